@@ -1,7 +1,7 @@
 """Cache which containers hold each device according to the kubelet, and when devices were freed."""
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -42,11 +42,14 @@ class HolderSnapshot:
         holders: containers by device; () for a free device. An ambiguous claim counts on every
             device that it may refer to. A device that is absent may be held or free.
         freed_at: time at which a holder of the device was first seen to be gone.
+        replicas: shares that the kubelet offers of each device, 1 for a whole one; a device that is
+            absent is not offered, or that is unknown.
     """
 
     at: float
     holders: Mapping[DeviceKey, tuple[Tenant, ...]]
     freed_at: Mapping[DeviceKey, float]
+    replicas: Mapping[DeviceKey, int]
 
 
 class DeviceHolders:
@@ -131,13 +134,15 @@ class DeviceHolders:
         device_ids = tuple(devices)
         snapshot_key = (self._listed_at, device_ids)
         if self._snapshot is None or self._snapshot_key != snapshot_key:
-            holders = self._holders(DeviceIndex(device_ids), device_ids)
+            index = DeviceIndex(device_ids)
+            holders = self._holders(index, device_ids)
             self._record_freed(holders)
             self._snapshot_key = snapshot_key
             self._snapshot = HolderSnapshot(
                 at=self._listed_at,
                 holders=MappingProxyType(holders),
                 freed_at=MappingProxyType(dict(self._freed_at)),
+                replicas=MappingProxyType(self._replicas(index)),
             )
         return self._snapshot
 
@@ -196,6 +201,10 @@ class DeviceHolders:
                 self._allocatable_due, self._called_at + self._policy.list_seconds
             )
         return allocatable
+
+    def _replicas(self, index: DeviceIndex) -> dict[DeviceKey, int]:
+        matches = (index.find(device.device_id) for device in self._allocatable or ())
+        return dict(Counter(match.keys[0] for match in matches if match and len(match.keys) == 1))
 
     def _record_freed(self, holders: Mapping[DeviceKey, tuple[Tenant, ...]]) -> None:
         now = self._listed_at or self._clock()

@@ -154,6 +154,7 @@ class DigestBuilder:
         return (
             device.key,
             device.mig_profile,
+            device.replicas,
             device.problem.code if device.problem is not None else "",
             None
             if holders is None

@@ -70,7 +70,6 @@ class UpdateBuilder:
             layout=None if layout == self._layout else layout,
             holders=None if holders == self._holders else holders,
             values=_pack(columns),
-            problem="" if report.problem is None else report.problem.text,
             shares=self._shares(report),
         )
         self._layout, self._holders = layout, holders
@@ -150,6 +149,7 @@ def _part(device: Device) -> Part:
         index=device.index,
         model=device.model,
         mig_profile=device.mig_profile,
+        replicas=device.replicas,
     )
 
 

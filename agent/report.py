@@ -151,6 +151,7 @@ class Device(_Record, frozen=True, kw_only=True):
         allocated_to: containers that hold the device, None if the kubelet cannot be asked.
         used_by: processes that use the device, None if the driver does not list them.
         foreign: use that no pod accounts for, None if unknown.
+        replicas: shares that the kubelet offers of the device, 1 for a whole one; None if unknown.
         verdict: the agent's evaluation.
         problem: why signals are missing or stale, None if all is well.
     """
@@ -170,6 +171,7 @@ class Device(_Record, frozen=True, kw_only=True):
     allocated_to: tuple[Tenant, ...] | None = None
     used_by: tuple[Process, ...] | None = None
     foreign: Foreign | None = None
+    replicas: int | None = None
     verdict: Verdict | None = None
     problem: Problem | None = None
 
@@ -299,13 +301,14 @@ time; foreign use; mean activity and mean square since the previous update."""
 
 
 class Part(_Record, frozen=True, kw_only=True):
-    """Identity of a device in a layout; fields as in `Device`."""
+    """A device in a layout; fields as in `Device`."""
 
     uuid: str
     gpu_instance_id: str = ""
     index: int | None = None
     model: str = ""
     mig_profile: str = ""
+    replicas: int | None = None
 
 
 class Layout(_Record, frozen=True, kw_only=True):
@@ -338,7 +341,6 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
         layout: None if unchanged.
         holders: None if unchanged.
         values: little-endian doubles, row by row, one for each device; NaN where missing.
-        problem: why devices or current values are missing, "" if all is well.
         shares: sent periodically: device number in the layout, UID of a pod on that shared device,
             and memory of the pod's processes in bytes.
     """
@@ -352,7 +354,6 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
     layout: Layout | None = None
     holders: Holders | None = None
     values: bytes = b""
-    problem: str = ""
     shares: tuple[tuple[int, str, int], ...] = ()
 
 

@@ -204,6 +204,7 @@ def _device(
         allocated_to=None if tenants is None else tenants.allocated_to,
         used_by=reading.processes if tenants is None else tenants.used_by,
         foreign=None if tenants is None else tenants.foreign,
+        replicas=None if tenants is None else tenants.replicas,
         verdict=verdict,
         problem=reading.problem,
     )

@@ -89,6 +89,7 @@ class DeviceTenants:
     allocated_to: tuple[Tenant, ...] | None
     used_by: tuple[Process, ...] | None
     foreign: Foreign | None
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +98,13 @@ class _HolderState:
 
     Attributes:
         holders: containers, () for a free device; None if unknown.
+        replicas: as in `report.Device`.
         answered_at: time of the kubelet call that returned the holders.
         is_settled: no holder has ended recently.
     """
 
     holders: tuple[Tenant, ...] | None
+    replicas: int | None
     answered_at: float
     is_settled: bool
 
@@ -205,6 +208,7 @@ class Tenants:
         freed_at = snapshot.freed_at.get(use.device.key)
         return _HolderState(
             holders=snapshot.holders.get(use.device.key),
+            replicas=snapshot.replicas.get(use.device.key),
             answered_at=snapshot.at,
             is_settled=freed_at is None or self._clock() - freed_at >= self._policy.settle_seconds,
         )
@@ -240,6 +244,7 @@ class Tenants:
             allocated_to=None if holders is None else self._tenants(holders),
             used_by=used_by,
             foreign=foreign_use(evidence, self._policy.threshold),
+            replicas=None if holder_state is None else holder_state.replicas,
         )
 
     def _is_listed(

@@ -180,6 +180,7 @@ def _device(
         )
         if sees_foreign
         else None,
+        replicas=device.replicas if sees_holders else None,
     )
 
 

@@ -334,7 +334,7 @@ def _head(spec: NodeSpec, device: DeviceView) -> str:
     ]
     if device.profile:
         pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", device.gpu_instance_id)]
-    pairs.append((spec.exporter.hostname_label, spec.name))
+    pairs.append((spec.exporter.hostname_label, spec.hostname or spec.name))
     if DRIVER_LABEL not in spec.exporter.omitted_fields:
         pairs.append((DRIVER_LABEL, spec.driver_version))
     return _text(pairs)

@@ -20,7 +20,8 @@ WAIT_SECONDS = 60.0
 LEGEND = (
     "   GPUs: [green]I[/] idle  [red]B[/] busy  [yellow]?[/] unknown  [magenta]F[/] foreign "
     "processes  [bold red]X[/] cannot work;  a small letter: a pod holds it\n"
-    "   free: by kube-scheduler's count;  load, memory: mean over the node's GPUs"
+    "   free: by kube-scheduler's count;  load, memory: measured, mean over the node's GPUs;\n"
+    "   new pods count as busy with what is expected of them until they are seen at work"
 )
 _LETTERS = {
     "idle": ("I", "green"),

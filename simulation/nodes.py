@@ -87,6 +87,7 @@ class NodeSpec:
         mig: MIG profiles of each card, from the first card on; () for a card without MIG.
         allocation: policy for the choice of a shared device.
         address: InternalIP.
+        hostname: hostname that the machine and its exporter report; "" for the node\'s name.
         driver_version: version of the NVIDIA driver.
         exporter: its dcgm-exporter.
         description: short description for people.
@@ -101,6 +102,7 @@ class NodeSpec:
     mig: tuple[tuple[str, ...], ...] = ()
     allocation: Allocation = Allocation.DISTRIBUTED
     address: str = "127.0.0.1"
+    hostname: str = ""
     driver_version: str = "580.95.05"
     exporter: ExporterBuild = EXPORTER_4_5
     description: str = ""

@@ -124,6 +124,7 @@ class Assessment:
             unknown.
         declared_room_bytes: likewise, but for tenants of which it is only guessed what they take.
         full_bytes: room for this pod if nobody else were there; infinite where unknown.
+        asked_bytes: room that the pod asks for of each, for all the shares that it may get of it.
         headroom: ratio of memory free, faded likewise.
         idle_chance: 1 known to be idle, 0.95 presumed idle, 0 known to be busy, 0.5 unknown; stale
             lies between.
@@ -151,6 +152,7 @@ class Assessment:
     free_bytes: Ratios
     declared_room_bytes: Ratios
     full_bytes: Ratios
+    asked_bytes: Ratios
     headroom: Ratios
     idle_chance: Ratios
     is_idle: Flags
@@ -173,7 +175,8 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
     grounds = asks.grounds(estimates)
     room, load, reach = finish(_shared(batch, asks, estimates, grounds))
     landing = reach.landing
-    fits = reach.is_clean & (room.free_bytes >= asks.memory_bytes)
+    asked_bytes = _asked_bytes(batch, asks, landing)
+    fits = reach.is_clean & (room.free_bytes >= asked_bytes)
     holds = fits & (room.free_bytes >= _likely_bytes(batch, asks, room))
     suits = fits & load.is_idle
     suiting = suits.sum(axis=1)
@@ -185,6 +188,7 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
         free_bytes=room.free_bytes,
         declared_room_bytes=room.declared_room_bytes,
         full_bytes=room.full_bytes,
+        asked_bytes=asked_bytes,
         headroom=load.headroom,
         idle_chance=load.idle_chance,
         is_idle=load.is_idle,
@@ -393,6 +397,18 @@ def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Fl
         known = np.maximum(known, PRESUMED * telemetry.presumed)
     idle = np.where(is_calm & is_roomy, known, 0.0)
     return UNKNOWN + UNKNOWN * (idle - busy), idle >= 1.0
+
+
+def _asked_bytes(batch: Batch, asks: Asks, landing: Landing) -> Ratios:
+    """Return the room that a pod asks for of each device: as much for each share that it gets.
+
+    Several shares may be of one device. Under MPS each has its own cap.
+    """
+    if (asks.count <= 1).all():
+        return asks.memory_bytes
+    shares = -(-asks.count // np.maximum(landing.size, 1))
+    is_capped = batch.is_mps | ~batch.is_shared
+    return asks.memory_bytes * np.where(is_capped, 1, shares)[:, None]
 
 
 def _likely_bytes(batch: Batch, asks: Asks, room: _Room) -> Ratios:

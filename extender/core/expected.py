@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from extender.core.inventory import NodeRecord
 from extender.core.readings import NO_INSTANCES
@@ -14,10 +15,15 @@ GKE_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
 """GKE's labels of nodes whose GPUs are shared: how, and between how many containers each."""
 
+GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
+"""GKE's label of nodes whose GPU resource counts MIG instances: their profile."""
+
 INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
 """Karpenter's label: cards of the instance type."""
 
 MIB = 1 << 20
+
+NOT_TOLD: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +83,28 @@ def resource_profile(mig_profile: str) -> str:
 
 
 def expected_devices(
-    node: NodeRecord, seen: Mapping[str, int], *, is_divided: bool = False
+    node: NodeRecord,
+    seen: Mapping[str, int],
+    *,
+    told: Mapping[str, int] = NOT_TOLD,
+    is_divided: bool = False,
 ) -> tuple[Expected, ...]:
     """Return what stands behind each GPU resource that the node offers.
 
     Args:
         node: the node.
         seen: devices that telemetry sees, by MIG profile as resources write it, "" whole cards.
+        told: shares that the kubelet offers of each device, by MIG profile likewise, as far as a
+            source on the node itself says.
         is_divided: there is evidence that fewer devices than are offered are all that there are:
-            several pods on one of them, or the word of a source on the node itself.
+            several pods on one of them, or a pod's share by its name.
     """
     offers = {
         resource: max(node.capacity.get(resource, 0), node.allocatable.get(resource, 0))
         for resource in sorted({*node.allocatable, *node.capacity})
     }
     expected = tuple(
-        _expect(node, resource, offered, seen, is_divided=is_divided)
+        _expect(node, resource, offered, seen, told, is_divided=is_divided)
         for resource, offered in offers.items()
         if offered
     )
@@ -112,15 +124,25 @@ def expected_devices(
 
 
 def _expect(
-    node: NodeRecord, resource: str, offered: int, seen: Mapping[str, int], *, is_divided: bool
+    node: NodeRecord,
+    resource: str,
+    offered: int,
+    seen: Mapping[str, int],
+    told: Mapping[str, int],
+    *,
+    is_divided: bool,
 ) -> Expected:
     """Return what stands behind one resource of which a node offers so many."""
     plain = resource.rsplit("/", 1)[-1].removesuffix(".shared")
     profile = plain.removeprefix("mig-") if plain.startswith("mig-") else ""
     prefix = f"nvidia.com/{plain}" if profile else "nvidia.com/gpu"
-    count = sum(seen.get(name, 0) for name in _profiles_behind(node, profile, seen))
+    profiles = _profiles_behind(node, profile, seen)
+    count = sum(seen.get(name, 0) for name in profiles)
     labels = node.labels
-    label = _number(labels.get(f"{prefix}.replicas")) or _number(labels.get(GKE_CLIENTS))
+    # The kubelet's own word is before that of labels, which are late.
+    label = max((told.get(name, 0) for name in profiles), default=0)
+    label = label or _number(labels.get(f"{prefix}.replicas"))
+    label = label or _number(labels.get(GKE_CLIENTS))
     physical = _number(labels.get(f"{prefix}.count"))
     if not physical and not profile:
         physical = _number(labels.get(INSTANCE_GPUS))
@@ -160,20 +182,22 @@ def _replicas(
     does not see, unless there is evidence that these are all.
 
     Args:
-        label: shares of each, as a label says.
+        label: shares of each, as a label or the kubelet says.
         physical: devices, as a label says.
         offered: devices or shares that the kubelet has.
         seen: devices that telemetry sees.
         is_divided: there is evidence of shares.
     """
     by_count = _divided(offered, physical)
+    by_sight = _divided(offered, seen) if is_divided else None
     if label and offered % label == 0:
         if offered // label in {seen, physical}:
             return label
         if offered in {seen, physical}:
             return 1  # no longer shared
+        if label == 1 and is_divided:
+            return by_count or by_sight or 1  # shared before the label
         return by_count if by_count and seen in {0, physical} else label
-    by_sight = _divided(offered, seen) if is_divided else None
     return by_count or by_sight or 1
 
 
@@ -189,7 +213,10 @@ def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) ->
     """
     if profile:
         return (profile,)
-    if node.labels.get("nvidia.com/mig.strategy") == "single" and not seen.get(""):
+    is_single = (
+        node.labels.get("nvidia.com/mig.strategy") == "single" or GKE_PARTITION in node.labels
+    )
+    if is_single and not seen.get(""):
         return tuple(name for name in seen if name not in {"", NO_INSTANCES})
     return ("",)
 

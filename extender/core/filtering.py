@@ -57,7 +57,7 @@ def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: F
     Load alone refuses a node only where the pod requires idle devices.
     """
     needed = assessment.landing.needed
-    too_small = assessment.full_bytes < asks.memory_bytes
+    too_small = assessment.full_bytes < assessment.asked_bytes
     foreign = _uncounted_foreign(batch, assessment)
     checks = (
         (Code.RECONFIGURING, batch.is_reconfiguring),
@@ -73,14 +73,15 @@ def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: F
     return codes
 
 
-def _fitting_needed(batch: Batch, asks: Asks) -> Rows:
-    """Return how many landing devices must have room: on shared devices one is enough.
+def _fitting_needed(batch: Batch, asks: Asks, assessment: Assessment) -> Rows:
+    """Return how many landing devices must have room: of shared devices one for each share.
 
     Where our count leaves fewer whole devices than the pod asks for, some are being given back:
     whatever is still on them goes with their tenants.
     """
     devices = np.minimum(asks.count, batch.present.sum(axis=1))
-    needed: Rows = np.where(batch.is_shared, 1, np.maximum(devices - _given_back(batch, asks), 0))
+    whole = np.maximum(devices - _given_back(batch, asks), 0)
+    needed: Rows = np.where(batch.is_shared, np.maximum(assessment.landing.needed, 1), whole)
     return needed
 
 
@@ -96,11 +97,11 @@ def _lacks_room(batch: Batch, asks: Asks, assessment: Assessment) -> Flags:
     On shared devices of which some are being given back, what is only guessed to be in use may be
     what goes. What pods declared stays theirs: which of them goes is unknown.
     """
-    lacks: Flags = assessment.fits.sum(axis=1) < _fitting_needed(batch, asks)
+    lacks: Flags = assessment.fits.sum(axis=1) < _fitting_needed(batch, asks, assessment)
     at = np.flatnonzero(lacks & batch.is_shared)
     if at.size:
         at = at[_given_back(batch, asks)[at] > 0]
-        asked = np.broadcast_to(asks.memory_bytes, (len(batch), 1))[at]
+        asked = np.broadcast_to(assessment.asked_bytes, (len(batch), 1))[at]
         room = assessment.declared_room_bytes[at]
         lacks[at] = ~(assessment.is_clean[at] & (room >= asked)).any(axis=1)
     return lacks

@@ -131,7 +131,8 @@ class PodRecord:
         host: CPU and memory that it requests of its node; kept only while it is not bound.
         bound_at: when it was bound: the PodScheduled condition, seconds since the epoch;
             None while it is not bound.
-        started_at: when its first container started, None before that.
+        started_at: when its first container started, None before that; of init containers only
+            sidecars with GPUs count.
         last_started_at: when the youngest of its containers with GPUs did, the last time; None
             where that is the same.
         ended_at: when its last container ended (terminal phases only), None where unknown.

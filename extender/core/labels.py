@@ -19,6 +19,7 @@ LABELS_SHOWN: Final = frozenset(
     {
         *POOL_LABELS,
         "cloud.google.com/gke-accelerator",
+        "cloud.google.com/gke-gpu-partition-size",
         "cloud.google.com/gke-gpu-sharing-strategy",
         "cloud.google.com/gke-max-shared-clients-per-gpu",
         "k8s.amazonaws.com/accelerator",

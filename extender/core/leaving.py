@@ -28,7 +28,7 @@ def batch_after(
         telemetry: of every device.
         suspicion: of the node, an array of one.
         is_presumed_idle: what has just been freed counts as idle, as what it was made free for,
-            but for foreign use; else nothing is known of how busy it is.
+            unless it was in use or active before they came; else it is unknown how busy it is.
     """
     row = assume(leaving.row, tenants, closed_slots(leaving.row, telemetry.is_out))
     batch = batch_rows((row,), telemetry, suspicion)
@@ -42,6 +42,7 @@ def batch_after(
     used = np.where(freed, others, used - released)
     free = np.where(freed, size - others, seen.memory_free_bytes + released)
     was_foreign = np.array([leaving.foreign], dtype=np.bool_)
+    was_active = was_foreign | np.array([leaving.active], dtype=np.bool_)
     is_read = np.array([leaving.ended], dtype=np.bool_) & (seen.freshness > 0)
     unread = freed & ~is_read
     # Memory that pods give back late is taken for foreign meanwhile.
@@ -55,7 +56,7 @@ def batch_after(
             unread, 0.0, np.where(is_late, np.minimum(seen.peak, seen.latest), seen.peak)
         ),
         presumed=np.where(unread, 0.0, seen.presumed),
-        freshness=np.where(unread, is_presumed_idle & ~was_foreign, seen.freshness),
+        freshness=np.where(unread, is_presumed_idle & ~was_active, seen.freshness),
         memory_used=used / np.where(size > 0, size, np.inf),
         memory_free_bytes=free,
         memory_freshness=np.where(freed, size > 0, seen.memory_freshness),

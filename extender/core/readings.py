@@ -1,7 +1,7 @@
 """What one source said of the devices at one time, before it is merged with anything else."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
@@ -165,7 +165,8 @@ class Own:
         is_foreign: whether the source knows that somebody outside Kubernetes uses the device.
         xid_age: how long before `measured_at` the XID happened, in seconds, NaN where unknown.
         devices: how many devices the source sees on all nodes.
-        incomplete: those of the nodes where devices may be missing, as the source says itself.
+        replicas: shares that the kubelet offers of each device, by node and MIG profile as
+            resources write it; what is missing the source cannot tell.
         foreign_bytes: memory of each device that processes outside Kubernetes have in use, NaN
             where it cannot tell; None where it tells of none.
     """
@@ -178,7 +179,7 @@ class Own:
     is_foreign: npt.NDArray[np.bool_]
     xid_age: Column
     devices: int = 0
-    incomplete: frozenset[str] = frozenset()
+    replicas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     foreign_bytes: Column | None = None
 
 

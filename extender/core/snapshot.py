@@ -237,6 +237,7 @@ class Leaving:
         released_others: per slot, the part of it that counts as `Telemetry.others_bytes`.
         ended: per slot, all of them have ended: what is read since is not of theirs; () for none.
         foreign: per slot, foreign use was seen on it before they came; () for none.
+        active: per slot, so was use or any activity: nobody may call it idle; () for none.
     """
 
     row: PoolRow
@@ -245,12 +246,28 @@ class Leaving:
     released_others: tuple[float, ...]
     ended: tuple[bool, ...] = ()
     foreign: tuple[bool, ...] = ()
+    active: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         """Say of each slot that there is nothing of what nothing is said of."""
-        for name in ("ended", "foreign"):
+        for name in ("ended", "foreign", "active"):
             if len(getattr(self, name)) != len(self.freed):
                 object.__setattr__(self, name, (False,) * len(self.freed))
+
+    def of_ended(self, row: PoolRow) -> "Leaving":
+        """Return what a node of whole devices is without those of the pods that have ended.
+
+        Args:
+            row: its row with the others.
+        """
+        has_ended = np.array(self.ended, dtype=np.bool_)
+        return replace(
+            self,
+            row=replace(row, leaving=None),
+            freed=self.ended,
+            released_bytes=tuple(np.where(has_ended, self.released_bytes, 0.0).tolist()),
+            released_others=tuple(np.where(has_ended, self.released_others, 0.0).tolist()),
+        )
 
 
 def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> PoolRow:

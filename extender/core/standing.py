@@ -178,13 +178,14 @@ def nominate(
     """Return an evaluation with the pod's own nomination counted.
 
     It is a promise of what pods release that are being deleted there. Where there are none it was
-    made in expectation of something else, and promises nothing.
+    made in expectation of something else, and promises nothing. A device that was in foreign use
+    before they came is none that they release.
     """
     at = pool.row_of.get(question.request.nominated_node)
     if at is None:
         return evaluation
     after = evaluate_after(snapshot, pool, at, question)
-    if after is None or after.codes[0] != Code.PASSES:
+    if after is None or after.codes[0] not in {Code.PASSES, Code.FOREIGN_USE}:
         return evaluation
     return _patched(evaluation, [at], replace(after, scores=evaluation.scores[[at]]), slice(0, 1))
 
@@ -195,14 +196,19 @@ def evaluate_after(
     """Return what one node is worth once the pods that are being deleted there are gone.
 
     None where there are none. Those that the pod is nominated for made it free for this pod: what
-    they used counts as idle.
+    they used counts as idle. While as many whole devices are free besides as the pod asks for, it
+    would get these and not theirs: then only those count that have ended.
     """
-    leaving = pool.rows[at].leaving
+    row, tenants = pool.rows[at], question.overlay.get(pool.nodes[at], ())
+    leaving = row.leaving
     if leaving is None or max(leaving.row.slots, default=0) >= len(snapshot.telemetry.latest):
         return None
+    free = row.allocatable - row.held - sum(tenant.count for tenant in tenants)
+    if not row.is_shared and free >= question.ask.count:
+        leaving = leaving.of_ended(row)
     batch = batch_after(
         leaving,
-        question.overlay.get(pool.nodes[at], ()),
+        tenants,
         snapshot.telemetry,
         pool.batch.suspicion[[at]],
         is_presumed_idle=True,

@@ -166,6 +166,19 @@ class DeviceColumns:
         self.counts["foreign_streak"][rows] = 0
         self.flags["is_foreign"][rows] = False
 
+    def recall_use(self, rows: Rows, readings: int) -> None:
+        """Let devices be in foreign use again that were before their pods came.
+
+        A single reading confirms that or lifts it.
+
+        Args:
+            rows: devices that were just freed.
+            readings: how many it takes otherwise.
+        """
+        rows = rows[self.flags["was_used"][rows]]
+        self.flags["is_foreign"][rows] = True
+        self.counts["foreign_streak"][rows] = readings - 1
+
     def account(self, rows: Rows, used: Column, told_foreign: Column) -> None:
         """Note whose memory is in use on devices, by a new reading of them.
 

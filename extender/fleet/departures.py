@@ -45,11 +45,13 @@ class _Left:
         own: what it held.
         rest: what was in use besides.
         was_foreign: foreign use was seen on the device before it came.
+        was_active: so was use or any activity.
     """
 
     own: _Release
     rest: _Release
     was_foreign: bool
+    was_active: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +146,12 @@ class Departures:
                 else self._releases([pod], row, all_undeclared=self._is_last_undeclared(pod, row))
             )
             rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
-            was_foreign = self._store.was_used(row)
-            gone.left[row] = _Left(own=of_pod, rest=rest, was_foreign=was_foreign)
+            gone.left[row] = _Left(
+                own=of_pod,
+                rest=rest,
+                was_foreign=self._store.was_used(row),
+                was_active=self._store.was_active(row),
+            )
 
     def put_back(self, seconds: float) -> None:
         """Date all ends back: the clock was put back by so much."""
@@ -201,7 +207,7 @@ class Departures:
         if before.slots != after.slots:
             before = after  # other devices than before: nothing is known of who held them
         gone = self._gone.get(node, {}).values()
-        freed, released, ended, foreign = [], [], [], []
+        freed, released, ended, foreign, active = [], [], [], [], []
         for at, row in enumerate(after.slots):
             is_last = not after.used[at] and before.used[at] > 0
             lost = before.used[at] - after.used[at]
@@ -215,11 +221,14 @@ class Departures:
             released.append(release)
             ended.append(is_freed and not is_last)
             # Since the end readings may show memory that is given back late.
-            of_left = any(one.was_foreign for one in left)
-            foreign.append(self._store.was_used(row) if is_last else is_freed and of_left)
+            of_left = is_freed and any(one.was_foreign for one in left)
+            foreign.append(self._store.was_used(row) if is_last else of_left)
+            of_left = is_freed and any(one.was_active for one in left)
+            active.append(self._store.was_active(row) if is_last else of_left)
         for at in self._likeliest(after, freed, hidden):
             freed[at], released[at] = True, self._all_of(after.slots[at])
             foreign[at] = self._store.was_used(after.slots[at])
+            active[at] = self._store.was_active(after.slots[at])
         return Leaving(
             row=after,
             freed=tuple(freed),
@@ -227,6 +236,7 @@ class Departures:
             released_others=tuple(one.others for one in released),
             ended=tuple(ended),
             foreign=tuple(foreign),
+            active=tuple(active),
         )
 
     def _released(

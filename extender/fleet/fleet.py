@@ -216,8 +216,6 @@ class Fleet:
         if self.sources:
             # Who holds what must be known before a reading is believed to show foreign use.
             yield from self.settle_in_steps()
-        if own is not None:
-            self._layouts.sharing.note_incomplete(own)
         applied = yield from self.store.apply_in_steps(readings, now)
         if (later := self._time()) < now:  # what came after the step is still dated before it
             self.store.put_back(0.0, later)
@@ -266,7 +264,7 @@ class Fleet:
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
         """Take over what sources on some nodes say of these alone."""
         self._late |= self._layouts.map_own(own.holders)
-        self._late |= self._layouts.sharing.note_complete(own)
+        self._late |= self._layouts.sharing.note_replicas(own.replicas)
         self._late |= self._layouts.young.intersection(own.nodes)
         self._snapshots.note_news([node for node in own.news if node in self._layouts.rows])
         self.contested += applied.contested

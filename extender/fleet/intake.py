@@ -50,8 +50,6 @@ class Intake:
         self.policy = policy
         self.sources: list[str] = [""]
         """Sources by number, in the order in which they first spoke."""
-        self.own_sources: set[int] = set()
-        """Numbers of those that run on the nodes themselves."""
         self._columns = columns
         self._latest = columns.latest
         self._float, self._flag = columns.numbers, columns.flags
@@ -156,8 +154,6 @@ class Intake:
             power: what they draw, watts.
         """
         measured_at, origin = readings.measured_at, self.number(readings.source)
-        if readings.own is not None:
-            self.own_sources.add(origin)
         led_at = self._float["led_at"][rows]
         leads = self._latest.stands(
             origin, self._count["source_row"][rows].astype(np.int8), led_at, measured_at

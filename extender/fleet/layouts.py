@@ -504,8 +504,12 @@ class NodeLayouts:
 
     def _expected(self, node: NodeRecord, devices: Sequence[Device]) -> tuple[Expected, ...]:
         """Return what stands behind each resource of a node."""
-        is_divided = self.sharing.is_divided(node)
-        return expected_devices(node, _seen(devices), is_divided=is_divided)
+        return expected_devices(
+            node,
+            _seen(devices),
+            told=self.sharing.told(node.name),
+            is_divided=self.sharing.is_divided(node),
+        )
 
     def _device(self, row: int, tenants: tuple[str, ...]) -> Device:
         """Return a device as the layout needs it."""

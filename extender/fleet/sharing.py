@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.readings import DeviceKey, Own
+from extender.core.readings import DeviceKey
 from extender.fleet.held import TenantsByRow
 from extender.fleet.store import DeviceStore
 
@@ -14,7 +14,8 @@ Offered = Mapping[str, int]
 class SharingEvidence:
     """What tells that fewer devices than a node offers are all that it has.
 
-    Pods come and go, and sources on the nodes too: the shares stay.
+    Pods come and go, and sources on the nodes too: the shares stay. That sources show fewer devices
+    than the node offers tells nothing: they may miss some.
 
     Args:
         store: the devices.
@@ -23,25 +24,26 @@ class SharingEvidence:
     def __init__(self, store: DeviceStore) -> None:
         self._store = store
         self._by_pods: dict[str, Offered] = {}
-        self._fewer_seen: dict[str, Offered] = {}
-        self._all_seen: dict[str, Offered] = {}
-        self._incomplete: set[str] = set()
+        self._told: dict[str, Mapping[str, int]] = {}
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""
-        for evidence in (self._by_pods, self._fewer_seen, self._all_seen):
-            evidence.pop(node, None)
-        self._incomplete.discard(node)
+        self._by_pods.pop(node, None)
+        self._told.pop(node, None)
 
-    def note_incomplete(self, own: Own) -> None:
-        """Note of which nodes a source on them may miss devices: before it is taken over."""
-        self._incomplete |= own.incomplete
+    def note_replicas(self, told: Mapping[str, Mapping[str, int]]) -> set[str]:
+        """Note how many shares of each device kubelets offer; return the nodes where that is news.
 
-    def note_complete(self, own: Own) -> set[str]:
-        """Note of which it misses none, once it is; return those where that is news."""
-        news = self._incomplete.intersection(own.nodes) - own.incomplete
-        self._incomplete -= news
+        Args:
+            told: by node and MIG profile, as sources on these nodes say.
+        """
+        news = {node for node, replicas in told.items() if self._told.get(node) != replicas}
+        self._told.update(told)
         return news
+
+    def told(self, node: str) -> Mapping[str, int]:
+        """Return how many shares of each device a node's kubelet offers, by MIG profile."""
+        return self._told.get(node, {})
 
     def note_divided(
         self, devices: Iterable[DeviceKey], nodes: Mapping[str, NodeRecord]
@@ -73,21 +75,7 @@ class SharingEvidence:
         }
         if any(len(counted.intersection(on_it)) > 1 for on_it in tenants.values()):
             self._by_pods[node.name] = node.capacity
-        rows = list(tenants)
-        if node.name in self._incomplete or not self._store.is_shown_by_own(rows):
-            return
-        if len(rows) >= sum(node.capacity.values()):
-            self._all_seen[node.name] = node.capacity
-        elif len(rows) < sum(node.allocatable.values()):
-            # Where the kubelet offers as many as are seen, the others are broken.
-            self._fewer_seen[node.name] = node.capacity
 
     def is_divided(self, node: NodeRecord) -> bool:
-        """Tell whether there is evidence that a node sells shares of its devices.
-
-        That a source on it sees fewer than it offers is none where it once saw as many.
-        """
-        if self._by_pods.get(node.name) == node.capacity:
-            return True
-        is_fewer = self._fewer_seen.get(node.name) == node.capacity
-        return is_fewer and self._all_seen.get(node.name) != node.capacity
+        """Tell whether its pods are evidence that a node sells shares of its devices."""
+        return self._by_pods.get(node.name) == node.capacity

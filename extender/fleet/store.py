@@ -235,11 +235,6 @@ class DeviceStore:
         """Return the name of the source that last showed a device, "" where none ever did."""
         return self._intake.sources[int(self._count["source_row"][row])]
 
-    def is_shown_by_own(self, rows: Sequence[int]) -> bool:
-        """Tell whether a source on the node itself tells of some devices: it sees all of them."""
-        by = self._count["source_row"][list(rows)]
-        return bool(len(by)) and bool(np.isin(by, sorted(self._intake.own_sources)).all())
-
     def ages(self, now: float) -> Mapping[str, Column]:
         """Return by source how long ago, in seconds, each of its devices was last measured."""
         age = np.maximum(now - self._float["measured_at"], 0.0)
@@ -400,6 +395,10 @@ class DeviceStore:
         """Tell whether the last reading of the device while no pod held it showed use."""
         return bool(self._flag["was_used"][row])
 
+    def was_active(self, row: int) -> bool:
+        """Tell whether it showed use or any activity."""
+        return self.was_used(row) or bool(self._flag["was_busy"][row])
+
     def counts_as_foreign(self, row: int) -> bool:
         """Tell likewise, where no pod is seen on it now either."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
@@ -510,6 +509,7 @@ class DeviceStore:
         held_at[index] = np.maximum(held_at[index], since)
         if is_freed:
             self._float["freed_at"][index] = at
+            columns.recall_use(index, self._policy.foreign.readings)
 
     def evidence(self, rows: Rows | slice = ALL) -> Evidence:
         """Return what is held of every device, or of some."""

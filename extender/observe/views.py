@@ -158,25 +158,31 @@ def freshness_word(freshness: float) -> str:
 
 
 def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float) -> str:
-    """Explain a device's state in one sentence."""
-    telemetry, limits, busy = snapshot.telemetry, fleet.policy.thresholds, counted
-    used = float(telemetry.memory_used[row])
+    """Explain a device's state in one sentence; name the load that is expected, not measured."""
+    telemetry, limits = snapshot.telemetry, fleet.policy.thresholds
+    used, measured = float(telemetry.memory_used[row]), float(telemetry.peak[row])
     if state == "foreign":
         gib = used * float(telemetry.memory_total_bytes[row]) / GIB
-        return f"{gib:.1f} GiB and {busy:.0%} in use, and no pod holds it"
+        return f"{gib:.1f} GiB and {counted:.0%} in use, and no pod holds it"
+    busy = f"{counted:.0%}"
+    if counted > measured:
+        busy += f" ({measured:.0%} measured, the rest expected of new pods)"
     if state == "idle":
         return (
-            f"utilization {busy:.0%} is below {limits.utilization:.0%}, "
+            f"utilization {busy} is below {limits.utilization:.0%}, "
             f"memory {used:.0%} is below {limits.memory:.0%}"
         )
     age = _age(fleet, snapshot, row)
     if state == "unknown":
         return _why_unknown(float(telemetry.freshness[row]), age)
-    if busy >= limits.utilization:
-        return f"utilization {busy:.0%} is not below {limits.utilization:.0%}"
+    if counted >= limits.utilization:
+        return f"utilization {busy} is not below {limits.utilization:.0%}"
     if used >= limits.memory:
         return f"memory {used:.0%} is not below {limits.memory:.0%}"
-    return "pods were just placed on it"
+    expected = (
+        f"memory that its pods asked for or are expected to use is not below {limits.memory:.0%}"
+    )
+    return f"{expected}, {used:.0%} is measured"
 
 
 def _name(fleet: Fleet, row: int) -> str:

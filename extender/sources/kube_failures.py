@@ -158,11 +158,11 @@ def _has_failed(
 ) -> bool:
     """Whether the container's present or last end was an early failure, or it cannot start.
 
-    A container that runs again has recovered, for all that can be seen.
+    A container that runs again, or that has succeeded, has recovered for all that can be seen.
     """
     state = mapping_of(container.get("state"))
     last = mapping_of(container.get("lastState"))
-    if state.get("running"):
+    if state.get("running") or mapping_of(state.get("terminated")).get("exitCode") == 0:
         return False
     waiting = mapping_of(state.get("waiting"))
     if text_of(waiting.get("reason")) in NOT_STARTING or _names_device(waiting):

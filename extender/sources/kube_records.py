@@ -4,7 +4,7 @@ Fields that kubelets refresh for no change (heartbeats, timestamps of label runs
 that equal records mean that nothing changed which matters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -152,7 +152,8 @@ def reduce_pod(
     is_all_kept = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
     bound_at = _bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None
     is_failed = bool(node) and is_failed_early(raw, early_seconds)
-    started_at = _started_at(status)
+    sidecars = _sidecars(spec, status, names)
+    started_at = _started_at(status, sidecars)
     # One that its node never started ended as soon as it was bound.
     refused_at = bound_at if phase.is_terminal else None
     return PodRecord(
@@ -170,7 +171,7 @@ def reduce_pod(
         host=_shared_needs(requested(raw)) if is_waiting else NONE,
         bound_at=bound_at,
         started_at=started_at,
-        last_started_at=_last_started_at(spec, status, names, started_at),
+        last_started_at=_last_started_at(spec, status, names, sidecars, started_at),
         ended_at=last_end(status, ("state",)) if phase.is_terminal else None,
         is_failed_early=is_failed,
         is_device_fault=is_failed and is_device_fault(status, names),
@@ -326,9 +327,27 @@ def _bound_at(
     return created_at if at is None else at
 
 
-def _started_at(status: Mapping[str, object]) -> float | None:
-    """Return when the first container (no init container) started that the status still shows."""
-    containers = objects_of(status.get("containerStatuses"))
+def _sidecars(
+    spec: Mapping[str, object], status: Mapping[str, object], names: ResourceNames
+) -> list[Mapping[str, object]]:
+    """Return the statuses of a pod's sidecars with GPUs: init containers that restart always."""
+    sidecars = {
+        text_of(container.get("name"))
+        for container in objects_of(spec.get("initContainers"))
+        if container.get("restartPolicy") == "Always" and holds_devices(container, names)
+    }
+    statuses = objects_of(status.get("initContainerStatuses")) if sidecars else ()
+    return [one for one in statuses if text_of(one.get("name")) in sidecars]
+
+
+def _started_at(
+    status: Mapping[str, object], sidecars: Sequence[Mapping[str, object]]
+) -> float | None:
+    """Return when the first container started that the status still shows.
+
+    Of init containers only sidecars with GPUs count: the others end, or do no work on these.
+    """
+    containers = (*objects_of(status.get("containerStatuses")), *sidecars)
     return min(chain.from_iterable(map(_starts, containers)), default=None)
 
 
@@ -336,18 +355,19 @@ def _last_started_at(
     spec: Mapping[str, object],
     status: Mapping[str, object],
     names: ResourceNames,
+    sidecars: Sequence[Mapping[str, object]],
     first: float | None,
 ) -> float | None:
     """Return when the youngest container with GPUs last started, None where that is `first`."""
     statuses = [one for one in objects_of(status.get("containerStatuses")) if any(_starts(one))]
-    if not statuses:
+    if not (statuses or sidecars):
         return None
     holding = {
         text_of(container.get("name"))
         for container in objects_of(spec.get("containers"))
         if holds_devices(container, names)
     }
-    holders = (one for one in statuses if text_of(one.get("name")) in holding)
+    holders = (*(one for one in statuses if text_of(one.get("name")) in holding), *sidecars)
     last = max(chain.from_iterable(map(_starts, holders)), default=first)
     return None if last == first else last
 

@@ -116,11 +116,23 @@ def test_a_lasting_change_on_a_held_device_becomes_news() -> None:
         {"verdict": Verdict(action="exclude", cause="XID 79")},
         {"foreign": Foreign(memory_bytes=2 << 30)},
         {"mig_profile": "1g.10gb"},
+        {"replicas": 4},
         {"uuid": "GPU-1"},
         {"signals": {Signal.XID: 79.0}},
         {"signals": {Signal.CLOCK_EVENT_REASONS: float(0x8)}},
     ],
-    ids=["tenant", "unknown", "lost", "ill", "foreign", "profile", "device", "xid", "slowed"],
+    ids=[
+        "tenant",
+        "unknown",
+        "lost",
+        "ill",
+        "foreign",
+        "profile",
+        "shares",
+        "device",
+        "xid",
+        "slowed",
+    ],
 )
 def test_a_changed_fact_is_news(device: dict[str, Any]) -> None:
     assert Passes().is_news(**device)

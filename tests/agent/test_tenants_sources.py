@@ -196,6 +196,21 @@ async def test_held_free_and_unknown_devices_are_distinguished() -> None:
     assert SECOND not in held.holders
 
 
+async def test_the_kubelet_says_how_many_shares_of_each_device_it_offers() -> None:
+    kubelet = ScriptedKubelet()
+    offered = (*(f"{CARD}::{number}" for number in range(4)), MIG, PARENT, "rdma0")
+    kubelet.offers = tuple(
+        AllocatableDevice(resource="nvidia.com/gpu", device_id=device_id) for device_id in offered
+    )
+    device_holders = DeviceHolders(kubelet, clock=Clock())
+    await device_holders.refresh()
+
+    held = device_holders.snapshot(DEVICES)
+
+    assert held is not None
+    assert held.replicas == {WHOLE: 4, FIRST: 1}
+
+
 async def test_with_claims_or_without_allocatable_every_device_is_known() -> None:
     for given in (claim("gpu-0"), None):
         kubelet = ScriptedKubelet()

@@ -131,6 +131,7 @@ def reports() -> list[Report]:
             index=0,
             model="NVIDIA H100 80GB HBM3",
             age_seconds=0.25,
+            replicas=3,
         )
         for number in ("1", "2")
     ]
@@ -183,7 +184,6 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
             {
                 "at": state.at,
                 "is_news": bool(own.news),
-                "problem": state.problem,
                 "devices": [asdict(info) for info in readings.devices],
                 "columns": {
                     signal.value: column.tolist() for signal, column in readings.columns.items()
@@ -195,6 +195,7 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
                 "mean_square": own.mean_square.tolist(),
                 "is_foreign": own.is_foreign.tolist(),
                 "xid_age": own.xid_age.tolist(),
+                "replicas": own.replicas.get(NODE),
             }
         )
     return [plain(one) for one in told]

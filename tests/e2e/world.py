@@ -126,8 +126,17 @@ class World:
             self.scrape()
 
     def scrape(self) -> None:
-        """Make the nodes that are registered known to Prometheus."""
-        self.services.prometheus.set_targets(sorted(self._registered))
+        """Make the nodes that are registered known to Prometheus.
+
+        Of one whose exporter calls it by another name, nothing else tells which node it is.
+        """
+        nodes = [self.fleet.node(name) for name in sorted(self._registered)]
+        named = {
+            node.name: {"instance": f"unknown-{number}:9400"}
+            for number, node in enumerate(nodes)
+            if node.spec.hostname
+        }
+        self.services.prometheus.set_targets([node.name for node in nodes], named)
 
     def _settings(self) -> Object:
         return merged(SETTINGS, {"prometheus": {"url": self.services.prometheus.url}})

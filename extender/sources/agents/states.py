@@ -19,6 +19,7 @@ from agent.report import (
     Update,
 )
 from extender.core.columns import within
+from extender.core.expected import resource_profile
 from extender.core.policy import Foreign
 from extender.core.readings import (
     Column,
@@ -60,12 +61,14 @@ class _Shape:
 
     Attributes:
         infos: the devices.
+        replicas: shares that the kubelet offers of each, by MIG profile as resources write it.
         rows: how many rows there are.
         known: those of them that mean something to us.
         into: their rows among ours.
     """
 
     infos: tuple[DeviceInfo, ...]
+    replicas: Mapping[str, int]
     rows: int
     known: np.ndarray[tuple[int], np.dtype[np.intp]]
     into: np.ndarray[tuple[int], np.dtype[np.intp]]
@@ -85,7 +88,6 @@ class AgentState:
         "is_news",
         "node",
         "pods",
-        "problem",
         "shares",
         "uids",
     )
@@ -95,7 +97,6 @@ class AgentState:
         self.at = math.nan
         """When its report was made, by our clock."""
         self.is_news = False
-        self.problem = ""
         self.pods: Mapping[DeviceKey, tuple[str, ...]] | None = None
         self.uids: Mapping[str, str] = {}
         self.shares: tuple[tuple[DeviceKey, str, int], ...] = ()
@@ -107,6 +108,11 @@ class AgentState:
     def infos(self) -> tuple[DeviceInfo, ...]:
         """Its devices; the same object as long as they are the same."""
         return () if self._shape is None else self._shape.infos
+
+    @property
+    def replicas(self) -> Mapping[str, int]:
+        """Shares that the kubelet offers of each device, by MIG profile, as far as it tells."""
+        return {} if self._shape is None else self._shape.replicas
 
     def take(self, update: Update, received_at: float) -> None:
         """Take an update over.
@@ -145,7 +151,6 @@ class AgentState:
         lag = update.sent_at - update.at
         self.at = received_at - (min(lag, received_at) if lag > 0 else 0.0)  # it may be NaN
         self.is_news |= update.is_news
-        self.problem = update.problem
 
     def _take_holders(self, infos: tuple[DeviceInfo, ...], holders: Holders) -> None:
         if len(holders.pods) != len(infos):
@@ -231,6 +236,11 @@ def _shape_of(node: str, layout: Layout) -> _Shape:
     known = [at for at, name in enumerate(layout.rows) if name in _ROW_OF]
     return _Shape(
         infos,
+        {
+            resource_profile(part.mig_profile): part.replicas
+            for part in layout.devices
+            if part.replicas is not None and part.replicas > 0
+        },
         len(layout.rows),
         np.array(known, dtype=np.intp),
         np.array([_ROW_OF[layout.rows[at]] for at in known], dtype=np.intp),
@@ -277,6 +287,6 @@ def readings_of(
             foreign_bytes=np.maximum(matrix[_ROW_OF[FOREIGN_MEMORY]], 0.0),
             xid_age=matrix[_ROW_OF[XID_AGE]],
             devices=devices,
-            incomplete=frozenset(state.node for state in states if state.problem),
+            replicas={state.node: told for state in states if (told := state.replicas)},
         ),
     )

@@ -207,6 +207,21 @@ def test_gke_tells_of_mps() -> None:
     assert (expected.is_mps, expected.count) == (True, 2)
 
 
+def test_on_gke_the_gpu_resource_of_a_partitioned_node_counts_instances() -> None:
+    labels = {
+        "cloud.google.com/gke-gpu-partition-size": "1g.5gb",
+        "cloud.google.com/gke-gpu-sharing-strategy": "time-sharing",
+        "cloud.google.com/gke-max-shared-clients-per-gpu": "3",
+    }
+    node = offering(labels, gpu=21)
+    devices = tuple(Device(row=row, mig_profile="1g.5gb") for row in range(7))
+
+    (expected,) = expected_devices(node, {"1g.5gb": 7})
+
+    assert (expected.count, expected.replicas) == (7, 3)
+    assert devices_behind(node, expected, devices) == devices
+
+
 def test_labels_tell_memory_and_the_strategy_of_sharing() -> None:
     labels = gpu_labels(replicas="4", sharing_strategy="mps", memory="81559")
 

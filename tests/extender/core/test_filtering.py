@@ -212,7 +212,7 @@ LEAVES: dict[str, Any] = {"leaving": (0,)}
         ),
         pytest.param(
             node(busy(is_in_use=True, used=1, was_foreign=True), **LEAVES),
-            Code.NOT_IDLE,
+            Code.FOREIGN_USE,
             id="but-not-foreign-use-from-before-they-came",
         ),
         pytest.param(

@@ -27,7 +27,8 @@ class Agents:
         world.fleet.hold("agent", HOLD)
         self.pods: dict[DeviceKey, tuple[str, ...]] | None = {}
         self.uids: dict[str, str] = {}
-        self.is_complete = True
+        self.replicas: dict[str, int] = {}
+        """Shares of each device by MIG profile, as the kubelet says."""
 
     def report(
         self,
@@ -73,7 +74,7 @@ class Agents:
                     is_foreign=np.full(count, is_foreign),
                     xid_age=column(xid_age),
                     devices=count,
-                    incomplete=frozenset() if self.is_complete else frozenset({node}),
+                    replicas={node: dict(self.replicas)} if self.replicas else {},
                     foreign_bytes=None if foreign_bytes is None else column(foreign_bytes),
                 ),
             )

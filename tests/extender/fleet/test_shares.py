@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from extender.core.readings import Signal
 from tests.builders import GIB, GPU, ranking, request
 from tests.extender.fleet.agents import Agents
@@ -42,6 +44,19 @@ def test_several_pods_on_one_card_are_evidence_that_lasts_when_they_are_gone() -
     assert shape(world) == (4, 2)
 
 
+def test_several_pods_on_one_card_tell_more_than_a_label_that_is_late() -> None:
+    shared = {GPU: 8}
+    world = one_node(
+        2, allocatable=shared, capacity=shared, labels={"nvidia.com/gpu.replicas": "1"}
+    )
+    for name in ("one", "other"):
+        world.bind(name, on=[world.card()])
+
+    world.read_after(30)
+
+    assert shape(world) == (2, 4)
+
+
 def test_a_single_pods_share_by_its_name_is_evidence() -> None:
     world = unlabelled()
     world.bind("one", on=[world.card()])
@@ -65,27 +80,39 @@ def test_where_a_node_offers_another_number_the_evidence_is_old() -> None:
     assert shape(world) == (4, 1)
 
 
-def test_an_agent_on_the_node_sees_every_card_that_there_is() -> None:
+def test_an_agent_that_sees_fewer_cards_than_are_offered_is_no_evidence() -> None:
     world = unlabelled()
 
-    Agents(world).report()
+    Agents(world).report(MEMORY_USED=70 * GIB, MEMORY_FREE=10 * GIB)
 
+    assert shape(world) == (8, 1)
+    assert ranking(world.rank(request(memory_bytes=int(60 * GIB)))) == ["node"]
+
+
+@pytest.mark.parametrize("seen", [4, 3], ids=["all-cards-seen", "one-card-missed"])
+def test_an_agent_says_how_many_shares_of_each_card_the_kubelet_offers(seen: int) -> None:
+    world = unlabelled(seen)
+    agents = Agents(world)
+    agents.replicas = {"": 2}
+    agents.report()
     assert shape(world) == (4, 2)
 
-
-def test_an_agent_that_misses_cards_is_no_evidence_until_it_misses_none() -> None:
-    world = unlabelled()
-    agents = Agents(world)
-    agents.is_complete = False
-    agents.report()
-    assert shape(world) == (8, 1)
-    assert ranking(world.rank(request(6, memory_bytes=int(60 * GIB)))) == ["node"]
-
-    agents.is_complete = True
+    agents.replicas = {}  # its kubelet does not answer for a while
     world.clock.now += 10
     agents.report()
-
     assert shape(world) == (4, 2)
+
+
+def test_what_the_kubelet_offers_counts_before_a_label_that_is_late() -> None:
+    world = one_node(2, replicas=4)
+    agents = Agents(world)
+    agents.replicas = {"": 1}
+    whole = {GPU: 2}
+    world.fleet.apply_node(replace(world.fleet.nodes["node"], allocatable=whole, capacity=whole))
+
+    agents.report()
+
+    assert shape(world) == (2, 1)
 
 
 def test_of_as_many_cards_as_the_kubelet_offers_each_is_a_whole_one() -> None:
@@ -96,22 +123,6 @@ def test_of_as_many_cards_as_the_kubelet_offers_each_is_a_whole_one() -> None:
 
     assert shape(world) == (8, 1)
     assert ranking(world.rank(request(4, memory_bytes=int(60 * GIB)))) == ["node"]
-
-
-def test_an_agent_that_once_saw_every_card_whole_proves_nothing_once_it_sees_fewer() -> None:
-    world = unlabelled(8)
-    agents = Agents(world)
-    agents.report()
-    for index in range(4, 8):
-        world.remove_card("node", index)
-
-    for _ in range(100):
-        world.clock.now += 10
-        agents.report()
-        world.fleet.look_after_silent()
-
-    assert len(world.fleet.store.rows_of_node("node")) == 4
-    assert shape(world) == (8, 1)
 
 
 def test_a_pod_that_is_being_deleted_beside_the_next_one_is_no_evidence() -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,39 @@ def test_nodes_come_in_the_order_that_was_asked(world: World) -> None:
     assert list(states) == ["idle", "busy"]
     assert [gpu.uuid for gpu in states["busy"]] == ["GPU-busy-0", "GPU-busy-1"]
     assert [len(gpus) for gpus in states.values()] == [2, 2]
+
+
+def test_what_is_only_expected_of_pods_is_not_said_to_be_measured() -> None:
+    made = World()
+    labels = {
+        "nvidia.com/gpu.replicas": "4",
+        "nvidia.com/gpu.sharing-strategy": "time-slicing",
+    }
+    made.add({"card": [Gpu(used_gib=5.0)]})
+    offered = {GPU: 4}
+    node = made.fleet.nodes["card"]
+    made.fleet.apply_node(replace(node, allocatable=offered, capacity=offered, labels=labels))
+
+    def why() -> tuple[str, str]:
+        (gpu,) = gpus_of(made.fleet, made.fleet.snapshot(), ["card"])["card"]
+        return gpu.state, gpu.why
+
+    made.add_pod("a", "card", started=made.now)
+    assert why() == (
+        "idle",
+        "utilization 10% (0% measured, the rest expected of new pods) is below 30%, "
+        "memory 6% is below 50%",
+    )
+    made.add_pod("b", "card", started=made.now)
+    assert why() == (
+        "busy",
+        "memory that its pods asked for or are expected to use is not below 50%, 6% is measured",
+    )
+    made.add_pod("c", "card", started=made.now)
+    assert why() == (
+        "busy",
+        "utilization 30% (0% measured, the rest expected of new pods) is not below 30%",
+    )
 
 
 def test_nodes_of_different_sizes_show_each_its_own_gpus(world: World) -> None:

@@ -14,7 +14,7 @@ from extender.fleet.layouts import MAX_DEVICES
 from extender.placement.placer import Victims
 from tests.builders import GIB, GPU, pod_ref, rejected, request
 from tests.extender.fleet.agents import Agents
-from tests.worlds import BUSY, World, time_sliced
+from tests.worlds import BUSY, IDLE, World, time_sliced
 
 TWENTY = int(20 * GIB)
 
@@ -193,17 +193,75 @@ def test_a_nominated_pod_that_requires_idle_goes_by_what_is_read_after_its_victi
     world = World()
     used_before_its_pod(world)
     asked = request(requires_idle=True, nominated_node="node-0")
-    waits = {"node-0": Code.NOT_IDLE}
+    foreign = {"node-0": Code.FOREIGN_USE}
     victim = world.fleet.pods["uid-a"]
 
+    world.fleet.apply_pod(replace(victim, is_deleting=True))
+    assert rejected(world.rank(asked)) == foreign
+    world.clock.now += 1
+    world.end(victim)
+    assert rejected(world.rank(asked)) == foreign
+    if not is_used:
+        world.card("node-0").values.update(IDLE)
+    world.read_after(5)
+
+    assert rejected(world.rank(asked)) == (foreign if is_used else {})
+
+
+def test_no_pod_gets_a_gpu_that_was_used_from_outside_before_its_victims_came() -> None:
+    world = World()
+    used_before_its_pod(world)
+    stock = request(nominated_node="node-0")
+    victim = world.fleet.pods["uid-a"]
+    foreign = {"node-0": Code.FOREIGN_USE}
+
+    world.fleet.apply_pod(replace(victim, is_deleting=True))
+    assert rejected(world.rank(stock)) == foreign
+    world.clock.now += 1
+    world.end(victim)
+    assert rejected(world.rank(stock)) == rejected(world.rank()) == foreign
+
+    world.card("node-0").values.update(IDLE)
+    world.read_after(5)
+    assert rejected(world.rank(stock)) == rejected(world.rank()) == {}
+
+
+def test_while_other_gpus_are_free_a_pod_would_get_none_of_its_victims() -> None:
+    world = World()
+    world.add_node("node-0", 2)
+    world.card("node-0").values.update({Signal.MEMORY_USED: 30 * GIB, Signal.MEMORY_FREE: 50 * GIB})
+    victim = world.bind("a", "node-0", on=[world.card("node-0", 1)])
+    world.read_after(30, times=4)
+    asked = request(nominated_node="node-0")
+    foreign = {"node-0": Code.FOREIGN_USE}
+    assert rejected(world.rank(asked)) == foreign
+
+    world.fleet.apply_pod(replace(victim, is_deleting=True))
+    assert rejected(world.rank(asked)) == foreign
+    world.clock.now += 1
+    world.end(victim)
+
+    assert rejected(world.rank(asked)) == {}
+
+
+def test_a_gpu_that_was_active_before_its_victims_came_is_not_presumed_idle() -> None:
+    world = World()
+    world.add_node("node-0", 1)
+    card = world.card("node-0")
+    card.values = {Signal.GRAPHICS_ACTIVE: 0.9}
+    world.read_after(30, times=4)
+    world.clock.now += 3
+    victim = world.bind("a", "node-0", on=[card])
+    world.read_after(30, times=4)
+    asked = request(requires_idle=True, nominated_node="node-0")
+    waits = {"node-0": Code.NOT_IDLE}
+
+    assert not accepts(world, request(requires_idle=True), "a")
     world.fleet.apply_pod(replace(victim, is_deleting=True))
     assert rejected(world.rank(asked)) == waits
     world.clock.now += 1
     world.end(victim)
     assert rejected(world.rank(asked)) == waits
-    world.read_after(5, GRAPHICS_ACTIVE=0.9 if is_used else 0.0)
-
-    assert rejected(world.rank(asked)) == (waits if is_used else {})
 
 
 def test_activity_after_the_victims_end_is_not_theirs_though_their_memory_may_still_show() -> None:

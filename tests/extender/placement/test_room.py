@@ -65,6 +65,21 @@ def test_what_a_pod_declared_is_its_own_for_its_whole_life(loaded: float) -> Non
     assert room(world) == pytest.approx(20)
 
 
+@pytest.mark.parametrize(
+    ("cards", "declared", "most"), [(1, None, 40), (2, None, 80), (2, 50, 30), (3, 50, 80)]
+)
+def test_several_shares_need_their_room_wherever_they_are(
+    cards: int, declared: float | None, most: float
+) -> None:
+    world = sliced(cards)
+    if declared is not None:
+        tenant(world, "a", declared)
+        use(world, 0, LATER)
+
+    assert not refused(world, most, count=2)
+    assert refused(world, most + 1, count=2)
+
+
 def test_what_a_pod_uses_beyond_what_it_declared_counts_too() -> None:
     world = sliced()
     tenant(world, "a", 10)

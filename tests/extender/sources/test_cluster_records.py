@@ -215,6 +215,41 @@ def test_when_the_containers_with_gpus_last_started_is_told(
 
 
 @pytest.mark.parametrize(
+    ("sidecar", "main", "expected"),
+    [
+        pytest.param({"running": {"startedAt": T30}}, None, (30, None), id="before-the-others"),
+        pytest.param({"running": {"startedAt": T61}}, T0, (0, 61), id="started-again"),
+        pytest.param({"running": {"startedAt": T0}}, T30, (0, None), id="once"),
+    ],
+)
+def test_a_sidecar_with_gpus_counts_as_a_container_with_gpus(
+    sidecar: Object, main: str | None, expected: tuple[float, float | None]
+) -> None:
+    statuses = [{**container(running={"startedAt": main}), "name": "proxy"}] if main else []
+    init = [
+        {**container(running={"startedAt": T61}), "name": "plain-sidecar"},
+        {**container(terminated=ended(0, T61, T61)), "name": "fetches"},
+        container(**sidecar),
+    ]
+    raw = pod(
+        "p", node="n", phase="Running", containerStatuses=statuses, initContainerStatuses=init
+    )
+    (serves,) = raw["spec"]["containers"]
+    raw["spec"]["containers"] = [{"name": "proxy"}]
+    raw["spec"]["initContainers"] = [
+        {"name": "plain-sidecar", "restartPolicy": "Always"},
+        {**serves, "name": "fetches"},
+        {**serves, "restartPolicy": "Always"},
+    ]
+
+    record = reduced(raw)
+
+    first, last = expected
+    assert record.started_at == START + first
+    assert record.last_started_at == (None if last is None else START + last)
+
+
+@pytest.mark.parametrize(
     ("init", "lasting"), [(2, {"nvidia.com/gpu": 1}), (1, None), (0, None)], ids=str
 )
 def test_what_only_init_containers_ask_for_is_told_apart(

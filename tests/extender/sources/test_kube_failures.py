@@ -101,6 +101,15 @@ def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None
             id="recovered",
         ),
         pytest.param(
+            {
+                "initContainerStatuses": [
+                    container(terminated=ended(0, T30, T61))
+                    | container("lastState", terminated=ended())
+                ]
+            },
+            id="done the second time",
+        ),
+        pytest.param(
             {"containerStatuses": [container(waiting={"reason": "ImagePullBackOff"})]},
             id="no image",
         ),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.report import frame
+from agent.report import Layout, Part, frame
 from extender.core.readings import Signal
 from extender.sources.agents.refusal import Refusal
 from simulation.agents import REPORTS, run_agents
@@ -157,17 +157,17 @@ async def test_what_pods_hold_of_shared_devices_is_handed_on(tmp_path: Path) -> 
         assert told == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
 
 
-async def test_that_an_agent_may_miss_devices_is_handed_on(tmp_path: Path) -> None:
+async def test_what_kubelets_offer_of_each_device_is_handed_on(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         _, writer = await granted(desk)
 
-        def missing() -> list[frozenset[str]]:
-            return [one.own.incomplete for one in desk.of("gpu-1") if one.own is not None]
+        def told() -> list[dict[str, int]]:
+            owns = (one.own for one in desk.of("gpu-1"))
+            return [dict(own.replicas["gpu-1"]) for own in owns if own and own.replicas]
 
-        writer.write(frame(update(problem="cannot open GPU 1", is_news=True)))
-        await eventually(lambda: missing() == [{"gpu-1"}])
-        writer.write(frame(update(is_news=True)))
-        await eventually(lambda: missing() == [{"gpu-1"}, frozenset()])
+        parts = (Part(uuid="GPU-1", replicas=4), Part(uuid="GPU-2", replicas=-1))
+        writer.write(frame(update(layout=Layout(devices=parts, rows=()), values=b"", is_news=True)))
+        await eventually(lambda: told() == [{"": 4}])
 
 
 @pytest.mark.parametrize("share", [(1, "uid", 5), (-1, "uid", 5), (0, "uid", -5)])

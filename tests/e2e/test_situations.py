@@ -1,0 +1,235 @@
+"""Situations that need little of a cluster each: all in one world, each among its own nodes."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+
+from simulation.devices import Load
+from simulation.models import GIB
+from simulation.objects import timestamp
+from tests.controlplane.client import unschedulable
+from tests.controlplane.objects import GPU, Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.services import Services
+from tests.e2e.world import World, open_world
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+
+IDLE_ALONE: Final = {"idlegpu.io/require-idle": "true"}
+HOUR: Final = 3600
+LARGE_IMAGE: Final = "registry.example.com/model:1"
+DNS: Final = "ip-10-1-2-3.ec2.internal"
+
+NAMED: Final = {
+    "upper": "{}-UPPER",
+    "short": "{}-short.cluster.local",
+    "full.cluster.local": "{}-full",
+    "internal-dns": DNS.partition(".")[0],
+    "hostname": "gpu-box-7",
+}
+"""By node, how its exporter calls it; braces stand for what the names of all nodes begin with."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(services: Services) -> AsyncIterator[World]:
+    """Everything runs but kubelets: here pods start and end when the tests say."""
+    prefix = "one"
+    async with open_world(services, prefix) as opened:
+        for name in ("a-plain", "b-pulled", "end", "promised-foreign", "promised-broken"):
+            opened.add(name, 1)
+        for name in ("promised-silent", "b-clock"):
+            opened.add(name, 1)
+        opened.add("a-faulty", 2)
+        opened.add("b-sound", 4)
+        opened.add("init", 4)
+        for name in ("young", "past", "gke"):
+            opened.add_shared(name)
+        for name, called in NAMED.items():
+            opened.add(name, 1, hostname=called.format(prefix))
+        opened.fleet.silence(of(opened, "promised-silent"))
+        opened.fleet.set_xid(of(opened, "promised-broken"), 0, 79)
+        opened.fleet.set_foreign(
+            of(opened, "promised-foreign"), 0, Load(utilization=0.9, memory_bytes=30 * GIB)
+        )
+        await opened.register()
+        await describe_nodes(opened)
+        await opened.start(kubelets=False)
+        yield opened
+
+
+def of(world: World, name: str) -> str:
+    """Return a node's full name."""
+    (found,) = (node for node in world.fleet.nodes if node.endswith(f"-{name}"))
+    return found
+
+
+async def describe_nodes(world: World) -> None:
+    """Give nodes what their kubelets and clouds say of them."""
+
+    async def change(name: str, body: Object, subresource: str = "") -> None:
+        item = {"kind": "Node", "metadata": {"name": of(world, name)}}
+        await world.client.patch(item, body, subresource)
+
+    images = [{"names": [LARGE_IMAGE], "sizeBytes": 40 * GIB}]
+    await change("b-pulled", {"status": {"images": images}}, "status")
+    addresses = [{"type": "InternalDNS", "address": DNS}]
+    await change("internal-dns", {"status": {"addresses": addresses}}, "status")
+    node = await world.client.get({"kind": "Node", "metadata": {"name": of(world, "gke")}})
+    labels: dict[str, str | None] = {
+        label: None for label in node["metadata"]["labels"] if label.startswith("nvidia.com/")
+    }
+    labels["cloud.google.com/gke-gpu-sharing-strategy"] = "time-sharing"
+    labels["cloud.google.com/gke-max-shared-clients-per-gpu"] = "4"
+    await change("gke", {"metadata": {"labels": labels}})
+
+
+def among(world: World, name: str, *nodes: str, gpus: int = 1, **more: Any) -> Object:
+    """Describe a pod that may go to some nodes alone."""
+    hosts = [of(world, node) for node in nodes]
+    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": hosts}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return pod(name, gpus, affinity=affinity, **more)
+
+
+async def tell(world: World, item: Object, phase: str, state: Object) -> None:
+    """Let the kubelet of a pod say how far it is."""
+    statuses = [
+        {
+            "name": "main",
+            "image": "image",
+            "imageID": "image",
+            "restartCount": 0,
+            "ready": phase == "Running",
+            "state": state,
+        }
+    ]
+    await world.client.patch(
+        item, {"status": {"phase": phase, "containerStatuses": statuses}}, "status"
+    )
+
+
+async def test_the_image_decides_among_equal_nodes(world: World) -> None:
+    await world.heard(of(world, "b-pulled"))
+    asks = among(world, "image", "a-plain", "b-pulled")
+    asks["spec"]["containers"][0]["image"] = LARGE_IMAGE
+
+    assert await world.place(asks) == of(world, "b-pulled")
+
+
+@pytest.mark.parametrize(
+    ("node", "annotations", "reason"),
+    [
+        ("promised-foreign", {}, "GPUs in use by processes outside Kubernetes"),
+        ("promised-broken", {}, "too few working GPUs"),
+        ("promised-silent", IDLE_ALONE, "too few GPUs known to be idle"),
+    ],
+)
+async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(
+    world: World, node: str, annotations: dict[str, str], reason: str
+) -> None:
+    if node == "promised-foreign":
+        await world.wait_state(of(world, node), 0, "foreign")
+    item = among(world, f"expects-{node}", node, annotations=annotations)
+    await world.client.create(item)
+    assert reason in await world.client.wait_unschedulable(item)
+
+    for _ in range(2):
+        tried = len(await world.decisions(item))
+        nominated = {"status": {"nominatedNodeName": of(world, node)}}
+        await world.client.patch(item, nominated, "status")
+        await world.touch(of(world, node))
+        await world.decided(item, more_than=tried)
+
+    assert {decision["feasible"] for decision in await world.decisions(item)} == {0}
+    waiting = await world.client.get(item)
+    assert not waiting["spec"].get("nodeName")
+    assert reason in unschedulable(waiting)
+
+
+async def test_a_start_in_the_past_of_a_nodes_clock_has_its_warm_up_all_the_same(
+    world: World,
+) -> None:
+    now = world.fleet.clock()
+    for node, at in (("young", now), ("past", now - HOUR)):
+        (tenant,) = await world.tenants(of(world, node), 1)
+        await tell(world, tenant, "Running", {"running": {"startedAt": timestamp(at)}})
+    told_at = world.fleet.clock()
+
+    async def is_read() -> bool:
+        gpus = [await world.gpu(of(world, node)) for node in ("young", "past")]
+        return all(world.fleet.clock() - gpu["age_seconds"] > told_at + 1 for gpu in gpus)
+
+    await wait_for(is_read, "readings are newer than the starts")
+
+    assert [(await world.gpu(of(world, node)))["assumed"] for node in ("young", "past")] == [1, 1]
+
+
+async def test_an_end_in_the_future_of_a_nodes_clock_frees_its_gpu_now(world: World) -> None:
+    (busy,) = await world.tenants(of(world, "end"), 1, utilization=0.9, memory="60Gi")
+    started = timestamp(world.fleet.clock())
+    await tell(world, busy, "Running", {"running": {"startedAt": started}})
+    await world.wait_state(of(world, "end"), 0, "busy")
+
+    ended = {"startedAt": started, "finishedAt": timestamp(world.fleet.clock() + HOUR)}
+    await tell(world, busy, "Succeeded", {"terminated": {"exitCode": 0, **ended}})
+
+    asks = among(world, "after-its-end", "end", annotations=IDLE_ALONE)
+    assert await world.place(asks) == of(world, "end")
+
+
+async def test_nodes_are_known_by_whatever_name_their_exporters_call_them(world: World) -> None:
+    asks = [
+        among(world, f"named-{at}", node, annotations=IDLE_ALONE) for at, node in enumerate(NAMED)
+    ]
+
+    assert await world.place_all(asks) == [of(world, node) for node in NAMED]
+
+
+async def test_gkes_labels_alone_tell_that_gpus_are_shared(world: World) -> None:
+    gke = of(world, "gke")
+
+    def asking(name: str, memory: str) -> Object:
+        return among(world, name, "gke", annotations={"idlegpu.io/gpu-memory": memory})
+
+    assert await world.place(asking("first-16", "16Gi")) == gke
+    large = asking("second-10", "10Gi")
+    await world.client.create(large)
+    assert "too little free GPU memory" in await world.client.wait_unschedulable(large)
+    assert await world.place(asking("second-4", "4Gi")) == gke
+
+
+async def test_a_node_stays_readable_where_an_init_container_asked_for_more(world: World) -> None:
+    init = of(world, "init")
+    more = [{"name": "prepares", "image": "image", "resources": {"limits": {GPU: "2"}}}]
+    item = pod("prepared", nodeName=init, initContainers=more)
+    await world.client.create(item)
+    started = {"running": {"startedAt": timestamp(world.fleet.clock() - HOUR)}}
+    await tell(world, item, "Running", started)
+    await world.wait_gpu(init, 0, lambda gpu: gpu["tenants"], "shows its pod")
+
+    asks = among(world, "beside", "init", gpus=2, annotations=IDLE_ALONE)
+
+    assert await world.place(asks) == init
+
+
+async def test_a_failure_with_an_xid_at_that_time_counts_at_once(world: World) -> None:
+    faulty, sound = of(world, "a-faulty"), of(world, "b-sound")
+    assert await world.place(among(world, "fits-best", "a-faulty", "b-sound")) == faulty
+    fails = pod("fails", nodeName=faulty)
+    await world.client.create(fails)
+    now = world.fleet.clock()
+    world.fleet.set_xid(faulty, 0, 74)  # which alone says nothing against it for one GPU
+    await tell(world, fails, "Running", {"running": {"startedAt": timestamp(now)}})
+
+    ended = {"startedAt": timestamp(now), "finishedAt": timestamp(now + 1), "exitCode": 1}
+    await tell(world, fails, "Failed", {"terminated": ended})
+
+    async def is_counted() -> bool:
+        node = await world.services.extender.get(f"/v1/nodes/{faulty}")
+        return bool(node["early_failures"] == 1)
+
+    await wait_for(is_counted, "the failure counts against its node")
+    assert await world.place(among(world, "next", "a-faulty", "b-sound")) == sound
