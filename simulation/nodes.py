@@ -87,7 +87,7 @@ class NodeSpec:
         mig: MIG profiles of each card, from the first card on; () for a card without MIG.
         allocation: policy for the choice of a shared device.
         address: InternalIP.
-        hostname: hostname that the machine and its exporter report; "" for the node\'s name.
+        hostname: hostname that the machine and its exporter report; "" for the name of the node.
         driver_version: version of the NVIDIA driver.
         exporter: its dcgm-exporter.
         description: short description for people.

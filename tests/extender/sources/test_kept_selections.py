@@ -54,14 +54,14 @@ def test_a_pod_with_claims_alone_has_none() -> None:
 @pytest.mark.parametrize(
     "selector", [{"a": "x" * MAX_SELECTION}, {f"l{at}": "x" for at in range(MAX_SELECTION // 16)}]
 )
-def test_of_a_pod_that_says_too_much_nothing_is_kept(selector: dict[str, str]) -> None:
+def test_a_selection_of_a_pod_that_is_too_large_is_not_kept(selector: dict[str, str]) -> None:
     assert kept(selecting(selector)).selection is None
 
 
-def test_of_a_pod_that_says_very_much_nothing_is_read() -> None:
+def test_a_selection_with_too_many_terms_is_not_read() -> None:
     """Empty terms select no node, and take no room: only their number says that they cost time."""
     raw = selecting()
-    terms = [{}] * 1001
+    terms: list[dict[str, str]] = [{}] * 1001
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     raw["spec"]["affinity"] = {"nodeAffinity": required}
 
