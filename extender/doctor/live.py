@@ -55,7 +55,7 @@ MOST_EXPORTERS: Final = 2
 """Number of dcgm-exporter pods to query: usually all belong to one DaemonSet."""
 
 NO_SCHEDULER: Final = (
-    "no readable ConfigMap contains one (kubeadm keeps it in a file on the control plane): pass "
+    "no readable ConfigMap holds one (kubeadm keeps it in a file on the control plane): pass "
     "the file, idlegpu doctor FILE"
 )
 

@@ -29,9 +29,9 @@ MAX_GPUS = 1024
 PIECE_NODES = 32
 """Nodes to encode between two yields to the event loop: a few milliseconds' work."""
 PIECE_RANKED = 512
-"""Nodes to check for kube-scheduler's own filters between two yields."""
+"""Nodes to check for kube-scheduler's own filters between two yields to the event loop."""
 PIECE_VERDICTS = 16
-"""Nodes to explain between two yields."""
+"""Nodes to explain between two yields to the event loop."""
 
 _ANNOTATION_OF = {
     "memory": Annotation.GPU_MEMORY,

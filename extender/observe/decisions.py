@@ -60,7 +60,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Written(msgspec.Struct, kw_only=True, frozen=True):
-    """The same answer with its decisions still encoded."""
+    """A replica's answer to another replica, with its decisions still encoded as JSON."""
 
     version: int
     replica: str

@@ -206,7 +206,7 @@ def rejected_nodes(decision: Decision, most: int) -> list[Json]:
 
 
 def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[Json]:
-    """Group the nodes that kube-scheduler itself would reject, in the same form."""
+    """Group the nodes that kube-scheduler itself would reject by reason, most frequent first."""
     groups: list[Json] = [
         {"count": len(names), "reason": reason, "nodes": names[:most]}
         for reason, names in closed.items()
@@ -230,7 +230,7 @@ def kept(decision: Decision, names: Iterable[str]) -> Json:
 
 
 def kept_view(candidates: int, in_full: int) -> Json:
-    """Build that summary from the number of candidates and of fully recorded nodes."""
+    """Summarize how many candidates are recorded in full and in short, from their numbers."""
     in_short = max(candidates - in_full, 0)
     note = "every candidate is recorded in full: devices and readings at the time of the decision"
     if in_short:

@@ -238,7 +238,7 @@ class Holders:
         return sum(counts.values()) if namespace is None else counts.get(namespace, 0)
 
     async def _count_unknown(self) -> Mapping[str, int]:
-        """Count these pods by namespace."""
+        """Count by namespace the pods that hold devices which no source attributes to them."""
         counts: Counter[str] = Counter()
         for some in chunks(tuple(self._fleet.pods.values()), PIECE_PODS):
             counts.update(

@@ -74,4 +74,4 @@ class Replicas:
 
 
 ONE: Final = Replicas()
-"""A single replica."""
+"""Default for a process without other replicas."""

@@ -276,7 +276,7 @@ def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
 
 
 def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
-    """Build the same record in steps, because the full form takes long."""
+    """Build a decision's record in steps, because the full form takes long."""
     decision, pod = record.decision, record.pod
     names, wishes = decision.candidates, request_view(record.request)
     view: Json = {

@@ -22,11 +22,11 @@ from extender.stepping import GiveWay
 LOOK_SECONDS: Final = 1.0
 """Interval between updates."""
 LOOKS_A_FLEET: Final = 2
-"""The fleet's state is refreshed in every such update."""
+"""Refresh the fleet's state in every second update."""
 HEAR_SECONDS: Final = 2.0
 """Interval between queries to the other replicas."""
 LOOKS_A_BEAT: Final = 5
-"""A heartbeat is sent with every such update."""
+"""Send a heartbeat with every fifth update."""
 MOST_BATCHES: Final = 64
 """Largest number of batches of decisions to keep for slow readers."""
 

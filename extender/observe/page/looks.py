@@ -18,7 +18,7 @@ from extender.observe.page.roster import Roster, Small
 PIECE_NODES: Final = 64
 """Nodes to evaluate between two yields to the event loop, with eight devices each."""
 PIECE_ROWS: Final = 24
-"""The same for single rows, which must first be assembled into a batch."""
+"""Single rows to evaluate between two yields; they must first be assembled into a batch."""
 
 LOOKS: Final = ("idle", "busy", "stale", "missing", "sick", "foreign")
 """Display states; their codes are the positions."""

@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 PIECE_NODES: Final = 24
 """Nodes to index between two yields to the event loop: half a millisecond's work."""
 PIECE_RECORDS: Final = 512
-"""Nodes to compare between two yields."""
+"""Nodes to compare between two yields to the event loop."""
 
 MEMORY_UNIT_BYTES: Final = 256 << 20
 MOST_WORD: Final = 0xFFFF
@@ -67,7 +67,7 @@ class Names:
 
     @property
     def texts(self) -> list[str]:
-        """All texts, by number."""
+        """All texts in the order of their numbers."""
         return list(self._numbers)
 
 

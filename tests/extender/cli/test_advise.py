@@ -62,7 +62,7 @@ def test_a_wide_table_says_why(advise: Run) -> None:
     text = advise("advise", "-o", "wide").stdout
 
     assert "2 of 4 replicas in use, which together use 100% busy" in text
-    assert "asks for 40.0 GiB of each GPU and never used more than" in text
+    assert "requests 40.0 GiB of each GPU and never used more than" in text
     assert "Deployment big" in text
 
 

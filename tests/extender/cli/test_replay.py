@@ -123,7 +123,7 @@ def test_a_log_that_cannot_be_read_is_reported_with_the_place(tmp_path: Path) ->
     shown = run(str(path))
 
     assert shown.exit_code == 2
-    assert f"{path}:1: this decision rests on lines that are missing" in shown.stderr
+    assert f"{path}:1: earlier lines that this decision needs are missing" in shown.stderr
 
 
 @pytest.mark.parametrize("version", [b"0", b"2", b'"1"'])

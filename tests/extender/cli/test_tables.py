@@ -135,12 +135,12 @@ def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run
         pytest.param("short --node node-3", "node-3: it passed, in place ", 0, id="passed"),
         pytest.param(
             "none --node node-4",
-            "node-4: it was refused: node(s) had too few working GPUs; its GPUs and readings as",
+            "node-4: it was refused: node(s) had too few working GPUs; its GPUs and readings at",
             0,
             id="refused",
         ),
         pytest.param(
-            "short --node node-4", "node-4: kube-scheduler did not ask about it", 1, id="not-asked"
+            "short --node node-4", "node-4: it was no candidate for this pod", 1, id="not-asked"
         ),
         pytest.param("short --node n", "n: it was no candidate, and no node", 1, id="unknown"),
         pytest.param(
