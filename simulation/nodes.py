@@ -87,7 +87,7 @@ class NodeSpec:
         mig: MIG profiles of each card from the first on; () for a card without MIG.
         allocation: which shared device is handed out.
         address: InternalIP.
-        hostname: what the machine calls itself, and its exporter with it; "" for the node's name.
+        hostname: what its exporter calls the node, "" for its name.
         driver_version: NVIDIA driver.
         exporter: its dcgm-exporter.
         description: what it stands for, a few words for people.
