@@ -230,8 +230,8 @@ async def test_a_failure_with_an_xid_at_that_time_counts_at_once(world: World) -
     await tell(world, fails, "Failed", {"terminated": ended})
 
     async def is_counted() -> bool:
-        node = await world.services.extender.get(f"/v1/nodes/{faulty}")
-        return bool(node["early_failures"] == 1)
+        answer = await world.services.extender.get("/v1/best", {"limit": "100"})
+        return any(one["node"] == faulty and one["suspicion"] > 0 for one in answer["best"])
 
     await wait_for(is_counted, "the failure counts against its node")
     assert await world.place(among(world, "next", "a-faulty", "b-sound")) == sound
