@@ -57,7 +57,7 @@ def node_object(node: SimulatedNode, *, now: float = 0.0) -> JsonObject:
             "allocatable": allocatable,
             "addresses": [
                 {"type": "InternalIP", "address": node.spec.address},
-                {"type": "Hostname", "address": node.spec.hostname or node.name},
+                {"type": "Hostname", "address": node.name},
             ],
             "conditions": [
                 {

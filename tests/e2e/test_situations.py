@@ -21,13 +21,14 @@ IDLE_ALONE: Final = {"idlegpu.io/require-idle": "true"}
 HOUR: Final = 3600
 LARGE_IMAGE: Final = "registry.example.com/model:1"
 DNS: Final = "ip-10-1-2-3.ec2.internal"
+HOST: Final = "gpu-box-7"
 
 NAMED: Final = {
     "upper": "{}-UPPER",
     "short": "{}-short.cluster.local",
     "full.cluster.local": "{}-full",
     "internal-dns": DNS.partition(".")[0],
-    "hostname": "gpu-box-7",
+    "host": HOST,
 }
 """By node, how its exporter calls it; braces stand for what the names of all nodes begin with."""
 
@@ -74,8 +75,9 @@ async def describe_nodes(world: World) -> None:
 
     images = [{"names": [LARGE_IMAGE], "sizeBytes": 40 * GIB}]
     await change("b-pulled", {"status": {"images": images}}, "status")
-    addresses = [{"type": "InternalDNS", "address": DNS}]
-    await change("internal-dns", {"status": {"addresses": addresses}}, "status")
+    for name, kind, address in (("internal-dns", "InternalDNS", DNS), ("host", "Hostname", HOST)):
+        addresses = [{"type": kind, "address": address}]
+        await change(name, {"status": {"addresses": addresses}}, "status")
     node = await world.client.get({"kind": "Node", "metadata": {"name": of(world, "gke")}})
     labels: dict[str, str | None] = {
         label: None for label in node["metadata"]["labels"] if label.startswith("nvidia.com/")
@@ -228,8 +230,8 @@ async def test_a_failure_with_an_xid_at_that_time_counts_at_once(world: World) -
     await tell(world, fails, "Failed", {"terminated": ended})
 
     async def is_counted() -> bool:
-        node = await world.services.extender.get(f"/v1/nodes/{faulty}")
-        return bool(node["early_failures"] == 1)
+        answer = await world.services.extender.get("/v1/best", {"limit": "100"})
+        return any(one["node"] == faulty and one["suspicion"] > 0 for one in answer["best"])
 
     await wait_for(is_counted, "the failure counts against its node")
     assert await world.place(among(world, "next", "a-faulty", "b-sound")) == sound
