@@ -83,6 +83,7 @@ class Pods:
         works: seconds that each would take alone, once it is loaded.
         memory_bytes: what it holds once it is loaded.
         owner: kind and name of what controls it.
+        shape: the same number for pods whose requests are alike.
         is_serving: whether its load comes in bursts.
         series: utilization of all pods, one step after the other.
         first: where each pod's begins; a training pod has one value.
@@ -93,6 +94,7 @@ class Pods:
     works: Floats
     memory_bytes: Floats
     owner: tuple[str, ...]
+    shape: Ints
     is_serving: np.ndarray[tuple[int], np.dtype[np.bool_]]
     series: Floats
     first: Ints
@@ -166,6 +168,7 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
             f"{'ReplicaSet serve' if serves else 'Job train'}-{owner}"
             for serves, owner in zip(is_serving, owners, strict=True)
         ),
+        shape=traced.shape,
         is_serving=is_serving,
         series=np.concatenate(series),
         first=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.intp),
