@@ -153,7 +153,7 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
     lengths = np.where(is_serving, np.ceil(works / STEP_SECONDS).astype(np.intp) + 1, 1)
     constant = np.interp(business, percent, busy)
     series = [
-        _bursts(draws, int(length), MOST_BURSTS * share**3, 0.2 + 0.7 * high)
+        bursts(draws, int(length), MOST_BURSTS * share**3, 0.2 + 0.7 * high)
         if serves
         else np.array([value])
         for serves, length, share, high, value in zip(
@@ -216,7 +216,7 @@ def _owners(traced: TracedPods) -> Ints:
     return np.array(owners, dtype=np.intp)
 
 
-def _bursts(draws: np.random.Generator, length: int, share: float, high: float) -> Floats:
+def bursts(draws: np.random.Generator, length: int, share: float, high: float) -> Floats:
     """Return so many steps of a serving pod: bursts for this share of the time, else near rest."""
     starts = max(BURST_ENDS * share / (1 - share), 1e-5)
     pairs = int(length / (1 / starts + 1 / BURST_ENDS)) * 2 + 8
