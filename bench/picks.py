@@ -3,10 +3,10 @@
 `python -m bench.picks` lets 143 serving pods run for some hours, each on a shared GPU of a node of
 its own, read once a minute, and picks one of ten again and again: by the extender's own decision,
 and by simple estimators of the next hour. The pods are those of `bench.sharing_pods`. Their bursts
-are drawn by what is published of a trace of inference GPUs (Alibaba, GenAI 2026: of pods at 20 % and
-more 43 % are under 5 % a minute later; at random the next hour's mean is 6.73 %). The trace itself
-is not in this repository, for it names no licence: its figures (5.83 % for the first defaults, 5.60 %
-for mean + standard deviation) are of other series than these, and do not compare with them.
+are drawn by what is published of a trace of inference GPUs (Alibaba, GenAI 2026): of pods at 20 %
+and more 43 % are under 5 % a minute later. The trace itself names no licence and is not in this
+repository. What was measured on it (5.83 % for the first defaults, 5.60 % for mean + standard
+deviation) is of other series than these, and does not compare with them.
 """
 
 import argparse
@@ -149,8 +149,8 @@ def main() -> int:
         bounds=[bound],
         notes=[
             __doc__.strip(),
-            f"{len(seeds)} seeds, {len(found[OURS])} picks. The limits of what was measured are those "
-            "of the difference between the two, pick by pick.",
+            f"{len(seeds)} seeds, {len(found[OURS])} picks. What was measured is given with the "
+            "error of the difference between the two, pick by pick.",
             f"{time.perf_counter() - began:.0f} s in all.",
         ],
         module="picks",
