@@ -28,6 +28,7 @@ BENCHMARKS: Final = (
     "page",
     "decision_log",
     "frames",
+    "picks",
     "sharing",
     "churn",
     "bad_gpus",

@@ -22,11 +22,12 @@ from typing import Final, Protocol
 import numpy as np
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from bench import churn
+from bench import churn, former
 from bench.churn import CPU_SHARE, MEMORY_SHARE, Cluster, least_allocated, most_allocated
 from bench.machine import Bound, report
 from bench.traces import Floats, Ints
 from bench.virtual_cluster import GIB, Shape, VirtualCluster
+from extender.core.decision import Evaluate
 from extender.core.policy import Policy, Strategy
 from extender.core.readings import Signal
 
@@ -143,12 +144,13 @@ class ByExtender(Placement):
     Args:
         cluster: who holds which GPU.
         policy: the settings of the decision.
+        evaluate: how nodes are evaluated where it is not the extender's own way.
     """
 
-    def __init__(self, cluster: Cluster, policy: Policy) -> None:
+    def __init__(self, cluster: Cluster, policy: Policy, evaluate: Evaluate | None = None) -> None:
         self.replicas = cluster.holder.shape[1] // CARDS
         shape = Shape(nodes=NODES, cards=CARDS, replicas=self.replicas)
-        self.virtual = VirtualCluster(shape, policy)
+        self.virtual = VirtualCluster(shape, policy, evaluate)
         for node in range(NODES):
             for pod in np.unique(cluster.holder[node][cluster.holder[node] >= 0]).tolist():
                 count = int((cluster.holder[node] == pod).sum())
@@ -215,6 +217,7 @@ def ways() -> dict[str, Way]:
         "LeastAllocated": by_score(least_allocated),
         "MostAllocated": by_score(most_allocated),
         "random": by_score(lambda cpu, _: np.zeros(len(cpu))),
+        former.NAME: lambda cluster, _: ByExtender(cluster, former.POLICY, former.evaluate),
         **{f"strategy {strategy}": ours(strategy) for strategy in Strategy},
     }
 

@@ -23,9 +23,11 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from bench import former
 from bench.machine import Bound, report
 from bench.traces import DAY_SECONDS, Floats, Ints, openb_pods
 from bench.virtual_cluster import GIB, START, Shape, VirtualCluster
+from extender.core.decision import Evaluate
 from extender.core.policy import Policy, Strategy
 from extender.core.readings import Signal
 
@@ -161,10 +163,11 @@ class ByExtender(Placement):
     Args:
         nodes: how many.
         policy: the settings of the decision.
+        evaluate: how nodes are evaluated where it is not the extender's own way.
     """
 
-    def __init__(self, nodes: int, policy: Policy) -> None:
-        self.virtual = VirtualCluster(Shape(nodes=nodes), policy)
+    def __init__(self, nodes: int, policy: Policy, evaluate: Evaluate | None = None) -> None:
+        self.virtual = VirtualCluster(Shape(nodes=nodes), policy, evaluate)
         self._read_at = -np.inf
 
     @override
@@ -276,6 +279,7 @@ def ways() -> dict[str, Callable[[int, int], Placement]]:
         "LeastAllocated": by_score(least_allocated),
         "MostAllocated": by_score(most_allocated),
         "random": by_score(lambda cpu, _: np.zeros(len(cpu))),
+        former.NAME: lambda nodes, _: ByExtender(nodes, former.POLICY, former.evaluate),
         **{f"strategy {strategy}": ours(strategy) for strategy in Strategy},
     }
 

@@ -2,23 +2,28 @@
 
 `python -m bench.sharing` places the one-GPU pods of a public trace on 6 nodes of 8 time-sliced GPUs
 with 4 replicas each, in steps of 15 s for a day: by the extender's own decision on a real fleet fed
-with readings that are 15 to 30 s old, by the scores that kube-scheduler gives replicas, at random,
-and by a clairvoyant that knows every device's next hour. Pods say nothing but that they want one
-replica. Pods that get a replica of their own device run at full speed; others slow each other down
-(`bench.sharing_day`), and a device over its memory ends its youngest pod.
+with readings that are 15 to 30 s old, by a model of its former default (`bench.former`), by the
+scores that kube-scheduler gives replicas, at random, and by a clairvoyant that knows every device's
+next hour. Strategy `spread` is left out: it orders shared GPUs as `auto` does. Pods say nothing but
+that they want one replica; their owners and their requests show which are alike. Pods that get a
+replica of their own device run at full speed; others slow each other down (`bench.sharing_day`),
+and a device over its memory ends its youngest pod.
 
 Each seed has its own pods and its own load outside Kubernetes, the same for every placement.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
 import numpy as np
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from bench import former
 from bench.machine import Bound, report
 from bench.sharing_day import NO_POD, Day, Outcome, Placement
 from bench.sharing_pods import (
@@ -30,7 +35,9 @@ from bench.sharing_pods import (
     draw_foreign,
     draw_pods,
 )
-from bench.virtual_cluster import START, VirtualCluster
+from bench.virtual_cluster import NAMESPACE, START, VirtualCluster
+from extender.core.decision import Evaluate
+from extender.core.kin import Kin, owner_key
 from extender.core.policy import Policy, Strategy
 from extender.core.readings import Signal
 
@@ -122,11 +129,12 @@ class ByExtender(Placement):
     Args:
         day: the day; its cluster is built anew.
         policy: the settings of the decision.
+        evaluate: how nodes are evaluated where it is not the extender's own way.
     """
 
-    def __init__(self, day: Day, policy: Policy) -> None:
+    def __init__(self, day: Day, policy: Policy, evaluate: Evaluate | None = None) -> None:
         devices = day.shape.devices
-        self.cluster = VirtualCluster(day.shape, policy)
+        self.cluster = VirtualCluster(day.shape, policy, evaluate)
         self._utilization, self._memory = np.zeros(devices), np.zeros(devices)
         self._measured_at = np.full(devices, START)
         self._tenants: dict[int, tuple[str, ...]] = {}
@@ -134,12 +142,14 @@ class ByExtender(Placement):
     @override
     def choose(self, day: Day, pod: int, nodes: Sequence[int]) -> int | None:
         """Ask filter and prioritize."""
-        return self.cluster.choose(nodes)
+        kin = owner_key(NAMESPACE, day.pods.owner[pod], ""), *_likeness(day, pod)
+        return self.cluster.choose(nodes, kin=kin)
 
     @override
     def start(self, day: Day, pod: int, node: int) -> None:
         """Let the watch show it."""
-        self.cluster.bind(day.name_of(pod), node, owner=day.pods.owner[pod])
+        owner, likeness = day.pods.owner[pod], _likeness(day, pod)
+        self.cluster.bind(day.name_of(pod), node, owner=owner, likeness=likeness)
 
     @override
     def end(self, day: Day, pod: int, *, is_failed: bool) -> None:
@@ -170,6 +180,11 @@ class ByExtender(Placement):
             )
 
 
+def _likeness(day: Day, pod: int) -> Kin:
+    """Return the key of a pod's requests."""
+    return (f"{NAMESPACE} requests {day.pods.shape[pod]}",)
+
+
 Way = Callable[[Day, int], Placement]
 """Makes a placement for a day of a seed."""
 
@@ -187,20 +202,21 @@ def ways() -> dict[str, Way]:
         LEAST: by_replicas(1),
         "MostAllocated": by_replicas(-1),
         "random": by_replicas(0),
-        **{f"strategy {strategy}": ours(strategy) for strategy in Strategy},
+        former.NAME: lambda day, _: ByExtender(day, former.POLICY, former.evaluate),
+        **{f"strategy {kind}": ours(kind) for kind in (Strategy.AUTO, Strategy.PACK)},
         CLAIRVOYANT: lambda *_: Clairvoyant(),
     }
 
 
-def run(regime: Regime, seed: int, way: Way) -> Outcome:
-    """Run one day."""
+def run(regime: Regime, seed: int, name: str) -> Outcome:
+    """Run one day with the placement of a name."""
     day = Day(
         shape=regime.shape,
         pods=draw_pods(regime, seed),
         foreign=draw_foreign(regime, seed),
         ties=np.random.default_rng([seed, 3]),
     )
-    return day.run(way(day, seed))
+    return day.run(ways()[name](day, seed))
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -247,17 +263,22 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
     parser.add_argument("--regimes", nargs="*", default=[regime.name for regime in REGIMES])
     parser.add_argument("--placements", nargs="*", default=list(ways()))
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at once")
     parser.add_argument("--name", default="sharing", help="of the files in bench/results")
     options = parser.parse_args()
     seeds = range(1 if options.quick else options.seeds)
     began = time.perf_counter()
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for regime in REGIMES:
-        for name, way in ways().items():
-            if regime.name in options.regimes and name in options.placements:
-                outcomes = [run(regime, seed, way) for seed in seeds]
-                found[regime.name, name] = figures(outcomes)
-                sys.stderr.write(f"{regime.name} {name}: {found[regime.name, name]}\n")
+    with ProcessPoolExecutor(options.processes) as pool:
+        days = {
+            (regime.name, name): [pool.submit(run, regime, seed, name) for seed in seeds]
+            for regime in REGIMES
+            for name in ways()
+            if regime.name in options.regimes and name in options.placements
+        }
+        for about, outcomes in days.items():
+            found[about] = figures([day.result() for day in outcomes])
+            sys.stderr.write(f"{about}: {found[about]}\n")
     is_whole = len(found) == len(REGIMES) * len(ways())
     is_kept = is_whole and not options.quick
     is_met = report(

@@ -83,6 +83,7 @@ class Pods:
         works: seconds that each would take alone, once it is loaded.
         memory_bytes: what it holds once it is loaded.
         owner: kind and name of what controls it.
+        shape: the same number for pods whose requests are alike.
         is_serving: whether its load comes in bursts.
         series: utilization of all pods, one step after the other.
         first: where each pod's begins; a training pod has one value.
@@ -93,6 +94,7 @@ class Pods:
     works: Floats
     memory_bytes: Floats
     owner: tuple[str, ...]
+    shape: Ints
     is_serving: np.ndarray[tuple[int], np.dtype[np.bool_]]
     series: Floats
     first: Ints
@@ -151,7 +153,7 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
     lengths = np.where(is_serving, np.ceil(works / STEP_SECONDS).astype(np.intp) + 1, 1)
     constant = np.interp(business, percent, busy)
     series = [
-        _bursts(draws, int(length), MOST_BURSTS * share**3, 0.2 + 0.7 * high)
+        bursts(draws, int(length), MOST_BURSTS * share**3, 0.2 + 0.7 * high)
         if serves
         else np.array([value])
         for serves, length, share, high, value in zip(
@@ -166,6 +168,7 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
             f"{'ReplicaSet serve' if serves else 'Job train'}-{owner}"
             for serves, owner in zip(is_serving, owners, strict=True)
         ),
+        shape=traced.shape,
         is_serving=is_serving,
         series=np.concatenate(series),
         first=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.intp),
@@ -213,7 +216,7 @@ def _owners(traced: TracedPods) -> Ints:
     return np.array(owners, dtype=np.intp)
 
 
-def _bursts(draws: np.random.Generator, length: int, share: float, high: float) -> Floats:
+def bursts(draws: np.random.Generator, length: int, share: float, high: float) -> Floats:
     """Return so many steps of a serving pod: bursts for this share of the time, else near rest."""
     starts = max(BURST_ENDS * share / (1 - share), 1e-5)
     pairs = int(length / (1 / starts + 1 / BURST_ENDS)) * 2 + 8

@@ -11,7 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.decision import Evaluate, decide
 from extender.core.inventory import NodeRecord, PodPhase, PodRecord
+from extender.core.kin import Kin
 from extender.core.policy import Policy
 from extender.core.readings import DeviceInfo, Readings, Signal
 from extender.core.request import GpuRequest
@@ -53,10 +55,12 @@ class VirtualCluster:
     Args:
         shape: what the cluster is made of.
         policy: the settings of the decision.
+        evaluate: how nodes are evaluated where it is not the extender's own way.
     """
 
-    def __init__(self, shape: Shape, policy: Policy) -> None:
+    def __init__(self, shape: Shape, policy: Policy, evaluate: Evaluate | None = None) -> None:
         self.shape = shape
+        self._evaluate = evaluate
         self.now = START
         self.fleet = Fleet(policy, self._clock)
         self.placer = Placer(self.fleet, DecisionHistory(1, self._clock), self._clock)
@@ -103,19 +107,30 @@ class VirtualCluster:
             )
         )
 
-    def choose(self, nodes: Iterable[int], count: int = 1) -> int | None:
+    def choose(self, nodes: Iterable[int], count: int = 1, kin: Kin = ()) -> int | None:
         """Return the node that is ranked first of some, None where none of them would do.
 
         Args:
             nodes: numbers of the nodes on which kube-scheduler itself finds room.
             count: GPUs or replicas that the pod asks for.
+            kin: keys that the pod has in common with pods like it.
         """
-        strategy = self.fleet.policy.strategy
-        request = GpuRequest(resource=GPU, count=count, strategy=strategy)
-        decision = self.placer.rank(request, [self.names[node] for node in nodes])
+        policy = self.fleet.policy
+        request = GpuRequest(resource=GPU, count=count, strategy=policy.strategy)
+        request = self.fleet.informed(request, kin)
+        names = [self.names[node] for node in nodes]
+        if self._evaluate is None:
+            decision = self.placer.rank(request, names)
+        else:
+            snapshot = self.fleet.snapshot()
+            decision = decide(
+                snapshot, request, names, policy, overlays={}, evaluate=self._evaluate
+            )
         return None if decision.best is None else self._numbers[decision.best]
 
-    def bind(self, name: str, node: int, *, count: int = 1, owner: str = "") -> None:
+    def bind(
+        self, name: str, node: int, *, count: int = 1, owner: str = "", likeness: Kin = ()
+    ) -> None:
         """Let the watch show that a pod runs on a node.
 
         Args:
@@ -123,6 +138,7 @@ class VirtualCluster:
             node: number of the node.
             count: GPUs or replicas.
             owner: kind and name of what controls it, "" for nothing.
+            likeness: keys of its requests.
         """
         record = PodRecord(
             uid=f"uid-{name}",
@@ -134,6 +150,7 @@ class VirtualCluster:
             bound_at=self.now,
             started_at=self.now,
             owner=owner,
+            likeness=likeness,
         )
         self._pods[name] = record
         self.fleet.apply_pod(record)

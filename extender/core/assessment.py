@@ -137,7 +137,8 @@ class Assessment:
         fits: clean, and has the room that the pod asks for as far as is known.
         holds: fits, and has the room that the pod will likely take: of shared devices an even share
             where no pod like it was measured.
-        room: per node, share of the clean landing devices that hold the pod.
+        room: per node, share of the clean landing devices that hold the pod; where it is only
+            expected what the pod takes, one with less room counts by the part of it that it has.
         suits: fits, and is idle.
         idle: per node, landing devices that suit, held ones taken off.
         chance: per node, chance that every device that the pod gets is idle and holds it.
@@ -177,7 +178,8 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
     landing = reach.landing
     asked_bytes = _asked_bytes(batch, asks, landing)
     fits = reach.is_clean & (room.free_bytes >= asked_bytes)
-    holds = fits & (room.free_bytes >= _likely_bytes(batch, asks, room))
+    room_share = _room_share(room.free_bytes, _likely_bytes(batch, asks, room), fits)
+    holds = room_share >= 1.0
     suits = fits & load.is_idle
     suiting = suits.sum(axis=1)
     missing = np.maximum(landing.needed - (landing.size - landing.taken), 0)
@@ -198,7 +200,7 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
         is_clean=reach.is_clean,
         fits=fits,
         holds=holds,
-        room=holds.sum(axis=1) / np.maximum(reach.is_clean.sum(axis=1), 1),
+        room=room_share.sum(axis=1) / np.maximum(reach.is_clean.sum(axis=1), 1),
         suits=suits,
         idle=np.maximum(suiting - landing.taken, 0),
         chance=_chance(np.where(holds, load.idle_chance, 0.0), reach, missing) * landing.certainty,
@@ -419,6 +421,17 @@ def _likely_bytes(batch: Batch, asks: Asks, room: _Room) -> Ratios:
     even = MOST_OF_SHARE * np.minimum(share_bytes, room.full_bytes)
     of_unknown = np.where(batch.is_shared[:, None], even, 0.0)
     return np.where(np.isnan(asks.likely_bytes), of_unknown, asks.likely_bytes)
+
+
+def _room_share(free_bytes: Ratios, likely_bytes: Ratios, fits: Flags) -> Ratios:
+    """Return how much of a pod each device holds: all of it where it has the room.
+
+    What is expected of a pod is the most that those like it took. With less room it may still fit,
+    the more likely the more there is. Room that the pod asks for is not expected: it fits or not.
+    """
+    share = np.minimum(free_bytes / np.maximum(likely_bytes, 1.0), 1.0)
+    held: Ratios = np.where(fits, np.where(free_bytes >= likely_bytes, 1.0, share), 0.0)
+    return held
 
 
 def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Ratios:

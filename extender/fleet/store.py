@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from extender.core.columns import known
 from extender.core.evaluation import normalize_model
 from extender.core.health import xid_action
 from extender.core.occupancy import WHOLE_DEVICE
@@ -418,9 +419,8 @@ class DeviceStore:
         All in bytes, and 0 where unknown.
         """
         found = self._columns.occupancy(np.array([row], dtype=np.intp))
-        used, others, foreign = (
-            float(np.nan_to_num(part[0])) for part in (found.used, found.others, found.foreign)
-        )
+        parts = np.concatenate([found.used, found.others, found.foreign])
+        used, others, foreign = known(parts).tolist()
         return used, others, foreign
 
     def note_shares(self, row: int, held: Sequence[tuple[int, int]]) -> None:

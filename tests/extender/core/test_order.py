@@ -273,6 +273,17 @@ def test_without_any_like_it_an_even_share_is_expected_of_a_pod() -> None:
     assert ranking(decide_on(nodes, request())) == ["roomy", "calm"]
 
 
+def test_where_no_card_has_what_is_expected_the_one_with_more_room_comes_first() -> None:
+    nodes = {
+        "calm": shared(loaded(5, 0.35), replicas=4),
+        "roomy": shared(loaded(15, 0.9), replicas=4),
+    }
+
+    assert ranking(decide_on(nodes, request())) == ["roomy", "calm"]
+    assert ranking(decide_on(nodes, expecting(30))) == ["roomy", "calm"]
+    assert ranking(decide_on(nodes, expecting(4))) == ["calm", "roomy"]
+
+
 def test_what_is_only_expected_refuses_no_node() -> None:
     nodes = {"full": shared(loaded(1), replicas=4)}
 

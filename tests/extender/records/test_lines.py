@@ -88,7 +88,7 @@ def test_a_line_that_cannot_be_read_is_named() -> None:
     log = written([weighed(snapshot_of({"a": node()}), request(), policy=POLICY)])
     settings, fleet, decision = log.splitlines(keepends=True)
 
-    with pytest.raises(RecordError, match=r"log:1: earlier lines that this decision needs are missing"):
+    with pytest.raises(RecordError, match=r"log:1: earlier lines that this decision needs"):
         read(decision)
     with pytest.raises(RecordError, match=r"log:2: version 99 of the log cannot be read: must be"):
         read(settings + fleet.replace(b'"version":1', b'"version":99'))

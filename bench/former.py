@@ -1,0 +1,71 @@
+"""The default of 0.1's first state, strategy `spread`, as a model to compare with.
+
+It ranked nodes by one sum: a third for the chance that all GPUs handed out are idle, two thirds for
+how many idle ones there are, calm as the fraction between two numbers; nodes with enough idle GPUs
+before the others. It refused a node whose GPUs processes outside Kubernetes used, shared ones too.
+What GPUs show is judged as today: the readings' side of that state is not rebuilt.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from extender.core.assessment import Assessment, assess
+from extender.core.evaluation import Evaluation, Question, estimates
+from extender.core.filtering import Code, reject
+from extender.core.policy import Policy, Weights
+from extender.core.scoring import calm, health, mean
+from extender.core.snapshot import Batch, Flags, Pool, Ratios, Snapshot, batch_rows
+
+NAME: Final = "former default"
+ENOUGH: Final = 0.4
+UNKNOWN: Final = 0.2
+CHANCE: Final = 1 / 3
+STEPS: Final = 16
+BELOW_ONE: Final = 0.999
+POLICY: Final = Policy(
+    weights=Weights(utilization=0.60, memory=0.15, sharing=0.10, bursts=0.05, stress=0.10)
+)
+
+
+def evaluate(snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+    """Evaluate every node of a pool as that state did; takes the place of today's function."""
+    batch = batch_rows(pool.rows, snapshot.telemetry, pool.batch.suspicion)
+    asks = question.ask.columns
+    assessment = assess(batch, asks, estimates(question.policy))
+    # A GPU in use from outside Kubernetes is no good, also where it is shared.
+    is_clean = assessment.is_clean & ~batch.telemetry.is_foreign
+    idle_chance = np.where(is_clean & assessment.fits, assessment.idle_chance, 0.0)
+    codes = reject(
+        batch, asks, assessment, requires_idle=np.array([question.request.requires_idle])
+    )
+    is_closed = is_clean.sum(axis=1) < assessment.landing.needed
+    codes[(codes == Code.PASSES) & is_closed] = Code.FOREIGN_USE
+    scores = _scores(batch, assessment, idle_chance, is_clean)
+    return Evaluation(
+        codes=codes,
+        scores=scores * health(batch, assessment),
+        bands=np.zeros(len(batch), dtype=np.int8),
+        utilization=mean(assessment.utilization, assessment.works, assessment.working),
+    )
+
+
+def _scores(batch: Batch, assessment: Assessment, chances: Ratios, is_clean: Flags) -> Ratios:
+    landing = assessment.landing
+    hopes = chances.sum(axis=1)
+    share = landing.needed / np.maximum(landing.size, 1)
+    steps = np.where(batch.is_shared, hopes * share, np.maximum(hopes - landing.taken, 0.0))
+    quiet = calm(batch, assessment, POLICY.weights) * BELOW_ONE
+    place = (np.clip(steps, 0, STEPS) + quiet) / (STEPS + 1)
+    order = CHANCE * assessment.chance + (1 - CHANCE) * place
+    wanted = np.clip(landing.needed + landing.taken, 1, np.maximum(landing.size, 1))
+    falling = np.sort(chances, axis=1)[:, ::-1]
+    worst = np.take_along_axis(falling, wanted[:, None] - 1, axis=1)[:, 0]
+    idle = (assessment.suits & is_clean).sum(axis=1) - landing.taken
+    is_enough = (idle >= landing.needed) & (landing.needed > 0)
+    scores: Ratios = np.where(
+        is_enough,
+        ENOUGH + (1 - ENOUGH) * order,
+        UNKNOWN * np.minimum(2 * worst, 1.0) + (ENOUGH - UNKNOWN) * order,
+    )
+    return scores
