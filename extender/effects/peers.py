@@ -182,7 +182,10 @@ class Peers:
         return [web.post(PATH, self._receive)]
 
     async def run(self) -> None:
-        """Tell the others until cancelled."""
+        """Tell the others until cancelled; all links are made again after that."""
+        for address in tuple(self._links):  # their session is closed
+            self._tasks.pop(address).cancel()
+            self._drop(address)
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             try:
