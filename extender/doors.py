@@ -214,7 +214,8 @@ async def _guard_body(request: web.Request, handler: Handler) -> web.StreamRespo
 def _refuse_expectations(runner: web.AppRunner) -> None:
     """Refuse requests that wait for leave to send their body.
 
-    aiohttp gives it before it authorizes, and no client needs it. Those that ask for it, as curl does for large bodies, then do without.
+    aiohttp gives it before it authorizes, and no client needs it: those that ask for it, as curl
+    does for large bodies, then do without.
     """
     server = runner.server
     if server is None:
