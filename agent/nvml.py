@@ -92,7 +92,7 @@ class GpmMeter:
                 self._nvml.call("nvmlGpmSampleGet", self._handle, sample)
             else:
                 self._nvml.call("nvmlGpmMigSampleGet", self._handle, self._gpu_instance_id, sample)
-        except NvmlError:
+        except BaseException:  # a binding that does not fit the driver raises anything
             if older is not None:
                 self._nvml.call("nvmlGpmSampleFree", older)
             raise

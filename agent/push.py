@@ -38,6 +38,7 @@ from agent.report import (
     frame,
 )
 from agent.sampler import LatestReport
+from extender.supervision import keep
 
 logger = logging.getLogger(__name__)
 
@@ -299,7 +300,9 @@ class Pusher(Collector):
         return self._links
 
     async def run(self) -> None:
-        """Push reports to every replica until cancelled."""
+        """Push reports to every replica until cancelled; all links are opened again after that."""
+        for address in tuple(self._links):
+            self._close(address)
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._resolve(group)
@@ -321,8 +324,7 @@ class Pusher(Collector):
             return
         self._lookup_error = ""
         for address in self._links.keys() - addresses:
-            self._tasks.pop(address).cancel()
-            self._add_closed_link(self._links.pop(address))
+            self._close(address)
         for address in sorted(addresses - self._links.keys()):
             if len(self._links) >= MAX_REPLICAS:
                 logger.warning("too many replicas", extra={"most": MAX_REPLICAS})
@@ -334,7 +336,9 @@ class Pusher(Collector):
                 self._options,
                 clock=self._clock,
             )
-            self._tasks[address] = group.create_task(link.run(), name=f"report to {address[0]}")
+            self._tasks[address] = group.create_task(
+                keep("report", link.run), name=f"report to {address[0]}"
+            )
 
     async def _addresses(self) -> set[Address]:
         """Return the addresses of the service.
@@ -348,7 +352,10 @@ class Pusher(Collector):
         )
         return {(str(info[4][0]), int(port)) for info in infos}
 
-    def _add_closed_link(self, link: ReportLink) -> None:
+    def _close(self, address: Address) -> None:
+        """Close the link to an address; its counts remain."""
+        self._tasks.pop(address).cancel()
+        link = self._links.pop(address)
         for name, count in _counts(link).items():
             self._closed_link_counts[name] += count
 

@@ -48,7 +48,10 @@ async def keep(
             await run()
         except fatal:
             raise
-        except Exception as error:
+        # A future that someone else has cancelled ends no task either.
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             FAULTS[name] += 1
             unlogged = _SELDOM.due(name, type(error).__name__)
             if unlogged is not None:
@@ -60,3 +63,9 @@ async def keep(
             seconds = FIRST_SECONDS
         await asyncio.sleep(seconds)
         seconds = min(2 * seconds, MOST_SECONDS)
+
+
+def _is_cancelled() -> bool:
+    """Return whether the current task was asked to end."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

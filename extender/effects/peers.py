@@ -181,7 +181,13 @@ class Peers:
         return [web.post(PATH, self._receive)]
 
     async def run(self) -> None:
-        """Look up replicas and send them messages until cancelled."""
+        """Look up replicas and send them messages until cancelled.
+
+        A restart opens all links again: their HTTP session was closed.
+        """
+        for address in tuple(self._links):
+            self._tasks.pop(address).cancel()
+            self._drop(address)
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             try:

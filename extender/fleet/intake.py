@@ -192,7 +192,9 @@ class Intake:
         since = self._float["xid_since"]
         seen, is_news = np.full(len(rows), now), xids != np.nan_to_num(before)
         if readings.own is not None:
-            happened = readings.measured_at - readings.own.xid_age
+            # A node whose clock was put back has XIDs of the future: when they happened is unknown.
+            age = np.where(readings.own.xid_age >= 0, readings.own.xid_age, np.nan)
+            happened = readings.measured_at - age
             seen = np.where(np.isnan(happened), seen, happened)
             is_news |= happened > since[rows] + XID_AGAIN_SECONDS
         first_seen = np.where(xids > 0, seen, np.nan)

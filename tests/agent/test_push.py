@@ -21,6 +21,7 @@ from agent.push_handshake import expiry_of, read_token
 from agent.report import LENGTH_BYTES, Farewell, Report, Update, decode_update, frame
 from agent.sampler import LatestReport
 from extender.core.policy import Thresholds
+from extender.supervision import keep
 from simulation.agents import SimulatedAgent
 from simulation.devices import Load
 from simulation.fleet import SimulatedFleet
@@ -344,6 +345,42 @@ async def test_a_replica_removed_from_the_service_is_disconnected(tmp_path: Path
         await eventually(lambda: not running.pusher.links)
 
         assert counts(running.pusher)["sent"] == 1  # counts of closed links remain
+
+
+async def test_a_link_that_fails_is_opened_again_alone(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (link,) = running.pusher.links.values()
+        build = running.pusher._digest_builder.build
+
+        def fail(_: Report) -> Digest:
+            running.pusher._digest_builder.build = build  # type: ignore[method-assign] # once
+            raise LookupError("no error that a connection has")
+
+        running.pusher._digest_builder.build = fail  # type: ignore[method-assign] # as above
+        running.look()
+
+        await eventually(lambda: len(it.updates) == 2 and it.updates[1])
+        assert list(running.pusher.links.values()) == [link]
+
+
+async def test_after_a_failure_every_replica_gets_reports_again(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        pusher, addresses = running.pusher, running.pusher._addresses
+
+        async def fail() -> set[tuple[str, int]]:
+            pusher._addresses = addresses  # type: ignore[method-assign] # once
+            raise UnicodeError("label empty or too long")
+
+        pusher._addresses = fail  # type: ignore[method-assign] # as of a name that is none
+        await the_connection_breaks()
+        again = asyncio.create_task(keep("reports", pusher.run))
+
+        await eventually(lambda: len(it.updates) == 2 and it.updates[1])
+        assert counts(pusher)["sent"] == 2
+        again.cancel()
+        await asyncio.wait([again])
 
 
 def test_the_expiry_is_read_from_the_token(tmp_path: Path) -> None:

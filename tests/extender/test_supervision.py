@@ -51,6 +51,22 @@ async def test_a_task_that_ran_for_long_is_started_again_soon() -> None:
     assert loop.time() == pytest.approx(4 * (100 + FIRST_SECONDS))
 
 
+async def test_what_someone_else_has_cancelled_ends_no_task() -> None:
+    waited_for: list[asyncio.Future[None]] = []
+
+    async def run() -> None:
+        if not waited_for:
+            waited_for.append(asyncio.get_running_loop().create_future())
+            waited_for[0].cancel()
+            await waited_for[0]
+
+    before = FAULTS["cancelled"]
+
+    await keep("cancelled", run)
+
+    assert FAULTS["cancelled"] - before == 1
+
+
 async def test_what_is_fatal_is_raised_and_cancelling_cancels() -> None:
     async def fail() -> None:
         raise OSError("in use")

@@ -1,17 +1,21 @@
 """What is known of the other replicas by what they told last."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 import pytest
 from aiohttp import web
 
+from extender import supervision
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
-from extender.effects.peer_wire import encode_message
-from extender.effects.peers import SILENT_SECONDS, Peers
+from extender.effects.peer_wire import encode_message, encode_receipt
+from extender.effects.peers import SILENT_SECONDS, Address, Peers
 from extender.metrics import Metrics
 from extender.placement.asked import AnsweredQuestion
 from extender.settings import peers as settings
+from extender.supervision import keep
+from tests.extender.fake_kube import eventually
 from tests.extender.served import MakeClient
 
 Tell = Callable[[str, Collection[str] | None], Awaitable[None]]
@@ -120,3 +124,39 @@ async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(
 
         assert taken[-1].at == pytest.approx(asked_at, abs=0.002)
         clock.now += 1.0
+
+
+async def test_after_a_failure_every_replica_is_told_again(
+    aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.01)
+    told: list[bytes] = []
+
+    async def take(request: web.Request) -> web.Response:
+        told.append(await request.read())
+        return web.Response(body=encode_receipt("them", 1.0))
+
+    app = web.Application()
+    app.add_routes([web.post(PATH, take)])
+    client = await aiohttp_client(app)
+    addresses = (f"127.0.0.1:{client.port}",)
+    peers = Peers(
+        settings.Peers(addresses=addresses, resolve_seconds=1.0), lambda _: None, Metrics()
+    )
+    look_up = peers._addresses
+
+    async def fail() -> set[Address]:
+        peers._addresses = look_up  # type: ignore[method-assign] # once
+        told.clear()
+        raise UnicodeError("label empty or too long")
+
+    running = asyncio.create_task(keep("peers", peers.run))
+    await eventually(lambda: told)
+    failures = supervision.FAULTS["peers"]
+    peers._addresses = fail  # type: ignore[method-assign] # as of a name that is none
+    await eventually(lambda: supervision.FAULTS["peers"] > failures)
+    told.clear()  # also of what was said at the end
+
+    await eventually(lambda: told)
+    running.cancel()
+    await asyncio.wait([running])

@@ -173,6 +173,17 @@ def test_an_xid_that_happens_again_counts_from_then_on(agents: Agents) -> None:
     assert made.believed(made.card(), "is_excluded") == 0.0
 
 
+def test_an_xid_of_the_future_counts_from_when_it_came_up(agents: Agents) -> None:
+    made = agents.world
+    seconds = Policy().health.xid_seconds
+    agents.report(XID=48.0, xid_age=-600.0)
+    assert made.believed(made.card(), "is_excluded") == 1.0
+
+    made.clock.now += seconds + 1.0
+    agents.report(XID=48.0, xid_age=-600.0)
+    assert made.believed(made.card(), "is_excluded") == 0.0
+
+
 def test_an_xid_counts_from_when_it_happened(agents: Agents) -> None:
     made = agents.world
     seconds = Policy().health.xid_seconds
