@@ -166,7 +166,7 @@ async def test_where_the_api_server_does_not_answer_no_new_caller_is_admitted(do
     response = await client.get("/v1/pods", headers=BEARER)
 
     assert response.status == 503
-    assert "cannot find out whose the token is" in await response.text()
+    assert "cannot review the token" in await response.text()
     assert door.count("unknown") == 1
 
 

@@ -149,7 +149,7 @@ async def test_what_is_not_kept_in_full_is_said_and_still_there(
     assert [node["node"] for node in answer["nodes"]] == ["idle"]
     assert [node["node"] for node in answer["others"]] == ["half", "busy"]
     assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (1, 2)
-    assert "1 of 3 candidates are kept in full" in answer["kept"]["note"]
+    assert "1 of 3 candidates are recorded in full" in answer["kept"]["note"]
     assert (len(some["others"]), some["others_left"]) == (1, 1)
 
 
