@@ -140,9 +140,11 @@ def _expect(
     count = sum(seen.get(name, 0) for name in profiles)
     labels = node.labels
     # The kubelet's own word is before that of labels, which are late.
-    label = max((told.get(name, 0) for name in profiles), default=0)
-    label = label or _number(labels.get(f"{prefix}.replicas"))
-    label = label or _number(labels.get(GKE_CLIENTS))
+    label = (
+        max((told.get(name, 0) for name in profiles), default=0)
+        or _number(labels.get(f"{prefix}.replicas"))
+        or _number(labels.get(GKE_CLIENTS))
+    )
     physical = _number(labels.get(f"{prefix}.count"))
     if not physical and not profile:
         physical = _number(labels.get(INSTANCE_GPUS))
