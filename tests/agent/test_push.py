@@ -357,7 +357,7 @@ async def test_a_link_that_fails_is_opened_again_alone(tmp_path: Path) -> None:
             running.pusher._digest_builder.build = build  # type: ignore[method-assign] # once
             raise LookupError("no error that a connection has")
 
-        running.pusher._digest_builder.build = fail  # type: ignore[method-assign] # as above
+        running.pusher._digest_builder.build = fail  # type: ignore[method-assign,assignment] # as above
         running.look()
 
         await eventually(lambda: len(it.updates) == 2 and it.updates[1])

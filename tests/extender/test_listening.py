@@ -281,6 +281,7 @@ def test_who_has_said_something_lately_does_not_give_way_to_idle_ones_of_the_sam
             spoken = await port.call()
             assert await spoken.is_answered()
 
+            newest = spoken
             for _ in range(2 * most):  # all by way of one address, as behind a Service
                 newest = await port.call()
                 await eventually(lambda: not port.listener.coming)

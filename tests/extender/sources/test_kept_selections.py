@@ -61,7 +61,7 @@ def test_of_a_pod_that_says_too_much_nothing_is_kept(selector: dict[str, str]) -
 def test_of_a_pod_that_says_very_much_nothing_is_read() -> None:
     """Empty terms select no node, and take no room: only their number says that they cost time."""
     raw = selecting()
-    terms = [{}] * 1001
+    terms: list[dict[str, object]] = [{}] * 1001
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     raw["spec"]["affinity"] = {"nodeAffinity": required}
 
