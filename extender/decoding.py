@@ -13,6 +13,11 @@ MOST_SHOWN: Final = 300
 MOST_DEPTH: Final = 128
 """Kubernetes objects nest about twenty levels deep. Parameters of a DRA driver may nest deeper."""
 
+MOST_VALUES: Final = 200_000
+VALUE_BYTES: Final = 24
+"""A body may have so many values, and one more for each so many bytes. What Kubernetes writes has
+28 bytes or more for each, and what decoding costs grows with the values."""
+
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
 
 
@@ -45,6 +50,22 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
     # yaml raises KeyError for some tags.
     except Exception as error:
         raise MalformedError(str(error)[:MOST_SHOWN] or type(error).__name__) from error
+
+
+def excess_values(content: bytes) -> str:
+    """Return what JSON has too much of to be decoded while others wait, "" for nothing.
+
+    Each value but the first is behind a comma, or is alone in what it is in: nothing is decoded to
+    count them.
+
+    Example:
+        >>> excess_values(b"[" + b"0," * 300_000 + b"0]")
+        '300000 commas, must be at most 225000'
+    """
+    if len(content) <= MOST_VALUES:
+        return ""
+    values, most = content.count(b","), MOST_VALUES + len(content) // VALUE_BYTES
+    return f"{values} commas, must be at most {most}" if values > most else ""
 
 
 _ESCAPES: Final = re.compile(

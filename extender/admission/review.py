@@ -12,7 +12,7 @@ import orjson
 
 from extender.core.resources import excess_of
 from extender.core.untyped import items_of, mapping_of, text_of
-from extender.decoding import MalformedError, decode_with
+from extender.decoding import MalformedError, decode_with, excess_values
 
 API_VERSION: Final = "admission.k8s.io/v1"
 KIND: Final = "AdmissionReview"
@@ -55,6 +55,8 @@ def decode_review(body: bytes) -> Review:
     Raises:
         ReviewError: it is none, or not of a pod that is created.
     """
+    if excess := excess_values(body):
+        raise ReviewError(f"cannot read AdmissionReview: $ has {excess}")
     try:
         document = decode_with(orjson.loads, body)
     except MalformedError as error:

@@ -23,7 +23,7 @@ from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.scoring import UNITS
 from extender.core.snapshot import Rows
 from extender.core.untyped import mapping_of
-from extender.decoding import MalformedError, decode_with
+from extender.decoding import MalformedError, decode_with, excess_values
 from extender.webhook.casing import POD, restore_case
 from extender.webhook.folded import (
     SHOWN,
@@ -66,11 +66,6 @@ MOST_NODES: Final = 20_000
 
 MOST_VICTIMS: Final = 30_000
 """Of a question about preemption: kube-scheduler tries a tenth of the nodes, and 100 at least."""
-
-MOST_VALUES: Final = 200_000
-VALUE_BYTES: Final = 24
-"""Of a question: so many values, and one more for each so many bytes. What kube-scheduler writes
-28 bytes or more for each, and what decoding costs grows with the values."""
 
 MOST_POD_BYTES: Final = 4 << 20
 """Of a Pod: the API server takes 3 MiB at most, and what is decoded holds up all other answers."""
@@ -215,17 +210,11 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
 def _check_values(body: bytes, what: str) -> None:
     """Return if a question has no more values than kube-scheduler's can have.
 
-    Nothing is decoded for that: each value but the first is behind a comma, or is alone in what it
-    is in.
-
     Raises:
         WireError: it has more.
     """
-    if len(body) <= MOST_VALUES:
-        return
-    values, most = body.count(b","), MOST_VALUES + len(body) // VALUE_BYTES
-    if values > most:
-        raise WireError(f"cannot read {what}: $ has {values} commas, must be at most {most}")
+    if excess := excess_values(body):
+        raise WireError(f"cannot read {what}: $ has {excess}")
 
 
 def _check_count(count: int, most: int, what: str, where: str) -> None:

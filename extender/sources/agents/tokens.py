@@ -11,6 +11,7 @@ from typing import Final
 import orjson
 
 from extender.core.untyped import mapping_of, text_of
+from extender.decoding import decode_with
 from extender.kube import KubeClient, KubeError
 from extender.reviews import (
     Recent,
@@ -252,7 +253,7 @@ def _claims_of(token: str) -> Mapping[str, object]:
         return {}
     try:
         content = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        return mapping_of(orjson.loads(content))
+        return mapping_of(decode_with(orjson.loads, content))
     except (binascii.Error, ValueError):
         return {}
 

@@ -45,6 +45,11 @@ def test_a_review_says_which_pod_is_created() -> None:
         pytest.param(b"", "cannot read AdmissionReview", id="empty"),
         pytest.param(b"\xff\xfe{", "cannot read AdmissionReview", id="no-text"),
         pytest.param(b"[" * 5000, "cannot read AdmissionReview", id="too-deep"),
+        pytest.param(
+            b"[" + b"{}," * 300_000 + b"{}]",
+            "cannot read AdmissionReview: $ has 300000 commas, must be at most 237500",
+            id="too-many-values",
+        ),
         pytest.param(b"[]", "$.apiVersion must be 'admission.k8s.io/v1'", id="a-list"),
         pytest.param(
             b'{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview"}',

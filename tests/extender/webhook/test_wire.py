@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from extender.core.names import NamesAt
 from extender.core.roll import Roll
+from extender.decoding import MOST_VALUES
 from extender.webhook import wire
 from extender.webhook.folded import WireError
 
@@ -362,7 +363,7 @@ def test_a_question_of_more_than_a_cluster_has_is_refused(
 def test_of_very_many_values_none_is_decoded(
     decode_any: Callable[[bytes], object], form: bytes, value: bytes
 ) -> None:
-    body = form % b",".join([value] * 2 * wire.MOST_VALUES)
+    body = form % b",".join([value] * 2 * MOST_VALUES)
 
     with pytest.raises(WireError, match=r"\$ has (399999|400000) commas, must be at most 2\d{5}"):
         decode_any(body)
