@@ -152,12 +152,14 @@ class Bench:
         folder: where it goes.
         room: whose mutants they are.
         seconds: CPU time that the tests of one mutant may take.
+        only: stem of a file; only the tests named for it are run.
     """
 
-    def __init__(self, folder: Path, room: Room, seconds: float) -> None:
+    def __init__(self, folder: Path, room: Room, seconds: float, *, only: str = "") -> None:
         self._folder = folder
         self._room = room
         self._seconds = seconds
+        self._tests = [one for one in room.arguments if f"test_{only}" in one or not only]
         for name in COPIED:
             if (ROOT / name).is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")
@@ -184,7 +186,7 @@ class Bench:
                 until=until,
                 output=output,
             )
-            _pytest(self._folder, self._room.arguments, plugins=[plugin], limit=math.inf)
+            _pytest(self._folder, self._tests, plugins=[plugin], limit=math.inf)
         if not target.exists():
             raise RuntimeError(self.output)
         learned, outcomes = cast("tuple[Learned, list[Outcome]]", pickle.loads(target.read_bytes()))  # noqa: S301 - of our own process
@@ -371,13 +373,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="then no other is tried")
     parser.add_argument("--seconds", type=float, default=60, help="of CPU for a mutant's tests")
+    parser.add_argument("--only", default="", help="of one file, by its stem; keeps no result")
     options = parser.parse_args()
     room = room_of(options.room)
-    mutants = sample(room.files, options.count, options.seed)
+    files = [path for path in room.files if options.only in ("", Path(path).stem)]
+    mutants = sample(files, options.count, options.seed)
     until = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="idlegpu-mutants-") as folder:
-        bench = Bench(Path(folder).resolve(), room, options.seconds)
+        bench = Bench(Path(folder).resolve(), room, options.seconds, only=options.only)
         outcomes = bench.try_all(mutants, until)
+    if options.only:
+        return 0
     result = result_of(room.name, list(zip(mutants, outcomes, strict=False)), equivalent())
     keep(result)
     sys.stdout.write(table([result["row"]]) + "\n" + "\n".join(result["survivors"]) + "\n")

@@ -118,17 +118,17 @@ def mutant_at(site: Site, text: str) -> Mutant:
     """Return a file with one change."""
     tree = ast.parse(text)
     original = ast.unparse(tree)
-    node = _node(tree, site)
-    line = getattr(node, "lineno", 1)
-    plain_line = getattr(_node(ast.parse(original), site), "lineno", 1)
+    node = next(one for at, one in enumerate(ast.walk(tree)) if at == site.place)
     _changes(node)[site.change]()
     ast.fix_missing_locations(tree)
     changed = ast.unparse(tree)
-    lines = zip(original.splitlines(), changed.splitlines(), strict=False)
-    before, after = next(((old, new) for old, new in lines if old != new), ("", ""))
+    lines = enumerate(zip(original.splitlines(), changed.splitlines(), strict=False), start=1)
+    plain_line, (before, after) = next(
+        ((number, pair) for number, pair in lines if pair[0] != pair[1]), (1, ("", ""))
+    )
     return Mutant(
         path=site.path,
-        line=line,
+        line=_line(text, original, plain_line) if _is_def(node) else getattr(node, "lineno", 1),
         plain_line=plain_line,
         before=_short(before),
         after=_short(after),
@@ -136,8 +136,21 @@ def mutant_at(site: Site, text: str) -> Mutant:
     )
 
 
-def _node(tree: ast.Module, site: Site) -> ast.AST:
-    return next(one for at, one in enumerate(ast.walk(tree)) if at == site.place)
+def _is_def(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def _line(text: str, original: str, plain_line: int) -> int:
+    """Return the line of a file whose statement is in another line in Python's own layout."""
+    pairs = zip(ast.walk(ast.parse(text)), ast.walk(ast.parse(original)), strict=True)
+    return next(
+        (
+            one.lineno
+            for one, other in pairs
+            if isinstance(one, ast.stmt) and getattr(other, "lineno", 0) == plain_line
+        ),
+        1,
+    )
 
 
 def _short(text: str) -> str:

@@ -117,7 +117,7 @@ def at_import(code: CodeType) -> CodeType:
         ("function" if _is_function(one) else at_import(one)) if isinstance(one, CodeType) else one
         for one in code.co_consts
     )
-    return code.replace(co_consts=consts)
+    return code.replace(co_consts=consts, co_linetable=b"")  # has where functions end
 
 
 def compiled(text: str, file: str) -> CodeType:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from aiohttp import web
 
@@ -125,7 +126,9 @@ async def test_a_lease_that_was_deleted_is_not_fresh_and_comes_back_with_its_fir
     assert held.lease.is_fresh
 
 
-async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing(held: Held) -> None:
+async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing_and_is_logged_once(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
     await held.lease.look()
     await held.renew()
     held.status = 503
@@ -136,10 +139,14 @@ async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing(held: H
     held.now += 15.1
     await held.lease.look()
     assert not held.lease.is_fresh
+    assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
 
 
-async def test_a_duration_that_is_none_is_taken_for_the_usual_one(held: Held) -> None:
-    held.duration = "soon"
+@pytest.mark.parametrize("duration", ["soon", 0, -1])
+async def test_a_duration_that_is_none_is_taken_for_the_usual_one(
+    held: Held, duration: object
+) -> None:
+    held.duration = duration
     await held.lease.look()
     await held.renew()
 
