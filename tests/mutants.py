@@ -152,14 +152,15 @@ class Bench:
         folder: where it goes.
         room: whose mutants they are.
         seconds: CPU time that the tests of one mutant may take.
-        only: stem of a file; only the tests named for it are run.
+        only: stem of a file; only the tests named for it are run, where there are any.
     """
 
     def __init__(self, folder: Path, room: Room, seconds: float, *, only: str = "") -> None:
         self._folder = folder
         self._room = room
         self._seconds = seconds
-        self._tests = [one for one in room.arguments if f"test_{only}" in one or not only]
+        own = [one for one in room.arguments if only and f"test_{only}" in one]
+        self._tests = own or room.arguments
         for name in COPIED:
             if (ROOT / name).is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")

@@ -12,7 +12,7 @@ from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS
 from extender.placement import kept
 from extender.placement.kept import EXPECTED, EXPECTED_SECONDS
-from tests.builders import request
+from tests.builders import pod_ref, request
 from tests.worlds import World
 
 
@@ -36,6 +36,20 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return evaluate(question, batch, *rest)
 
     monkeypatch.setattr(standing, "evaluate_for", count)
+    return counted
+
+
+@pytest.fixture
+def rows_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts how many rows are evaluated each time that some are because they changed."""
+    counted: list[int] = []
+    batch_under: Callable[..., Any] = standing.batch_under
+
+    def count(snapshot: Any, pool: Any, rows: Any) -> Any:
+        counted.append(len(rows))
+        return batch_under(snapshot, pool, rows)
+
+    monkeypatch.setattr(standing, "batch_under", count)
     return counted
 
 
@@ -82,6 +96,35 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
             patch.setattr(Memo, "get", lambda _, __, make: make())
             afresh = finish(world.placer.guess_in_steps(request(count), names))
         assert warm.scores.tolist() == afresh.scores.tolist()
+
+
+def test_what_has_changed_is_evaluated_for_all_requests_together_before_the_next_pod_asks(
+    world: World, rows_evaluated: list[int]
+) -> None:
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    world.place("another", request(1))
+    rows_evaluated.clear()
+
+    finish(world.placer.standings.warm_in_steps())
+    assert rows_evaluated == [3]
+
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    assert rows_evaluated == [3]
+
+
+def test_what_prioritize_asks_was_evaluated_for_filter_though_another_pod_asked_meanwhile(
+    world: World, rows_evaluated: list[int]
+) -> None:
+    names = tuple(world.fleet.nodes)
+    world.placer.place("filter", pod_ref("a"), request(1), names)
+    world.rank(request(1))
+    rows_evaluated.clear()
+
+    world.placer.place("prioritize", pod_ref("a"), request(1), names)
+
+    assert rows_evaluated == []
 
 
 def expect(world: World, *counts: int) -> None:
