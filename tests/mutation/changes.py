@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+SHOWN: Final = 80
+"""So many characters of a line are shown before a change, and as many after it."""
+
 COMPARED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -27,6 +30,9 @@ COMPUTED: Final[Mapping[type[ast.operator], type[ast.operator]]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+GUARDS: Final = frozenset({"repr", "strict"})
+"""Arguments of `field` and `zip` that only help to debug."""
+
 _OPPOSITES: Final = (("min", "max"), ("any", "all"), ("minimum", "maximum"), ("fmin", "fmax"))
 NAMED: Final = {
     **dict(_OPPOSITES),
@@ -96,6 +102,8 @@ def _passed_over(tree: ast.Module) -> Iterator[ast.AST]:
             if getattr(node, name, None) is not None:
                 yield getattr(node, name)
         yield from getattr(node, "decorator_list", ())
+        if isinstance(node, ast.keyword) and node.arg in GUARDS:
+            yield node
         if isinstance(node, ast.Raise) or _is_log(node) or _is_alias(node):
             yield node
     for statement in tree.body:  # how large a limit is that was chosen by measuring
@@ -130,8 +138,8 @@ def mutant_at(site: Site, text: str) -> Mutant:
         path=site.path,
         line=_line(text, original, plain_line) if _is_def(node) else getattr(node, "lineno", 1),
         plain_line=plain_line,
-        before=_short(before),
-        after=_short(after),
+        before=_about(before, after),
+        after=_about(after, before),
         text=changed,
     )
 
@@ -153,8 +161,12 @@ def _line(text: str, original: str, plain_line: int) -> int:
     )
 
 
-def _short(text: str) -> str:
-    return re.sub(r"\s+", " ", text.strip())[:160]
+def _about(text: str, other: str) -> str:
+    """Return what of a line is about its difference from another one."""
+    pairs = enumerate(zip(text, other, strict=False))
+    at = next((at for at, (one, another) in pairs if one != another), 0)
+    start = max(len(text) - len(text.lstrip()), at - SHOWN)
+    return re.sub(r"\s+", " ", text[start : at + SHOWN].strip())
 
 
 def _changes(node: ast.AST) -> list[Callable[[], None]]:  # noqa: C901, PLR0912, PLR0915 - a case each

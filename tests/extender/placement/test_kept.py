@@ -1,6 +1,7 @@
 """What is kept of the requests of the last minutes is brought up to date in small steps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,6 +174,35 @@ def test_so_many_are_expected_at_once_until_they_ask_or_their_time_is_up(
     world.clock.now += EXPECTED_SECONDS
     expect(world, 101)
     assert len(pools_evaluated) == 2
+
+
+def test_who_was_expected_first_loses_the_place_first(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    expect(world, 1)
+    world.clock.now += EXPECTED_SECONDS / 2
+    expect(world, *range(2, EXPECTED + 1))
+    world.clock.now += EXPECTED_SECONDS / 2
+    expect(world, 100)
+    pools_evaluated.clear()
+
+    expect(world, *range(2, EXPECTED + 1))
+    assert not pools_evaluated
+    expect(world, 1)
+    assert not pools_evaluated  # all places are taken
+    world.rank(request(1))
+    assert len(pools_evaluated) == 1
+
+
+def test_a_pod_that_is_nominated_finds_what_others_of_its_request_were_evaluated_for(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    world.rank(request(1))
+    pools_evaluated.clear()
+
+    world.rank(replace(request(1), nominated_node="node-1"))
+
+    assert not pools_evaluated
 
 
 def test_who_asks_while_it_is_evaluated_gets_what_is_so_by_then(world: World) -> None:
