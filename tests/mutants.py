@@ -32,6 +32,7 @@ import orjson
 from bench.machine import describe_machine, table
 from tests.mutation.changes import Mutant, mutant_at, plain, sites_of
 from tests.mutation.session import (
+    IDLE_SECONDS,
     Learned,
     Outcome,
     TryAll,
@@ -201,7 +202,7 @@ class Bench:
 
     def _try_in_new_pytest(self, mutant: Mutant, learned: Learned) -> Outcome:
         tests = learned.order(learned.of_file(mutant), mutant, self._seconds)
-        limit = 2 * limit_seconds(learned, tests)
+        limit = 2 * limit_seconds(learned, tests)  # imports come on top
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         left_out = [f"--deselect={test}" for test in learned.failed]
         with replaced(self._folder / mutant.path, mutant.text):
@@ -251,7 +252,8 @@ def _pytest(
             sys.stdout.flush()
             result.write_text(str(code), encoding="utf-8")
 
-    if not in_a_fork(run, limit_seconds=limit):
+    idle = math.inf if plugins else IDLE_SECONDS  # while those that it forks are at work
+    if not in_a_fork(run, limit_seconds=limit, idle_seconds=idle):
         return None
     return int(result.read_text(encoding="utf-8")) if result.exists() else PYTEST_FAILED
 

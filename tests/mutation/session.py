@@ -28,11 +28,11 @@ from tests.mutation.changes import Mutant
 
 Verdict = Literal["killed", "hangs", "survives", "import"]
 
-SHORTEST_LIMIT_SECONDS: Final = 60.0
 LIMIT_FACTOR: Final = 10.0
+SHORTEST_LIMIT_SECONDS: Final = 10.0
 LEARN_LIMIT_SECONDS: Final = 1800.0
-LONGEST_LIMIT_SECONDS: Final = 300.0
-"""A mutant whose tests take longer hangs, and that is noticed."""
+IDLE_SECONDS: Final = 60.0
+"""What waits longer for nothing hangs, and that is noticed."""
 
 
 @dataclass(slots=True)
@@ -308,13 +308,23 @@ class TryAll:
 
 
 def limit_seconds(learned: Learned, tests: Iterable[str]) -> float:
-    """Return how long tests may take on a busy machine, as they wait as well as compute."""
-    seconds = SHORTEST_LIMIT_SECONDS + LIMIT_FACTOR * sum(learned.seconds[one] for one in tests)
-    return min(seconds, LONGEST_LIMIT_SECONDS)
+    """Return how much CPU time tests may take with a mutant."""
+    return SHORTEST_LIMIT_SECONDS + LIMIT_FACTOR * sum(learned.seconds[one] for one in tests)
 
 
-def in_a_fork(run: Callable[[], None], *, limit_seconds: float) -> bool:
-    """Call a function in a process of its own; return whether it ended in time."""
+def in_a_fork(
+    run: Callable[[], None], *, limit_seconds: float, idle_seconds: float = IDLE_SECONDS
+) -> bool:
+    """Call a function in a process of its own; return whether it ended, and did not hang.
+
+    A busy machine does not make it hang: what counts is its CPU time, and how long it waits without
+    any.
+
+    Args:
+        run: what to call.
+        limit_seconds: CPU time that it may take.
+        idle_seconds: so long it may wait.
+    """
     child = os.fork()
     if not child:
         try:
@@ -325,16 +335,26 @@ def in_a_fork(run: Callable[[], None], *, limit_seconds: float) -> bool:
             sys.stderr.flush()
         finally:
             os._exit(0)
-    deadline = time.monotonic() + limit_seconds
+    spent, busy_at = 0.0, time.monotonic()
     has_ended = False
-    while not has_ended and time.monotonic() < deadline:
+    while not has_ended and spent <= limit_seconds and time.monotonic() - busy_at <= idle_seconds:
         time.sleep(0.01)
+        seconds, is_running = _progress_of(child)
+        if is_running or seconds > spent:
+            spent, busy_at = seconds, time.monotonic()
         has_ended = bool(os.waitpid(child, os.WNOHANG)[0])
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # and what it started
     if not has_ended:
         os.waitpid(child, 0)
     return has_ended
+
+
+def _progress_of(child: int) -> tuple[float, bool]:
+    """Return the CPU time of a process, and whether it would run now if it could."""
+    fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    ticks = sum(map(int, fields[11:15]))  # its own and its children's
+    return ticks / os.sysconf("SC_CLK_TCK"), fields[0] in {"R", "D"}
 
 
 @contextlib.contextmanager
