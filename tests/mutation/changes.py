@@ -106,12 +106,17 @@ def _passed_over(tree: ast.Module) -> Iterator[ast.AST]:
             yield node
         if isinstance(node, ast.Raise) or _is_log(node) or _is_alias(node):
             yield node
-    for statement in tree.body:  # how large a limit is that was chosen by measuring
-        match statement:
-            case ast.AnnAssign(value=ast.Constant()) | ast.Assign(value=ast.Constant()):
-                yield statement
-            case _:
-                pass
+    # How large a limit is was chosen by measuring.
+    yield from (statement for statement in tree.body if _is_limit(statement))
+
+
+def _is_limit(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.AnnAssign(value=ast.expr() as value) | ast.Assign(value=value):
+            parts = ast.walk(value)
+            return all(isinstance(one, ast.Constant | ast.BinOp | ast.operator) for one in parts)
+        case _:
+            return False
 
 
 def _is_log(node: ast.AST) -> bool:
