@@ -131,11 +131,17 @@ def room_of(name: str) -> Room:
                 tests=("tests/agent/test_[!dg]*.py",),
                 without=DEVICE,
             )
+        case "remote":  # what asks the extender is tried through its command line
+            tests = ("tests/extender/remote/test_*.py", "tests/extender/cli/test_*.py")
+            return Room(name=name, code=("extender/remote/*.py",), tests=tests)
+        case "records":  # what is written is read to be replayed
+            tests = ("tests/extender/records/test_*.py", "tests/extender/replay/test_*.py")
+            return Room(name=name, code=("extender/records/*.py",), tests=tests)
         case "server":
             return Room(name=name, code=("extender/*.py",), tests=("tests/extender/test_*.py",))
         case _:
-            code, tests = f"extender/{name}/**/*.py", f"tests/extender/{name}/**/test_*.py"
-            return Room(name=name, code=(code,), tests=(tests,))
+            tests = (f"tests/extender/{name}/**/test_*.py",)
+            return Room(name=name, code=(f"extender/{name}/**/*.py",), tests=tests)
 
 
 def sample(files: Sequence[str], count: int, seed: int) -> list[Mutant]:
