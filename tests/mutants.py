@@ -1,39 +1,50 @@
-"""Which small faults the tests of a room would let pass: `make mutants ROOM=core`.
+"""Try which small faults the tests of a room would let pass: `make mutants ROOM=core`.
 
 A sample of mutants of the room's code, each with one change, is tried on the room's own tests: on
-those that run the changed line, and on all where it runs while a module is imported. Everything
-happens in a copy of the tree. A mutant that no test notices survives; one whose behavior cannot be
-told from the original's is no gap, and stands with the reason in
-`bench/data/equivalent_mutants.txt`.
+those that run the changed line, and, where it runs while a module is imported, on those that run
+anything of the file. Everything happens in a copy of the tree. A mutant that no test notices
+survives; one whose behavior cannot be told from the original's is no gap, and stands with the
+reason in `bench/data/equivalent_mutants.txt`.
 
-Mutants are written without comments and in Python's own layout. So each file is first tried like
-this without any change, on the tests of its mutants: those have to pass. Where pytest itself fails,
-nothing is known of the mutant, and it does not count.
+Mutants are written without comments and in Python's own layout, and so is the room's code in the
+copy when all tests are run once without a change. Tests that fail then judge no mutant, nor does a
+test that fails again when it is run alone without the mutant. Results are kept by room.
 """
 
 import argparse
-import ast
 import math
 import os
+import pickle
 import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
-from coverage import CoverageData
+import orjson
 
-from bench.machine import Bound, report
+from bench.machine import describe_machine, table
+from tests.mutation.changes import Mutant, mutant_at, plain, sites_of
+from tests.mutation.session import (
+    IDLE_SECONDS,
+    Learned,
+    Outcome,
+    TryAll,
+    in_a_fork,
+    limit_seconds,
+    print_outcome,
+    replaced,
+)
 
 ROOT: Final = Path(__file__).parent.parent
 EQUIVALENT: Final = ROOT / "bench" / "data" / "equivalent_mutants.txt"
+RESULTS: Final = ROOT / "bench" / "results" / "mutants"
 COPIED: Final = (
     "agent",
     "bench",
@@ -45,227 +56,100 @@ COPIED: Final = (
     "README.md",
 )
 MARKED: Final = "not prometheus and not e2e and not gpu and not page"
-LIMIT_SECONDS: Final = 300.0
-"""A mutant whose tests take longer hangs, and that is noticed."""
-LARGEST_SHARE: Final = 0.1
-TOLD: Final = (0, 1, 2)
-"""Exit codes of pytest that tell of the tests: they passed, one failed, one cannot be imported."""
-UNTOLD: Final = 70
 OUTPUT: Final = "pytest-output.txt"
+LEAST_SHARE: Final = 0.9
+TESTS_SPEAK: Final = (0, 1, 2)
+"""Exit codes of pytest that judge: tests passed, one failed, one cannot be imported."""
+PYTEST_FAILED: Final = 70
 STANDARD_DEVIATIONS: Final = 1.96
 """Of 95 % confidence."""
-HEAVY: Final = ("numpy", "aiohttp", "hypothesis", "msgspec", "orjson", "pytest")
-"""Imported once, before each mutant's process is forked."""
-
-COMPARED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-COMPUTED: Final[Mapping[type[ast.operator], type[ast.operator]]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-}
-_OPPOSITES: Final = (("min", "max"), ("any", "all"), ("minimum", "maximum"), ("fmin", "fmax"))
-NAMED: Final = {
-    **dict(_OPPOSITES),
-    **{right: left for left, right in _OPPOSITES},
-}
+HEAVY: Final = (
+    "aiohttp",
+    "cryptography.x509",
+    "google.protobuf",
+    "hypothesis",
+    "kubernetes_asyncio",
+    "msgspec",
+    "numpy",
+    "orjson",
+    "prometheus_client",
+    "pydantic_settings",
+    "pytest",
+    "yaml",
+)
+"""Imported once, before the process of a new pytest is forked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """One change of one file.
+class Room:
+    """A part of the code, and its tests.
 
     Attributes:
-        path: of the file, from the root.
-        line: first line of what is changed.
-        before: the line that is changed, in Python's own layout.
-        after: what it becomes.
-        text: the whole file.
+        name: what it is called.
+        code: patterns of its files, from the root.
+        tests: patterns of its tests.
+        without: patterns of files that are another room's.
     """
 
-    path: str
-    line: int
-    before: str
-    after: str
-    text: str
+    name: str
+    code: tuple[str, ...]
+    tests: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
     @property
-    def key(self) -> str:
-        """By what it is known, wherever in the file it moves."""
-        return f"{self.path}: {self.before} -> {self.after}"
+    def files(self) -> list[str]:
+        """Return the paths of its code."""
+        return [
+            path
+            for path in _found(self.code)
+            if "_pb2" not in path and path not in _found(self.without)
+        ]
+
+    @property
+    def arguments(self) -> list[str]:
+        """Return what pytest runs: its tests, and the examples in its code."""
+        return [*_found(self.tests), *self.files]
 
 
-# --- mutants --------------------------------------------------------------------------------------
+def _found(patterns: Iterable[str]) -> list[str]:
+    paths = (path for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+    return list(dict.fromkeys(str(path.relative_to(ROOT)) for path in paths))
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where a file may be changed, and how.
-
-    Attributes:
-        path: of the file, from the root.
-        place: number of the node in `ast.walk`.
-        change: number of the change in `_changes`.
-    """
-
-    path: str
-    place: int
-    change: int
+DEVICE: Final = ("agent/device*.py", "agent/proc_stat.py")
 
 
-def sites_of(path: str) -> Iterator[Site]:
-    """Yield all that may be changed in a file."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    passed_over = {id(node) for root in _passed_over(tree) for node in ast.walk(root)}
-    for place, node in enumerate(ast.walk(tree)):
-        if id(node) not in passed_over:
-            yield from (Site(path, place, number) for number in range(len(_changes(node))))
-
-
-def _passed_over(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield what no test should have to notice: types, decorators, log lines, messages."""
-    for node in ast.walk(tree):
-        for name in ("annotation", "returns"):
-            if getattr(node, name, None) is not None:
-                yield getattr(node, name)
-        yield from getattr(node, "decorator_list", ())
-        if isinstance(node, ast.Raise) or _is_log(node) or _is_alias(node):
-            yield node
-    for statement in tree.body:  # how large a limit is that was chosen by measuring
-        match statement:
-            case ast.AnnAssign(value=ast.Constant()) | ast.Assign(value=ast.Constant()):
-                yield statement
-            case _:
-                pass
-
-
-def _is_log(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and ast.unparse(node).startswith("logger.")
-
-
-def _is_alias(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp | ast.Subscript)
-
-
-def mutant_at(site: Site) -> Mutant:
-    """Return a file with one change."""
-    tree = ast.parse((ROOT / site.path).read_text(encoding="utf-8"))
-    original = ast.unparse(tree)
-    node = next(one for at, one in enumerate(ast.walk(tree)) if at == site.place)
-    _changes(node)[site.change]()
-    ast.fix_missing_locations(tree)
-    text = ast.unparse(tree)
-    lines = zip(original.splitlines(), text.splitlines(), strict=False)
-    before, after = next(((old, new) for old, new in lines if old != new), ("", ""))
-    return Mutant(
-        path=site.path,
-        line=getattr(node, "lineno", 1),
-        before=_short(before),
-        after=_short(after),
-        text=text,
-    )
-
-
-def _short(text: str) -> str:
-    return re.sub(r"\s+", " ", text.strip())[:160]
-
-
-def _changes(node: ast.AST) -> list[Callable[[], None]]:  # noqa: C901, PLR0912, PLR0915 - a case each
-    """Return what may be changed in a node, in place."""
-    found: list[Callable[[], None]] = []
-
-    def to(name: str, value: object) -> None:
-        def change() -> None:
-            setattr(node, name, value)
-
-        found.append(change)
-
-    def without(name: str, at: int) -> None:
-        def change() -> None:
-            for each in name.split():
-                del getattr(node, each)[at]
-
-        found.append(change)
-
-    match node:
-        case ast.Compare(ops=[operator]):
-            to("ops", [COMPARED[type(operator)]()])
-        case ast.BinOp(op=operator) if type(operator) in COMPUTED:
-            if not (isinstance(operator, ast.BitOr) and _is_of_types(node)):
-                to("op", COMPUTED[type(operator)]())
-        case ast.AugAssign(op=operator) if type(operator) in COMPUTED:
-            to("op", COMPUTED[type(operator)]())
-        case ast.BoolOp(op=operator):
-            to("op", ast.Or() if isinstance(operator, ast.And) else ast.And())
-        case ast.If(test=test) | ast.IfExp(test=test):
-            to("test", ast.UnaryOp(ast.Not(), test))
-        case ast.Constant(value=bool() as value):
-            to("value", not value)
-        case ast.Constant(value=int() | float() as value):
-            to("value", value + 1)
-        case ast.Call(func=ast.Name(id=name)) if name in NAMED:
-            to("func", ast.Name(NAMED[name]))
-        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in NAMED:
-            to("func", ast.Attribute(value, NAMED[name]))
-        case ast.Tuple(elts=parts, ctx=ast.Load()) | ast.List(elts=parts, ctx=ast.Load()):
-            if len(parts) > 1:
-                without("elts", len(parts) // 2)
-        case ast.Set(elts=parts) if len(parts) > 1:
-            without("elts", len(parts) // 2)
-        case ast.Dict(keys=parts) if len(parts) > 1:
-            without("keys values", len(parts) // 2)
-        case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
-            for at, statement in enumerate(body):
-                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-                    found.append(_passed(body, at))
+def room_of(name: str) -> Room:
+    """Return a room by its name."""
+    match name:
+        case "device":
+            return Room(name=name, code=DEVICE, tests=("tests/agent/test_device*.py",))
+        case "agent":
+            return Room(
+                name=name,
+                code=("agent/*.py",),
+                tests=("tests/agent/test_[!dg]*.py",),
+                without=DEVICE,
+            )
+        case "remote":  # what asks the extender is tried through its command line
+            tests = ("tests/extender/remote/test_*.py", "tests/extender/cli/test_*.py")
+            return Room(name=name, code=("extender/remote/*.py",), tests=tests)
+        case "records":  # what is written is read to be replayed
+            tests = ("tests/extender/records/test_*.py", "tests/extender/replay/test_*.py")
+            return Room(name=name, code=("extender/records/*.py",), tests=tests)
+        case "server":
+            return Room(name=name, code=("extender/*.py",), tests=("tests/extender/test_*.py",))
         case _:
-            pass
-    return found
+            tests = (f"tests/extender/{name}/**/test_*.py",)
+            return Room(name=name, code=(f"extender/{name}/**/*.py",), tests=tests)
 
 
-def _passed(body: list[ast.stmt], at: int) -> Callable[[], None]:
-    def change() -> None:
-        body[at] = ast.Pass()
-
-    return change
-
-
-def _is_of_types(node: ast.BinOp) -> bool:
-    """Whether it is a union of types, as far as its look tells: `X | None`, `int | str`."""
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    none = any(isinstance(one, ast.Constant) and one.value is None for one in ast.walk(node))
-    return none or bool(names & {"int", "float", "str", "bytes", "bool", "dict", "list", "tuple"})
-
-
-# --- rooms ----------------------------------------------------------------------------------------
-
-
-def places_of(room: str) -> tuple[str, str]:
-    """Return the folder of a room's code, and that of its tests."""
-    code = room if (ROOT / room).is_dir() else f"extender/{room}"
-    return code, f"tests/{code}"
-
-
-def sample(code: str, count: int, seed: int) -> list[Mutant]:
-    """Return some mutants of a room, the same for the same seed and code."""
-    files = [path for path in sorted((ROOT / code).rglob("*.py")) if "_pb2" not in path.name]
-    sites = [site for path in files for site in sites_of(str(path.relative_to(ROOT)))]
+def sample(files: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """Return some mutants of files, the same for the same seed and code."""
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in files}
+    sites = [site for path, text in texts.items() for site in sites_of(path, text)]
     chosen = random.Random(seed).sample(sites, min(count, len(sites)))
-    return [mutant_at(site) for site in chosen]
+    return [mutant_at(site, texts[site.path]) for site in chosen]
 
 
 class Bench:
@@ -273,138 +157,111 @@ class Bench:
 
     Args:
         folder: where it goes.
-        code: folder of the room's code.
-        tests: folder of its tests.
+        room: whose mutants they are.
+        seconds: CPU time that the tests of one mutant may take.
+        only: stem of a file; only the tests named for it are run, where there are any.
     """
 
-    def __init__(self, folder: Path, code: str, tests: str) -> None:
+    def __init__(self, folder: Path, room: Room, seconds: float, *, only: str = "") -> None:
         self._folder = folder
-        self._code, self._tests = code, tests
+        self._room = room
+        self._seconds = seconds
+        own = [one for one in room.arguments if only and f"test_{only}" in one]
+        self._tests = own or room.arguments
         for name in COPIED:
-            target = folder / name
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("__pycache__"))
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
             else:
-                shutil.copy(ROOT / name, target)
-        self._tests_of: dict[str, dict[int, list[str]]] = {}
+                shutil.copy(ROOT / name, folder / name)
+        for path in room.files:
+            text = (ROOT / path).read_text(encoding="utf-8")
+            (folder / path).write_text(plain(text), encoding="utf-8")
 
-    def learn(self) -> None:
-        """Run all tests once, and note which run which lines.
-
-        Raises:
-            RuntimeError: they fail without any change.
-        """
-        options = [f"--cov={self._code}", "--cov-context=test", "--cov-report="]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *self._options(), *options, self._code, self._tests],
-            cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": str(self._folder)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-        data = CoverageData(str(self._folder / ".coverage"))
-        data.read()
-        for file in data.measured_files():
-            path = str(Path(file).relative_to(self._folder.resolve()))
-            self._tests_of[path] = data.contexts_by_lineno(file)
-
-    def _options(self) -> list[str]:
-        once = "ignore::pytest.PytestAssertRewriteWarning"  # of what is imported before the fork
-        return ["-x", "-q", "-p", "no:cacheprovider", "-W", once, "-m", MARKED]
-
-    def tests_for(self, mutant: Mutant) -> list[str]:
-        """Return the tests that run a mutant's line, those named for its file first."""
-        lines = self._tests_of.get(mutant.path, {})
-        told = {name.partition("|")[0] for name in lines.get(mutant.line, ()) if name}
-        if not told:
-            return [self._code, self._tests]
-        own = f"test_{Path(mutant.path).stem}"
-        return sorted(told, key=lambda name: (own not in name, name))
-
-    def check(self, mutants: Sequence[Mutant]) -> None:
-        """Try the file of some mutants without a change, on all tests of these.
+    def try_all(self, mutants: Sequence[Mutant], until: float) -> list[Outcome]:
+        """Try mutants in their order until the time is up.
 
         Raises:
-            RuntimeError: a test fails.
+            RuntimeError: the tests cannot be collected.
         """
-        path = mutants[0].path
-        text = ast.unparse(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-        chosen = dict.fromkeys(name for mutant in mutants for name in self.tests_for(mutant))
-        if self._fails(path, text, list(chosen)):
-            raise RuntimeError(f"tests fail although nothing in {path} is changed: {self.output}")
+        target = self._folder / "outcomes"
+        with os.fdopen(os.dup(1), "w", encoding="utf-8") as output:
+            plugin = TryAll(
+                self._folder,
+                self._room.files,
+                mutants,
+                seconds=self._seconds,
+                until=until,
+                output=output,
+            )
+            _pytest(self._folder, self._tests, plugins=[plugin], limit=math.inf)
+        if not target.exists():
+            raise RuntimeError(self.output)
+        learned, outcomes = cast("tuple[Learned, list[Outcome]]", pickle.loads(target.read_bytes()))  # noqa: S301 - of our own process
+        for name in HEAVY:
+            __import__(name)
+        for at, (mutant, outcome) in enumerate(zip(mutants, outcomes, strict=False)):
+            if outcome.verdict == "import" and time.monotonic() < until:
+                outcomes[at] = self._try_in_new_pytest(mutant, learned)
+                print_outcome(sys.stdout, mutant, outcomes[at])
+        return outcomes
 
-    def kills(self, mutant: Mutant) -> bool:
-        """Whether any test notices a mutant.
-
-        Raises:
-            PytestError: pytest itself failed.
-        """
-        return self._fails(mutant.path, mutant.text, self.tests_for(mutant))
-
-    def _fails(self, path: str, text: str, tests: Sequence[str]) -> bool:
-        file = self._folder / path
-        original = file.read_text(encoding="utf-8")
-        file.write_text(text, encoding="utf-8")
-        try:
-            return _fails(self._folder, [*self._options(), *tests])
-        finally:
-            file.write_text(original, encoding="utf-8")
+    def _try_in_new_pytest(self, mutant: Mutant, learned: Learned) -> Outcome:
+        tests = learned.order(learned.of_file(mutant), mutant, self._seconds)
+        limit = 2 * limit_seconds(learned, tests)  # imports come on top
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        left_out = [f"--deselect={test}" for test in learned.failed]
+        with replaced(self._folder / mutant.path, mutant.text):
+            code = _pytest(self._folder, ["-x", *files, *left_out], limit=limit)
+        if code is None:
+            return Outcome(verdict="hangs")
+        if code not in TESTS_SPEAK:
+            return Outcome(verdict="import")
+        if code != 1:
+            return Outcome(verdict="killed" if code else "survives")
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", self.output, re.MULTILINE)
+        alone = _pytest(self._folder, failed[:1], limit=limit) if failed else 0
+        return Outcome(verdict="import" if alone else "killed", test="".join(failed[:1]))
 
     @property
     def output(self) -> str:
-        """The last words of pytest."""
-        return (self._folder / OUTPUT).read_text(encoding="utf-8", errors="replace")[-2000:]
+        """Return the last lines of pytest."""
+        return (self._folder / OUTPUT).read_text(encoding="utf-8", errors="replace")[-9000:]
 
 
-class PytestError(Exception):
-    """Pytest failed where no test did."""
+def _pytest(
+    folder: Path, arguments: Sequence[str], *, limit: float, plugins: Sequence[object] = ()
+) -> int | None:
+    """Run pytest in a process forked from this one; return its exit code, None if it hangs."""
+    result = folder / "exit-code"
+    result.unlink(missing_ok=True)
+    once = "ignore::pytest.PytestAssertRewriteWarning"  # of what is imported before the fork
+    options = ["-q", "-p", "no:cacheprovider", "-W", once, "-m", MARKED]
 
+    def run() -> None:
+        import pytest  # noqa: PLC0415 - the copy's tests are imported by this process alone
 
-def _fails(folder: Path, arguments: Sequence[str]) -> bool:
-    """Run pytest in a process that is forked from this one; whether a test fails, or hangs.
-
-    Raises:
-        PytestError: pytest itself failed.
-    """
-    child = os.fork()
-    if not child:
-        _run_pytest(folder, arguments)
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            if code not in TOLD:
-                raise PytestError(f"pytest ended with {code}")
-            return code != 0
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return True
-
-
-def _run_pytest(folder: Path, arguments: Sequence[str]) -> None:
-    """End this process as pytest says."""
-    import pytest  # noqa: PLC0415 - a mutant's process alone needs it
-
-    code = UNTOLD
-    try:
-        os.setpgid(0, 0)
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(folder)
         sys.path[:] = [str(folder), *(one for one in sys.path if one not in {"", str(ROOT)})]
-        sys.dont_write_bytecode = True
-        for name in [one for one in sys.modules if one.partition(".")[0] in COPIED]:
-            del sys.modules[name]
+        sys.dont_write_bytecode = not plugins  # of a mutant none is kept
+        for name in list(sys.modules):
+            if name.partition(".")[0] in COPIED and not name.startswith("tests.mutation"):
+                del sys.modules[name]
         with (folder / OUTPUT).open("w", encoding="utf-8") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        code = int(pytest.main(list(arguments)))
-    finally:
-        os._exit(code)
+        code = PYTEST_FAILED
+        try:
+            code = int(pytest.main([*options, *arguments], plugins=list(plugins)))
+        finally:
+            sys.stdout.flush()
+            result.write_text(str(code), encoding="utf-8")
+
+    idle = math.inf if plugins else IDLE_SECONDS  # while those that it forks are at work
+    if not in_a_fork(run, limit_seconds=limit, idle_seconds=idle):
+        return None
+    return int(result.read_text(encoding="utf-8")) if result.exists() else PYTEST_FAILED
 
 
 def equivalent() -> dict[str, str]:
@@ -431,96 +288,116 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     return (middle - spread) / (1 + square / total), (middle + spread) / (1 + square / total)
 
 
-@dataclass(slots=True)
-class Found:
-    """What came of the mutants.
+ROOMS: Final = (
+    "core",
+    "placement",
+    "fleet",
+    "effects",
+    "webhook",
+    "sources",
+    "admission",
+    "observe",
+    "remote",
+    "agent",
+    "device",
+    "server",
+    "certs",
+    "cli",
+    "doctor",
+    "records",
+    "replay",
+    "settings",
+)
+"""In the order in which the result names them."""
 
-    Attributes:
-        killed: how many were.
-        survivors: no test noticed them.
-        untold: pytest itself failed.
-    """
 
-    killed: int = 0
-    survivors: list[Mutant] = field(default_factory=list)
-    untold: list[Mutant] = field(default_factory=list)
+def result_of(
+    room: str, tried: Sequence[tuple[Mutant, Outcome]], known: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what is kept of a room."""
+    judged = [(mutant, outcome) for mutant, outcome in tried if outcome.verdict != "import"]
+    survivors = [mutant for mutant, outcome in judged if outcome.verdict == "survives"]
+    same = [mutant for mutant in survivors if mutant.key in known]
+    left = [mutant for mutant in survivors if mutant.key not in known]
+    killed = len(judged) - len(survivors)
+    counted = killed + len(left)
+    least, most = wilson(killed, counted)
+    return {
+        "row": {
+            "room": room,
+            "mutants": len(tried),
+            "not judged": len(tried) - len(judged),
+            "equivalent": len(same),
+            "killed": killed,
+            "by a time limit": sum(outcome.verdict == "hangs" for _, outcome in judged),
+            "survive": len(left),
+            "killed of those that count": f"{killed / max(counted, 1):.0%}",
+            "95 % confidence": f"{least:.0%} to {most:.0%}",
+        },
+        "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": f"python -m tests.mutants {' '.join(sys.argv[1:])}",
+        "machine": asdict(describe_machine()),
+        "survivors": [f"line {mutant.line}: `{mutant.key}`" for mutant in left],
+        "equivalent": {mutant.key: known[mutant.key] for mutant in same},
+        "not judged": [one.key for one, outcome in tried if outcome.verdict == "import"],
+    }
 
 
-def try_all(bench: Bench, mutants: Sequence[Mutant], seconds: float) -> Found:
-    """Try mutants in their order until the time is up, and print what comes of each."""
-    found, checked = Found(), set[str]()
-    deadline = time.monotonic() + seconds
-    for mutant in mutants:
-        if time.monotonic() > deadline:
-            break
-        if mutant.path not in checked:
-            bench.check([one for one in mutants if one.path == mutant.path])
-            checked.add(mutant.path)
-        try:
-            is_killed = bench.kills(mutant)
-        except PytestError as error:
-            found.untold.append(mutant)
-            said = f"UNTOLD ({error}: {bench.output})"
-        else:
-            found.killed += is_killed
-            found.survivors += [] if is_killed else [mutant]
-            said = "killed" if is_killed else "SURVIVES"
-        sys.stdout.write(f"{said:8} {mutant.line:4} {mutant.key}\n")
-        sys.stdout.flush()
-    return found
+def keep(result: dict[str, Any]) -> None:
+    """Keep a room's result in place of its last one, with those of the other rooms."""
+    file = RESULTS.with_suffix(".json")
+    results = orjson.loads(file.read_bytes()) if file.exists() else {}
+    results[result["row"]["room"]] = result
+    file.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2) + b"\n")
+    RESULTS.with_suffix(".md").write_text(rendered(results), encoding="utf-8")
+
+
+def rendered(results: Mapping[str, Any]) -> str:
+    """Return the results of all rooms as Markdown."""
+    measured = [results[room] for room in ROOMS if room in results]
+    parts = [
+        "# Mutants by room",
+        "At least 90 % of a room's mutants that do not behave as the original have to be killed by"
+        " its own tests. Each row is a random sample; what holds for all of the room's mutants lies"
+        " in the last column's interval.",
+        table([one["row"] for one in measured]),
+        f"Not measured: {', '.join(room for room in ROOMS if room not in results) or 'none'}.",
+    ]
+    for one in measured:
+        lines = [
+            *(f"- survives, {text}" for text in one["survivors"]),
+            *(f"- equivalent: `{key}`: {reason}" for key, reason in one["equivalent"].items()),
+            *(f"- not judged, pytest failed or time was up: `{key}`" for key in one["not judged"]),
+        ]
+        parts += [f"## {one['row']['room']}", f"{one['at']}, `{one['command']}`."]
+        parts += ["\n".join(lines)] if lines else []
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
-    """Try a sample, print and write the result; return 1 where too many survive."""
+    """Try a sample, keep and print the result; return 1 where too many survive."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("room", help="agent, or a folder of extender such as core")
+    parser.add_argument("room", help="agent, device, server, or a folder of extender such as core")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="then no other is tried")
+    parser.add_argument("--seconds", type=float, default=60, help="of CPU for a mutant's tests")
+    parser.add_argument("--only", default="", help="of one file, by its stem; keeps no result")
     options = parser.parse_args()
-    for name in HEAVY:
-        __import__(name)
-    code, tests = places_of(options.room)
-    mutants = sample(code, options.count, options.seed)
-    known = equivalent()
+    room = room_of(options.room)
+    files = [path for path in room.files if options.only in ("", Path(path).stem)]
+    mutants = sample(files, options.count, options.seed)
+    until = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="idlegpu-mutants-") as folder:
-        bench = Bench(Path(folder).resolve(), code, tests)
-        bench.learn()
-        found = try_all(bench, mutants, 60 * options.minutes)
-    same = [mutant for mutant in found.survivors if mutant.key in known]
-    left = [mutant for mutant in found.survivors if mutant.key not in known]
-    counted = found.killed + len(left)
-    least, most = wilson(found.killed, counted)
-    row: dict[str, object] = {
-        "mutants": found.killed + len(found.survivors) + len(found.untold),
-        "pytest failed": len(found.untold),
-        "equivalent": len(same),
-        "killed": found.killed,
-        "survive": len(left),
-        "killed of those that count": f"{found.killed / max(counted, 1):.0%}",
-        "of all mutants, 95 % confidence": f"{least:.0%} to {most:.0%}",
-    }
-    bound = Bound(
-        what="survivors",
-        limit=100 * LARGEST_SHARE,
-        measured=100 * len(left) / max(counted, 1),
-        unit="% of the mutants",
-        between=(100 * (1 - most), 100 * (1 - least)),
-    )
-    notes = [
-        *(f"- survives: `{mutant.path}:{mutant.line}`: `{mutant.key}`" for mutant in left),
-        *(f"- equivalent: `{mutant.key}`: {known[mutant.key]}" for mutant in same),
-        *(f"- pytest failed: `{mutant.key}`" for mutant in found.untold),
-    ]
-    is_met = report(
-        f"mutants-{options.room}",
-        f"Mutants of {code}",
-        rows=[row],
-        bounds=[bound],
-        notes=["\n".join(notes)],
-        command=f"python -m tests.mutants {' '.join(sys.argv[1:])}",
-    )
-    return 0 if is_met and not found.untold else 1
+        bench = Bench(Path(folder).resolve(), room, options.seconds, only=options.only)
+        outcomes = bench.try_all(mutants, until)
+    if options.only:
+        return 0
+    result = result_of(room.name, list(zip(mutants, outcomes, strict=False)), equivalent())
+    keep(result)
+    sys.stdout.write(table([result["row"]]) + "\n" + "\n".join(result["survivors"]) + "\n")
+    row = result["row"]
+    return 0 if row["killed"] >= LEAST_SHARE * (row["killed"] + row["survive"]) else 1
 
 
 if __name__ == "__main__":

@@ -64,6 +64,11 @@ def test_a_review_says_which_pod_is_created() -> None:
             id="no-pod",
         ),
         pytest.param(
+            json.dumps(review(kind={"group": "", "version": "v2", "kind": "Pod"})).encode(),
+            "$.request.kind.version must be 'v1'",
+            id="another-version-of-pod",
+        ),
+        pytest.param(
             json.dumps(review(operation="UPDATE")).encode(),
             "$.request.operation must be 'CREATE'",
             id="update",
@@ -86,7 +91,9 @@ def test_what_is_no_review_of_a_new_pod_says_what_is_wrong_and_where(
     with pytest.raises(ReviewError) as caught:
         decode_review(body)
 
-    assert told in str(caught.value)
+    message = str(caught.value)
+    assert message.startswith("cannot")
+    assert told in message
 
 
 def test_an_answer_to_what_could_not_be_used_is_still_to_its_review() -> None:
@@ -142,7 +149,7 @@ def test_a_pod_tolerates_the_taint_of_its_schedulers_nodes(
         {"spec": spec}, scheduler="idlegpu-scheduler", taint_key="idlegpu.io/scheduler"
     )
 
-    assert patch == [SETS] if change is None else [SETS, change]
+    assert patch == ([SETS] if change is None else [SETS, change])
 
 
 def test_a_pod_tolerates_nothing_where_there_is_no_such_taint() -> None:

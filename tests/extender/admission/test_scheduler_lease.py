@@ -1,10 +1,13 @@
 """A Lease counts from a renewal that was seen, for as long as it says itself."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from aiohttp import web
 
@@ -82,8 +85,50 @@ async def test_a_lease_that_is_renewed_is_fresh_until_its_duration_is_over(held:
     held.now += 14.9
     assert held.lease.is_fresh
 
-    held.now += 0.2
+    held.now = 1000.0 + 15.0
     assert not held.lease.is_fresh
+
+
+async def test_the_log_says_when_the_scheduler_comes_and_goes(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "extender.admission.scheduler_lease")
+
+    await held.lease.look()
+    assert caplog.messages == []
+
+    await held.renew()
+    await held.renew()
+    held.now += 100.0
+    await held.lease.look()
+    await held.lease.look()
+    assert caplog.messages == [
+        "the scheduler is there: pods are given to it",
+        "the scheduler does not renew its Lease: pods keep theirs",
+    ]
+
+
+@pytest.mark.parametrize(("bound", "seconds"), [(min, 1.8), (max, 2.2)])
+async def test_replicas_do_not_look_all_at_once(
+    held: Held, monkeypatch: pytest.MonkeyPatch, bound: Callable[..., float], seconds: float
+) -> None:
+    slept: list[float] = []
+
+    async def look(_: SchedulerLease) -> None:
+        pass
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(SchedulerLease, "look", look)
+    monkeypatch.setattr("extender.admission.scheduler_lease.random.uniform", bound)
+    monkeypatch.setattr("extender.admission.scheduler_lease.asyncio.sleep", sleep)
+
+    with pytest.raises(asyncio.CancelledError):
+        await held.lease.run()
+
+    assert slept == [pytest.approx(seconds)]
 
 
 async def test_a_lease_that_was_stale_is_fresh_again_once_somebody_renews_it(held: Held) -> None:
@@ -125,21 +170,37 @@ async def test_a_lease_that_was_deleted_is_not_fresh_and_comes_back_with_its_fir
     assert held.lease.is_fresh
 
 
-async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing(held: Held) -> None:
+async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing_and_is_logged_once(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
     await held.lease.look()
     await held.renew()
     held.status = 503
 
     await held.lease.look()
     assert held.lease.is_fresh
+    assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
 
     held.now += 15.1
     await held.lease.look()
     assert not held.lease.is_fresh
+    assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
 
 
-async def test_a_duration_that_is_none_is_taken_for_the_usual_one(held: Held) -> None:
-    held.duration = "soon"
+async def test_a_duration_of_a_second_is_taken_as_it_is(held: Held) -> None:
+    held.duration = 1
+    await held.lease.look()
+    await held.renew()
+
+    held.now += 1.1
+    assert not held.lease.is_fresh
+
+
+@pytest.mark.parametrize("duration", ["soon", 0, -1])
+async def test_a_duration_that_is_none_is_taken_for_the_usual_one(
+    held: Held, duration: object
+) -> None:
+    held.duration = duration
     await held.lease.look()
     await held.renew()
 

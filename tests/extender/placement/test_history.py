@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from extender.core.evaluation import Question
 from extender.core.explain import gather
@@ -172,6 +173,33 @@ def test_decisions_let_go_of_their_snapshots_after_a_while() -> None:
 
     is_kept += [old.gather is not None, new.gather is not None]
     assert is_kept == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_late"),
+    [(0.0, False), (EXPLAINABLE_SECONDS, False), (EXPLAINABLE_SECONDS + 0.1, True)],
+)
+def test_a_node_bound_to_is_explained_as_it_was_then_unless_the_binding_comes_late(
+    seconds: float, *, is_late: bool
+) -> None:
+    history = DecisionHistory(10, clock=lambda: NOW + seconds)
+    record = remember(history, "a")
+
+    history.note_bound("uid-a", "node-z")
+
+    assert record.bound_at == NOW + seconds
+    assert [detail.is_late for detail in record.details] == [False, is_late]
+
+
+@pytest.mark.parametrize("is_shadow", [False, True])
+def test_an_answer_leaves_a_pod_no_node_only_where_none_is_feasible_and_it_counts(
+    *, is_shadow: bool
+) -> None:
+    record = remember(DecisionHistory(10), "a")
+    refused = replace(record, decision=decide_on({}), is_shadow=is_shadow)
+
+    assert not replace(record, is_shadow=is_shadow).leaves_none
+    assert refused.leaves_none is not is_shadow
 
 
 def test_the_decision_before_is_bound_too_if_it_is_of_the_same_attempt() -> None:

@@ -1,6 +1,7 @@
 """What is kept of the requests of the last minutes is brought up to date in small steps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS
 from extender.placement import kept
 from extender.placement.kept import EXPECTED, EXPECTED_SECONDS
-from tests.builders import request
+from tests.builders import pod_ref, request
 from tests.worlds import World
 
 
@@ -36,6 +37,20 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return evaluate(question, batch, *rest)
 
     monkeypatch.setattr(standing, "evaluate_for", count)
+    return counted
+
+
+@pytest.fixture
+def rows_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts how many rows are evaluated each time that some are because they changed."""
+    counted: list[int] = []
+    batch_under: Callable[..., Any] = standing.batch_under
+
+    def count(snapshot: Any, pool: Any, rows: Any) -> Any:
+        counted.append(len(rows))
+        return batch_under(snapshot, pool, rows)
+
+    monkeypatch.setattr(standing, "batch_under", count)
     return counted
 
 
@@ -84,6 +99,35 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
         assert warm.scores.tolist() == afresh.scores.tolist()
 
 
+def test_what_has_changed_is_evaluated_for_all_requests_together_before_the_next_pod_asks(
+    world: World, rows_evaluated: list[int]
+) -> None:
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    world.place("another", request(1))
+    rows_evaluated.clear()
+
+    finish(world.placer.standings.warm_in_steps())
+    assert rows_evaluated == [3]
+
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    assert rows_evaluated == [3]
+
+
+def test_what_prioritize_asks_was_evaluated_for_filter_though_another_pod_asked_meanwhile(
+    world: World, rows_evaluated: list[int]
+) -> None:
+    names = tuple(world.fleet.nodes)
+    world.placer.place("filter", pod_ref("a"), request(1), names)
+    world.rank(request(1))
+    rows_evaluated.clear()
+
+    world.placer.place("prioritize", pod_ref("a"), request(1), names)
+
+    assert rows_evaluated == []
+
+
 def expect(world: World, *counts: int) -> None:
     """Let somebody be expected to ask for so many devices each."""
     for count in counts:
@@ -130,6 +174,35 @@ def test_so_many_are_expected_at_once_until_they_ask_or_their_time_is_up(
     world.clock.now += EXPECTED_SECONDS
     expect(world, 101)
     assert len(pools_evaluated) == 2
+
+
+def test_who_was_expected_first_loses_the_place_first(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    expect(world, 1)
+    world.clock.now += EXPECTED_SECONDS / 2
+    expect(world, *range(2, EXPECTED + 1))
+    world.clock.now += EXPECTED_SECONDS / 2
+    expect(world, 100)
+    pools_evaluated.clear()
+
+    expect(world, *range(2, EXPECTED + 1))
+    assert not pools_evaluated
+    expect(world, 1)
+    assert not pools_evaluated  # all places are taken
+    world.rank(request(1))
+    assert len(pools_evaluated) == 1
+
+
+def test_a_pod_that_is_nominated_finds_what_others_of_its_request_were_evaluated_for(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    world.rank(request(1))
+    pools_evaluated.clear()
+
+    world.rank(replace(request(1), nominated_node="node-1"))
+
+    assert not pools_evaluated
 
 
 def test_who_asks_while_it_is_evaluated_gets_what_is_so_by_then(world: World) -> None:

@@ -1,0 +1,1 @@
+"""How mutants are made and tried."""

@@ -1,0 +1,241 @@
+"""List the small changes that may be made in a file, and make one of them."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+SHOWN: Final = 80
+"""So many characters of a line are shown before a change, and as many after it."""
+
+COMPARED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+COMPUTED: Final[Mapping[type[ast.operator], type[ast.operator]]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+GUARDS: Final = frozenset({"repr", "strict"})
+"""Arguments of `field` and `zip` that only help to debug."""
+
+_OPPOSITES: Final = (("min", "max"), ("any", "all"), ("minimum", "maximum"), ("fmin", "fmax"))
+NAMED: Final = {
+    **dict(_OPPOSITES),
+    **{right: left for left, right in _OPPOSITES},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One change of one file.
+
+    Attributes:
+        path: of the file, from the root.
+        line: first line of what is changed, in the file.
+        plain_line: the same line where the file is written by `ast.unparse`.
+        before: the line that is changed, as `ast.unparse` writes it.
+        after: what it becomes.
+        text: the whole file.
+    """
+
+    path: str
+    line: int
+    plain_line: int
+    before: str
+    after: str
+    text: str
+
+    @property
+    def key(self) -> str:
+        """Name the change, wherever in the file it moves."""
+        return f"{self.path}: {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a file may be changed, and how.
+
+    Attributes:
+        path: of the file, from the root.
+        place: number of the node in `ast.walk`.
+        change: number of the change in `_changes`.
+    """
+
+    path: str
+    place: int
+    change: int
+
+
+def plain(text: str) -> str:
+    """Write code without comments, in Python's own layout: one statement a line."""
+    return ast.unparse(ast.parse(text))
+
+
+def sites_of(path: str, text: str) -> Iterator[Site]:
+    """Yield all that may be changed in a file."""
+    tree = ast.parse(text)
+    passed_over = {id(node) for root in _passed_over(tree) for node in ast.walk(root)}
+    for place, node in enumerate(ast.walk(tree)):
+        if id(node) not in passed_over:
+            yield from (Site(path, place, number) for number in range(len(_changes(node))))
+
+
+def _passed_over(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield what no test should have to notice: types, decorators, log lines, messages."""
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            if getattr(node, name, None) is not None:
+                yield getattr(node, name)
+        yield from getattr(node, "decorator_list", ())
+        if isinstance(node, ast.keyword) and node.arg in GUARDS:
+            yield node
+        if isinstance(node, ast.Raise) or _is_log(node) or _is_alias(node):
+            yield node
+    # How large a limit is was chosen by measuring.
+    yield from (statement for statement in tree.body if _is_limit(statement))
+
+
+def _is_limit(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.AnnAssign(value=ast.expr() as value) | ast.Assign(value=value):
+            parts = ast.walk(value)
+            return all(isinstance(one, ast.Constant | ast.BinOp | ast.operator) for one in parts)
+        case _:
+            return False
+
+
+def _is_log(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith("logger.")
+
+
+def _is_alias(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp | ast.Subscript)
+
+
+def mutant_at(site: Site, text: str) -> Mutant:
+    """Return a file with one change."""
+    tree = ast.parse(text)
+    original = ast.unparse(tree)
+    node = next(one for at, one in enumerate(ast.walk(tree)) if at == site.place)
+    _changes(node)[site.change]()
+    ast.fix_missing_locations(tree)
+    changed = ast.unparse(tree)
+    lines = enumerate(zip(original.splitlines(), changed.splitlines(), strict=False), start=1)
+    plain_line, (before, after) = next(
+        ((number, pair) for number, pair in lines if pair[0] != pair[1]), (1, ("", ""))
+    )
+    return Mutant(
+        path=site.path,
+        line=_line(text, original, plain_line) if _is_def(node) else getattr(node, "lineno", 1),
+        plain_line=plain_line,
+        before=_about(before, after),
+        after=_about(after, before),
+        text=changed,
+    )
+
+
+def _is_def(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def _line(text: str, original: str, plain_line: int) -> int:
+    """Return the line of a file whose statement is in another line in Python's own layout."""
+    pairs = zip(ast.walk(ast.parse(text)), ast.walk(ast.parse(original)), strict=True)
+    return next(
+        (
+            one.lineno
+            for one, other in pairs
+            if isinstance(one, ast.stmt) and getattr(other, "lineno", 0) == plain_line
+        ),
+        1,
+    )
+
+
+def _about(text: str, other: str) -> str:
+    """Return what of a line is about its difference from another one."""
+    pairs = enumerate(zip(text, other, strict=False))
+    at = next((at for at, (one, another) in pairs if one != another), 0)
+    start = max(len(text) - len(text.lstrip()), at - SHOWN)
+    return re.sub(r"\s+", " ", text[start : at + SHOWN].strip())
+
+
+def _changes(node: ast.AST) -> list[Callable[[], None]]:  # noqa: C901, PLR0912, PLR0915 - a case each
+    """Return what may be changed in a node, in place."""
+    found: list[Callable[[], None]] = []
+
+    def to(name: str, value: object) -> None:
+        def change() -> None:
+            setattr(node, name, value)
+
+        found.append(change)
+
+    def without(name: str, at: int) -> None:
+        def change() -> None:
+            for each in name.split():
+                del getattr(node, each)[at]
+
+        found.append(change)
+
+    match node:
+        case ast.Compare(ops=[operator]):
+            to("ops", [COMPARED[type(operator)]()])
+        case ast.BinOp(op=operator) if type(operator) in COMPUTED:
+            if not (isinstance(operator, ast.BitOr) and _is_of_types(node)):
+                to("op", COMPUTED[type(operator)]())
+        case ast.AugAssign(op=operator) if type(operator) in COMPUTED:
+            to("op", COMPUTED[type(operator)]())
+        case ast.BoolOp(op=operator):
+            to("op", ast.Or() if isinstance(operator, ast.And) else ast.And())
+        case ast.If(test=test) | ast.IfExp(test=test):
+            to("test", ast.UnaryOp(ast.Not(), test))
+        case ast.Constant(value=bool() as value):
+            to("value", not value)
+        case ast.Constant(value=int() | float() as value):
+            to("value", value + 1)
+        case ast.Call(func=ast.Name(id=name)) if name in NAMED:
+            to("func", ast.Name(NAMED[name]))
+        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in NAMED:
+            to("func", ast.Attribute(value, NAMED[name]))
+        case ast.Tuple(elts=parts, ctx=ast.Load()) | ast.List(elts=parts, ctx=ast.Load()):
+            if len(parts) > 1:
+                without("elts", len(parts) // 2)
+        case ast.Set(elts=parts) if len(parts) > 1:
+            without("elts", len(parts) // 2)
+        case ast.Dict(keys=parts) if len(parts) > 1:
+            without("keys values", len(parts) // 2)
+        case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
+            for at, statement in enumerate(body):
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                    found.append(_passed(body, at))
+        case _:
+            pass
+    return found
+
+
+def _passed(body: list[ast.stmt], at: int) -> Callable[[], None]:
+    def change() -> None:
+        body[at] = ast.Pass()
+
+    return change
+
+
+def _is_of_types(node: ast.BinOp) -> bool:
+    """Whether it is a union of types, as far as it shows: `X | None`, `int | str`."""
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    none = any(isinstance(one, ast.Constant) and one.value is None for one in ast.walk(node))
+    return none or bool(names & {"int", "float", "str", "bytes", "bool", "dict", "list", "tuple"})

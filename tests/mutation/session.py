@@ -1,0 +1,380 @@
+"""Try mutants in one pytest session: a forked process a mutant, in which only functions change.
+
+The tests are imported and collected once. A mutant whose change lies within a function replaces
+the code of that function in a process of its own, which costs some milliseconds. What runs while a
+module is imported cannot be changed like this: such mutants are left to a new pytest.
+"""
+
+import contextlib
+import gc
+import inspect
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Final, Literal, NamedTuple, TextIO, cast
+
+import pytest
+from coverage import Coverage
+
+from tests.mutation.changes import Mutant
+
+Verdict = Literal["killed", "hangs", "survives", "import"]
+
+LIMIT_FACTOR: Final = 10.0
+SHORTEST_LIMIT_SECONDS: Final = 10.0
+LEARN_LIMIT_SECONDS: Final = 1800.0
+IDLE_SECONDS: Final = 60.0
+"""What waits longer for nothing hangs, and that is noticed."""
+
+
+@dataclass(slots=True)
+class Learned:
+    """What one run of all tests without a change showed.
+
+    Attributes:
+        seconds: CPU time of each test that passed, by its id.
+        failed: tests that failed; they judge no mutant.
+        tests_of: tests that ran a line, by file and line.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    tests_of: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+
+    def of_line(self, mutant: Mutant) -> set[str]:
+        """Return the tests that run the changed line."""
+        return self._usable(self.tests_of.get(mutant.path, {}).get(mutant.plain_line, ()))
+
+    def of_file(self, mutant: Mutant) -> set[str]:
+        """Return the tests that run any function of the file; all where none does."""
+        lines = self.tests_of.get(mutant.path, {}).values()
+        return self._usable(test for tests in lines for test in tests) or set(self.seconds)
+
+    def _usable(self, tests: Iterable[str]) -> set[str]:
+        return {test for test in tests if test in self.seconds and test not in self.failed}
+
+    def order(self, tests: Iterable[str], mutant: Mutant, seconds: float) -> list[str]:
+        """Order tests by file: those named for the mutant's first, then the cheapest.
+
+        Args:
+            tests: what to order.
+            mutant: what they judge.
+            seconds: CPU time that may be spent; dearer files are left out, the first never is.
+        """
+        own = f"test_{Path(mutant.path).stem}"
+        files: dict[str, list[str]] = defaultdict(list)
+        for test in tests:
+            files[test.partition("::")[0]].append(test)
+        costs = {file: sum(self.seconds[one] for one in some) for file, some in files.items()}
+        found: list[str] = []
+        for file in sorted(files, key=lambda name: (own not in name, costs[name], name)):
+            if found and costs[file] > seconds:
+                continue
+            seconds -= costs[file]
+            found += sorted(files[file], key=lambda one: (self.seconds[one], one))
+        return found
+
+
+class FunctionKey(NamedTuple):
+    """Which function of a file it is.
+
+    Attributes:
+        name: qualified name.
+        line: its first.
+    """
+
+    name: str
+    line: int
+
+
+def functions_in(code: CodeType) -> dict[FunctionKey, list[CodeType]]:
+    """Return the code of all functions by their keys, which comprehensions of a line share."""
+    found: dict[FunctionKey, list[CodeType]] = defaultdict(list)
+    waiting = [code]
+    while waiting:
+        inner = [one for one in waiting.pop().co_consts if isinstance(one, CodeType)]
+        waiting += inner
+        for one in filter(_is_function, inner):
+            found[FunctionKey(one.co_qualname, one.co_firstlineno)].append(one)
+    return found
+
+
+def _is_function(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def at_import(code: CodeType) -> CodeType:
+    """Return what runs while a module is imported: its code and its classes', no function's."""
+    consts = tuple(
+        ("function" if _is_function(one) else at_import(one)) if isinstance(one, CodeType) else one
+        for one in code.co_consts
+    )
+    return code.replace(co_consts=consts, co_linetable=b"")  # has where functions end
+
+
+def compiled(text: str, file: str) -> CodeType:
+    """Compile a module as an import does."""
+    return cast("CodeType", compile(text, file, "exec", dont_inherit=True))
+
+
+def changes_of(original: str, changed: str, file: str) -> dict[FunctionKey, list[CodeType]]:
+    """Return the new code of the functions that differ; nothing where what is imported does."""
+    old, new = compiled(original, file), compiled(changed, file)
+    if at_import(old) != at_import(new):
+        return {}
+    before = functions_in(old)
+    return {key: codes for key, codes in functions_in(new).items() if codes != before.get(key)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a mutant.
+
+    Attributes:
+        verdict: `import` says that it has to be tried by a new pytest.
+        test: which noticed it.
+    """
+
+    verdict: Verdict
+    test: str = ""
+
+
+class TryAll:
+    """Plugin of pytest that tries mutants in place of running the tests.
+
+    Args:
+        folder: root of the copied tree.
+        paths: files of the room, from the root.
+        mutants: what to try, in this order.
+        seconds: CPU time that the tests of one mutant may take.
+        until: monotonic time after which no other mutant is tried.
+        output: where progress is printed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        paths: Sequence[str],
+        mutants: Sequence[Mutant],
+        *,
+        seconds: float,
+        until: float,
+        output: TextIO,
+    ) -> None:
+        self._folder = folder
+        self._paths = paths
+        self._mutants = mutants
+        self._seconds = seconds
+        self._until = until
+        self._output = output
+        self._items: dict[str, pytest.Item] = {}
+        self._live: dict[tuple[str, FunctionKey], list[FunctionType]] = defaultdict(list)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Learn, then try each mutant, and write down what came of them."""
+        self._items = {item.nodeid: item for item in session.items}
+        for one in gc.get_objects():
+            if isinstance(one, FunctionType):
+                code = one.__code__
+                key = FunctionKey(code.co_qualname, code.co_firstlineno)
+                self._live[code.co_filename, key].append(one)
+        learned = self._learn(session)
+        outcomes: list[Outcome] = []
+        for mutant in self._mutants:
+            if time.monotonic() > self._until:
+                break
+            outcomes.append(self._try(session, mutant, learned))
+            print_outcome(self._output, mutant, outcomes[-1])
+        (self._folder / "outcomes").write_bytes(pickle.dumps((learned, outcomes)))
+        return True
+
+    def _learn(self, session: pytest.Session) -> Learned:
+        target = self._folder / "learned"
+
+        def run() -> None:
+            coverage = Coverage(
+                data_file=None,
+                config_file=False,
+                include=[str(self._folder / path) for path in self._paths],
+            )
+            learned = Learned()
+            coverage.start()
+            for test in self._items:
+                coverage.switch_context(test)
+                before, failed = _cpu_seconds(), session.testsfailed
+                self._run_tests(session, [test], [*self._items])
+                learned.seconds[test] = _cpu_seconds() - before
+                if session.testsfailed > failed:
+                    learned.failed.append(test)
+            coverage.stop()
+            data = coverage.get_data()
+            for file in data.measured_files():
+                path = str(Path(file).relative_to(self._folder))
+                learned.tests_of[path] = data.contexts_by_lineno(file)
+            target.write_bytes(pickle.dumps(learned))
+
+        in_a_fork(run, limit_seconds=LEARN_LIMIT_SECONDS)
+        learned = cast("Learned", pickle.loads(target.read_bytes()))  # noqa: S301 - written above
+        self._output.write(
+            f"{len(self._items)} tests: {sum(learned.seconds.values()):.0f} s of CPU; "
+            f"left out because they fail without a change: {learned.failed}\n"
+        )
+        self._output.flush()
+        return learned
+
+    def _run_tests(
+        self, session: pytest.Session, tests: Sequence[str], following: Sequence[str] = ()
+    ) -> str:
+        """Run tests until one fails, and return its id, or nothing.
+
+        Args:
+            session: where they are collected.
+            tests: their ids.
+            following: all tests that are run one by one, where `tests` is one of these.
+        """
+        order = list(following or tests)
+        for test in tests:
+            at = order.index(test) + 1
+            later = self._items[order[at]] if at < len(order) else None
+            item = self._items[test]
+            failed = session.testsfailed
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=later)
+            if session.testsfailed > failed:
+                return test
+        return ""
+
+    def _try(self, session: pytest.Session, mutant: Mutant, learned: Learned) -> Outcome:
+        file = self._folder / mutant.path
+        functions = self._changed_functions(str(file), file.read_text(encoding="utf-8"), mutant)
+        tests = learned.order(learned.of_line(mutant), mutant, self._seconds)
+        if not functions or not tests:
+            return Outcome(verdict="import")
+        while tests:
+            limit = limit_seconds(learned, tests)
+            with replaced(file, mutant.text):  # also for the processes that tests start
+                outcome = self._judge(session, tests, functions, limit)
+            if outcome.verdict != "killed":
+                return outcome
+            alone = self._judge(session, [outcome.test], [], limit)
+            if alone.verdict == "survives":
+                return outcome
+            learned.failed.append(outcome.test)
+            tests.remove(outcome.test)
+        return Outcome(verdict="survives")
+
+    def _changed_functions(
+        self, file: str, original: str, mutant: Mutant
+    ) -> list[tuple[FunctionType, CodeType]]:
+        """Return what is changed of what is imported; nothing where that is not enough."""
+        found: list[tuple[FunctionType, CodeType]] = []
+        for key, codes in changes_of(original, mutant.text, file).items():
+            live = self._live.get((file, key), [])
+            if live and len(codes) > 1:
+                return []
+            found += [(function, codes[0]) for function in live]
+        return found
+
+    def _judge(
+        self,
+        session: pytest.Session,
+        tests: Sequence[str],
+        functions: Sequence[tuple[FunctionType, CodeType]],
+        limit: float,
+    ) -> Outcome:
+        target = self._folder / "verdict"
+        target.write_text("import", encoding="utf-8")
+
+        def run() -> None:
+            for function, code in functions:
+                function.__code__ = code
+            target.write_text("", encoding="utf-8")
+            target.write_text(self._run_tests(session, tests) or "survives", encoding="utf-8")
+
+        if not in_a_fork(run, limit_seconds=limit):
+            return Outcome(verdict="hangs")
+        said = target.read_text(encoding="utf-8")
+        if said in ("import", "survives"):
+            return Outcome(verdict=cast("Verdict", said))
+        return Outcome(verdict="killed", test=said or tests[-1])
+
+
+def limit_seconds(learned: Learned, tests: Iterable[str]) -> float:
+    """Return how much CPU time tests may take with a mutant."""
+    return SHORTEST_LIMIT_SECONDS + LIMIT_FACTOR * sum(learned.seconds[one] for one in tests)
+
+
+def in_a_fork(
+    run: Callable[[], None], *, limit_seconds: float, idle_seconds: float = IDLE_SECONDS
+) -> bool:
+    """Call a function in a process of its own; return whether it ended, and did not hang.
+
+    A busy machine does not make it hang: what counts is its CPU time, and how long it waits without
+    any.
+
+    Args:
+        run: what to call.
+        limit_seconds: CPU time that it may take.
+        idle_seconds: so long it may wait.
+    """
+    child = os.fork()
+    if not child:
+        try:
+            os.setpgid(0, 0)
+            run()
+        except BaseException:  # noqa: BLE001 - nothing may run on in this process
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(0)
+    spent, busy_at = 0.0, time.monotonic()
+    has_ended = False
+    while not has_ended and spent <= limit_seconds and time.monotonic() - busy_at <= idle_seconds:
+        time.sleep(0.01)
+        seconds, is_running = _progress_of(child)
+        if is_running or seconds > spent:
+            spent, busy_at = seconds, time.monotonic()
+        has_ended = bool(os.waitpid(child, os.WNOHANG)[0])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # and what it started
+    if not has_ended:
+        os.waitpid(child, 0)
+    return has_ended
+
+
+def _progress_of(child: int) -> tuple[float, bool]:
+    """Return the CPU time of a process, and whether it would run now if it could."""
+    fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    ticks = sum(map(int, fields[11:15]))  # its own and its children's
+    return ticks / os.sysconf("SC_CLK_TCK"), fields[0] in {"R", "D"}
+
+
+@contextlib.contextmanager
+def replaced(file: Path, text: str) -> Iterator[None]:
+    """Replace a file's text, and put it back as it was, so that what was compiled of it counts."""
+    original, status = file.read_text(encoding="utf-8"), file.stat()
+    file.write_text(text, encoding="utf-8")
+    try:
+        yield
+    finally:
+        file.write_text(original, encoding="utf-8")
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def print_outcome(output: TextIO, mutant: Mutant, outcome: Outcome) -> None:
+    """Print a line for one mutant."""
+    output.write(f"{outcome.verdict:8} {mutant.line:4} {mutant.key}  {outcome.test}\n")
+    output.flush()
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
