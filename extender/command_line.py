@@ -1,6 +1,7 @@
 """The command line: serve, or check the settings."""
 
 import argparse
+import gc
 import importlib.metadata
 import logging
 import os
@@ -74,7 +75,9 @@ def describe_settings(settings: Settings) -> str:
 
 def _serve(settings: Settings, path: Path | None) -> int:
     """Serve until a signal ends it; changes of the settings file are taken over."""
-    # Only now: checking settings is quick without what serving needs.
+    # Only now: checking settings is quick without what serving needs. Nothing of it is garbage, and
+    # searching for some would take a tenth of the start.
+    gc.disable()
     import uvloop
 
     from extender.kube_config import KubeConfigError
@@ -83,6 +86,7 @@ def _serve(settings: Settings, path: Path | None) -> int:
     from extender.settings_file import SettingsFile
     from extender.tls import TlsError
 
+    gc.enable()
     logs.configure(settings.log.level, settings.log.format, in_background=True)
     wanted = settings.most_connections
     if (allowed := ask_for_descriptors(wanted)) < wanted:
