@@ -19,7 +19,7 @@ from agent.report_builder import AgentIdentity, ReportBuilder, TenantSnapshot, d
 from agent.session import Session
 from agent.tenants import DeviceTenants, DeviceUsage
 from agent.worker import CallTracker, HungError, Worker
-from extender.core.health import RECOVERY_CHANGED
+from extender.core.xids import RECOVERY_CHANGED
 
 logger = logging.getLogger(__name__)
 

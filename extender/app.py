@@ -23,9 +23,9 @@ from extender.effects.placed import PlacementEvents
 from extender.effects.wakeup import Waker, build_waker, own_namespace
 from extender.fleet.fleet import Fleet
 from extender.following import Following, Tasks
+from extender.garbage import Garbage
 from extender.in_flight import InFlight
 from extender.kube import KubeClient
-from extender.memory import Garbage
 from extender.metrics import Metrics
 from extender.observe.access import make_access
 from extender.observe.api import Api

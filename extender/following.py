@@ -212,7 +212,7 @@ class Following:
     def node_identity(self) -> NodeIdentity:
         """Return the names and addresses of the nodes; the same object while nothing changes."""
         nodes = self.cluster.nodes if self.cluster.is_synced else {}
-        addresses = addresses_of(nodes.values())
+        addresses = addresses_of({name: node.addresses for name, node in nodes.items()})
         identity = NodeIdentity(
             names=frozenset(nodes),
             addresses=addresses | dict(self.cluster.exporter_addresses),

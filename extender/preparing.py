@@ -8,7 +8,7 @@ from extender.core.inventory import PodRecord
 from extender.core.waiting import WaitingRequests
 from extender.fleet.fleet import Fleet
 from extender.following import Following
-from extender.memory import Garbage
+from extender.garbage import Garbage
 from extender.placement.kept import EXPECTED, KeptStandings
 from extender.readiness import Readiness
 from extender.stepping import GiveWay, in_turns

@@ -1,12 +1,17 @@
 """Fixtures that more than one folder of tests uses."""
 
 import asyncio
+import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 from typing import Final
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 from typing_extensions import override
 from xdist.remote import Producer
@@ -15,6 +20,10 @@ from xdist.scheduler import LoadScopeScheduling
 pytest_plugins = ["tests.controlplane.fixtures"]
 
 SCENARIOS: Final = "tests/e2e/"
+ALL_IS_SEARCHED_AFTER: Final = 300
+"""Tests from one thorough search for garbage to the next."""
+
+_tests: Final = count(1)
 
 # hypothesis asks for the current loop, and asyncio makes one that nobody closes unless told that
 # there is none: each async test brings its own.
@@ -23,6 +32,12 @@ asyncio.set_event_loop(None)
 # A shell's background jobs ignore SIGINT, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Neither the tests nor what they start ask a server of the Internet: its 140 authorities would take
+# each of a thousand processes 40 ms to read, and each client of an API server as long again.
+os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
+# As the extender sets it for itself and its worker process.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # How long an example takes says how busy the machine is, not whether the code is right. The same
 # examples each time: a change is not blamed for what chance finds; `--hypothesis-profile=random`
@@ -47,6 +62,19 @@ class FilesAndScenarios(LoadScopeScheduling):  # type: ignore[misc] # xdist ship
 
 
 @pytest.fixture(autouse=True)
+def _garbage_is_searched_in_what_is_new() -> None:
+    """Keep thousands of collected tests out of the search that each extender begins with.
+
+    Now and then all is searched nevertheless: what tests leave behind must not pile up, and tells
+    here what was not closed.
+    """
+    if next(_tests) % ALL_IS_SEARCHED_AFTER == 0:
+        gc.unfreeze()
+        gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def _log_level_is_restored() -> Iterator[None]:
     """Fail the test that leaves another log level behind: later tests would see other records."""
     level = logging.getLogger().level
@@ -57,6 +85,20 @@ def _log_level_is_restored() -> Iterator[None]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
     """Go so wherever tests of a file stay together."""
     return FilesAndScenarios(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Iterator[None]:
+    """Leave out modules without an example: importing them all takes a worker two seconds."""
+    found = yield
+    if any(isinstance(one, DoctestModule) for one in found) and ">>>" not in file_path.read_text():
+        return [one for one in found if not isinstance(one, DoctestModule)]
+    return found
+
+
+def pytest_sessionfinish() -> None:
+    """Have pytest's own last search find all."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

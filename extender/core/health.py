@@ -1,7 +1,6 @@
 """Whether a device can work, judged from what telemetry says of its health."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 
@@ -10,65 +9,27 @@ from extender.core.columns import known
 from extender.core.policy import Health, HealthAction
 from extender.core.readings import Column, Signal
 from extender.core.snapshot import Flags, Ratios, Rows
-
-IGNORE, PENALTY = HealthAction.IGNORE, HealthAction.PENALTY
-EXCLUDE, EXCLUDE_NODE = HealthAction.EXCLUDE, HealthAction.EXCLUDE_NODE
-EXCLUDE_MULTI_GPU = HealthAction.EXCLUDE_MULTI_GPU
-
-_XID_GROUPS: tuple[tuple[HealthAction, tuple[int, ...]], ...] = (
-    # The application's fault, or information only.
-    (IGNORE, (0, 8, 11, 13, 14, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 66, 67, 68)),
-    (IGNORE, (*range(69, 73), *range(75, 78), 80, *range(82, 87), 88, 89, 93)),
-    (IGNORE, (*range(96, 109), 121, *range(126, 136), 137, 139, 141, 152, 153, 157, 160, 161)),
-    # Memory rows remapped, many corrected errors, a contained error; reduced capacity.
-    (PENALTY, (63, 92, 94, 168)),
-    # Double-bit errors, GSP faults, uncontained errors: nothing works until a reset.
-    (EXCLUDE, (46, 48, 54, 62, 64, 78, 95, 109, 110, 119, 120, 136, 140, 142, 143)),
-    (EXCLUDE, (151, 154, 155, 156, 158, 167, 171, 172)),
-    # NVLink: a single GPU still works.
-    (EXCLUDE_MULTI_GPU, (74, *range(144, 151))),
-    # Fallen off the bus: the machine needs a restart.
-    (EXCLUDE_NODE, (79,)),
+from extender.core.xids import (
+    EXCLUDE,
+    EXCLUDE_MULTI_GPU,
+    EXCLUDE_NODE,
+    IGNORE,
+    PENALTY,
+    SEVERITY,
+    is_of_recovery,
+    xid_action,
 )
-
-DEFAULT_XID_ACTIONS: Mapping[int, HealthAction] = MappingProxyType(
-    {xid: action for action, xids in _XID_GROUPS for xid in xids}
-)
-"""What each XID means unless configured: NVIDIA's catalog and what device plugins agree on."""
-
-SEVERITY: Mapping[HealthAction, int] = MappingProxyType(
-    {IGNORE: 0, PENALTY: 1, EXCLUDE_MULTI_GPU: 2, EXCLUDE: 3, EXCLUDE_NODE: 4}
-)
-"""How grave each action is: of several causes the one with the gravest consequence is told."""
 
 # Actions that DCGM's field 1523 asks for: reset, reboot, drain and reset, bus reset, system reboot.
 _RECOVERY_RESETS = (1, 2, 4, 6, 7)
 _RECOVERY_DRAIN_P2P = 3
 _RECOVERY_IMEX = 5
-RECOVERY_CHANGED = 154
-"""The XID that says no more than that the driver asks for another recovery action."""
-
 _FABRIC_MANAGER_FAILED = (1, 4, 5, 6)
 _FABRIC_MANAGER_STARTING = 2
 _DCGM_WARN, _DCGM_FAIL = 10.0, 20.0
 _FABRIC_UNHEALTHY, _FABRIC_LIMITED = 2.0, 3.0
 _FEW_ROWS = 0.5
 """Share of the penalty for memory rows that were remapped lately, and are not several."""
-
-
-def xid_action(health: Health, xid: int) -> HealthAction:
-    """Return what an XID means: the setting, else the default table, else the unknown action.
-
-    Example:
-        >>> xid_action(Health(), 79)
-        <HealthAction.EXCLUDE_NODE: 'exclude-node'>
-    """
-    return health.xid.get(xid, DEFAULT_XID_ACTIONS.get(xid, health.unknown_xid))
-
-
-def is_of_recovery(health: Health, xid: int) -> bool:
-    """Tell whether an XID means what the recovery action says; a setting may say otherwise."""
-    return xid == RECOVERY_CHANGED and xid not in health.xid
 
 
 class HealthColumns:

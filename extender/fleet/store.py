@@ -8,13 +8,13 @@ import numpy as np
 
 from extender.core.columns import known
 from extender.core.evaluation import normalize_model
-from extender.core.health import xid_action
 from extender.core.occupancy import WHOLE_DEVICE
 from extender.core.policy import HealthAction, Policy
 from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
 from extender.core.signals import Evidence, board_power, plausible
 from extender.core.snapshot import Flags, Rows
 from extender.core.steps import Steps, finish
+from extender.core.xids import xid_action
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.held import HeldDevice
 from extender.fleet.intake import Intake, without

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.health import SEVERITY, is_of_recovery, xid_action
 from extender.core.policy import Health
 from extender.core.readings import LARGEST_XID, Column, DeviceKey
+from extender.core.xids import SEVERITY, is_of_recovery, xid_action
 from extender.sources.dcgm_devices import device_key
 from extender.sources.prometheus_rows import Row
 from extender.sources.promql import XID_LABEL

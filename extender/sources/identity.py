@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
 
-from extender.core.inventory import NodeRecord
-
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 LOCALHOST = "localhost"
@@ -75,15 +73,19 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-def addresses_of(nodes: Iterable[NodeRecord]) -> dict[str, str]:
-    """Return nodes by address; what several machines call themselves names none of them."""
+def addresses_of(nodes: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Return nodes by address; what several machines call themselves names none of them.
+
+    Args:
+        nodes: the addresses of each node, by its name.
+    """
     found: dict[str, str] = {}
     several = {LOCALHOST}
-    for node in nodes:
-        for address in node.addresses:
-            if found.setdefault(address, node.name) != node.name:
+    for node, addresses in nodes.items():
+        for address in addresses:
+            if found.setdefault(address, node) != node:
                 several.add(address)
-    return {address: name for address, name in found.items() if address not in several}
+    return {address: node for address, node in found.items() if address not in several}
 
 
 def host_part(value: str) -> str:

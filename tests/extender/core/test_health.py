@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from extender.core.causes import Sign, decode, encode, ill_health, words
-from extender.core.health import HealthColumns, judge, xid_action
+from extender.core.health import HealthColumns, judge
 from extender.core.policy import Health, HealthAction
 from extender.core.readings import Column, Signal
 from extender.core.snapshot import Telemetry
+from extender.core.xids import xid_action
 
 NAN = float("nan")
 IGNORE, PENALTY = HealthAction.IGNORE, HealthAction.PENALTY

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.inventory import NodeRecord
 from extender.sources.identity import NodeIdentity, addresses_of, match_node
 
 IDENTITY = NodeIdentity(
@@ -105,10 +104,7 @@ def test_a_name_never_means_a_node_where_another_could_be_meant_as_well(
 
 
 def test_what_several_machines_call_themselves_names_none() -> None:
-    nodes = [
-        NodeRecord(name=name, addresses=(address, "gpu", *(["localhost"] if name == "a" else [])))
-        for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2"))
-    ]
+    nodes = {"a": ("10.0.0.1", "gpu", "localhost"), "b": ("10.0.0.2", "gpu")}
 
     assert addresses_of(nodes) == {"10.0.0.1": "a", "10.0.0.2": "b"}
 
