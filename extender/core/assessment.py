@@ -19,6 +19,10 @@ PRESUMED = 0.9
 """So much does presumed idleness count beside known: 0.95 of the way from busy to idle."""
 
 
+STILL_SHARED = 0.5
+"""A shared device comes behind others as busy from this part of the way from the threshold to full
+on: two pods on one device slow each other down only beyond 75 % together."""
+
 MOST_OF_SHARE = 0.9
 """The last even share of a device is smaller than the others by what the driver reserves."""
 
@@ -142,6 +146,8 @@ class Assessment:
         suits: fits, and is idle.
         idle: per node, landing devices that suit, held ones taken off.
         chance: per node, chance that every device that the pod gets is idle and holds it.
+        band_chance: likewise, but a shared device need not be idle: it must have some activity and
+            memory left, `STILL_SHARED`. The band of the order is by this.
         is_sure: per node, whether all that the pod may get are known to suit.
         grounds: what all but `fits`, `holds` and what follows from them rests on besides the
             batch; None where requests differ.
@@ -167,6 +173,7 @@ class Assessment:
     suits: Flags
     idle: Rows
     chance: Ratios
+    band_chance: Ratios
     is_sure: Flags
     grounds: Grounds | None = None
 
@@ -183,6 +190,11 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
     suits = fits & load.is_idle
     suiting = suits.sum(axis=1)
     missing = np.maximum(landing.needed - (landing.size - landing.taken), 0)
+
+    def chance_by(good: Ratios) -> Ratios:
+        return _chance(np.where(holds, good, 0.0), reach, missing) * landing.certainty
+
+    chance = chance_by(load.idle_chance)
     return Assessment(
         landing=landing,
         utilization=load.utilization,
@@ -203,7 +215,8 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
         room=room_share.sum(axis=1) / np.maximum(reach.is_clean.sum(axis=1), 1),
         suits=suits,
         idle=np.maximum(suiting - landing.taken, 0),
-        chance=_chance(np.where(holds, load.idle_chance, 0.0), reach, missing) * landing.certainty,
+        chance=chance,
+        band_chance=chance_by(load.left_chance) if batch.is_shared.any() else chance,
         is_sure=(suiting >= reach.offered) & (missing <= 0) & (landing.certainty >= 1),
         grounds=grounds,
     )
@@ -287,12 +300,17 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """How busy each device is beside the thresholds of a request; as in `Assessment`."""
+    """How busy each device is beside the thresholds of a request; as in `Assessment`.
+
+    Attributes:
+        left_chance: chance that it is idle or, where it is shared, has enough left.
+    """
 
     utilization: Ratios
     peak: Ratios
     headroom: Ratios
     idle_chance: Ratios
+    left_chance: Ratios
     is_idle: Flags
 
 
@@ -307,7 +325,12 @@ def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
         added=least + added,
         promised=room.promised,
     )
-    idle_chance, is_idle = _idleness(batch, believed, asks)
+    idle_chance, is_idle = _idleness(batch, believed, asks.utilization, asks.memory)
+    left_chance = idle_chance
+    if batch.is_shared.any():
+        part = np.where(batch.is_shared, STILL_SHARED, 0.0)[:, None]
+        limits = (asked + part * (1.0 - asked) for asked in (asks.utilization, asks.memory))
+        left_chance, _ = _idleness(batch, believed, *limits)
     limit, neutral = asks.utilization, 1.0 - asks.memory
     # What only the estimate adds is no news that could grow stale: it does not fade.
     activity, filling = telemetry.freshness, telemetry.memory_freshness
@@ -321,6 +344,7 @@ def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
         peak=believed.peak,
         headroom=within(free - room.taken, 0.0, 1.0),
         idle_chance=idle_chance,
+        left_chance=left_chance,
         is_idle=is_idle,
     )
 
@@ -379,17 +403,19 @@ class _Believed:
     promised: Ratios
 
 
-def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Flags]:
-    """Return how likely each device is idle, and whether that is known.
+def _idleness(
+    batch: Batch, believed: _Believed, utilization: Ratios, memory: Ratios
+) -> tuple[Ratios, Flags]:
+    """Return how likely each device is below two limits, and whether that is known.
 
-    Idle takes both signals; busy takes one. Either fades with the age of what it rests on; what
-    is assumed alone makes a device busy does not.
+    That takes both signals; to be above takes one. Either fades with the age of what it rests on;
+    what is assumed alone makes a device busy does not.
     """
     telemetry = batch.telemetry
-    is_calm = believed.peak < asks.utilization
-    is_roomy = believed.memory_used < asks.memory
-    is_filled = (believed.added > 0) & (believed.added >= asks.utilization)
-    is_full = (believed.promised > 0) & (believed.promised >= asks.memory)
+    is_calm = believed.peak < utilization
+    is_roomy = believed.memory_used < memory
+    is_filled = (believed.added > 0) & (believed.added >= utilization)
+    is_full = (believed.promised > 0) & (believed.promised >= memory)
     busy = np.maximum(
         np.where(is_calm, 0.0, np.maximum(telemetry.freshness, is_filled)),
         np.where(is_roomy, 0.0, np.maximum(telemetry.memory_freshness, is_full)),

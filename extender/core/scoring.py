@@ -87,7 +87,7 @@ def score(
         Ratios from 0 to 1, and the bands; one per node.
     """
     needed = assessment.landing.needed
-    band = bands(assessment.chance, needed)
+    band = bands(assessment.band_chance, needed)
     certain = sure(batch, assessment, band) * health(batch, assessment)
     # Of all requests with the same grounds this is the same.
     quiet = batch.memo.get(

@@ -17,6 +17,7 @@ from tests.builders import (
     GIB,
     Gpu,
     Node,
+    assessment_of,
     busy,
     decide_on,
     freed,
@@ -228,6 +229,58 @@ def test_declared_memory_that_fills_a_device_does_not_fade_with_an_old_reading(
     decision = decide_on({"full": Node(gpus=(declared,), is_shared=True)}, asked)
 
     assert decision.scores[0] < 1 / 3
+
+
+# --- shared devices ---------------------------------------------------------------------------
+
+
+def resting(tenants: int) -> Node:
+    return shared(gpu(used=tenants), replicas=4)
+
+
+def working(utilization: float, memory_used: float = 0.0) -> Node:
+    return shared(gpu(utilization=utilization, memory_used=memory_used, used=1), replicas=4)
+
+
+@pytest.mark.parametrize(
+    ("works", "first"),
+    [
+        pytest.param(working(0.40), "works", id="two-pods-have-room-for-their-activity"),
+        pytest.param(working(0.66), "rests", id="too-busy-for-a-second-pod"),
+        pytest.param(working(0.10, 0.55), "works", id="half-full"),
+        pytest.param(working(0.10, 0.76), "rests", id="too-full"),
+    ],
+)
+def test_a_shared_card_with_much_left_need_not_be_idle_to_come_first(
+    works: Node, first: str
+) -> None:
+    asked = request(memory_bytes=GIB)
+
+    order = ranking(decide_on({"rests": resting(3), "works": works}, asked))
+
+    assert order[0] == first
+
+
+def test_a_pod_that_requires_idle_cards_takes_no_busier_shared_one() -> None:
+    nodes = {"rests": resting(3), "works": working(0.40)}
+
+    assert ranking(decide_on(nodes, request(requires_idle=True))) == ["rests"]
+
+
+@given(st.lists(st.tuples(ratios, ratios, st.integers(0, 4)), min_size=1, max_size=6))
+def test_a_shared_card_is_no_worse_by_its_band_than_by_the_thresholds(
+    cards: list[tuple[Fraction, Fraction, int]],
+) -> None:
+    described = shared(
+        *(
+            gpu(utilization=float(busy_ratio), memory_used=float(used), used=tenants)
+            for busy_ratio, used, tenants in cards
+        ),
+        replicas=8,
+    )
+    found = assessment_of(described)
+
+    assert found.band_chance[0] >= found.chance[0]
 
 
 # --- tight memory -----------------------------------------------------------------------------
