@@ -111,7 +111,7 @@ async def test_no_search_has_more_to_walk_than_what_came_in_a_few_seconds() -> N
 
 @pytest.mark.parametrize(
     ("is_quiet", "patience_seconds"),
-    [pytest.param(True, 1e6, id="nobody asks"), pytest.param(False, 0.02, id="patience has ended")],
+    [pytest.param(True, 1e6, id="no requests"), pytest.param(False, 0.02, id="patience has ended")],
 )
 async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
     is_quiet: bool, patience_seconds: float
@@ -135,7 +135,7 @@ async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
 
 
 @pytest.mark.looptime
-async def test_memory_is_given_back_once_nobody_has_asked_for_some_time(
+async def test_memory_is_returned_after_some_time_without_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[bool] = []
