@@ -121,6 +121,7 @@ DEVICE: Final = ("agent/device*.py", "agent/proc_stat.py")
 
 def room_of(name: str) -> Room:
     """Return a room by its name."""
+    tests: tuple[str, ...]
     match name:
         case "device":
             return Room(name=name, code=DEVICE, tests=("tests/agent/test_device*.py",))

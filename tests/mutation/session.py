@@ -122,7 +122,7 @@ def at_import(code: CodeType) -> CodeType:
 
 def compiled(text: str, file: str) -> CodeType:
     """Compile a module as an import does."""
-    return cast("CodeType", compile(text, file, "exec", dont_inherit=True))
+    return compile(text, file, "exec", dont_inherit=True)
 
 
 def changes_of(original: str, changed: str, file: str) -> dict[FunctionKey, list[CodeType]]:
