@@ -313,7 +313,7 @@ ROOMS: Final = (
 
 
 def result_of(
-    room: str, tried: Sequence[tuple[Mutant, Outcome]], known: Mapping[str, str]
+    room: str, seed: int, tried: Sequence[tuple[Mutant, Outcome]], known: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what is kept of a room."""
     judged = [(mutant, outcome) for mutant, outcome in tried if outcome.verdict != "import"]
@@ -326,6 +326,7 @@ def result_of(
     return {
         "row": {
             "room": room,
+            "seed": seed,
             "mutants": len(tried),
             "not judged": len(tried) - len(judged),
             "equivalent": len(same),
@@ -394,7 +395,8 @@ def main() -> int:
         outcomes = bench.try_all(mutants, until)
     if options.only:
         return 0
-    result = result_of(room.name, list(zip(mutants, outcomes, strict=False)), equivalent())
+    tried = list(zip(mutants, outcomes, strict=False))
+    result = result_of(room.name, options.seed, tried, equivalent())
     keep(result)
     sys.stdout.write(table([result["row"]]) + "\n" + "\n".join(result["survivors"]) + "\n")
     row = result["row"]

@@ -184,8 +184,8 @@ async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing_and_is_
 
     held.now += 15.1
     await held.lease.look()
-    assert not held.lease.is_fresh
     assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
+    assert not held.lease.is_fresh
 
 
 async def test_a_duration_of_a_second_is_taken_as_it_is(held: Held) -> None:
