@@ -19,6 +19,7 @@ from tests.controlplane.waiting import DEADLINE_SECONDS, wait_for
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
 REQUESTS_IN_FLIGHT: Final = 32
 PATCH: Final = "application/strategic-merge-patch+json"
+APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML too
 # Where a kind's objects live, for the kinds that tests create; {} is the namespace.
 COLLECTIONS: Final = {
     "Node": "/api/v1/nodes",
@@ -110,6 +111,16 @@ class ApiClient:
     async def create(self, item: Object) -> Object:
         """Create an object of a kind in `COLLECTIONS`."""
         return await self.request("POST", collection(item), item)
+
+    async def apply(self, path: str, item: Object) -> Object:
+        """Apply an object on the server, as `kubectl apply --server-side --validate=strict` does.
+
+        Args:
+            path: of the object.
+            item: the object.
+        """
+        parameters = {"fieldManager": "tests", "fieldValidation": "Strict", "force": "true"}
+        return await self.request("PATCH", path, item, content_type=APPLY, parameters=parameters)
 
     async def create_all(self, items: Iterable[Object]) -> None:
         """Create objects, many at a time and in no order."""

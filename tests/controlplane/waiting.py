@@ -8,6 +8,9 @@ from typing import Final, TypeVar
 Value = TypeVar("Value")
 DEADLINE_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.05
+MOST_POLL_SECONDS: Final = 0.2
+LONGER: Final = 1.2
+"""What has taken long is asked for less often: each answer costs the servers CPU."""
 
 
 async def wait_for(
@@ -26,10 +29,12 @@ async def wait_for(
         TimeoutError: the answer was not true in time; the message holds the last answer.
     """
     deadline = time.monotonic() + deadline_seconds
+    pause_seconds = POLL_SECONDS
     while True:
         answer = await condition()
         if answer:
             return answer
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not so after {deadline_seconds} s: last seen {answer!r}")
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(pause_seconds)
+        pause_seconds = min(LONGER * pause_seconds, MOST_POLL_SECONDS)

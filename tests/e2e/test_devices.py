@@ -225,9 +225,13 @@ async def test_one_pod_that_fails_by_a_device_sends_the_next_elsewhere(
     await world.burden(lively)
     victim = pod("victim")
     assert await world.place(victim) == idle
-    await world.running(victim)
+    uid = (await world.running(victim))["metadata"]["uid"]
+
+    async def is_off_its_gpu() -> bool:
+        return uid not in world.fleet.placements
 
     await world.client.set_phase(victim, "Failed", **status)
+    await wait_for(is_off_its_gpu, "the failed pod holds no GPU")
     await world.settled()
 
     assert await world.place(pod("next")) == lively

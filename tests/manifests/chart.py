@@ -52,4 +52,4 @@ def rendered(values: Values, folder: Path) -> list[Object]:
     """Return the objects that the chart makes of values."""
     path = values_file(folder, values)
     output = helm("template", RELEASE, str(CHART), "--values", str(path), folder=folder)
-    return [item for item in yaml.safe_load_all(output) if item]
+    return [item for item in yaml.load_all(output, yaml.CSafeLoader) if item]

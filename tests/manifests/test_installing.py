@@ -41,7 +41,7 @@ async def test_a_variant_passes_a_dry_run_and_is_created(
     await installation.add_kinds_of_others()
 
     await installation.dry_run(folder)
-    items = await installation.apply(folder)
+    items = await installation.apply_with_kubectl(folder)
 
     assert [item for item in items if not await exists(installation, item)] == []
 
@@ -59,10 +59,13 @@ async def test_all_components_go_together_and_are_removed_without_rest(
     await installation.add_kinds_of_others()
     folder = with_components(tmp_path, EVERY_COMPONENT)
     await installation.dry_run(folder)
-    items = [*await installation.apply(folder), *await installation.apply(SECOND_SCHEDULER)]
+    items = [
+        *await installation.apply_with_kubectl(folder),
+        *await installation.apply_with_kubectl(SECOND_SCHEDULER),
+    ]
 
     before = await versions(installation, items)
-    await installation.apply(folder)
+    await installation.apply_with_kubectl(folder)
     assert await versions(installation, items) == before
     await installation.remove()
 
@@ -73,7 +76,7 @@ async def test_all_components_go_together_and_are_removed_without_rest(
 async def test_the_fixed_address_is_the_one_that_kube_scheduler_is_told(
     installation: Installation,
 ) -> None:
-    items = await installation.apply(OVERLAYS / "kubeadm")
+    items = await installation.apply_with_kubectl(OVERLAYS / "kubeadm")
 
     service = await installation.admin.request(
         "GET", address_of(find(items, "Service", "idlegpu-extender"))

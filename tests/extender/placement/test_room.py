@@ -48,8 +48,9 @@ def refused(world: World, gib: float, **asked: Any) -> dict[str, int]:
 
 def room(world: World) -> float:
     """Return the most that a pod may ask for, in GiB, to within a tenth."""
-    fits = [tenth / 10 for tenth in range(801) if not refused(world, tenth / 10)]
-    return max(fits)
+    whole = max(gib for gib in range(81) if not refused(world, gib))
+    tenths = (whole + tenth / 10 for tenth in range(10))
+    return max(gib for gib in tenths if not refused(world, gib))
 
 
 # --- what is declared -----------------------------------------------------------------------------
