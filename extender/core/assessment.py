@@ -116,7 +116,7 @@ parts depend on these and on the batch, but not on the memory that the pod asks 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-        free_bytes: memory beside declared memory and other use; infinite if unknown.
+    """Devices of a batch as seen by one pod; matrices have a row per node and a column per slot.
 
     Attributes:
         landing: the landing set of each node.
