@@ -70,7 +70,8 @@ class Signal(StrEnum):
     FABRIC_HEALTH = "fabric_health"
     """NVML's summary of fabric health: 1 healthy, 2 unhealthy, 3 limited capacity."""
     NVLINKS_DOWN = "nvlinks_down"
-    """NVLinks that went down, or that are up on other cards of the same model and node."""
+    """Number of NVLinks down that were up before, or that are up on other cards of its model and
+    node."""
     INFOROM_CORRUPTED = "inforom_corrupted"
     TEMPERATURE_SHUTDOWN = "temperature_shutdown_celsius"
     """Temperature at which the card shuts down."""
