@@ -105,7 +105,7 @@ class Use:
 
 
 def quantiles(samples: Matrix, quantile: float = QUANTILE) -> Column:
-    """Return a quantile of each column: the lowest value not exceeded by this share of the values.
+    """Return a quantile per column: the lowest value that this share of values does not exceed.
 
     The result is always a measured value, never interpolated; NaN for an empty column.
 
@@ -172,7 +172,7 @@ class Fit:
 
 
 def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: float) -> Fit:
-    """Compute the number of pods that fit on a card, each with the average use of the measured pods.
+    """Compute the number of pods that fit on a card, each with the measured average use.
 
     Args:
         pods: number of measured pods on the card.
