@@ -89,8 +89,8 @@ def stand(
         question: the request.
         kept: old cache entries for the same request.
     """
-    (standing,) = stand_together(snapshot, pool, [question], [kept])
-    return standing
+    (entry,) = stand_together(snapshot, pool, [question], [kept])
+    return entry
 
 
 def stand_together(
@@ -109,27 +109,27 @@ def stand_together(
         questions: the requests, all under the same policy.
         kept: old cache entries per request.
     """
-    standings: list[Standing] = []
+    entries: list[Standing] = []
     outdated: list[int] = []
     changed: list[tuple[Question, list[int]]] = []
-    for at, (question, entries) in enumerate(zip(questions, kept, strict=True)):
-        nearest = _nearest(snapshot, pool, question, entries)
+    for at, (question, old) in enumerate(zip(questions, kept, strict=True)):
+        nearest = _nearest(snapshot, pool, question, old)
         if nearest is None:
             steps = stand_in_steps(snapshot, pool, question)
-            standings.append(finish(steps))
+            entries.append(finish(steps))
             continue
-        standing, touched = nearest
-        standings.append(standing)
+        entry, touched = nearest
+        entries.append(entry)
         if touched:
             outdated.append(at)
             is_out = snapshot.telemetry.is_out
-            rows = sorted(_changed(standing, pool, question.overlay, touched, is_out))
+            rows = sorted(_changed(entry, pool, question.overlay, touched, is_out))
             changed.append((question, rows))
-    before = [standings[at].evaluation for at in outdated]
+    before = [entries[at].evaluation for at in outdated]
     after = _refresh(before, snapshot, pool, changed)
     for at, evaluation in zip(outdated, after, strict=True):
-        standings[at] = Standing.of(evaluation, snapshot, pool, questions[at])
-    return standings
+        entries[at] = Standing.of(evaluation, snapshot, pool, questions[at])
+    return entries
 
 
 def _nearest(
@@ -137,11 +137,11 @@ def _nearest(
 ) -> tuple[Standing, set[int]] | None:
     """Return the usable cache entry with the fewest touched rows, and these rows."""
     nearest: tuple[Standing, set[int]] | None = None
-    for standing in kept:
-        if standing.holds(snapshot, pool, question.policy):
-            touched = _touched_since(standing, pool, question.overlay)
+    for entry in kept:
+        if entry.holds(snapshot, pool, question.policy):
+            touched = _touched_since(entry, pool, question.overlay)
             if nearest is None or len(touched) < len(nearest[1]):
-                nearest = (standing, touched)
+                nearest = (entry, touched)
     return nearest
 
 
@@ -241,29 +241,29 @@ def batch_under(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overla
     )
 
 
-def _touched_since(standing: Standing, pool: Pool, overlay: Overlay) -> set[int]:
+def _touched_since(entry: Standing, pool: Pool, overlay: Overlay) -> set[int]:
     """Return the rows patched, or with changed tentative tenants, since an entry was made."""
-    before = standing.overlay
+    before = entry.overlay
     nodes = {node for node, tenants in overlay.items() if before.get(node) is not tenants}
     nodes.update(node for node in before if node not in overlay)
     moved = {pool.row_of[node] for node in nodes if node in pool.row_of}
-    return moved.union(pool.patched[standing.patched :])
+    return moved.union(pool.patched[entry.patched :])
 
 
 def _changed(
-    standing: Standing, pool: Pool, overlay: Overlay, touched: set[int], is_out: Flags
+    entry: Standing, pool: Pool, overlay: Overlay, touched: set[int], is_out: Flags
 ) -> set[int]:
     """Return the touched rows that need a new evaluation.
 
     A row is unchanged if a pod was bound to the node on which it was assumed. `is_out` can only
     differ for rows in `believed`.
     """
-    believed = touched.intersection(pool.believed[standing.believed :])
+    believed = touched.intersection(pool.believed[entry.believed :])
     return believed.union(
         at
         for at in touched
         if row_under(pool.rows[at], pool.nodes[at], overlay, is_out)
-        != row_under(standing.rows[at], pool.nodes[at], standing.overlay, is_out)
+        != row_under(entry.rows[at], pool.nodes[at], entry.overlay, is_out)
     )
 
 
