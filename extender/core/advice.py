@@ -117,7 +117,7 @@ def quantiles(samples: Matrix, quantile: float = QUANTILE) -> Column:
     if not samples.shape[0]:
         return np.full(samples.shape[1], np.nan)
     ordered = np.sort(samples, axis=0)  # NaN comes last
-    # A share such as 0.95 of 20 is 19 but for rounding.
+    # The tolerance keeps exact products exact, such as 0.95 of 20 = 19.
     places = np.maximum(np.ceil(quantile * counts - 1e-9).astype(np.intp) - 1, 0)
     return np.asarray(ordered[places, np.arange(samples.shape[1])], dtype=np.float64)
 

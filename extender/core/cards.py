@@ -61,7 +61,7 @@ def _card(name: str, least_gib: float, most_gib: float, layouts: str) -> MigCard
     return MigCard(name=name, least_gib=least_gib, most_gib=most_gib, layouts=profiles)
 
 
-# NVIDIA's MIG User Guide, "Supported MIG Profiles"; instances of one size alone.
+# NVIDIA's MIG User Guide, "Supported MIG Profiles"; only equal instances.
 _H100_80: Final = "2x3g.40gb 3x2g.20gb 4x1g.20gb 7x1g.10gb"
 MIG_CARDS: Final = (
     _card("a30", 20, 30, "2x2g.12gb 4x1g.6gb"),

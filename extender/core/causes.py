@@ -21,7 +21,7 @@ class Sign(IntEnum):
     """Sign of ill health; the comment names its value."""
 
     NONE = 0
-    SIBLING = 1  # row of the device of the same node that keeps the whole node from working
+    SIBLING = 1  # row of the device that excludes its whole node
     XID = 2  # its number
     ROW_REMAP_FAILURE = 3
     ROW_REMAP_PENDING = 4

@@ -62,7 +62,7 @@ def chance_of_all(chances: Ratios, offered: Rows, needed: Rows) -> Ratios:
     if most <= 1:
         together = chances.sum(axis=1)
     else:
-        # Row k: over all choices of k of the devices so far, the sum of the products of chances.
+        # Row k: sum over all choices of k devices so far of the product of their chances.
         sums = np.zeros((most + 1, len(chances)))
         sums[0] = 1.0
         for slot in range(chances.shape[1]):

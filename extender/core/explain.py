@@ -167,7 +167,9 @@ def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) ->
     """Return the state of each device as its index in `STATES`."""
     excluded = batch.telemetry.is_excluded_multi if multi else batch.telemetry.is_excluded
     idle_chance = assessment.idle_chance
-    is_foreign = batch.telemetry.is_foreign & ~batch.is_shared[:, None]  # there it is load
+    is_foreign = (
+        batch.telemetry.is_foreign & ~batch.is_shared[:, None]
+    )  # on shared devices it is load
     return np.select(
         [excluded, is_foreign, idle_chance >= 1.0, idle_chance < UNKNOWN],
         [0, 1, 2, 3],

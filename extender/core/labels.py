@@ -33,9 +33,9 @@ LABELS_SHOWN: Final = frozenset(
 )
 NVIDIA_PREFIX: Final = "nvidia.com/"
 DROPPED_PREFIXES: Final = (
-    "nvidia.com/gfd.timestamp",  # changes every minute and says nothing
-    "nvidia.com/gpu.deploy.",  # which parts of the operator run there
-    "feature.node.kubernetes.io/",  # a hundred for each node
+    "nvidia.com/gfd.timestamp",  # changes every minute, without information
+    "nvidia.com/gpu.deploy.",  # operator components on the node
+    "feature.node.kubernetes.io/",  # about a hundred per node
 )
 DROPPED_NVIDIA_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
 """Parts of labels with MIG profile details, a dozen per profile; no decision needs them."""

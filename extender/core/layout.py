@@ -179,7 +179,7 @@ def _hold(
     """
     count = pod.resources.get(expected.resource, 0)
     known = len(_claimed_behind(pod, profiles)) if pod.claimed else 0
-    # A resource that claims serve is counted with them; what the plugin hands out, besides.
+    # If claims serve the resource, its count includes them; else they come on top of it.
     besides = 0 if expected.is_by_claims else known
     if not count or (besides and len(slots) <= besides):
         # A claim holds a whole device outside the resource's count. The device holders may be

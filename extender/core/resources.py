@@ -75,7 +75,7 @@ class ResourceNames:
 
     def covers(self, others: "ResourceNames") -> bool:
         """Return whether these names match every resource that `others` match."""
-        return all(map(self.matches, others.names))  # a pattern, too: its * is like any letter
+        return all(map(self.matches, others.names))  # a pattern too: its * counts as a letter
 
     def shared_with(self, others: "ResourceNames") -> "ResourceNames":
         """Return names that match the resources which both sets match.

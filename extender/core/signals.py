@@ -34,7 +34,7 @@ OTHER_ACTIVITY = (
 MEASURED = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, *OTHER_ACTIVITY, Signal.POWER)
 """All activity signals, best to show to users first. Power comes last: it only orders devices."""
 
-_CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart that noise is no disagreement
+_CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart for noise
 
 BOARD_POWER_WATTS: Mapping[str, float] = {
     "b200": 1000, "h200": 700, "h100 pcie": 350, "h100": 700, "h800": 700, "h20": 500,

@@ -128,7 +128,7 @@ def _take(column: AnyColumn, slots: Rows, absent: Flags) -> AnyColumn:
     """Index a column by `slots`; absent devices are 0 or False."""
     if not len(column):
         return np.zeros(slots.shape, dtype=column.dtype)
-    # In the memory order of the slots: `take` would not keep it.
+    # Keeps the memory order of the slots; `take` would not.
     values = column[slots.T].T
     values[absent] = 0
     return values

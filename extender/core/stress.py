@@ -30,7 +30,7 @@ SLOWDOWN_WORDS: Final[Mapping[int, str]] = MappingProxyType(
 """Bits of NVML's clock event reasons that slow a card down. The software power cap causes no
 stress: cards reach it under normal load."""
 
-_MASK_LIMIT: Final = float(1 << 53)  # no bit mask is larger, and larger ones are not exact
+_MASK_LIMIT: Final = float(1 << 53)  # larger floats are not exact, and no bit mask is larger
 
 
 def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Ratios:

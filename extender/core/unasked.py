@@ -212,8 +212,8 @@ def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
                 kind=CauseKind.PRIORITIZE_VERB,
                 field="prioritizeVerb",
                 pods=unscored,
-                text="filter is asked and prioritize never, so scores are lost: prioritizeVerb is "
-                "missing or wrong, or an extender that is asked after us always leaves one node",
+                text="filter is called and prioritize never, so scores are lost: prioritizeVerb is "
+                "missing or wrong, or an extender that is called after us always leaves one node",
             )
         )
     ranks = {kind: rank for rank, kind in enumerate(CauseKind)}
@@ -328,15 +328,15 @@ def _why_sometimes(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cau
             kind=CauseKind.OTHER_REPLICA,
             field="peers.service",
             pods=count,
-            text="such pods are asked about at times: if there are more replicas of us, set "
-            "peers.service, so that they tell each other what they were asked",
+            text="requests for such pods come only sometimes: with several replicas of idlegpu, set "
+            "peers.service, so that the replicas exchange their requests",
         )
     yield Cause(
         kind=CauseKind.UNREACHABLE,
         field="ignorable",
         pods=count,
-        text="such pods are asked about at times: kube-scheduler does not reach us each time (a "
-        "restart, TLS, httpTimeout), and places pods without us then (ignorable: true); or another "
+        text="requests for such pods come only sometimes: kube-scheduler cannot always reach us (a "
+        "restart, TLS, httpTimeout), and then places pods without us (ignorable: true); or another "
         "kube-scheduler, with other extenders, serves some of them",
     )
 

@@ -68,7 +68,7 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
             "conditions": [condition | {"message": record.message}] * record.is_unscheduled,
         },
     }
-    # The record has its resources in the order of the setting.
+    # The record's resources are in the order of the setting.
     names = ResourceNames(tuple(limits)) if limits else ResourceNames()
     parsed = parse_request(pod, resources=names, defaults=policy)
     if parsed.request is None or not record.has_preferences:

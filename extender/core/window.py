@@ -192,7 +192,7 @@ class Windows:
         """
         if self._resets is not None:
             self._resets.append((rows, until))
-        passed = (self._step - np.arange(self._steps)) % self._steps  # by part, steps since
+        passed = (self._step - np.arange(self._steps)) % self._steps  # age of each part in steps
         begins = (self._step - passed) * self.step_seconds
         is_old = begins <= (np.inf if until is None else until)
         old = np.array([part for part in self._filled if is_old[part]], dtype=np.intp)
