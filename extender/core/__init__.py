@@ -1,1 +1,1 @@
-"""The decision: pure values and functions, no I/O, no clock, no log."""
+"""Placement decisions as pure functions over frozen values: no I/O, no clock, no log."""

@@ -1,7 +1,7 @@
-"""Advice from measured use: arithmetic over what was measured; nothing is measured here.
+"""Compute sharing and memory advice from measured use.
 
-The rule is one for all of it: of what was measured the value counts that 95 of 100 samples do not
-exceed, and more pods of the same kind are taken to use more in proportion.
+All advice uses the 95th percentile of the samples, and assumes that the use grows in proportion to
+the number of similar pods.
 """
 
 import math
@@ -15,80 +15,80 @@ import numpy.typing as npt
 from extender.core.cards import GIB, Way, mig_layout, way_without_mig
 
 Matrix = npt.NDArray[np.float64]
-"""A row a sample, a column a device; NaN where nothing was measured."""
+"""One row per sample, one column per device; NaN for a missing value."""
 Column = npt.NDArray[np.float64]
 
 QUANTILE: Final = 0.95
-"""Of the samples so many do not exceed what counts; the rest are peaks that may wait."""
+"""Percentile of the samples used as a device's use; higher peaks may wait."""
 
 FULL_RATIO: Final = 0.9
-"""Summed activity that fits on one card. Not 1: a card that is busy all the time makes its tenants
-wait for each other, and what they would use besides cannot be seen any more."""
+"""Maximum summed activity of a shared card. Below 1, because tenants of a fully busy card wait for
+each other, and their further demand is invisible."""
 
 KEPT_BACK_BYTES: Final = 1 * GIB
-"""Memory of a shared card that is left to nobody: each CUDA context takes some hundred MiB, and
-what one tenant allocates too much ends another's process."""
+"""Reserve of a shared card's memory: each CUDA context takes some hundred MiB, and one tenant's
+excess allocation crashes another's process."""
 
 LEAST_SAMPLES: Final = 15
-"""Fewer samples than that say nothing: with one a minute, a quarter of an hour."""
+"""Minimum number of samples: a quarter of an hour at one per minute."""
 
 MOST_REPLICAS: Final = 16
-"""More are never recommended: from there on time slices are too short, and contexts alone fill the
+"""Maximum recommended replicas: with more, time slices are too short and contexts fill the
 memory."""
 
 DEFAULT_REPLICAS: Final = 2
-"""Where nothing is known."""
+"""Recommended replicas without measurements."""
 
 TENTH: Final = 0.1
-"""A pod whose GPUs are all busy for this share of the time or less does not need them whole."""
+"""Share of time busy up to which a pod does not need whole GPUs."""
 
 FAR_RATIO: Final = 2.0
 FAR_BYTES: Final = 2 * GIB
-"""A pod that asks for so many times what it uses, and for so much more, keeps others off."""
+"""A pod requests too much memory if it exceeds its use by this factor and by this many bytes."""
 
 SHORT_RATIO: Final = 1.1
-"""A pod that uses so many times what it asks for is no longer where it fits."""
+"""A pod requests too little memory if its use exceeds the request by this factor."""
 
 ROOM_RATIO: Final = 1.2
-"""What is recommended is so many times what was used at most, in whole GiB."""
+"""Suggested memory relative to the maximum use, rounded up to whole GiB."""
 
 
 class Verdict(StrEnum):
-    """What is said of a card."""
+    """Advice on a card."""
 
     FEWER = "fewer"
-    """Its tenants together use more than it has: fewer replicas."""
+    """Its tenants together use more than the card has: fewer replicas."""
     DO_NOT_SHARE = "do-not-share"
-    """One of its tenants is enough for it."""
+    """One tenant is enough for the card."""
     SHARE = "share"
-    """It is a pod's own, and two such pods would fit."""
+    """One pod holds the whole card, and two such pods would fit."""
     MORE = "more"
     """More replicas would fit."""
     KEEP = "keep"
-    """As it is."""
+    """The number of replicas is right."""
     NOT_MEASURED = "not-measured"
-    """Nothing is known of what pods use on it: the defaults."""
+    """No measurements of its tenants: the defaults."""
 
 
 class Bound(StrEnum):
-    """What limits the number of pods on a card."""
+    """Limiting factor for the number of pods on a card."""
 
     ACTIVITY = "activity"
     MEMORY = "memory"
     MOST = "most"
-    """Neither: no more are ever recommended."""
+    """`MOST_REPLICAS`, the maximum that is ever recommended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """How a device was used.
+    """Measured use of a device.
 
     Attributes:
-        activity_ratio: the `QUANTILE` of its activity, 0 to 1; None where nothing is known.
-        memory_bytes: the `QUANTILE` of its memory in use, likewise.
-        memory_most_bytes: the most that was seen, likewise.
-        samples: of activity, so many.
-        seconds: from the first of them to the last.
+        activity_ratio: the `QUANTILE` of its activity, 0 to 1; None if unknown.
+        memory_bytes: the `QUANTILE` of its memory in use; None if unknown.
+        memory_most_bytes: the maximum of its memory in use; None if unknown.
+        samples: number of activity samples.
+        seconds: time from the first to the last sample.
     """
 
     activity_ratio: float | None = None
@@ -99,15 +99,15 @@ class Use:
 
     @property
     def is_enough(self) -> bool:
-        """Whether something can be said from it."""
+        """Whether the samples suffice for advice."""
         is_known = self.activity_ratio is not None and self.memory_bytes is not None
         return is_known and self.samples >= LEAST_SAMPLES
 
 
 def quantiles(samples: Matrix, quantile: float = QUANTILE) -> Column:
-    """Return of each column the lowest value that this share of its values does not exceed.
+    """Return a quantile per column: the lowest value that this share of values does not exceed.
 
-    A value that was measured, never one in between; NaN where a column has none.
+    The result is always a measured value, never interpolated; NaN for an empty column.
 
     Example:
         >>> quantiles(np.array([[1.0], [3.0], [np.nan], [2.0]]), 0.5).tolist()
@@ -117,19 +117,19 @@ def quantiles(samples: Matrix, quantile: float = QUANTILE) -> Column:
     if not samples.shape[0]:
         return np.full(samples.shape[1], np.nan)
     ordered = np.sort(samples, axis=0)  # NaN comes last
-    # A share such as 0.95 of 20 is 19 but for rounding.
+    # The tolerance keeps exact products exact, such as 0.95 of 20 = 19.
     places = np.maximum(np.ceil(quantile * counts - 1e-9).astype(np.intp) - 1, 0)
     return np.asarray(ordered[places, np.arange(samples.shape[1])], dtype=np.float64)
 
 
 def uses(times: Column, activity: Matrix, memory_bytes: Matrix, since: Column) -> list[Use]:
-    """Return how each device was used since a time of its own.
+    """Summarize the use of each device since a start time per device.
 
     Args:
-        times: of the samples, seconds since the epoch, ascending.
-        activity: ratios.
-        memory_bytes: in use.
-        since: of each device, samples after this count, seconds since the epoch.
+        times: time of each sample, seconds since the epoch, ascending.
+        activity: activity ratio by sample and device.
+        memory_bytes: memory in use by sample and device.
+        since: start time of each device; only later samples count, seconds since the epoch.
     """
     is_old = times[:, None] <= since[None, :]
     activity = np.where(is_old, np.nan, activity)
@@ -160,11 +160,11 @@ def _known(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How many pods of a kind a card has room for.
+    """Number of similar pods that fit on a card.
 
     Attributes:
         count: at least 1.
-        bound: what limits them.
+        bound: the limiting factor.
     """
 
     count: int
@@ -172,12 +172,12 @@ class Fit:
 
 
 def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: float) -> Fit:
-    """Return how many pods fit on a card, each like those that were measured there.
+    """Compute the number of pods that fit on a card, each with the measured average use.
 
     Args:
-        pods: so many were on it.
-        activity_ratio: what they used together.
-        memory_bytes: likewise.
+        pods: number of measured pods on the card.
+        activity_ratio: activity of all of them together.
+        memory_bytes: memory of all of them together.
         total_bytes: memory of the card.
 
     Example:
@@ -196,24 +196,24 @@ def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: floa
 
 
 def _times(room: float, each: float) -> int:
-    """Return how often something fits, no more often than is ever recommended."""
+    """Return how often `each` fits into `room`, at most `MOST_REPLICAS` + 1."""
     if each * (MOST_REPLICAS + 1) <= room:
         return MOST_REPLICAS + 1
-    # What was measured of n and fits exactly must not be lost to rounding.
+    # An exact fit must not be lost to rounding.
     return math.floor(room / each + 1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A card about which advice is asked.
+    """A card to give advice on.
 
     Attributes:
-        model: as any source writes it.
-        memory_bytes: what it has.
-        replicas: it is sold as so many; 1 for a whole one.
-        is_shared: whether it is sold in replicas.
-        pods: replicas of it in use; for a whole card 1 where a pod holds it that asks for one.
-        use: since its tenants last changed.
+        model: model name from any source.
+        memory_bytes: total memory.
+        replicas: replicas it is sold as; 1 for a whole card.
+        is_shared: whether the resource counts replicas.
+        pods: replicas in use; for a whole card 1 if a pod with a single GPU holds it.
+        use: measured use since its tenants last changed.
     """
 
     model: str
@@ -226,15 +226,15 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardAdvice:
-    """What is said of a card.
+    """Advice on a card.
 
     Attributes:
-        verdict: in a word.
-        replicas: so many are recommended; 1 is a whole card.
-        bound: what keeps it from more; None where nothing was measured.
-        way: how to share it, where that is not decided by what it does well already.
-        layout: the MIG profile, with its count (`2x 3g.40gb`); "" where the way is another.
-        memory_bytes: room of each replica.
+        verdict: the advice.
+        replicas: recommended replicas; 1 is a whole card.
+        bound: the limiting factor; None without measurements.
+        way: recommended way of sharing; None if the present one is right.
+        layout: MIG profile with its count (`2x 3g.40gb`); "" for another way.
+        memory_bytes: memory per replica.
     """
 
     verdict: Verdict
@@ -246,9 +246,9 @@ class CardAdvice:
 
 
 def advise(card: Card) -> CardAdvice | None:
-    """Return what is to be said of a card, None where there is nothing.
+    """Return advice on a card, or None if there is none.
 
-    Nothing is said of a whole card unless it was measured under one pod and two would fit.
+    A whole card gets advice only if it was measured with one pod and two such pods would fit.
     """
     use = card.use
     is_known = card.pods > 0 and use.is_enough and card.memory_bytes > 0
@@ -293,10 +293,10 @@ def _shared(card: Card, verdict: Verdict, replicas: int, bound: Bound | None) ->
 
 
 def uses_a_tenth(used: list[Use]) -> bool:
-    """Whether a pod keeps none of its whole devices busy for more than a tenth of the time.
+    """Return whether a pod keeps all of its whole devices busy at most a tenth of the time.
 
     Args:
-        used: each of them, since the pod has it.
+        used: measured use of each device since the pod holds it.
     """
     return bool(used) and all(
         use.is_enough and use.activity_ratio is not None and use.activity_ratio <= TENTH
@@ -305,7 +305,7 @@ def uses_a_tenth(used: list[Use]) -> bool:
 
 
 class Ask(StrEnum):
-    """How what a pod asks of memory compares with what it uses."""
+    """Comparison of a pod's memory request with its use."""
 
     TOO_MUCH = "asks-too-much"
     TOO_LITTLE = "asks-too-little"
@@ -313,11 +313,11 @@ class Ask(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAdvice:
-    """What a pod should ask for.
+    """Advice on a pod's memory request.
 
     Attributes:
-        ask: what is wrong.
-        suggested_bytes: memory per GPU, in whole GiB, no more than the device has.
+        ask: whether the request is too high or too low.
+        suggested_bytes: suggested memory per GPU, in whole GiB, at most the device's memory.
     """
 
     ask: Ask
@@ -325,12 +325,12 @@ class MemoryAdvice:
 
 
 def judge_memory(asked_bytes: float, most_bytes: float, total_bytes: float) -> MemoryAdvice | None:
-    """Return what is wrong with what a pod asks of each device's memory, None where it will do.
+    """Compare a pod's memory request with its use; None if the request is right.
 
     Args:
-        asked_bytes: by its annotation.
-        most_bytes: the most that was seen in use on one of its devices.
-        total_bytes: memory of that device.
+        asked_bytes: memory per device from its annotation.
+        most_bytes: maximum memory in use on one of its devices.
+        total_bytes: total memory of that device.
 
     Example:
         >>> judge_memory(40 * GIB, 8 * GIB, 80 * GIB).suggested_bytes // GIB

@@ -1,6 +1,6 @@
-"""What a pod says of the GPUs that it wants, in annotations under `idlegpu.io/`.
+"""Parse a pod's `idlegpu.io/` annotations.
 
-A bad value never raises: it is a problem to tell the user, and the default holds.
+An invalid value never raises: it becomes an `AnnotationProblem`, and the default applies.
 """
 
 import re
@@ -21,13 +21,13 @@ MIB: Final = 1 << 20
 TIB: Final = 1 << 40
 MAX_MODELS: Final = 16
 MAX_SHOWN: Final = 100
-"""A longer annotation value is cut to this where people read it."""
+"""Maximum length of an annotation value in messages."""
 MAX_UNKNOWN: Final = 8
-"""So many unknown annotations of one pod are reported; the others say nothing new."""
+"""Maximum number of unknown annotations reported per pod."""
 
 
 class Annotation(StrEnum):
-    """What a pod may say of itself."""
+    """Annotations that a pod may set."""
 
     ENABLED = "idlegpu.io/enabled"
     GPU_MEMORY = "idlegpu.io/gpu-memory"
@@ -39,7 +39,7 @@ class Annotation(StrEnum):
 
 
 OWN_ANNOTATIONS: Final = frozenset({"idlegpu.io/state", "idlegpu.io/decision", "idlegpu.io/reason"})
-"""What we may write to objects ourselves: no typos of a user's."""
+"""Annotations that the extender writes itself; never reported as unknown."""
 
 KNOWN: Final = frozenset({*Annotation, *OWN_ANNOTATIONS})
 
@@ -55,13 +55,13 @@ _MODEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]{0,62}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotationProblem:
-    """An annotation that cannot be used.
+    """An annotation with an invalid value.
 
     Attributes:
         annotation: its name.
-        value: its value, cut where it is long.
-        allowed: what may stand there.
-        default_used: what holds instead.
+        value: its value, truncated.
+        allowed: description of valid values.
+        default_used: value that applies instead.
     """
 
     annotation: str
@@ -71,7 +71,7 @@ class AnnotationProblem:
 
     @property
     def message(self) -> str:
-        """The problem in one sentence for people."""
+        """The problem as one sentence for users."""
         return (
             f'annotation {self.annotation}: "{self.value}" is not allowed: must be '
             f"{self.allowed}; used instead: {self.default_used}"
@@ -80,16 +80,16 @@ class AnnotationProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the annotations say, defaults filled in.
+    """Parsed annotations of a pod, defaults filled in.
 
     Attributes:
-        is_enabled: False where the pod is to be left to kube-scheduler.
-        memory_bytes: room that each device must have, None where the pod does not say.
+        is_enabled: False if the pod opts out of the extender.
+        memory_bytes: required memory per device, None if not set.
         requires_idle: the pod waits for devices known to be idle.
-        thresholds: below both a device is idle to this pod.
-        strategy: which of the nodes is best that are as certain to do.
-        preferred_models: models in the order of preference, as the pod writes them.
-        problems: annotations that cannot be used.
+        thresholds: a device below both thresholds is idle for this pod.
+        strategy: order among nodes of equal certainty.
+        preferred_models: preferred GPU models, best first, as the pod writes them.
+        problems: invalid annotations.
     """
 
     is_enabled: bool
@@ -102,7 +102,7 @@ class Wishes:
 
 
 def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
-    """Return what a pod's annotations say; where they do not, `defaults` hold."""
+    """Parse a pod's annotations; a missing or invalid one gets its value from `defaults`."""
     annotations = _annotations_of(pod)
     if not annotations.are_ours:
         return _silent(defaults.thresholds, defaults.strategy)
@@ -157,7 +157,7 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
 
 @lru_cache(maxsize=64)
 def _silent(thresholds: Thresholds, strategy: Strategy) -> Wishes:
-    """Return what a pod says that says nothing: most do."""
+    """Return the result for a pod without our annotations, the usual case."""
     return Wishes(
         is_enabled=True,
         memory_bytes=None,
@@ -174,15 +174,15 @@ _OF_SETTINGS: Final = {
     Annotation.MAX_MEMORY: "thresholds.memory",
     Annotation.STRATEGY: "strategy",
 }
-"""Annotations that stand in the place of a setting."""
+"""Setting that each annotation overrides."""
 
 
 def own_settings(pod: Mapping[str, object], wishes: Wishes) -> frozenset[str]:
-    """Return the names of the settings in whose place a pod's annotations stand.
+    """Return the names of the settings that a pod's valid annotations override.
 
     Args:
         pod: the Pod object.
-        wishes: what was read of it.
+        wishes: the pod's parsed annotations.
     """
     annotations = mapping_of(mapping_of(pod.get("metadata")).get("annotations"))
     unusable = {problem.annotation for problem in wishes.problems}
@@ -194,17 +194,15 @@ def own_settings(pod: Mapping[str, object], wishes: Wishes) -> frozenset[str]:
 
 
 def read_memory(pod: Mapping[str, object]) -> int | None:
-    """Return the room that a pod's annotation asks of each device, None where it does not say."""
+    """Parse the required memory per device from a pod's annotation; None if not set."""
     return _read_memory(_annotations_of(pod))
 
 
 def _annotations_of(pod: Mapping[str, object]) -> "_Annotations":
-    """Return the pod's annotations."""
     return _Annotations(mapping_of(mapping_of(pod.get("metadata")).get("annotations")))
 
 
 def _read_memory(annotations: "_Annotations") -> int | None:
-    """Read the room that each device must have."""
     return annotations.read(
         Annotation.GPU_MEMORY,
         _parse_room,
@@ -215,7 +213,7 @@ def _read_memory(annotations: "_Annotations") -> int | None:
 
 
 class _Annotations:
-    """The annotations of one pod, and what is wrong with them."""
+    """The annotations of one pod, and the problems found while parsing them."""
 
     def __init__(self, values: Mapping[str, object]) -> None:
         self._values = values
@@ -223,7 +221,7 @@ class _Annotations:
 
     @property
     def are_ours(self) -> bool:
-        """Whether any is under our prefix."""
+        """Whether any annotation has our prefix."""
         return any(name.startswith(PREFIX) for name in self._values)
 
     def read(
@@ -235,7 +233,7 @@ class _Annotations:
         allowed: str,
         instead: str,
     ) -> T:
-        """Return an annotation's value; the default where there is none, or a bad one."""
+        """Parse an annotation's value; return the default if it is missing or invalid."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -246,7 +244,7 @@ class _Annotations:
             return default
 
     def unknown(self) -> list[AnnotationProblem]:
-        """Return a problem for each annotation under our prefix that means nothing to us."""
+        """Return a problem for each annotation with our prefix and an unknown name."""
         names = [name for name in self._values if name.startswith(PREFIX) and name not in KNOWN]
         return [
             AnnotationProblem(
@@ -270,14 +268,14 @@ class _Annotations:
 
 
 def _shorten(value: object) -> str:
-    """Return a value as people may read it: one short line."""
+    """Return a value as one line of limited length."""
     text = value if isinstance(value, str) else type(value).__name__
     line = " ".join(text[: 2 * MAX_SHOWN].split())
     return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}..."
 
 
 def parse_boolean(text: str) -> bool:
-    """Return a boolean, written in any case.
+    """Parse "true" or "false" in any case.
 
     Raises:
         ValueError: `text` is neither true nor false.
@@ -293,12 +291,13 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_percent(text: str) -> float:
-    """Return a percentage as a ratio.
+    """Parse a percentage as a ratio.
 
-    Below 1 is refused: at 0 no device would ever be idle, and 0.2 is most likely meant as a ratio.
+    Values below 1 are rejected: with 0 no device would ever be idle, and 0.2 probably means a
+    ratio.
 
     Raises:
-        ValueError: `text` is no percentage from 1 to 100.
+        ValueError: `text` is not a percentage from 1 to 100.
 
     Example:
         >>> parse_percent("20"), parse_percent("12.5%")
@@ -311,19 +310,19 @@ def parse_percent(text: str) -> float:
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Return a strategy, written in any case.
+    """Parse a strategy in any case.
 
     Raises:
-        ValueError: `text` is no strategy.
+        ValueError: `text` is not a strategy.
     """
     return Strategy(text.lower())
 
 
 def parse_models(text: str) -> tuple[str, ...]:
-    """Return models in the order given, each once.
+    """Parse a comma-separated list of models, without duplicates.
 
     Raises:
-        ValueError: `text` is no list of models.
+        ValueError: `text` is not a valid list of models.
 
     Example:
         >>> parse_models("H100, A100,H100")
@@ -336,13 +335,13 @@ def parse_models(text: str) -> tuple[str, ...]:
 
 
 def _parse_room(text: str) -> int:
-    """Return the room that each device must have, in bytes.
+    """Parse the required memory per device as bytes.
 
-    Less than 1Mi is a forgotten unit (`20`), more than 16Ti one too many; both are refused, for
-    the one would ask for nothing and the other for what no node has.
+    Values below 1Mi are rejected because the unit is probably missing (`20`), values above 16Ti
+    because no node has that much.
 
     Raises:
-        ValueError: `text` is no such quantity.
+        ValueError: `text` is not such a quantity.
     """
     room_bytes = parse_bytes(text)
     if not MIB <= room_bytes <= 16 * TIB:

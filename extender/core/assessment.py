@@ -1,4 +1,7 @@
-"""What the landing devices are worth to a pod: idle, roomy, working. Feeds filter and score."""
+"""Assess the landing devices of each node for one pod: idle, enough memory, working.
+
+The filter and the score both use the result.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,29 +16,29 @@ from extender.core.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.steps import Steps, finish
 
 UNKNOWN = 0.5
-"""Chance to be idle of a device of which nothing is known."""
+"""Idle probability of a device without data."""
 
 PRESUMED = 0.9
-"""So much does presumed idleness count beside known: 0.95 of the way from busy to idle."""
+"""Weight of presumed idleness relative to measured idleness; the idle probability becomes 0.95."""
 
 
 STILL_SHARED = 0.5
-"""A shared device comes behind others as busy from this part of the way from the threshold to full
-on: two pods on one device slow each other down only beyond 75 % together."""
+"""A shared device ranks as busy from this part of the way between its threshold and full use: two
+pods on one device slow each other down only above 75 % together."""
 
 MOST_OF_SHARE = 0.9
-"""The last even share of a device is smaller than the others by what the driver reserves."""
+"""Usable part of an even share of a device: the driver reserves memory, so one share is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a pod asks of the devices behind one resource.
+    """One pod's request for the devices of one resource.
 
     Attributes:
         count: devices or replicas, at least 1.
-        memory_bytes: room that each device must have, 0 where the pod does not say.
-        thresholds: below both a device is idle to this pod.
-        expected_bytes: what pods like it were measured to use of each, NaN where none was.
+        memory_bytes: required memory per device, 0 if the pod does not specify any.
+        thresholds: a device below both thresholds is idle for this pod.
+        expected_bytes: measured memory use of similar pods per device, NaN without such a pod.
     """
 
     count: int
@@ -45,22 +48,22 @@ class Ask:
 
     @property
     def columns(self) -> "Asks":
-        """The same of every node."""
+        """The request as columns with one row that applies to every node."""
         return Asks.of_all(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asks:
-    """What pods ask, as columns: a row for each node of a batch, or one row for all of them.
+    """Device requests of pods as columns: one row per node of a batch, or one row for all nodes.
 
     Attributes:
-        count: devices or replicas; one axis.
-        memory_bytes: room that each device must have; a column of a matrix, like the next three.
-        likely_bytes: room that the pod will take of each: that, or what pods like it were measured
-            to use; NaN where neither is known.
-        utilization: threshold, ratio.
-        memory: threshold, ratio.
-        thresholds: the same where they are one pod's; None where pods differ.
+        count: devices or replicas; a 1-D array.
+        memory_bytes: required memory per device; a 2-D column, like the next three.
+        likely_bytes: memory that the pod will likely use per device: the required memory, else the
+            measured use of similar pods; NaN if neither is known.
+        utilization: idle threshold of utilization, ratio.
+        memory: idle threshold of memory, ratio.
+        thresholds: both thresholds if all rows belong to one pod, else None.
     """
 
     count: Rows
@@ -72,12 +75,12 @@ class Asks:
 
     @classmethod
     def of_all(cls, ask: Ask) -> "Asks":
-        """Return what one pod asks of every node."""
+        """Return one pod's request as a single row that applies to every node."""
         return replace(cls.joined([ask], [1]), thresholds=ask.thresholds)
 
     @classmethod
     def joined(cls, asks: Sequence[Ask], lengths: Sequence[int]) -> "Asks":
-        """Return what each pod asks of so many nodes, one pod after the other."""
+        """Concatenate the requests of several pods, each repeated for its number of nodes."""
 
         def column(values: Iterable[float]) -> Ratios:
             return np.repeat(np.fromiter(values, np.float64, len(asks)), lengths)[:, None]
@@ -91,7 +94,7 @@ class Asks:
         )
 
     def grounds(self, estimates: "Estimates") -> "Grounds | None":
-        """Return what an assessment shares with those of other requests; None where they differ."""
+        """Return the cache key for results shared with other requests, or None for several pods."""
         if self.thresholds is None:
             return None
         return estimates, self.thresholds, int(self.count[0])
@@ -99,11 +102,11 @@ class Asks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What tenants that the readings do not show are believed to use.
+    """Estimated use by tenants that the readings do not show yet.
 
     Attributes:
-        utilization: ratio that each adds to a shared device.
-        mps_share_bytes: room of an MPS share, None for an even share of the device.
+        utilization: utilization that each tenant adds to a shared device, ratio.
+        mps_share_bytes: memory cap of an MPS share, None for an even share of the device.
     """
 
     utilization: float
@@ -111,46 +114,46 @@ class Estimates:
 
 
 Grounds = tuple[Estimates, Thresholds, int]
-"""What an assessment rests on besides the batch and the memory that the pod asks for: the number of
-devices is the third."""
+"""Cache key of an assessment's shared parts: estimates, thresholds, number of devices. The shared
+parts depend on these and on the batch, but not on the memory that the pod asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """The devices of a batch as one pod sees them; matrices are in the shape of the slots.
+    """Devices of a batch as seen by one pod; matrices have a row per node and a column per slot.
 
     Attributes:
-        landing: where the pod could land.
-        utilization: assumed tenants counted in; a stale value has faded towards the threshold.
-            It orders devices.
-        peak: utilization of the last minutes, assumed tenants counted in: what says idle or busy.
-        free_bytes: room for this pod beside what tenants declared and others hold; infinite where
+        landing: the landing set of each node.
+        utilization: utilization with assumed tenants; a stale value fades towards the threshold. It
+            only orders devices.
+        peak: utilization of the last minutes with assumed tenants. Decides between idle and busy.
+        free_bytes: memory left for this pod after declared memory and other use; infinite if
             unknown.
-        declared_room_bytes: likewise, but for tenants of which it is only guessed what they take.
-        full_bytes: room for this pod if nobody else were there; infinite where unknown.
-        asked_bytes: room that the pod asks for of each, for all the shares that it may get of it.
-        headroom: ratio of memory free, faded likewise.
-        idle_chance: 1 known to be idle, 0.95 presumed idle, 0 known to be busy, 0.5 unknown; stale
-            lies between.
-        is_idle: known to be idle, by fresh values.
-        works: not excluded by ill health.
-        working: per node, landing devices that work.
-        offered: per node, landing devices that the kubelet may hand out, broken ones included.
-        is_clean: works, and no process outside Kubernetes uses it, unless it is shared: such use is
-            load there like that of any tenant.
-        fits: clean, and has the room that the pod asks for as far as is known.
-        holds: fits, and has the room that the pod will likely take: of shared devices an even share
-            where no pod like it was measured.
-        room: per node, share of the clean landing devices that hold the pod; where it is only
-            expected what the pod takes, one with less room counts by the part of it that it has.
-        suits: fits, and is idle.
-        idle: per node, landing devices that suit, held ones taken off.
-        chance: per node, chance that every device that the pod gets is idle and holds it.
-        band_chance: likewise, but a shared device need not be idle: it must have some activity and
-            memory left, `STILL_SHARED`. The band of the order is by this.
-        is_sure: per node, whether all that the pod may get are known to suit.
-        grounds: what all but `fits`, `holds` and what follows from them rests on besides the
-            batch; None where requests differ.
+        declared_room_bytes: `free_bytes` plus the estimated use of assumed tenants.
+        full_bytes: memory for this pod on an empty device; infinite if unknown.
+        asked_bytes: memory that the pod asks for per device, for all its shares of that device.
+        headroom: ratio of free memory; a stale value fades towards the threshold.
+        idle_chance: idle probability: 1 idle, 0.95 presumed idle, 0.5 unknown, 0 busy; stale values
+            lie between.
+        is_idle: fresh values show the device idle.
+        works: the device is in the landing set and its health does not exclude it.
+        working: per node, number of landing devices that work.
+        offered: per node, number of landing devices that the kubelet may allocate, broken ones
+            included.
+        is_clean: the device works and has no foreign use. On a shared device foreign use counts as
+            load, like the use of any tenant.
+        fits: the device is clean and has the memory that the pod asks for, as far as known.
+        holds: the device fits and has the memory that the pod will likely use. Without a similar
+            measured pod that is an even share of a shared device.
+        room: per node, share of clean landing devices that hold the pod. A device with less memory
+            than the expected use counts in proportion.
+        suits: the device fits and is idle.
+        idle: per node, number of landing devices that suit, less the allocated ones.
+        chance: per node, probability that every device of the pod is idle and holds it.
+        band_chance: as `chance`, but a shared device only needs some activity and memory left, see
+            `STILL_SHARED`. It decides the band of the order.
+        is_sure: per node, whether all devices that the pod may get are known to suit.
+        grounds: cache key of the parts shared between requests; None for several pods.
     """
 
     landing: Landing
@@ -179,7 +182,7 @@ class Assessment:
 
 
 def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
-    """Return what the devices of each node are worth to a pod that asks this of it."""
+    """Assess the devices of each node for the pods that ask for them."""
     grounds = asks.grounds(estimates)
     room, load, reach = finish(_shared(batch, asks, estimates, grounds))
     landing = reach.landing
@@ -223,9 +226,9 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
 
 
 def assess_in_steps(batch: Batch, asks: Asks, estimates: Estimates) -> Steps[None]:
-    """Work out in steps what `assess` then finds there: what one pod's request shares with others.
+    """Precompute in steps the parts of `assess` that one pod's request shares with other requests.
 
-    Arguments as those of `assess`; `asks` is of one pod.
+    The results go to the batch's memo. Takes the arguments of `assess`; `asks` must be of one pod.
     """
     yield from _shared(batch, asks, estimates, asks.grounds(estimates))
 
@@ -244,14 +247,14 @@ def _shared(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
-    """Memory of each device, which no request makes another.
+    """Memory of each device, the same for every request.
 
     Attributes:
-        taken: ratio of it that tenants will use and that is not measured in use.
-        promised: ratio of it that tenants declared or are guessed to take, measured or not.
+        taken: ratio of memory that tenants will use and that readings do not show yet.
+        promised: ratio of memory that tenants declared or are estimated to use, in use or not.
         full_bytes: as in `Assessment`.
         free_bytes: as in `Assessment`.
-        declared_room_bytes: likewise.
+        declared_room_bytes: as in `Assessment`.
     """
 
     taken: Ratios
@@ -262,14 +265,13 @@ class _Room:
 
 
 def _room(batch: Batch, estimates: Estimates) -> _Room:
-    """Return the room of each device: what is free, less what is promised and not yet in use.
+    """Compute the memory of each device that is left for a new pod.
 
-    A time-sliced device has room for what its size leaves beside all that its tenants declared,
-    and beside what others hold of it, but never for more than is free. An MPS share has its cap,
-    whatever is free: MPS keeps other shares to theirs, but no process outside Kubernetes to
-    anything. A reading that has faded away says nothing of what is free. So it is with a
-    whole device that a pod holds: this pod gets it only once that one is gone, and its memory with
-    it; what no pod holds stays.
+    Time-sliced device: size less all declared memory and other use, but at most the measured free
+    memory. MPS share: its cap, whatever is free, because MPS enforces caps on shares; only foreign
+    processes reduce it. If a reading has expired, measured free memory is ignored. It is also
+    ignored for an allocated whole device: its tenant's memory is released before this pod gets the
+    device. Foreign use stays.
     """
     telemetry = batch.telemetry
     size = telemetry.memory_total_bytes
@@ -279,10 +281,10 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
     guessed = batch.assumed_shares * share_bytes + batch.guessed_bytes
     is_held = (batch.used > 0) & ~batch.is_shared[:, None]
     is_measured = (telemetry.memory_freshness > 0) & ~is_held
-    # Others hold part of what is measured in use: only the rest can be of those that declared.
+    # Memory in use by others is not the memory of pods that declared theirs.
     in_use = np.where(is_measured, np.maximum(telemetry.memory_used * size - others, 0.0), 0.0)
     promised = np.maximum(batch.declared_bytes - in_use, 0.0)
-    # What was seen in use fades, and what was not yet with it: both are of one reading.
+    # Memory in use fades with its reading's age, so the unused rest grows accordingly.
     fading = np.maximum(batch.declared_bytes - in_use * telemetry.memory_freshness, 0.0)
     free = np.where(is_measured, telemetry.memory_free_bytes, full_bytes - others)
     room = np.minimum(free, full_bytes) - promised
@@ -300,10 +302,10 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """How busy each device is beside the thresholds of a request; as in `Assessment`.
+    """Load of each device relative to a request's thresholds; attributes as in `Assessment`.
 
     Attributes:
-        left_chance: chance that it is idle or, where it is shared, has enough left.
+        left_chance: as `idle_chance`, but a shared device only needs some activity and memory left.
     """
 
     utilization: Ratios
@@ -317,22 +319,22 @@ class _Load:
 def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
     telemetry = batch.telemetry
     added: Ratios = estimates.utilization * batch.assumed.astype(np.float64)
-    # Of tenants that get ready at least so much is believed, until they are seen at work.
+    # Tenants that are still loading count with at least the estimated utilization.
     least: Ratios = estimates.utilization * batch.loading.astype(np.float64)
-    believed = _Believed(
+    estimate = _Estimate(
         peak=np.minimum(np.maximum(telemetry.peak, least) + added, 1.0),
         memory_used=np.minimum(telemetry.memory_used + room.taken, 1.0),
         added=least + added,
         promised=room.promised,
     )
-    idle_chance, is_idle = _idleness(batch, believed, asks.utilization, asks.memory)
+    idle_chance, is_idle = _idleness(batch, estimate, asks.utilization, asks.memory)
     left_chance = idle_chance
     if batch.is_shared.any():
         part = np.where(batch.is_shared, STILL_SHARED, 0.0)[:, None]
         limits = (asked + part * (1.0 - asked) for asked in (asks.utilization, asks.memory))
-        left_chance, _ = _idleness(batch, believed, *limits)
+        left_chance, _ = _idleness(batch, estimate, *limits)
     limit, neutral = asks.utilization, 1.0 - asks.memory
-    # What only the estimate adds is no news that could grow stale: it does not fade.
+    # Estimates have no age: only measured values fade.
     activity, filling = telemetry.freshness, telemetry.memory_freshness
     if telemetry.presumed.any():
         activity = np.maximum(activity, telemetry.presumed)
@@ -341,7 +343,7 @@ def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
     free = neutral + (1.0 - telemetry.memory_used - neutral) * filling
     return _Load(
         utilization=np.minimum(np.maximum(faded, least) + added, 1.0),
-        peak=believed.peak,
+        peak=estimate.peak,
         headroom=within(free - room.taken, 0.0, 1.0),
         idle_chance=idle_chance,
         left_chance=left_chance,
@@ -351,14 +353,10 @@ def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reach:
-    """Where a number of devices could be landed on.
+    """Devices that a pod could land on; depends only on the number of devices.
 
     Attributes:
-        landing: likewise.
-        works: as in `Assessment`.
-        working: likewise.
-        is_clean: likewise.
-        offered: likewise.
+        landing: as in `Assessment`, like all others.
     """
 
     landing: Landing
@@ -387,14 +385,14 @@ def _reach(batch: Batch, count: Rows) -> _Reach:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Believed:
-    """What idleness is judged by, per device.
+class _Estimate:
+    """Measured plus estimated use per device, from which idleness is judged.
 
     Attributes:
-        peak: utilization of the last minutes, assumed tenants counted in.
-        memory_used: ratio of memory, likewise.
-        added: the part of the utilization that is only assumed.
-        promised: ratio of memory that tenants declared or are guessed to take, measured or not.
+        peak: utilization of the last minutes with assumed tenants.
+        memory_used: ratio of memory in use with assumed tenants.
+        added: the estimated part of the utilization.
+        promised: ratio of memory that tenants declared or are estimated to use, in use or not.
     """
 
     peak: Ratios
@@ -404,18 +402,18 @@ class _Believed:
 
 
 def _idleness(
-    batch: Batch, believed: _Believed, utilization: Ratios, memory: Ratios
+    batch: Batch, estimate: _Estimate, utilization: Ratios, memory: Ratios
 ) -> tuple[Ratios, Flags]:
-    """Return how likely each device is below two limits, and whether that is known.
+    """Return the probability that each device is below two limits, and whether that is known.
 
-    That takes both signals; to be above takes one. Either fades with the age of what it rests on;
-    what is assumed alone makes a device busy does not.
+    Idle needs low activity and low memory use; busy needs one of both high. Either fades with the
+    age of its reading. Busy by estimates alone does not fade.
     """
     telemetry = batch.telemetry
-    is_calm = believed.peak < utilization
-    is_roomy = believed.memory_used < memory
-    is_filled = (believed.added > 0) & (believed.added >= utilization)
-    is_full = (believed.promised > 0) & (believed.promised >= memory)
+    is_calm = estimate.peak < utilization
+    is_roomy = estimate.memory_used < memory
+    is_filled = (estimate.added > 0) & (estimate.added >= utilization)
+    is_full = (estimate.promised > 0) & (estimate.promised >= memory)
     busy = np.maximum(
         np.where(is_calm, 0.0, np.maximum(telemetry.freshness, is_filled)),
         np.where(is_roomy, 0.0, np.maximum(telemetry.memory_freshness, is_full)),
@@ -428,9 +426,9 @@ def _idleness(
 
 
 def _asked_bytes(batch: Batch, asks: Asks, landing: Landing) -> Ratios:
-    """Return the room that a pod asks for of each device: as much for each share that it gets.
+    """Return the memory that a pod asks for per device, once per share that it gets of that device.
 
-    Several shares may be of one device. Under MPS each has its own cap.
+    Under MPS each share has its own cap, so shares do not add up there.
     """
     if (asks.count <= 1).all():
         return asks.memory_bytes
@@ -440,7 +438,7 @@ def _asked_bytes(batch: Batch, asks: Asks, landing: Landing) -> Ratios:
 
 
 def _likely_bytes(batch: Batch, asks: Asks, room: _Room) -> Ratios:
-    """Return the room that a pod will likely take of each device."""
+    """Return the memory that a pod will likely use per device."""
     if not np.isnan(asks.likely_bytes).any():
         return asks.likely_bytes
     share_bytes = batch.telemetry.memory_total_bytes / batch.replicas[:, None]
@@ -450,10 +448,10 @@ def _likely_bytes(batch: Batch, asks: Asks, room: _Room) -> Ratios:
 
 
 def _room_share(free_bytes: Ratios, likely_bytes: Ratios, fits: Flags) -> Ratios:
-    """Return how much of a pod each device holds: all of it where it has the room.
+    """Return the share of a pod's expected memory that each device has, 1 if it has all of it.
 
-    What is expected of a pod is the most that those like it took. With less room it may still fit,
-    the more likely the more there is. Room that the pod asks for is not expected: it fits or not.
+    Expected memory is the maximum of similar pods, so a pod may still fit with less. A device
+    without the memory that the pod asks for counts 0.
     """
     share = np.minimum(free_bytes / np.maximum(likely_bytes, 1.0), 1.0)
     held: Ratios = np.where(fits, np.where(free_bytes >= likely_bytes, 1.0, share), 0.0)
@@ -461,9 +459,9 @@ def _room_share(free_bytes: Ratios, likely_bytes: Ratios, fits: Flags) -> Ratios
 
 
 def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Ratios:
-    """Return the room that a tenant has at best: under MPS a share has its cap.
+    """Return the memory that a tenant has on an empty device; under MPS at most its share's cap.
 
-    A cap that is set is known though the size of the device is not, and is no more than that.
+    A configured cap applies even if the size of the device is unknown, and is limited to that size.
     """
     size = batch.telemetry.memory_total_bytes
     known_size = np.where(size > 0, size, np.inf)
@@ -473,16 +471,16 @@ def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Rati
 
 
 def _chance(chances: Ratios, reach: _Reach, missing: Rows) -> Ratios:
-    """Return the chance that every device which a pod is handed suits.
+    """Return the probability that every device which a pod is allocated suits.
 
-    Of the devices that are held although it is unknown which, each is as likely to be good as the
-    others: they change no odds.
+    Allocated devices, without knowing which, are as likely good as the others: they change no odds.
 
     Args:
-        chances: that each device suits, 0 where it cannot be landed on.
-        reach: where the pod could land.
-        missing: so many of the devices that it needs are held by our own count. kube-scheduler
-            says that there is room: what comes free is unknown.
+        chances: per device, probability that it suits, 0 if it cannot be landed on.
+        reach: the devices that the pod could land on.
+        missing: per node, number of needed devices that our count shows as allocated.
+            kube-scheduler found room for the pod, so devices will be freed: their idleness is
+            unknown.
     """
     chance = chance_of_all(chances, reach.offered, reach.landing.needed)
     return chance * UNKNOWN**missing if missing.any() else chance

@@ -1,4 +1,4 @@
-"""Pods that we answered for and that the API server does not show as bound yet."""
+"""Track assumed pods: answered for, and not yet bound according to the API server."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,13 +10,13 @@ from extender.core.inventory import PodRecord
 from extender.core.snapshot import Tenant
 
 MOST_PODS: Final = 20_000
-"""Pods that are assumed at once: kube-scheduler binds some hundred a second."""
+"""Maximum number of assumed pods: kube-scheduler binds some hundred per second."""
 
 MOST_ON_NODE: Final = 1_000
-"""Pods that are assumed on one node: kubelets run 110 unless told otherwise."""
+"""Maximum number of assumed pods per node: kubelets run 110 by default."""
 
 MOST_RESOURCES: Final = 64
-"""Resources that assumed pods ask for together: each decision copies what is assumed of each."""
+"""Maximum number of resources among assumed pods: each decision copies one mapping per resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,14 @@ class Assumption:
     Attributes:
         uid: the pod's UID.
         key: `namespace/name`.
-        node: the node that we ranked first, or that the pod is nominated to.
-        resources: (resource, count) that it asks for.
-        memory_bytes: room that it takes of each device, None where it did not say.
-        expected_bytes: what pods like it were measured to take, None where none was.
-        expires_at: when it stops counting, seconds since the epoch; None for a nominated pod,
-            which counts until it is bound, deleted or nominated elsewhere.
-        last_word: why kube-scheduler had found no node for the pod the time before, None where it
-            had not said so, or that is unknown.
+        node: the node that we ranked first, or the pod's nominated node.
+        resources: requested (resource, count) pairs.
+        memory_bytes: declared memory per device, None if not declared.
+        expected_bytes: measured memory use of similar pods, None without such a pod.
+        expires_at: expiry, seconds since the epoch; None for a nominated pod, which counts until it
+            is bound, deleted or nominated elsewhere.
+        last_word: kube-scheduler's message of the previous failed attempt, None without one or if
+            unknown.
     """
 
     uid: str
@@ -46,15 +46,15 @@ class Assumption:
     expected_bytes: int | None = None
 
     def is_ended_by(self, before: PodRecord | None, record: PodRecord) -> bool:
-        """Tell whether it is over, by what the API server shows of the pod on no node.
+        """Return whether an update of the unbound pod ends the assumption.
 
-        That no node was found for it is said of the attempt under way only if it differs from what
-        was said before that: the watch may be late with that too. Where that is unknown, what is
-        said for the first time counts.
+        An "unschedulable" message ends it only if the message differs from the previous attempt's,
+        because the watch may deliver the old message late. If the previous message is unknown, only
+        a first message ends it.
 
         Args:
-            before: what it showed before, None where that was nothing.
-            record: what it shows now.
+            before: the pod's record before the update, None if it is new.
+            record: the pod's record after the update.
         """
         if self.expires_at is None:
             return True
@@ -70,11 +70,11 @@ Overlays = Mapping[str, Mapping[str, tuple[Tenant, ...]]]
 
 
 class Ledger:
-    """The assumed pods, by UID. Only the event loop's thread changes it, never across an await."""
+    """Assumed pods by UID. Only the event loop's thread changes it, never across an await."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, Assumption] = {}
-        # Kept as pods come and go: each decision asks for it, and a burst assumes hundreds.
+        # Updated incrementally, because every decision reads it.
         self._overlays: dict[str, dict[str, tuple[Tenant, ...]]] = {}
         self._gone: dict[str, float] = {}
 
@@ -82,9 +82,9 @@ class Ledger:
         return len(self._by_uid)
 
     def assume(self, assumption: Assumption) -> None:
-        """Count a pod on a node; an earlier assumption of the same pod is replaced.
+        """Add an assumption, replacing an earlier one of the same pod.
 
-        A pod that is gone counts nowhere, unless its node is the API server's word.
+        A tentative assumption is ignored if the pod is gone, or if the ledger is full.
         """
         if assumption.uid in self._gone and assumption.expires_at is not None:
             return
@@ -103,7 +103,7 @@ class Ledger:
             nodes[assumption.node] = (*nodes.get(assumption.node, ()), tenant)
 
     def _is_full(self, assumption: Assumption) -> bool:
-        """Tell whether more is assumed than kube-scheduler can have placed meanwhile."""
+        """Return whether the ledger has more pods than kube-scheduler can have placed in time."""
         resources = {*self._overlays, *(resource for resource, _ in assumption.resources)}
         if len(self._by_uid) >= MOST_PODS or len(resources) > MOST_RESOURCES:
             return True
@@ -113,13 +113,13 @@ class Ledger:
         )
 
     def drop(self, uid: str) -> None:
-        """Stop counting a pod: it is bound, gone, or cannot be scheduled."""
+        """Remove a pod that is bound, deleted or unschedulable."""
         assumption = self._by_uid.get(uid)
         if assumption is not None:
             self._drop_all([assumption])
 
     def _drop_all(self, assumptions: Iterable[Assumption]) -> None:
-        """Stop counting pods, in time that grows with their number alone."""
+        """Remove pods, in time proportional to their number."""
         gone: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         for assumption in assumptions:
             del self._by_uid[assumption.uid]
@@ -131,20 +131,20 @@ class Ledger:
                 del self._overlays[resource]
 
     def end(self, uid: str, until: float) -> None:
-        """Stop counting a pod that is gone, and let no answer bring it back.
+        """Remove a deleted pod, and ignore tentative assumptions of it until a given time.
 
-        A pod that is deleted while kube-scheduler places it is asked about, or told of by another
-        replica, once more; one of the same name may be in its place by then.
+        A request for the pod, or a message from another replica, may still arrive after its
+        deletion, while a new pod has its name.
 
         Args:
             uid: the pod's UID.
-            until: no answer about it comes later, seconds since the epoch.
+            until: time after which no answer about the pod can arrive, seconds since the epoch.
         """
         self.drop(uid)
         self._gone[uid] = until
 
     def put_back(self, seconds: float) -> None:
-        """Let all times come earlier: the clock was put back by so much."""
+        """Shift all times back, after the clock was set back by `seconds`."""
         self._gone = {uid: until - seconds for uid, until in self._gone.items()}
         for uid, assumption in self._by_uid.items():
             if assumption.expires_at is not None:
@@ -152,7 +152,7 @@ class Ledger:
                 self._by_uid[uid] = replace(assumption, expires_at=expires_at)
 
     def expire(self, now: float) -> None:
-        """Drop tentative pods whose time is up, and forget those gone for long."""
+        """Remove expired tentative pods and expired records of deleted pods."""
         while self._gone and self._gone[gone := next(iter(self._gone))] <= now:
             del self._gone[gone]
         self._drop_all(
@@ -164,16 +164,16 @@ class Ledger:
         )
 
     def get(self, uid: str) -> Assumption | None:
-        """Return what is assumed of a pod."""
+        """Return the assumption of a pod, None without one."""
         return self._by_uid.get(uid)
 
     def overlays(self, *, without: str) -> Overlays:
-        """Return the assumed tenants by resource and node; a pod never counts against itself.
+        """Return the assumed tenants by resource and node, without one pod.
 
-        What is returned does not change afterwards.
+        The result is a copy and does not change later.
 
         Args:
-            without: UID of the pod that is asked about.
+            without: UID of the pod that is being placed; it must not count against itself.
         """
         overlays = {resource: nodes.copy() for resource, nodes in self._overlays.items()}
         own = self._by_uid.get(without)
@@ -184,7 +184,7 @@ class Ledger:
 
 
 def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
-    """Yield what a pod is to each resource that it asks for."""
+    """Yield the pod as a tenant of each requested resource."""
     for resource, count in assumption.resources:
         yield (
             resource,
@@ -198,7 +198,7 @@ def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
 
 
 def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uids: AbstractSet[str]) -> None:
-    """Take pods off a node."""
+    """Remove pods from a node."""
     left = tuple(tenant for tenant in nodes[node] if tenant.uid not in uids)
     if left:
         nodes[node] = left

@@ -1,4 +1,4 @@
-"""Batches made of parts of others, so that what has not changed is not put together again."""
+"""Build batches from parts of other batches, so that unchanged rows are only copied."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -22,10 +22,10 @@ from extender.core.snapshot import (
 from extender.core.steps import Steps
 
 PIECE_ROWS = 250
-"""Rows that are put side by side in one step: about two milliseconds' work."""
+"""Rows per step: about two milliseconds of work."""
 
 _ARRANGED = ("slots", "suspicion", *PER_SLOT, *PER_NODE, *FLAGS)
-"""A batch's columns, but for those that follow from its slots."""
+"""Columns of a batch, except those derived from its slots."""
 
 _COLUMNS = tuple(
     column.name for column in fields(Batch) if column.init and column.name != "telemetry"
@@ -42,11 +42,11 @@ def take_batch(batch: Batch, index: Rows | slice) -> Batch:
 
 
 def current_batch(pool: Pool, telemetry: Telemetry) -> Batch:
-    """Return all rows of a pool as arrays, the late ones too.
+    """Return all rows of a pool as a batch, with the changes to late rows.
 
     Args:
         pool: the pool.
-        telemetry: of every device.
+        telemetry: telemetry of every device.
     """
     late = pool.late
     if not late:
@@ -58,7 +58,7 @@ def current_batch(pool: Pool, telemetry: Telemetry) -> Batch:
 
 
 def with_rows(batch: Batch, at: Sequence[int], others: Batch) -> Batch:
-    """Return a batch with some of its rows replaced by those of another of the same width."""
+    """Return a batch with some rows replaced by those of another batch of the same width."""
     index = np.array(at, dtype=np.intp)
     columns = {
         name: patched(getattr(batch, name), index, getattr(others, name)) for name in _COLUMNS
@@ -67,7 +67,7 @@ def with_rows(batch: Batch, at: Sequence[int], others: Batch) -> Batch:
 
 
 def batch_in_steps(rows: Sequence[PoolRow], telemetry: Telemetry) -> Steps[Batch]:
-    """Put rows side by side, some in each step; nothing speaks against their nodes."""
+    """Build a batch from rows in steps, without suspicion against any node."""
     width = max((len(row.slots) for row in rows), default=1)
     parts = []
     for start in range(0, max(len(rows), 1), PIECE_ROWS):
@@ -89,13 +89,13 @@ def batch_in_steps(rows: Sequence[PoolRow], telemetry: Telemetry) -> Steps[Batch
 def rearrange_in_steps(
     batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetry
 ) -> Steps[Batch]:
-    """Return rows of `batch` and of `fresh` in a new order, one column in each step.
+    """Merge rows of `batch` and `fresh` in a new order, one column per step.
 
     Args:
-        batch: the batch as it was.
+        batch: the old batch.
         index: per row of the result, its row in `batch`; -1 takes the next row of `fresh`.
-        fresh: rows that are new or have changed; not wider than the result's widest row.
-        telemetry: of every device.
+        fresh: new or changed rows; not wider than the result's widest row.
+        telemetry: telemetry of every device.
     """
     is_new = index < 0
     kept = index[~is_new]

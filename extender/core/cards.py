@@ -1,4 +1,4 @@
-"""What NVIDIA's cards can do besides serving one pod: MIG layouts, and memory caps under MPS."""
+"""Sharing options of NVIDIA's cards: MIG instances, and memory caps under MPS."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,15 +10,15 @@ from extender.core.evaluation import normalize_model
 GIB: Final = 1 << 30
 
 ANY: Final = "any"
-"""Where nobody says which model is meant."""
+"""Model word if no model is specified."""
 OTHER: Final = "other"
-"""A model whose name is none of `NAMES`."""
+"""Model word for a model that is not in `NAMES`."""
 
 _MPS: Final = frozenset(
     {"v100", "t4", "t4g", "a2", "a10", "a10g", "a10m", "a16", "a40", "l2", "l4", "l20", "l40"}
     | {"l40g", "l40s", "a4000", "a5000", "a6000", "t1000"}
 )
-"""Cards of Volta and later without MIG: MPS can cap what each of its clients allocates there."""
+"""Cards of Volta and later without MIG: MPS can cap the memory of each client."""
 
 _MIG: Final = frozenset(
     {"a30", "a100", "a800", "h20", "h100", "h200", "h800", "gh200", "b200", "gb200", "b300"}
@@ -27,25 +27,26 @@ _MIG: Final = frozenset(
 """Cards with MIG."""
 
 _OLDER: Final = frozenset({"k80", "m40", "m60", "p4", "p40", "p100"})
-"""Cards before Volta: under MPS nothing caps memory there."""
+"""Cards before Volta: MPS cannot cap memory."""
 
 NAMES: Final = _MPS | _MIG | _OLDER
-"""Words by which cards are told apart where there must be few: labels of metrics."""
+"""Model words, a small set that is safe for metric labels."""
 
 
 _USABLE: Final = 0.88
-"""Of the memory in a profile's name: the driver says 9.75 GiB for 1g.10gb, 16 GiB for 1g.18gb."""
+"""Usable share of the memory in a profile's name: drivers report 9.75 GiB for 1g.10gb, 16 GiB for
+1g.18gb."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigCard:
-    """A card that can be cut into equal instances.
+    """A card that MIG can divide into equal instances.
 
     Attributes:
-        name: word of the model's name.
-        least_gib: memory of the card at least; one model is sold in several sizes.
-        most_gib: less than this.
-        layouts: profile by how many of it there are on one card.
+        name: model word.
+        least_gib: minimum memory of the card; some models are sold in several sizes.
+        most_gib: upper bound of its memory, exclusive.
+        layouts: profile by number of instances per card.
     """
 
     name: str
@@ -56,11 +57,11 @@ class MigCard:
 
 def _card(name: str, least_gib: float, most_gib: float, layouts: str) -> MigCard:
     pairs = (part.split("x", 1) for part in layouts.split())
-    told = MappingProxyType({int(count): profile for count, profile in pairs})
-    return MigCard(name=name, least_gib=least_gib, most_gib=most_gib, layouts=told)
+    profiles = MappingProxyType({int(count): profile for count, profile in pairs})
+    return MigCard(name=name, least_gib=least_gib, most_gib=most_gib, layouts=profiles)
 
 
-# NVIDIA's MIG User Guide, "Supported MIG Profiles"; instances of one size alone.
+# NVIDIA's MIG User Guide, "Supported MIG Profiles"; only equal instances.
 _H100_80: Final = "2x3g.40gb 3x2g.20gb 4x1g.20gb 7x1g.10gb"
 MIG_CARDS: Final = (
     _card("a30", 20, 30, "2x2g.12gb 4x1g.6gb"),
@@ -77,7 +78,7 @@ MIG_CARDS: Final = (
 
 
 class Way(StrEnum):
-    """How several pods can have one card."""
+    """Ways to share one card among pods."""
 
     TIME_SLICING = "time-slicing"
     MPS = "mps"
@@ -85,7 +86,7 @@ class Way(StrEnum):
 
 
 def short_model(model: str) -> str:
-    """Return the one word of a model's name by which cards are told apart, one of few.
+    """Map a model name to one word of `NAMES`, to `other`, or to `any` if empty.
 
     Example:
         >>> short_model("NVIDIA-A100-SXM4-40GB"), short_model("nvidia-tesla-t4"), short_model("")
@@ -102,16 +103,16 @@ def short_model(model: str) -> str:
 def mig_layout(
     model: str, memory_bytes: float, count: int, each_bytes: float = 0.0
 ) -> tuple[int, str] | None:
-    """Return into how many instances a card is cut for `count` pods, and their profile.
+    """Return the number of equal MIG instances of a card for `count` pods, and their profile.
 
-    The finest cut into equal instances with no more of them than that; None where the card has no
-    MIG, or no such cut, or its profiles are not known here.
+    The result has at most `count` instances, as many as possible. Returns None if the card has no
+    MIG, no fitting profile, or unknown profiles.
 
     Args:
-        model: the model, as any source writes it.
+        model: model name from any source.
         memory_bytes: memory of the card.
-        count: how many pods it should do for.
-        each_bytes: memory that each of them needs.
+        count: number of pods.
+        each_bytes: memory that each pod needs.
 
     Example:
         >>> mig_layout("NVIDIA H100 80GB HBM3", 79.6 * GIB, 5)
@@ -134,15 +135,14 @@ def mig_layout(
 
 
 def _room_bytes(profile: str) -> float:
-    """Return the memory that pods can use of an instance: its name rounds up."""
+    """Return the usable memory of an instance; its profile name rounds up."""
     return float(profile.partition(".")[2].removesuffix("gb")) * GIB * _USABLE
 
 
 def way_without_mig(model: str) -> Way:
-    """Return how a card is best shared that is not cut.
+    """Return the best way to share a card without MIG.
 
-    Under MPS each pod's memory is capped; where that is not to be had there is time-slicing, under
-    which nothing protects memory.
+    MPS is preferred because it caps each pod's memory; time-slicing does not protect memory.
 
     Example:
         >>> str(way_without_mig("NVIDIA L4")), str(way_without_mig("Tesla P4"))

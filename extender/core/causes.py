@@ -1,7 +1,7 @@
-"""What speaks against a device's health: a number for columns, words for people.
+"""Causes of ill health, encoded as numbers for columns and decoded to words for users.
 
-A column of causes has one whole number for each device: the sign in the upper half, what belongs
-to it (an XID, a count, a row) in the lower. Words are made only where somebody looks.
+A cause is one integer: the sign in the upper half, its value (an XID, a count, a row) in the lower.
+Words are created only on demand.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ _LARGEST_VALUE = (1 << _VALUE_BITS) - 1
 
 
 class Sign(IntEnum):
-    """A sign of ill health; the comment says which value belongs to it."""
+    """Sign of ill health; the comment names its value."""
 
     NONE = 0
-    SIBLING = 1  # row of the device of the same node that keeps the whole node from working
+    SIBLING = 1  # row of the device that excludes its whole node
     XID = 2  # its number
     ROW_REMAP_FAILURE = 3
     ROW_REMAP_PENDING = 4
@@ -151,13 +151,13 @@ _SIGNALS: Mapping[Sign, tuple[Signal, ...]] = MappingProxyType(
 
 
 def encode(sign: Sign, values: Ratios | float = 0.0) -> Rows:
-    """Return the cause of a sign with its values: one number, or one for each device."""
+    """Encode a sign and its values as causes: one integer, or one per device."""
     numbers: Rows = np.asarray(np.clip(values, 0, _LARGEST_VALUE)).astype(np.intp)
     return numbers | (int(sign) << _VALUE_BITS)
 
 
 def decode(cause: int) -> tuple[Sign, int]:
-    """Return a cause's sign and what belongs to it.
+    """Decode a cause to its sign and value.
 
     Example:
         >>> decode(int(encode(Sign.XID, 79)))
@@ -169,12 +169,12 @@ def decode(cause: int) -> tuple[Sign, int]:
 def shown_by(
     cause: int, row: int, causes: Mapping[int, int] | Rows
 ) -> tuple[tuple[Signal, ...], int]:
-    """Return which signals show a cause, and of which row; none where no reading shows it.
+    """Return the signals that show a cause, and the row of their device; () if no signal shows it.
 
     Args:
-        cause: of a device.
-        row: the device's.
-        causes: of other devices, by row: one of them may be to blame.
+        cause: cause of a device.
+        row: row of the device.
+        causes: causes of other devices by row, in case a sibling caused it.
 
     Example:
         >>> shown_by(int(encode(Sign.XID, 79)), 7, {})
@@ -187,23 +187,23 @@ def shown_by(
 
 
 def renumber(causes: Rows, rows: Rows) -> Rows:
-    """Return causes that speak of devices by their place in `rows` with their rows instead.
+    """Replace sibling indexes in causes by the telemetry rows in `rows`.
 
     Example:
         >>> sibling = encode(Sign.SIBLING, np.array([1.0]))
         >>> decode(int(renumber(sibling, np.array([40, 41]))[0]))
         (<Sign.SIBLING: 1>, 41)
     """
-    speaks_of_another = causes >> _VALUE_BITS == Sign.SIBLING
+    is_sibling = causes >> _VALUE_BITS == Sign.SIBLING
     renumbered = causes.copy()
-    renumbered[speaks_of_another] = encode(
-        Sign.SIBLING, rows[causes[speaks_of_another] & _LARGEST_VALUE].astype(np.float64)
+    renumbered[is_sibling] = encode(
+        Sign.SIBLING, rows[causes[is_sibling] & _LARGEST_VALUE].astype(np.float64)
     )
     return renumbered
 
 
 def words(cause: int) -> str:
-    """Return a cause in words, "" where nothing speaks against the device.
+    """Return a cause in words, "" for none.
 
     Example:
         >>> words(int(encode(Sign.XID, 79))), words(int(encode(Sign.REMAPPED_ROWS, 12)))
@@ -214,11 +214,11 @@ def words(cause: int) -> str:
 
 
 def blamed_siblings(causes: Rows, all_causes: Rows) -> Mapping[int, int]:
-    """Return what speaks against the devices that some causes blame, by their rows.
+    """Return the causes of the devices that exclude their siblings, by row.
 
     Args:
-        causes: of some devices.
-        all_causes: of every device, by row.
+        causes: causes of some devices.
+        all_causes: causes of every device, by row.
     """
     blaming = causes[causes >> _VALUE_BITS == Sign.SIBLING] & _LARGEST_VALUE
     return {row: int(all_causes[row]) for row in set(blaming.tolist())}
@@ -230,13 +230,13 @@ def ill_health(
     name: Callable[[int], str] | None = None,
     siblings: Mapping[int, int] | None = None,
 ) -> str:
-    """Return what speaks against a device and what that means, "" where nothing does.
+    """Return a device's ill health and its consequence in words, "" if healthy.
 
     Args:
-        telemetry: of every device, or of a batch.
-        at: the device's row, or its place in the batch.
-        name: names another device of its node by its row, e.g. "GPU 2".
-        siblings: what speaks against such others, by row; without it `telemetry` is every device's.
+        telemetry: telemetry of every device, or of a batch.
+        at: row of the device, or its index in the batch.
+        name: returns the name of another device of the node by its row, e.g. "GPU 2".
+        siblings: causes of these other devices by row; by default read from `telemetry`.
     """
     cause = int(telemetry.cause[at])
     sign, value = decode(cause)

@@ -1,4 +1,4 @@
-"""How certain it is that every device which a pod is handed is good: docs/decision.md."""
+"""Compute the probability that a pod gets only good devices; docs/decision.md explains it."""
 
 from enum import IntEnum
 from typing import Final
@@ -8,14 +8,14 @@ import numpy as np
 from extender.core.snapshot import Ratios, Rows
 
 MOST: Final = 256
-"""Devices that one node offers of a resource at most."""
+"""Maximum number of devices that one node offers of a resource."""
 
 _JUST: Final = 1e-9
-"""A chance that is exactly at a bound is on one side of it, however it was summed up."""
+"""Tolerance at a bound, so that rounding cannot move a probability across it."""
 
 
 class Band(IntEnum):
-    """Whether a pod will land on good devices."""
+    """Likelihood that a pod lands on good devices."""
 
     UNLIKELY = 0
     UNKNOWN = 1
@@ -23,19 +23,19 @@ class Band(IntEnum):
 
 
 LEAST: Final = {Band.UNKNOWN: 1 / 3, Band.LIKELY: 2 / 3}
-"""The least chance of each device, on average, of a band."""
+"""Lower bound of each band: mean probability per device."""
 
 _LEAST_OF_ALL: Final = {
     band: each ** np.arange(MOST + 1) * (1 - _JUST) for band, each in LEAST.items()
 }
-"""The least chance that so many devices are all good, of a band."""
+"""Lower bound of each band by number of devices: probability that all are good."""
 
 STEPS: Final = 16
-"""Steps of certainty: what differs by less than half of one makes no difference."""
+"""Steps of certainty: differences below half a step have no effect."""
 
 
 def _count_choices() -> Ratios:
-    """Return of so many devices, the row, the number of choices of so many, the column."""
+    """Return Pascal's triangle: entry (n, k) is the number of choices of k from n devices."""
     choices = np.zeros((MOST + 1, MOST + 1))
     choices[:, 0] = 1.0
     for row in range(1, MOST + 1):
@@ -47,21 +47,22 @@ _CHOICES: Final = _count_choices()
 
 
 def chance_of_all(chances: Ratios, offered: Rows, needed: Rows) -> Ratios:
-    """Return the chance that all devices which a pod is handed are good; one row per node.
+    """Return per node the probability that all devices allocated to a pod are good.
 
-    The kubelet takes `needed` of the `offered` ones at random. The chance is the elementary
-    symmetric polynomial of the devices' own chances over the number of choices.
+    The kubelet takes `needed` of the `offered` devices at random. The probability is the elementary
+    symmetric polynomial of the devices' probabilities, divided by the number of choices.
 
     Args:
-        chances: that each device is good, 0 where the pod cannot get it; one column per slot.
-        offered: how many devices may be handed out; the others have no chance.
-        needed: how many are handed out.
+        chances: probability that each device is good, 0 if the pod cannot get it; one column per
+            slot.
+        offered: number of devices that may be allocated; devices beyond `chances` count as bad.
+        needed: number of devices that are allocated.
     """
     most = int(needed.max(initial=0))
     if most <= 1:
         together = chances.sum(axis=1)
     else:
-        # Row k: over all choices of k of the devices so far, the sum of the products of chances.
+        # Row k: sum over all choices of k devices so far of the product of their chances.
         sums = np.zeros((most + 1, len(chances)))
         sums[0] = 1.0
         for slot in range(chances.shape[1]):
@@ -72,16 +73,17 @@ def chance_of_all(chances: Ratios, offered: Rows, needed: Rows) -> Ratios:
 
 
 def bands(chance: Ratios, needed: Rows) -> Rows:
-    """Return the band of each node, by the chance of each device on average."""
+    """Return the band of each node, by the mean probability per device."""
     found: Rows = (chance >= _LEAST_OF_ALL[Band.UNKNOWN][needed]).astype(np.intp)
     found += chance >= _LEAST_OF_ALL[Band.LIKELY][needed]
     return np.where(needed > 0, found, Band.UNLIKELY)
 
 
 def certainty(chance: Ratios, band: Rows, needed: Rows) -> Ratios:
-    """Return what ranks nodes of one band: the chance of all devices, or of each on average.
+    """Return the certainty that ranks nodes within a band.
 
-    Of several unknown devices the chance of all vanishes, and all nodes would be alike.
+    Likely band: the probability that all devices are good. Other bands: its mean per device,
+    because with several unknown devices the product vanishes and all nodes would tie.
     """
     at = np.flatnonzero((band < Band.LIKELY) & (needed > 1) & (chance > 0))
     if not at.size:
@@ -92,7 +94,7 @@ def certainty(chance: Ratios, band: Rows, needed: Rows) -> Ratios:
 
 
 def steps_of(certain: Ratios) -> Ratios:
-    """Return certainty in whole steps, 0 to `STEPS`.
+    """Round certainty to whole steps, 0 to `STEPS`.
 
     Example:
         >>> steps_of(np.array([1.0, 0.98, 0.95, 0.5, 0.0])).tolist()

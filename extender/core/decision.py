@@ -1,4 +1,4 @@
-"""The decision: which candidate nodes would do for a request, and in which order."""
+"""Decide which candidate nodes pass the filter for a request, and order them by score."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,27 +20,27 @@ from extender.core.snapshot import Flags, Pool, Ratios, Rows, Snapshot
 from extender.core.standing import avoid, nominate, stand
 
 RELAXED_MARGIN = 0.10
-"""Where no node has enough idle devices, the load filter lets those pass whose load is within
-this ratio of the least."""
+"""If no node has enough idle devices, the load filter passes nodes whose load is at most this ratio
+above the lowest load."""
 
 
 ABOUT: Final = (GPU - 1) / UNITS
-"""Nodes whose scores differ by no more are about as good: by less than one GPU of fit."""
+"""Scores that differ by at most this much count as equal: less than one GPU of fit."""
 
 NO_ZONES: Final[Rows] = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The verdict on each candidate, in the order of the question until it is made `slim`.
+    """Verdict on each candidate, in the order of the request, or by node name after `slim`.
 
     Attributes:
         candidates: node names.
-        codes: the first reason against each, `Code.PASSES` where there is none.
-        scores: ratio from 0 to 1; full precision, meaningful for every candidate.
-        zones: number of each candidate's zone, -1 where it is not known; () once it is `slim`.
-        order: indexes of the candidates that pass, best first; ties go by node name. Only of the
-            best ones where no more were asked for.
+        codes: the first rejection of each candidate, `Code.PASSES` without one.
+        scores: ratio from 0 to 1 at full precision, meaningful for every candidate.
+        zones: zone number of each candidate, -1 if unknown; () after `slim`.
+        order: indexes of passing candidates, best first, ties by node name. Limited to the best
+            ones if `decide` was called with `ranked`.
     """
 
     candidates: Sequence[str]
@@ -50,13 +50,13 @@ class Decision:
     zones: Rows = field(default_factory=lambda: NO_ZONES, repr=False)
 
     def slim(self, kept: int, like: Sequence[str] | None = None) -> "Decision":
-        """Return the decision as it is remembered: small, and by node name.
+        """Return a compact copy for the decision log, sorted by node name.
 
-        Scores keep seven digits, which is more than people are shown.
+        Scores are reduced to float32: seven digits, more than users see.
 
         Args:
-            kept: so many of the best are kept in order.
-            like: candidates of a slim one, which are shared where they are the same.
+            kept: number of best candidates to keep in `order`.
+            like: candidates of an earlier slim decision, shared if they are equal.
         """
         order, scores = self.order[:kept], self.scores.astype(np.float32)
         if not isinstance(self.candidates, NamesAt):
@@ -64,7 +64,7 @@ class Decision:
         rows = self.candidates.rows
         listed = np.full(len(self.candidates.names), -1, dtype=np.intp)
         listed[rows] = np.arange(len(rows))
-        by_name = listed[listed >= 0]  # numbers go by name
+        by_name = listed[listed >= 0]  # numbers follow the name order
         place = np.empty_like(by_name)
         place[by_name] = np.arange(len(by_name))
         codes = self.codes[by_name]
@@ -78,14 +78,14 @@ class Decision:
         )
 
     def shortlist(self, count: int, reach: float) -> Rows:
-        """Return the indexes of so many of the best that pass, ascending, our first among them.
+        """Return the indexes of the `count` best passing candidates, ascending.
 
-        Of those that are about as good as the last of them, as many are taken from each zone: which
-        of them is best is kube-scheduler's to say, and pods may have to be spread.
+        Candidates about as good as the last of these are drawn evenly from all zones:
+        kube-scheduler chooses among them, and may have to spread pods.
 
         Args:
-            count: so many, fewer than pass and no more than are in order.
-            reach: score by which a node may be behind our first and is taken in any case.
+            count: number of candidates; fewer than pass, and at most the length of `order`.
+            reach: candidates whose score is within this distance of the best are always included.
         """
         best = self.order[:count]
         top = self.scores[best]
@@ -104,7 +104,7 @@ class Decision:
         return np.union1d(named, at[scores >= lifted]) if reach else np.sort(named)
 
     def _numbers(self, rows: Rows) -> Rows:
-        """Return numbers of candidates by name, whatever the order of the question."""
+        """Return a number per candidate in name order, whatever the order of the request."""
         if isinstance(self.candidates, NamesAt):
             return self.candidates.rows[rows].astype(np.intp)
         names = np.array([self.candidates[at] for at in rows.tolist()])
@@ -112,21 +112,21 @@ class Decision:
 
     @property
     def feasible(self) -> int:
-        """How many candidates pass."""
+        """Number of candidates that pass."""
         return len(self.codes) - int(np.count_nonzero(self.codes))
 
     def refused(self, count: int) -> list[int]:
-        """Return the indexes of so many candidates that do not pass, each reason in its turn."""
+        """Return the indexes of up to `count` refused candidates, alternating by rejection."""
         rows = np.flatnonzero(self.codes) if count > 0 else np.zeros(0, dtype=np.intp)
         codes = self.codes[rows]
-        turns = np.zeros(len(rows), dtype=np.intp)
+        rounds = np.zeros(len(rows), dtype=np.intp)
         for code in np.unique(codes):
-            turns[codes == code] = np.arange(np.count_nonzero(codes == code))
-        chosen: list[int] = rows[np.argsort(turns, kind="stable")[:count]].tolist()
+            rounds[codes == code] = np.arange(np.count_nonzero(codes == code))
+        chosen: list[int] = rows[np.argsort(rounds, kind="stable")[:count]].tolist()
         return chosen
 
     def place_of(self, node: str) -> int | None:
-        """Return the index of a candidate, None where it was none."""
+        """Return a node's index among the candidates, or None if it is not a candidate."""
         try:
             return self.candidates.index(node)
         except ValueError:
@@ -134,23 +134,23 @@ class Decision:
 
     @property
     def best(self) -> str | None:
-        """Name of our first choice, None where no candidate passes."""
+        """Name of the best candidate, None if no candidate passes."""
         return self.candidates[self.order[0]] if len(self.order) else None
 
 
 Evaluate = Callable[[Snapshot, Pool, Question], Evaluation]
-"""How a pool is evaluated; a cache may stand between."""
+"""Function that evaluates a pool, `evaluate_pool` or a cache in front of it."""
 
 
 def _from_each(zones: Rows, numbers: Rows, count: int) -> Rows:
-    """Return the places of so many nodes: as many of each zone, from all over their names.
+    """Return the indexes of `count` nodes, drawn evenly from each zone and evenly by name.
 
-    Nodes of one kind are often named alike.
+    Nodes of one kind often have similar names, so evenly spaced names mix the kinds.
 
     Args:
-        zones: of each node.
-        numbers: of each, by name.
-        count: so many, fewer than there are.
+        zones: zone number of each node.
+        numbers: number of each node in name order.
+        count: number of nodes to draw, fewer than there are.
     """
     found: list[Rows] = []
     sizes = np.bincount(zones + 1)
@@ -167,7 +167,7 @@ def _from_each(zones: Rows, numbers: Rows, count: int) -> Rows:
 
 
 def evaluate_pool(snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
-    """Evaluate every node of a pool."""
+    """Evaluate every node of a pool for one request, without a cache."""
     return stand(snapshot, pool, question).evaluation
 
 
@@ -181,21 +181,21 @@ def decide(
     evaluate: Evaluate = evaluate_pool,
     ranked: int | None = None,
 ) -> Decision:
-    """Decide which candidates would do for `request`, and in which order.
+    """Decide which candidates pass for `request`, and order them by score.
 
-    A candidate that the snapshot does not know passes as unknown, except for a pod that waits for
-    devices known to be idle.
+    A candidate that is missing in the snapshot passes with an unknown score, unless the pod
+    requires devices known to be idle.
 
     Args:
         snapshot: the fleet.
-        request: what the pod asks for.
+        request: the pod's GPU request.
         candidates: node names, in kube-scheduler's order.
         policy: the settings of the decision.
-        overlays: tentative tenants by resource and node; never the pod itself.
-        evaluate: how a whole pool is evaluated: `evaluate_pool`, or a cache before it.
-        ranked: so many of the best are put in order, None for all that pass.
+        overlays: tentative tenants by resource and node, without the pod itself.
+        evaluate: function that evaluates a whole pool: `evaluate_pool`, or a cache in front of it.
+        ranked: number of best candidates to order, None for all that pass.
     """
-    # By number they are neither made into strings nor compared as such.
+    # Numbers instead of names: no strings are created or compared.
     candidates = snapshot.roll.number(candidates)
     tally = _Tally(request, candidates, weighs_load=policy.load_filter.is_enabled)
     for resource, ask in asks(request):
@@ -223,7 +223,7 @@ def decide(
 
 
 def _rows_in(snapshot: Snapshot, pool: Pool, candidates: Sequence[str]) -> Rows:
-    """Return the row of each candidate in a pool, -1 where it is not in it."""
+    """Return the row of each candidate in a pool, -1 if it is not in the pool."""
     rows = snapshot.roll.rows(pool.resource, candidates)
     if rows is None:
         found = map(pool.row_of.get, candidates, repeat(-1))
@@ -232,12 +232,12 @@ def _rows_in(snapshot: Snapshot, pool: Pool, candidates: Sequence[str]) -> Rows:
 
 
 class _Tally:
-    """The verdict on each candidate over all resources that a pod asks for: the worst counts.
+    """Combine the verdicts on each candidate over all resources of a pod: the worst one counts.
 
     Args:
-        request: what the pod asks for.
+        request: the pod's GPU request.
         candidates: node names.
-        weighs_load: whether `load` and `is_busy` are wanted.
+        weighs_load: whether to collect `load` and `is_busy` for the load filter.
     """
 
     def __init__(
@@ -258,12 +258,12 @@ class _Tally:
 
     @cached_property
     def _unknown_codes(self) -> Codes:
-        """Per candidate, the verdict where we do not know that it offers a resource."""
+        """Verdict on candidates that are not known to offer a resource."""
         code = Code.NOT_IDLE if self._request.requires_idle else Code.PASSES
         return np.full(len(self._candidates), code, dtype=np.uint8)
 
     def add(self, evaluation: Evaluation, rows: Rows, zones: Rows) -> None:
-        """Add the evaluation of one resource; row -1, a node without it, takes what is appended."""
+        """Add the evaluation of one resource; row -1 marks a candidate without the resource."""
         if rows.min(initial=0) >= 0:
             codes, scores = evaluation.codes[rows], evaluation.scores[rows]
             self.zones = zones[rows]
@@ -279,12 +279,11 @@ class _Tally:
             self.is_busy |= np.append(is_busy, False)[rows]
 
     def add_unknown(self) -> None:
-        """Add a resource that no candidate offers as far as we know."""
+        """Add a resource that no known node offers."""
         self._worsen(self._unknown_codes, np.full(len(self._candidates), self._unknown_score))
 
     def _worsen(self, codes: Codes, scores: Ratios) -> None:
-        """Take the worse of the verdict so far and that of another resource."""
-        if self._is_empty:  # as nearly every time: nothing to compare with
+        if self._is_empty:  # the usual case: a single resource
             self.codes, self.scores, self._is_empty = codes, scores, False
             return
         self.codes = np.where(self.codes == Code.PASSES, codes, self.codes)
@@ -292,7 +291,7 @@ class _Tally:
 
 
 def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
-    """Refuse nodes known to be busy, but never all: at least the least loaded ones pass."""
+    """Refuse nodes known to be busy, but never all: the least loaded nodes always pass."""
     passing = codes == Code.PASSES
     if not passing.any():
         return codes
@@ -304,20 +303,20 @@ def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
 
 
 def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int | None) -> Rows:
-    """Return the best candidates that pass, best first; ties by name, however they were asked."""
+    """Return the indexes of passing candidates, best first; ties by name."""
     passing = np.flatnonzero(codes == Code.PASSES)
     least = -(scores if len(passing) == len(scores) else scores[passing])
     if ranked is not None and ranked < len(passing):
-        # All that are as good as the last one wanted: which of them it is goes by name.
+        # Include all candidates that tie with the last one: the name decides among these.
         edge = np.partition(least, ranked)[ranked]
         best = np.flatnonzero(least <= edge)
         if isinstance(candidates, NamesAt) and len(best) > ranked:
-            # Of many equal ones the first by name alone are looked at: to order all takes longer.
+            # Of many ties only the first by name are sorted: sorting all takes longer.
             numbers = np.where(least[best] < edge, -1, candidates.rows[passing[best]])
             best = best[numbers <= np.partition(numbers, ranked)[ranked]]
         passing, least = passing[best], least[best]
     if isinstance(candidates, NamesAt):
-        names = candidates.rows[passing]  # numbers go by name: no name has to be looked at
+        names = candidates.rows[passing]  # numbers follow the name order
     else:
         names = np.array([candidates[at] for at in passing.tolist()])
     order: Rows = passing[np.lexsort((names, least))[:ranked]]

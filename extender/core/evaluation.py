@@ -1,4 +1,4 @@
-"""What nodes are worth to a request."""
+"""Evaluate the nodes of a pool for a pod's request: rejection, score, band and utilization."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from extender.core.scoring import KINDS, PLACES, mean, score
 from extender.core.snapshot import NO_LIMIT, Batch, Flags, Ratios, Rows, Tenant
 
 Bands = npt.NDArray[np.int8]
-"""Bands of nodes: many evaluations are kept, and this makes them small."""
+"""Band of each node; int8 because many evaluations are cached."""
 
 Overlay = Mapping[str, tuple[Tenant, ...]]
 """Tentative tenants by node name."""
@@ -23,13 +23,13 @@ Overlay = Mapping[str, tuple[Tenant, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What every node of a pool is worth to one request; one row per node.
+    """Evaluation of every node of a pool for one request; one row per node.
 
     Attributes:
-        codes: the first reason against the node, `Code.PASSES` where there is none.
+        codes: the first rejection of the node, `Code.PASSES` without one.
         scores: ratio from 0 to 1.
-        bands: whether the pod will land on good devices, as `certainty.Band` has it.
-        utilization: mean ratio of the landing devices that work.
+        bands: likelihood of landing on good devices, a `certainty.Band`.
+        utilization: mean utilization of the working landing devices, ratio.
     """
 
     codes: Codes
@@ -39,10 +39,10 @@ class Evaluation:
 
 
 def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
-    """Return by model id its place in the pod's list: `PLACES` for the first, 0 for the unnamed.
+    """Return the rank of each model in a pod's list: `PLACES` for the first, 0 if unlisted.
 
-    A preference matches a model that contains it as a word, so `H100` is `NVIDIA H100 80GB HBM3`.
-    Without a list all models are the first.
+    An entry matches models that contain its words, so `H100` matches `NVIDIA H100 80GB HBM3`. An
+    empty list ranks all models first.
 
     Example:
         >>> model_places(["", "nvidia a100 sxm4 40gb", "nvidia h100 80gb hbm3"], ["H100", "A100"])
@@ -60,7 +60,7 @@ def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
 
 
 def normalize_model(model: str) -> str:
-    """Return a model in lower-case words, however its source joins them.
+    """Normalize a model name to lower-case words separated by spaces.
 
     Example:
         >>> normalize_model("NVIDIA-A100-SXM4-40GB")
@@ -71,12 +71,12 @@ def normalize_model(model: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAsks:
-    """What pods ask of nodes besides devices, as columns: a row for each node, or one for all.
+    """CPU and memory requests of pods as columns: one row per node, or one row for all nodes.
 
     Attributes:
-        millicores: CPU.
-        memory_bytes: memory of the node.
-        is_nothing: no pod asks for any.
+        millicores: requested CPU.
+        memory_bytes: requested memory of the node.
+        is_nothing: whether no pod requests CPU or memory.
     """
 
     millicores: Rows
@@ -85,7 +85,7 @@ class HostAsks:
 
     @classmethod
     def of(cls, requests: Sequence[GpuRequest], lengths: Sequence[int]) -> "HostAsks":
-        """Return what each pod asks of so many nodes, one pod after the other."""
+        """Concatenate the requests of several pods, each repeated for its number of nodes."""
         asked = [(request.millicores, request.host_bytes) for request in requests]
         columns = np.repeat(np.array(asked, dtype=np.intp).reshape(-1, 2), lengths, axis=0)
         return cls(
@@ -93,9 +93,9 @@ class HostAsks:
         )
 
     def spare_devices(self, batch: Batch, count: Rows) -> Ratios:
-        """Return for how many further devices each node has CPU and memory.
+        """Return the number of further devices for which each node has CPU and memory.
 
-        Each takes with it what the pod asks for with each of its own.
+        Each further device is assumed to need as much CPU and memory as each device of the pod.
         """
         if self.is_nothing:
             return np.array([np.inf])
@@ -111,14 +111,14 @@ class HostAsks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
-    """What pods want of nodes, as columns: a row for each node of a batch.
+    """Requests of pods as columns: one row per node of a batch.
 
     Attributes:
-        asks: of the devices.
-        strategy: which of the nodes is best that are as certain to do, as `scoring.KINDS` has it.
+        asks: device requests.
+        strategy: order among nodes of equal certainty, as a number of `scoring.KINDS`.
         requires_idle: whether the pod waits for devices known to be idle.
-        model: place of the node's model in the pod's order, `PLACES` for the best.
-        hosts: what the pod asks of the node besides devices.
+        model: rank of the node's model in the pod's list, `PLACES` for the first.
+        hosts: CPU and memory requests.
     """
 
     asks: Asks
@@ -129,7 +129,7 @@ class Wants:
 
     @classmethod
     def of_all(cls, question: "Question", models: Sequence[str], batch: Batch) -> "Wants":
-        """Return what one pod wants of every node of a batch; arguments as those of `joined`."""
+        """Return one pod's request for every node of a batch."""
         request = question.request
         return cls(
             asks=question.ask.columns,
@@ -146,12 +146,12 @@ class Wants:
         models: Sequence[str],
         model_ids: Sequence[Rows],
     ) -> "Wants":
-        """Return what each pod wants of some nodes, one pod after the other.
+        """Concatenate the requests of several pods, each for its own nodes.
 
         Args:
-            questions: of the pods.
+            questions: one question per pod.
             models: model names by model id.
-            model_ids: for each pod, the models of the nodes.
+            model_ids: per pod, the model ids of its nodes.
         """
         lengths = list(map(len, model_ids))
         requests = [question.request for question in questions]
@@ -170,7 +170,7 @@ class Wants:
 
 
 def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
-    """Evaluate each node of a batch."""
+    """Evaluate each node of a batch for the pods that ask for it."""
     batch = count_freed(batch)
     assessment = assess(batch, wants.asks, estimates(policy))
     scores, bands = score(
@@ -193,7 +193,7 @@ def evaluate_for(question: "Question", batch: Batch, models: Sequence[str]) -> E
     """Evaluate each node of a batch for one pod.
 
     Args:
-        question: of the pod.
+        question: the pod's question.
         batch: the nodes.
         models: model names by model id.
     """
@@ -201,7 +201,7 @@ def evaluate_for(question: "Question", batch: Batch, models: Sequence[str]) -> E
 
 
 def estimates(policy: Policy) -> Estimates:
-    """Return what the policy believes of tenants that the readings do not show."""
+    """Return the policy's estimates for tenants that the readings do not show yet."""
     return Estimates(
         utilization=policy.assumed.utilization,
         mps_share_bytes=policy.mps_share_bytes,
@@ -209,7 +209,7 @@ def estimates(policy: Policy) -> Estimates:
 
 
 def asks(request: GpuRequest) -> tuple[tuple[str, Ask], ...]:
-    """Return what the request asks of each resource."""
+    """Return the device request per resource."""
     return tuple(
         (
             resource,
@@ -228,13 +228,13 @@ def asks(request: GpuRequest) -> tuple[tuple[str, Ask], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a pod asks of one pool.
+    """One pod's request to one pool.
 
     Attributes:
         request: the pod's whole request.
-        ask: what it asks of the pool's resource.
+        ask: the part for the pool's resource.
         policy: the settings of the decision.
-        overlay: tentative tenants; never the pod itself.
+        overlay: tentative tenants, without the pod itself.
     """
 
     request: GpuRequest

@@ -1,4 +1,4 @@
-"""Which devices a node must have behind each of its GPU resources, by what the API server says."""
+"""Compute the devices that a node should have behind each GPU resource, by API server data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from extender.core.readings import NO_INSTANCES
 from extender.core.reconfiguring import is_reconfiguring
 
 WHOLE_RESOURCE = "nvidia.com/gpu"
-"""What a node is believed to offer where its allocatable names no GPU resource (DRA)."""
+"""Resource assumed for a node whose allocatable lists no GPU resource (DRA)."""
 
 GKE_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
-"""GKE's labels of nodes whose GPUs are shared: how, and between how many containers each."""
+"""GKE's labels for shared GPUs: sharing strategy, and maximum number of containers per GPU."""
 
 GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
-"""GKE's label of nodes whose GPU resource counts MIG instances: their profile."""
+"""GKE's label for nodes whose GPU resource counts MIG instances: their profile."""
 
 INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
-"""Karpenter's label: cards of the instance type."""
+"""Karpenter's label: number of cards of the instance type."""
 
 MIB = 1 << 20
 
-NOT_TOLD: Mapping[str, int] = MappingProxyType({})
+NO_SHARES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device of a node, as the layout needs it.
+    """One device of a node, as input of the allocation.
 
     Attributes:
         row: its row in the telemetry.
         mig_profile: profile of a MIG instance, "" for a whole card.
-        tenants: pods (`namespace/name`) that the device-to-pod mapping shows on it.
-        measured_at: when its newest reading was measured, None where there is none.
+        tenants: pods (`namespace/name`) that hold it according to the device holders.
+        measured_at: time of its newest reading, None without one.
         model_id: row of its model in the snapshot's models.
     """
 
@@ -47,17 +47,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Devices that a node must have behind one resource, by what the API server says.
+    """Devices that a node should have behind one resource.
 
     Attributes:
         resource: the resource's name.
-        count: physical devices.
-        replicas: shares that each is sold as; 1 for whole devices.
-        memory_bytes: room of each, None where no label says.
-        mig_profile: profile of MIG instances as the resource names it, "" for whole cards.
-        is_shared: whether the resource is sold in replicas.
+        count: number of physical devices.
+        replicas: shares per device; 1 for whole devices.
+        memory_bytes: memory per device from node labels, None without a label.
+        mig_profile: MIG profile in the spelling of resource names, "" for whole cards.
+        is_shared: whether the resource counts replicas.
         is_mps: whether MPS caps each replica's memory.
-        is_by_claims: whether no count of the node tells of them: DRA serves them.
+        is_by_claims: whether DRA serves the devices, so that no resource count includes them.
         is_reconfiguring: whether the node's operator is changing its GPUs or their driver.
     """
 
@@ -73,7 +73,7 @@ class Expected:
 
 
 def resource_profile(mig_profile: str) -> str:
-    """Return a MIG profile as resource names write it.
+    """Return a MIG profile in the spelling of resource names.
 
     Example:
         >>> resource_profile("1g.10gb+me.all")
@@ -86,18 +86,18 @@ def expected_devices(
     node: NodeRecord,
     seen: Mapping[str, int],
     *,
-    told: Mapping[str, int] = NOT_TOLD,
+    told: Mapping[str, int] = NO_SHARES,
     is_divided: bool = False,
 ) -> tuple[Expected, ...]:
-    """Return what stands behind each GPU resource that the node offers.
+    """Return the devices expected behind each GPU resource of a node.
 
     Args:
         node: the node.
-        seen: devices that telemetry sees, by MIG profile as resources write it, "" whole cards.
-        told: shares that the kubelet offers of each device, by MIG profile likewise, as far as a
-            source on the node itself says.
-        is_divided: there is evidence that fewer devices than are offered are all that there are:
-            several pods on one of them, or a pod's share by its name.
+        seen: number of devices in telemetry by MIG profile, "" for whole cards.
+        told: shares per device by MIG profile, as a source on the node reports from the kubelet.
+        is_divided: whether there is evidence that the devices in telemetry are all of them although
+            the node offers more: several pods on one device, or a pod's device id that names a
+            share.
     """
     offers = {
         resource: max(node.capacity.get(resource, 0), node.allocatable.get(resource, 0))
@@ -132,7 +132,7 @@ def _expect(
     *,
     is_divided: bool,
 ) -> Expected:
-    """Return what stands behind one resource of which a node offers so many."""
+    """Return the devices expected behind one resource with the offered count."""
     plain = resource.rsplit("/", 1)[-1].removesuffix(".shared")
     profile = plain.removeprefix("mig-") if plain.startswith("mig-") else ""
     prefix = f"nvidia.com/{plain}" if profile else "nvidia.com/gpu"
@@ -167,28 +167,27 @@ def _expect(
 
 
 SHARING = frozenset({"time-slicing", "time-sharing", "mps"})
-"""Strategies of sharing as labels write them; GKE has words of its own."""
+"""Sharing strategies in node labels, including GKE's."""
 
 
 SHARED_PRODUCT = "-SHARED"
-"""GFD writes so at the end of the model of GPUs that are sold in shares under their plain name."""
+"""Suffix that GFD adds to the model of GPUs shared under their plain resource name."""
 
 
 def _replicas(
     label: int | None, physical: int | None, offered: int, seen: int, *, is_divided: bool
 ) -> int:
-    """Return how many shares each device is sold as.
+    """Return the number of shares per device.
 
-    Labels are up to a minute late: of several readings the one counts that fits what is offered
-    and what is seen. Without a label, fewer devices than are offered are devices that telemetry
-    does not see, unless there is evidence that these are all.
+    Labels can be a minute late, so the value that matches both the offered and the seen count wins.
+    Without a label, a lower seen count means that telemetry misses devices, unless `is_divided`.
 
     Args:
-        label: shares of each, as a label or the kubelet says.
-        physical: devices, as a label says.
-        offered: devices or shares that the kubelet has.
-        seen: devices that telemetry sees.
-        is_divided: there is evidence of shares.
+        label: shares per device from a label or the kubelet.
+        physical: number of devices from a label.
+        offered: devices or shares that the kubelet offers.
+        seen: number of devices in telemetry.
+        is_divided: whether there is evidence of shares.
     """
     by_count = _divided(offered, physical)
     by_sight = _divided(offered, seen) if is_divided else None
@@ -204,14 +203,14 @@ def _replicas(
 
 
 def _divided(offered: int, devices: int | None) -> int | None:
-    """Return how many shares each of so many devices has, None where that does not come out."""
+    """Return the offered count per device, or None if it does not divide evenly."""
     return offered // devices if devices and offered % devices == 0 else None
 
 
 def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the profiles of the devices behind a resource.
+    """Return the MIG profiles of the devices behind a resource.
 
-    Under the MIG strategy `single` the plain GPU resource counts MIG instances.
+    With the MIG strategy `single` the plain GPU resource counts MIG instances.
     """
     if profile:
         return (profile,)
@@ -224,14 +223,14 @@ def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) ->
 
 
 def _number(text: str | None) -> int | None:
-    """Return a label's whole number, None where it is missing or none."""
+    """Parse a label's whole number; None if missing or not a number."""
     return int(text) if text and text.isascii() and text.isdigit() else None
 
 
 def devices_behind(
     node: NodeRecord, expected: Expected, devices: Sequence[Device]
 ) -> tuple[Device, ...]:
-    """Return the node's devices that stand behind one of its resources."""
+    """Return the node's devices that belong to one of its resources."""
     seen: dict[str, int] = {}
     for device in devices:
         profile = resource_profile(device.mig_profile)

@@ -1,4 +1,4 @@
-"""Why a node got its verdict: the same columns that the decision was made from, as records."""
+"""Explain a node's verdict: convert the decision's columns to records with reasons."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,12 +23,12 @@ from extender.core.standing import avoided_in, batch_under, evaluate_after
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who told something of a device.
+    """Source and age of a value.
 
     Attributes:
-        source: its name.
-        age_seconds: how long before the decision it was measured.
-        signal: which of several it was that counted, by name; "" where there is only one.
+        source: the source's name.
+        age_seconds: age of the measurement at the decision.
+        signal: name of the signal that counted among several; "" if there is only one.
     """
 
     source: str
@@ -38,34 +38,33 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceVerdict:
-    """One device as a pod sees it.
+    """One device as seen by a pod.
 
     Attributes:
         row: its row in the telemetry.
-        can_land: the kubelet could hand it to the pod.
+        can_land: the kubelet could allocate it to the pod.
         state: idle, busy, unknown, unhealthy or foreign.
-        utilization_ratio: as it counted, None where unknown.
-        memory_used_ratio: likewise.
-        free_bytes: room for the pod, None where unknown.
-        freshness: of the activity, 1 fresh to 0 missing.
-        assumed: tenants that the readings do not show.
+        utilization_ratio: utilization used for the decision, None if unknown.
+        memory_used_ratio: ratio of memory in use, None if unknown.
+        free_bytes: memory available to the pod, None if unknown.
+        freshness: freshness of the activity, from 1 fresh to 0 missing.
+        assumed: tenants that the readings do not show yet.
         used: replicas in use.
-        memory_total_bytes: size, None where unknown.
-        memory_free_bytes: measured free, likewise.
-        declared_bytes: what tenants of a shared device declared, in use or not.
-        others_bytes: what was last seen in use by processes and pods that declared nothing.
-        index: the source's index of the card on its node, None where it does not say.
-        uuid: UUID of the card, "" where no source has shown it.
+        memory_total_bytes: total memory, None if unknown.
+        memory_free_bytes: measured free memory, None if unknown.
+        declared_bytes: memory that tenants of a shared device declared, in use or not.
+        others_bytes: memory last seen in use by foreign processes and pods that declared none.
+        index: the source's index of the card on its node, None if not reported.
+        uuid: UUID of the card, "" if no source shows it.
         gpu_instance_id: "" for a whole card.
-        source: who measured its activity, "" where nobody did.
-        age_seconds: how long ago that was, None likewise.
-        health: what speaks against its health and what that means, "" where nothing does.
-        temperature_celsius: None where unknown.
-        memory_temperature_celsius: likewise.
-        throttling: why its clocks are held back, "" where they are not, None where unknown.
-        signals: who told activity ("utilization", with the signal that said most last), "memory",
-            "temperature", "throttling", and, where something speaks against its health and a
-            reading shows it, "health".
+        source: source of its activity, "" if not measured.
+        age_seconds: age of its activity, None if not measured.
+        health: sign of ill health and its consequence, "" if healthy.
+        temperature_celsius: None if unknown.
+        memory_temperature_celsius: None if unknown.
+        throttling: reason for reduced clocks, "" if not throttled, None if unknown.
+        signals: sources by kind of value: "utilization" (with the highest signal), "memory",
+            "temperature", "throttling", and "health" if a reading shows ill health.
     """
 
     row: int
@@ -95,15 +94,15 @@ class DeviceVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeScore:
-    """What one node is worth to a pod.
+    """Score of one node for a pod, and its parts.
 
     Attributes:
         node: its name.
-        rejection: the reason against it, "" where it passes.
+        rejection: the rejection's text, "" if the node passes.
         score: 0 to 1, full precision.
-        parts: what the score is the sum of ...
-        factors: ... and what takes its share of the certainty.
-        reason: why it ranks where it does, in words; "" where it does not pass.
+        parts: summands of the score.
+        factors: reductions of the certainty.
+        reason: reason for the node's rank in words; "" if it is refused.
     """
 
     node: str
@@ -116,22 +115,21 @@ class NodeScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict(NodeScore):
-    """One node as a pod sees it.
+    """One node as seen by a pod.
 
     Attributes:
-        resource: the resource that was asked for.
-        landing: devices that the pod could land on.
-        idle: of those, known to suit.
-        needed: distinct devices that the pod gets.
-        taken: of those, held by pods although nobody knows which.
-        chance: that every device which the pod gets suits.
-        band: whether that makes it likely, unknown or unlikely.
-        is_agreed: the device-to-pod mapping and the API's count agree.
+        resource: the requested resource.
+        landing: number of devices that the pod could land on.
+        idle: number of landing devices known to suit.
+        needed: number of distinct devices that the pod gets.
+        taken: number of landing devices that are allocated, without knowing which.
+        chance: probability that every device of the pod suits.
+        band: the probability's band: likely, unknown or unlikely.
+        is_agreed: the device holders agree with the API server's count.
         suspicion: share of the certainty that early failures cost.
-        model: the devices' model, "" where unknown.
+        model: the devices' model, "" if unknown.
         devices: each device.
-        is_late: it is the verdict at the pod's binding: what the decision was made from was not
-            there any more.
+        is_late: this is the verdict at the pod's binding, because the decision's data was gone.
     """
 
     resource: str
@@ -149,7 +147,7 @@ class NodeVerdict(NodeScore):
 
 
 STATES = ("unhealthy", "foreign", "idle", "busy", "unknown")
-"""States of a device, the gravest first."""
+"""States of a device, the most severe first."""
 
 
 def device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) -> list[list[str]]:
@@ -159,17 +157,19 @@ def device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) 
 
 
 def count_states(batch: Batch, assessment: Assessment) -> Mapping[str, int]:
-    """Return how many devices of a batch are in each state."""
+    """Count the devices of a batch by state."""
     codes = state_codes(batch, assessment, multi=False)[batch.present]
     counts = np.bincount(codes, minlength=len(STATES)).tolist()
     return dict(zip(STATES, counts, strict=True))
 
 
 def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) -> Rows:
-    """Return the state of each device, as its place in `STATES`."""
+    """Return the state of each device as its index in `STATES`."""
     excluded = batch.telemetry.is_excluded_multi if multi else batch.telemetry.is_excluded
     idle_chance = assessment.idle_chance
-    is_foreign = batch.telemetry.is_foreign & ~batch.is_shared[:, None]  # there it is load
+    is_foreign = (
+        batch.telemetry.is_foreign & ~batch.is_shared[:, None]
+    )  # on shared devices it is load
     return np.select(
         [excluded, is_foreign, idle_chance >= 1.0, idle_chance < UNKNOWN],
         [0, 1, 2, 3],
@@ -179,19 +179,18 @@ def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the verdict on some nodes was made from: kept as columns, put in words when asked for.
+    """Inputs of the verdicts on some nodes, stored as columns and converted to words on demand.
 
     Attributes:
         nodes: the nodes.
-        batch: their rows with the assumed tenants on them, as they were decided about.
-        resource: the resource that was asked for.
-        ask: what was asked of it.
+        batch: the nodes' rows at the decision, assumed tenants included.
+        resource: the requested resource.
+        ask: the device request.
         request: the pod's whole request.
         policy: the settings.
         models: model names by model id.
-        siblings: what speaks against the devices that the verdict on another blames, by row.
-        promised: the node that the pod is nominated to, where it would do once the pods are gone
-            that are being deleted there; else "".
+        siblings: causes of ill health by row, for devices that exclude their siblings.
+        promised: the pod's nominated node if it passes once deleted pods have left it; else "".
     """
 
     nodes: tuple[str, ...]
@@ -206,13 +205,13 @@ class Evidence:
 
 
 def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[str]) -> Evidence:
-    """Keep what the verdict on some nodes is made from.
+    """Collect the inputs of the verdicts on some nodes.
 
     Args:
-        snapshot: the snapshot that the decision was made from.
-        pool: of the resource that was asked for.
-        question: what the pod asked of it.
-        nodes: the nodes; those that are not in the pool are left out.
+        snapshot: the snapshot of the decision.
+        pool: pool of the requested resource.
+        question: the pod's question.
+        nodes: the nodes; those outside the pool are skipped.
     """
     rows = [pool.row_of[node] for node in nodes if node in pool.row_of]
     batch = take_batch(pool.batch, np.array(rows, dtype=np.intp))
@@ -238,7 +237,7 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
 
 
 def _promised(snapshot: Snapshot, pool: Pool, question: Question) -> str:
-    """Return the nominated node where the pods that leave it make it do, else ""."""
+    """Return the nominated node if it passes once deleted pods have left it, else ""."""
     node = question.request.nominated_node
     if node not in pool.row_of:
         return ""
@@ -247,20 +246,20 @@ def _promised(snapshot: Snapshot, pool: Pool, question: Question) -> str:
 
 
 def only(evidence: Evidence, *nodes: str) -> Evidence:
-    """Return what concerns some of the nodes: that is in words in a moment."""
+    """Return the evidence for some of the nodes, which is fast to explain."""
     rows = np.array([evidence.nodes.index(node) for node in nodes], dtype=np.intp)
     return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
 
 
 def part_of(evidence: Evidence, start: int, stop: int) -> Evidence:
-    """Return what concerns the nodes from one place to another, the last not among them."""
+    """Return the evidence for the nodes from index `start` up to `stop`, exclusive."""
     nodes = evidence.nodes[start:stop]
     rows = np.arange(start, start + len(nodes), dtype=np.intp)
     return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
 
 
 def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
-    """Put the verdict on each node of the evidence in words."""
+    """Convert the verdict on each node of the evidence to words."""
     if not evidence.nodes:
         return ()
     evidence = replace(evidence, batch=count_freed(evidence.batch))
@@ -303,17 +302,17 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
 
 
 def _reason(evidence: Evidence, node: str, why: str, *, refused: bool) -> str:
-    """Return why a node ranks where it does, "" where it does not pass."""
+    """Return the reason for a node's rank, "" if it is refused."""
     if not refused:
         return why
     return NOMINATED if node == evidence.promised else ""
 
 
 def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
-    """Return what each node of the evidence is worth, in a fraction of the time of `explain`.
+    """Return the score and reason of each node, much faster than `explain`.
 
     Args:
-        evidence: of nodes that passed.
+        evidence: evidence for nodes that passed.
     """
     if not evidence.nodes:
         return ()
@@ -321,13 +320,12 @@ def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
     assessment = assess(evidence.batch, evidence.ask.columns, estimates(evidence.policy))
     made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
-        NodeScore(node=node, score=of.score, parts=of.parts, factors=of.factors, reason=told)
-        for node, of, told in zip(evidence.nodes, made_of, why, strict=True)
+        NodeScore(node=node, score=of.score, parts=of.parts, factors=of.factors, reason=text)
+        for node, of, text in zip(evidence.nodes, made_of, why, strict=True)
     )
 
 
 def _break_down(evidence: Evidence, assessment: Assessment) -> tuple[Breakdown, ...]:
-    """Return what the score of each node is made of."""
     return break_down(
         evidence.batch,
         assessment,
@@ -339,19 +337,19 @@ def _break_down(evidence: Evidence, assessment: Assessment) -> tuple[Breakdown, 
 
 
 def _places(evidence: Evidence) -> Rows | None:
-    """Return the place of each node's model in the pod's order, None where it has none."""
+    """Return the rank of each node's model in the pod's list, None without a list."""
     preferred = evidence.request.preferred_models
     return model_places(evidence.models, preferred)[evidence.batch.model_id] if preferred else None
 
 
 def _spare(evidence: Evidence) -> Ratios:
-    """Return for how many further devices each node has CPU and memory."""
+    """Return the number of further devices for which each node has CPU and memory."""
     hosts = HostAsks.of([evidence.request], [1])
     return hosts.spare_devices(evidence.batch, evidence.ask.columns.count)
 
 
 def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
-    """Return why each node ranks where it does."""
+    """Return the reason for each node's rank."""
     batch, landing, request = evidence.batch, assessment.landing, evidence.request
     band = bands(assessment.chance, landing.needed)
     left = np.minimum(free_after(batch, assessment), _spare(evidence))
@@ -391,17 +389,16 @@ def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
 
 
 def _place_in_words(place: int) -> int:
-    """Return a place as people count: 1 for the first, 0 for none."""
+    """Return a rank counted from 1 for the first, 0 if unlisted."""
     return PLACES + 1 - place if place else 0
 
 
 def _question(evidence: Evidence) -> Question:
-    """Return what the pod asked; tentative tenants are in the rows."""
+    """Return the pod's question; tentative tenants are already in the rows."""
     return Question(request=evidence.request, ask=evidence.ask, policy=evidence.policy, overlay={})
 
 
 def _device(batch: Batch, assessment: Assessment, at: tuple[int, int], state: str) -> DeviceVerdict:
-    """Return the verdict on one device."""
     telemetry = batch.telemetry
     free = float(assessment.free_bytes[at])
     return DeviceVerdict(

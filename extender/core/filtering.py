@@ -1,4 +1,4 @@
-"""Which nodes would do, and why the others would not."""
+"""Filter nodes: find the first reason to reject each node."""
 
 from enum import IntEnum, StrEnum
 
@@ -12,7 +12,7 @@ Codes = npt.NDArray[np.uint8]
 
 
 class Rejection(StrEnum):
-    """Why a node was refused: a constant text, worded to follow a count of nodes."""
+    """Reason to reject a node: a constant text, worded to follow a count of nodes."""
 
     UNHEALTHY = "node(s) had too few working GPUs"
     FOREIGN_USE = "node(s) had GPUs in use by processes outside Kubernetes"
@@ -24,12 +24,12 @@ class Rejection(StrEnum):
 
     @property
     def is_resolvable(self) -> bool:
-        """Whether evicting pods there could help: only tenants' memory comes free that way."""
+        """Whether preemption could help: evicting pods frees only their memory."""
         return self is Rejection.NO_MEMORY
 
 
 class Code(IntEnum):
-    """A rejection as a number, for columns; 0 passes."""
+    """A rejection as a number, for columns; 0 means that the node passes."""
 
     PASSES = 0
     UNHEALTHY = 1
@@ -42,19 +42,19 @@ class Code(IntEnum):
 
     @property
     def rejection(self) -> Rejection | None:
-        """The rejection behind the number, None where the node passes."""
+        """The rejection of the code, None if the node passes."""
         return None if self is Code.PASSES else Rejection[self.name]
 
     @property
     def text(self) -> str:
-        """The rejection's text, "" where the node passes."""
+        """The rejection's text, "" if the node passes."""
         return "" if self is Code.PASSES else Rejection[self.name].value
 
 
 def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: Flags) -> Codes:
-    """Return per node the first reason against it, `Code.PASSES` where there is none.
+    """Return the first rejection of each node, `Code.PASSES` without one.
 
-    Load alone refuses a node only where the pod requires idle devices.
+    Load alone rejects a node only if the pod requires idle devices.
     """
     needed = assessment.landing.needed
     too_small = assessment.full_bytes < assessment.asked_bytes
@@ -74,10 +74,10 @@ def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: F
 
 
 def _fitting_needed(batch: Batch, asks: Asks, assessment: Assessment) -> Rows:
-    """Return how many landing devices must have room: of shared devices one for each share.
+    """Return the number of landing devices that must have enough memory.
 
-    Where our count leaves fewer whole devices than the pod asks for, some are being given back:
-    whatever is still on them goes with their tenants.
+    Shared devices: one per share. Whole devices: if our count leaves fewer free than the pod
+    requests, some are being released, and their memory with them.
     """
     devices = np.minimum(asks.count, batch.present.sum(axis=1))
     whole = np.maximum(devices - _given_back(batch, asks), 0)
@@ -86,16 +86,16 @@ def _fitting_needed(batch: Batch, asks: Asks, assessment: Assessment) -> Rows:
 
 
 def _given_back(batch: Batch, asks: Asks) -> Rows:
-    """Return how many devices or replicas pods must have given back that we still count."""
+    """Return the number of devices or replicas that pods have released and that we still count."""
     given_back: Rows = np.maximum(asks.count - np.maximum(batch.allocatable - batch.held, 0), 0)
     return given_back
 
 
 def _lacks_room(batch: Batch, asks: Asks, assessment: Assessment) -> Flags:
-    """Return per node whether too few landing devices have the room that the pod asks for.
+    """Return per node whether too few landing devices have the memory that the pod asks for.
 
-    On shared devices of which some are being given back, what is only guessed to be in use may be
-    what goes. What pods declared stays theirs: which of them goes is unknown.
+    If shares of a device are being released, memory that is only estimated may belong to them and
+    is ignored. Declared memory still counts, because it is unknown which pod leaves.
     """
     lacks: Flags = assessment.fits.sum(axis=1) < _fitting_needed(batch, asks, assessment)
     at = np.flatnonzero(lacks & batch.is_shared)
@@ -108,15 +108,14 @@ def _lacks_room(batch: Batch, asks: Asks, assessment: Assessment) -> Flags:
 
 
 def _uncounted_foreign(batch: Batch, assessment: Assessment) -> Rows:
-    """Return per node how many landing devices somebody uses that no pod accounts for.
+    """Return the number of landing devices per node in foreign use that flags do not show.
 
-    Where nobody knows which devices the pods hold, more devices in use than pods hold still says
-    that somebody else uses some.
+    Without known device holders, more devices in use than pods hold still prove foreign use.
     """
     landing = assessment.landing
     in_use = (landing.devices & batch.telemetry.is_in_use).sum(axis=1)
     beyond = np.maximum(in_use - landing.taken, 0)
-    # Every one of them takes a device from those that the count leaves for pods.
+    # Each of them reduces the number of devices left for pods.
     spare = np.maximum(landing.size - landing.taken, 0)
     left = assessment.is_clean.sum(axis=1) - (spare - beyond)
     is_unclear = ~batch.is_agreed & ~batch.is_shared & (beyond > 0)

@@ -1,4 +1,4 @@
-"""Whether a device can work, judged from what telemetry says of its health."""
+"""Judge from health telemetry whether a device can work, and which penalty it gets."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,7 +20,7 @@ from extender.core.xids import (
     xid_action,
 )
 
-# Actions that DCGM's field 1523 asks for: reset, reboot, drain and reset, bus reset, system reboot.
+# Values of DCGM's field 1523: reset, reboot, drain and reset, bus reset, system reboot.
 _RECOVERY_RESETS = (1, 2, 4, 6, 7)
 _RECOVERY_DRAIN_P2P = 3
 _RECOVERY_IMEX = 5
@@ -29,19 +29,19 @@ _FABRIC_MANAGER_STARTING = 2
 _DCGM_WARN, _DCGM_FAIL = 10.0, 20.0
 _FABRIC_UNHEALTHY, _FABRIC_LIMITED = 2.0, 3.0
 _FEW_ROWS = 0.5
-"""Share of the penalty for memory rows that were remapped lately, and are not several."""
+"""Share of the penalty for recently remapped memory rows, below the configured number."""
 
 
 class HealthColumns:
-    """What speaks against each device; one row per device, filled action by action.
+    """Health verdicts, one row per device, filled action by action.
 
     Attributes:
-        is_excluded: cannot work.
-        is_excluded_multi: cannot work for a pod with several devices.
-        is_node_excluded: nor can any device of its node.
-        penalty: share of its certainty that it loses, 0 to 1.
-        cause: what led to the gravest of these, as `core.causes` puts it; the first where several
-            are as grave.
+        is_excluded: the device cannot work.
+        is_excluded_multi: the device cannot work for a pod with several devices.
+        is_node_excluded: no device of its node can work.
+        penalty: share of its certainty that the device loses, 0 to 1.
+        cause: cause of the most severe action, encoded by `core.causes`; the first cause wins a
+            tie.
     """
 
     def __init__(self, count: int, penalty: float) -> None:
@@ -65,10 +65,10 @@ class HealthColumns:
 
         Args:
             action: the action.
-            which: the devices.
-            sign: why.
-            values: what belongs to the sign, the same for all or one for each device.
-            share: of the penalty that counts, where the action is one.
+            which: flags of the devices.
+            sign: sign of ill health that caused the action.
+            values: value to encode with the sign, one for all devices or one per device.
+            share: share of the penalty to apply, for a penalty action.
         """
         if action is IGNORE or not which.any():
             return
@@ -88,10 +88,10 @@ class HealthColumns:
         self._severity[is_graver] = SEVERITY[action]
 
     def exclude_siblings(self, node_row: Rows) -> None:
-        """Exclude every device of the nodes on which one excludes them all.
+        """Exclude every device of a node if one of its devices excludes the node.
 
         Args:
-            node_row: per device, the number of its node.
+            node_row: number of each device's node.
         """
         culprits = np.flatnonzero(self.is_node_excluded)
         if not culprits.size:
@@ -110,18 +110,18 @@ def judge(
     xid_is_recent: Flags,
     is_suspect: Flags,
 ) -> HealthColumns:
-    """Judge the health of each device; what is missing speaks against nobody.
+    """Judge the health of each device; a missing value is never a sign of ill health.
 
-    The last XID stays in telemetry for ever. It counts while it is recent; one that excludes
-    counts again as long as another hard sign agrees. That the recovery action has changed counts
-    only where the action is not read, which tells itself what to do, or that there is nothing.
+    Telemetry reports the last XID for ever, so it counts only while recent. An XID that excludes
+    also counts while another severe sign confirms it. The XID "recovery action changed" counts only
+    if the recovery action itself is not reported.
 
     Args:
-        columns: what was read; NaN where missing.
-        count: devices.
+        columns: values by signal; NaN for a missing value.
+        count: number of devices.
         health: the settings.
         xid_is_recent: whether the XID is recent enough to count by itself.
-        is_suspect: whether something besides the columns agrees with an XID that excludes.
+        is_suspect: whether evidence outside `columns` confirms an XID that excludes.
     """
     verdict = HealthColumns(count, health.penalty)
 
@@ -152,7 +152,7 @@ _Rule = tuple[HealthAction, Flags, Sign, Column | float]
 
 
 def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
-    """Return every sign but XIDs: what it means, which devices show it, and its values."""
+    """Return the rules for all signs except XIDs: action, affected devices, sign and values."""
     rows = column(Signal.UNCORRECTABLE_REMAPPED_ROWS)
     lately = column(Signal.ROWS_REMAPPED_LATELY)
     pages = known(column(Signal.RETIRED_PAGES_SINGLE_BIT))
@@ -195,7 +195,7 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
 
 
 def _signs_of_nvml(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
-    """Return the signs that the node agent alone sees."""
+    """Return the rules for signs that only the node agent reports."""
     summary = column(Signal.FABRIC_HEALTH)
     links = column(Signal.NVLINKS_DOWN)
     celsius = column(Signal.TEMPERATURE)
@@ -213,7 +213,7 @@ def _signs_of_nvml(column: Callable[[Signal], Column], health: Health) -> tuple[
 
 
 def _signs_of_links(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
-    """Return the signs of links that lose packets: by how many came lately, not by how many."""
+    """Return the rules for packet loss on links, by rate of errors rather than their total."""
     pcie = column(Signal.PCIE_REPLAY_RATE) * 60.0
     again = column(Signal.NVLINK_REPLAY_RATE) * 60.0
     recovers = column(Signal.NVLINK_RECOVERY_RATE) > 0

@@ -1,4 +1,4 @@
-"""CPU and memory of nodes that pods request, by kube-scheduler's own arithmetic."""
+"""Sum the CPU and memory that pods request of their node, by kube-scheduler's rules."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class HostResources(NamedTuple):
     """CPU and memory of a node.
 
     Attributes:
-        millicores: thousandths of a CPU.
+        millicores: CPU in thousandths of a core.
         memory_bytes: memory.
     """
 
@@ -31,13 +31,13 @@ class HostResources(NamedTuple):
         )
 
     def less(self, other: "HostResources") -> "HostResources":
-        """Return what is left of it without the other."""
+        """Return the difference."""
         return HostResources(
             self.millicores - other.millicores, self.memory_bytes - other.memory_bytes
         )
 
     def most(self, other: "HostResources") -> "HostResources":
-        """Return the larger of each."""
+        """Return the maximum of each resource."""
         return HostResources(
             max(self.millicores, other.millicores), max(self.memory_bytes, other.memory_bytes)
         )
@@ -48,11 +48,11 @@ NONE: Final = HostResources()
 
 @dataclass(frozen=True, slots=True)
 class ContainerNeeds:
-    """What one container requests.
+    """Requests of one container.
 
     Attributes:
-        needs: of the node.
-        is_sidecar: it is an init container that restarts always, and runs beside the others.
+        needs: requested CPU and memory.
+        is_sidecar: it is an init container with restartPolicy Always, and keeps running.
     """
 
     needs: HostResources
@@ -60,7 +60,7 @@ class ContainerNeeds:
 
 
 def read_quantities(cpu: object, memory: object) -> HostResources:
-    """Return CPU and memory; what cannot be read counts as none: the API server lets none in.
+    """Parse CPU and memory; an unparsable quantity is 0, because the API server rejects such pods.
 
     Example:
         >>> read_quantities("1500m", "2Gi")
@@ -75,7 +75,7 @@ def _scaled(value: object, scale: int) -> int:
 
 @lru_cache(maxsize=MAX_CACHED)
 def _scaled_text(value: str | float, scale: int) -> int:
-    """Return a quantity in so many parts of its unit, rounded up."""
+    """Parse a quantity and multiply it by `scale`, rounded up; 0 if it is unparsable."""
     try:
         return max(-int(-parse_quantity(value) * scale // 1), 0)
     except ValueError:
@@ -86,10 +86,10 @@ def add_up(
     containers: Iterable[HostResources],
     init_containers: Iterable[ContainerNeeds],
 ) -> HostResources:
-    """Return what a pod requests of its node.
+    """Sum the requests of a pod's containers.
 
-    Containers run together; init containers one after the other, each beside the sidecars that
-    were started before it.
+    Containers run together. Init containers run one after the other, each beside the sidecars
+    started before it.
     """
     together = NONE
     for needs in containers:
@@ -105,7 +105,7 @@ def add_up(
 
 
 def override(needs: HostResources, cpu: object, memory: object) -> HostResources:
-    """Return what a pod requests where it says that itself, beside its containers."""
+    """Return the pod-level requests, or the containers' sum for a resource without one."""
     own = read_quantities(cpu, memory)
     return HostResources(
         needs.millicores if cpu is None else own.millicores,
@@ -114,7 +114,7 @@ def override(needs: HostResources, cpu: object, memory: object) -> HostResources
 
 
 def requested(pod: Mapping[str, object]) -> HostResources:
-    """Return what a pod requests of its node.
+    """Parse the CPU and memory that a pod requests of its node.
 
     Args:
         pod: the Pod object as decoded from JSON.

@@ -1,4 +1,4 @@
-"""What the API server says of nodes and pods, reduced to what placing GPU pods needs."""
+"""Node and pod records: the fields of API objects that GPU placement needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,11 +15,11 @@ EMPTY: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """A taint of a node, as `spec.taints` has it.
+    """A taint from a node's `spec.taints`.
 
     Attributes:
         key: the taint's key.
-        value: its value, "" where it has none.
+        value: its value, "" without one.
         effect: NoSchedule, PreferNoSchedule or NoExecute.
     """
 
@@ -29,7 +29,7 @@ class Taint:
 
     @property
     def repels(self) -> bool:
-        """Whether pods that do not tolerate it are not scheduled there."""
+        """Whether the taint keeps pods without a toleration away."""
         return self.effect in {"NoSchedule", "NoExecute"}
 
 
@@ -39,14 +39,14 @@ class NodeRecord:
 
     Attributes:
         name: the node's name.
-        addresses: its internal IP addresses and host names, other than its name.
-        allocatable: device count by GPU resource name; only GPU resources are kept.
-        capacity: the same, from `status.capacity`; an unhealthy device is in capacity alone.
-        labels: labels that speak of GPUs (GFD, MIG manager, cloud providers), pool and zone.
-        other_labels: the others that are kept, but for the host's name: pods may select by them.
-        hostname: the label `kubernetes.io/hostname`, "" where it has none.
-        taints: taints that speak of GPUs or keep pods away.
-        host: CPU and memory that pods may request of it, None where it does not say.
+        addresses: internal IP addresses and host names that differ from the name.
+        allocatable: `status.allocatable` of the GPU resources: count by resource name.
+        capacity: `status.capacity` of the GPU resources. Includes unhealthy devices.
+        labels: labels about GPUs (GFD, MIG manager, cloud providers), node pool and zone.
+        other_labels: other stored labels except the host name; pods may select by them.
+        hostname: label `kubernetes.io/hostname`, "" without one.
+        taints: taints about GPUs or that keep pods away.
+        host: allocatable CPU and memory, None if unknown.
         is_unschedulable: `spec.unschedulable` (cordoned).
         is_ready: the Ready condition is True.
     """
@@ -64,22 +64,22 @@ class NodeRecord:
     is_ready: bool = True
 
     def label(self, key: str) -> str | None:
-        """Return the value of a label that is kept, None where the node has no such."""
+        """Return the value of a stored label, or None if the node lacks it."""
         if key == HOSTNAME:
             return self.hostname or None
         found = self.labels.get(key)
         return self.other_labels.get(key) if found is None else found
 
     def offers_as(self, other: "NodeRecord") -> bool:
-        """Tell whether another record of the node differs at most in what pods select by.
+        """Return whether another record of the node is equal except for labels that pods select by.
 
-        Some write labels of theirs again and again: none of that changes what the node offers.
+        Some controllers rewrite such labels all the time; they do not change the node's devices.
         """
         return replace(self, other_labels=other.other_labels, hostname=other.hostname) == other
 
 
 class PodPhase(StrEnum):
-    """How far a pod is; Succeeded and Failed hold no devices any more."""
+    """Phase of a pod; in Succeeded and Failed it holds no devices any more."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -89,7 +89,7 @@ class PodPhase(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a pod in this phase has ended."""
+        """Whether the pod has ended."""
         return self in {PodPhase.SUCCEEDED, PodPhase.FAILED}
 
 
@@ -98,11 +98,10 @@ class ClaimedDevice:
     """A GPU that is allocated to a ResourceClaim.
 
     Attributes:
-        uuid: UUID of the card, of the parent card for a MIG instance; "" where no ResourceSlice
-            tells.
-        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card.
-        name: as its claim names it (`gpu-0-mig-1g10gb-19-0`): of claims of one node, the same name
-            is the same device.
+        uuid: UUID of the card, or of the parent card of a MIG instance; "" if no ResourceSlice has
+            it.
+        mig_profile: profile of the MIG instance (`1g.10gb`), "" for a whole card.
+        name: device name in the claim (`gpu-0-mig-1g10gb-19-0`), unique per node.
     """
 
     uuid: str
@@ -112,56 +111,56 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRecord:
-    """One pod that asks for GPUs, or holds them through ResourceClaims.
+    """One pod that requests GPUs, or holds GPUs through ResourceClaims.
+
+    Times are in seconds since the epoch.
 
     Attributes:
         uid: `metadata.uid`.
         namespace: its namespace.
         name: its name.
-        node: `spec.nodeName`, "" while it is not bound.
-        nominated_node: `status.nominatedNodeName`, "" where there is none.
+        node: `spec.nodeName`, "" if not bound.
+        nominated_node: `status.nominatedNodeName`, "" if none.
         phase: `status.phase`.
         resources: effective device count by GPU resource name.
-        lasting: likewise, without what only its init containers ask for; None where that is all.
-        has_claims: it names ResourceClaims: it may hold devices that `resources` does not show.
-        has_gpu_claims: one of them was surely made for GPUs that `resources` does not show.
-        claimed: the GPUs that it holds through ResourceClaims, none of them twice; None where that
-            is not known, as of every pod that is not bound.
-        memory_bytes: room per GPU that its annotation asks for, None where it does not say.
-        host: CPU and memory that it requests of its node; kept only while it is not bound.
-        bound_at: when it was bound: the PodScheduled condition, seconds since the epoch;
-            None while it is not bound.
-        started_at: when its first container started, None before that; of init containers only
-            sidecars with GPUs count.
-        last_started_at: when the youngest of its containers with GPUs did, the last time; None
-            where that is the same.
-        ended_at: when its last container ended (terminal phases only), None where unknown.
-        is_failed_early: it failed, or a container of it keeps dying, soon after its start.
-        is_device_fault: so it is, and its status says that a device was the cause.
-        failed_at: when that was, None where it did not, or does so now.
+        lasting: `resources` without the part that only init containers request; None if equal.
+        has_claims: the pod uses ResourceClaims, which may hold devices outside `resources`.
+        has_gpu_claims: one of its claims certainly holds GPUs outside `resources`.
+        claimed: GPUs that it holds through ResourceClaims, each once; None if unknown, as for every
+            unbound pod.
+        memory_bytes: GPU memory from its annotation, per device; None if not set.
+        host: requested CPU and memory of the node; only while unbound.
+        bound_at: time of binding, from the PodScheduled condition; None if not bound.
+        started_at: start of its first container, None before that. Init containers count only as
+            sidecars with GPUs.
+        last_started_at: latest start of any of its containers with GPUs; None if equal to
+            `started_at`.
+        ended_at: end of its last container, in terminal phases; None if unknown.
+        is_failed_early: the pod failed, or one of its containers restarts repeatedly, soon after
+            its start.
+        is_device_fault: the pod failed early, and its status names a device as the cause.
+        failed_at: time of the early failure; None without one, or while it is still failing.
         is_unscheduled: PodScheduled is False with reason Unschedulable.
-        is_refused: so it is, and its message names one of our rejections: every replica learns
-            there, also after a restart, that we refused nodes to the pod.
-        has_preferences: as `GpuRequest` has it; kept only while it is not bound.
-        wishes: name and value of each of its annotations under `idlegpu.io/`, sorted; kept only
-            while it is not bound.
-        version: `metadata.resourceVersion`, "" where the record does not have all that the pod asks
-            for; kept only while it is not bound; makes no record another.
+        is_refused: the pod is unscheduled, and the message contains one of our rejections. Every
+            replica reads it there, also after a restart.
+        has_preferences: as in `GpuRequest`; only while unbound.
+        wishes: name and value of its `idlegpu.io/` annotations, sorted; only while unbound.
+        version: `metadata.resourceVersion`, "" if the record lacks part of the request; only while
+            unbound; not compared.
         scheduler_name: `spec.schedulerName`.
-        created_at: `metadata.creationTimestamp`, seconds since the epoch.
+        created_at: `metadata.creationTimestamp`.
         is_deleting: `metadata.deletionTimestamp` is set.
-        message: what kube-scheduler says of why it is not placed, cut where it is long; kept only
-            while the pod is not bound.
-        is_gated: a scheduling gate keeps kube-scheduler from trying it.
-        awaits_room: ours is the only one, `core.scheduled.GATE`.
+        message: kube-scheduler's message why the pod is unscheduled, truncated; only while unbound.
+        is_gated: a scheduling gate holds the pod back.
+        awaits_room: its only scheduling gate is `core.scheduled.GATE`.
         priority: `spec.priority`.
-        owner: kind and name of what controls it (`Job train`), "" where nothing does.
-        likeness: keys of its images and its requests: other pods with the same are like it.
-        wanted_model: the model that it asks for, as one word of `core.cards.NAMES` or `other`, ""
-            where it does not say; kept only while the pod is not bound.
-        gives_way: its priority is negative: it is there to be preempted by any pod.
-        selection: which nodes it may go to by its own word; kept only while the pod is not bound,
-            None where it asks for no GPU resource or says more than is kept.
+        owner: kind and name of its controller (`Job train`), "" without one.
+        likeness: keys of its images and its requests; similar pods share them.
+        wanted_model: requested GPU model, a word of `core.cards.NAMES` or `other`, "" if none; only
+            while unbound.
+        gives_way: its priority is negative: any pod may preempt it.
+        selection: its node selector, required affinity and tolerations; only while unbound. None if
+            it requests no GPU resource or exceeds the size limit.
     """
 
     uid: str
@@ -204,20 +203,20 @@ class PodRecord:
 
     @property
     def key(self) -> str:
-        """The pod as people write it: `namespace/name`."""
+        """The pod's `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def kin(self) -> Kin:
-        """The keys that it has in common with pods that are like it."""
+        """Keys that identify similar pods, the most similar first."""
         return owner_key(self.namespace, self.owner, self.name), *self.likeness
 
     @property
     def works_since(self) -> float | None:
-        """When what works on its GPUs last started, None before that."""
+        """Latest start of its containers with GPUs, None before the first start."""
         return self.started_at if self.last_started_at is None else self.last_started_at
 
     @property
     def holds_devices(self) -> bool:
-        """Whether the pod counts as a tenant of its node: bound and not ended."""
+        """Whether the pod is bound and has not ended, so that it holds devices of its node."""
         return bool(self.node) and not self.phase.is_terminal

@@ -1,4 +1,4 @@
-"""Which pods are alike: what some of them did tells what the next one will do."""
+"""Identify similar pods: measurements and failures of some predict the behavior of the next."""
 
 import re
 from calendar import timegm
@@ -13,17 +13,19 @@ MAX_OWNER: Final = 200
 MAX_CACHED: Final = 4096
 
 TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
-"""A Deployment names each of its ReplicaSets after itself and this label of their pods."""
+"""Label of a Deployment's pods. A ReplicaSet's name is the Deployment's name and this label's
+value."""
 
 OWNER_NAME_LABELS: Final[Mapping[str, tuple[str, str]]] = {
     "Job": ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
     "StatefulSet": ("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
 }
-"""By kind of a controller: the label of its pods that names what made it, and the kind of that."""
+"""By a controller's kind: the pod label with the name of the controller's owner, and the owner's
+kind."""
 
 MAX_RUN_DAYS: Final = 31
-"""A pod that comes longer after its CronJob's moment than this belongs to a Job of another kind:
-numbers that people put into names are often dates."""
+"""Maximum time between a CronJob's scheduled time and its pod's creation. A Job whose name ends in
+an older time has another origin: users often put dates into names."""
 
 _MINUTES: Final = re.compile(r"[0-9]{8}")
 """Minutes since the epoch, from 1989 to 2160."""
@@ -31,15 +33,15 @@ _MINUTES: Final = re.compile(r"[0-9]{8}")
 _TIME: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):")
 
 Kin = tuple[str, ...]
-"""Keys that pods have in common which are alike, the most alike first: their owner, their images,
-their requests; all within one namespace."""
+"""Keys that similar pods share, the most specific first: their owner, images and requests, each
+within one namespace."""
 
 
 def owner_of(metadata: Mapping[str, object]) -> str:
-    """Return kind and name of what controls a pod, "" where nothing does.
+    """Return kind and name of a pod's controller, "" without one.
 
-    Each revision of a Deployment has a ReplicaSet of its own, and each run of a CronJob a Job: the
-    owner is the Deployment or the CronJob, where the controller's name shows that for certain.
+    A Deployment creates a ReplicaSet per revision, and a CronJob a Job per run. The result is the
+    Deployment or the CronJob if the controller's name proves it.
 
     Example:
         >>> owner = {"controller": True, "kind": "ReplicaSet", "name": "serve-5d8f9c"}
@@ -49,13 +51,13 @@ def owner_of(metadata: Mapping[str, object]) -> str:
     for owner in objects_of(metadata.get("ownerReferences")):
         if owner.get("controller") is True:
             kind, name = text_of(owner.get("kind")), text_of(owner.get("name"))
-            told = _maker_of(kind, name, metadata) or f"{kind} {name}"
-            return told.strip()[:MAX_OWNER]
+            found = _maker_of(kind, name, metadata) or f"{kind} {name}"
+            return found.strip()[:MAX_OWNER]
     return ""
 
 
 def _maker_of(kind: str, name: str, metadata: Mapping[str, object]) -> str:
-    """Return kind and name of what made a pod's controller, "" where that is not certain."""
+    """Return kind and name of the controller's own owner, "" if uncertain."""
     labels = mapping_of(metadata.get("labels"))
     base, _, suffix = name.rpartition("-")
     if kind == "ReplicaSet" and base and suffix and suffix == labels.get(TEMPLATE_HASH_LABEL):
@@ -70,7 +72,7 @@ def _maker_of(kind: str, name: str, metadata: Mapping[str, object]) -> str:
 
 
 def _is_of_schedule(suffix: str, metadata: Mapping[str, object]) -> bool:
-    """Whether the end of a Job's name is the moment at which its CronJob had to make it."""
+    """Return whether a Job's name ends in the scheduled time of its CronJob."""
     if not _MINUTES.fullmatch(suffix):
         return False
     created = _TIME.match(text_of(metadata.get("creationTimestamp")))
@@ -84,7 +86,7 @@ def _is_of_schedule(suffix: str, metadata: Mapping[str, object]) -> bool:
 
 
 def owner_key(namespace: str, owner: str, name: str) -> str:
-    """Return the key of a pod's owner; a pod without one is its own.
+    """Return the key of a pod's owner, or of the pod itself without an owner.
 
     Example:
         >>> owner_key("ns", "Job train", "train-x7k2p"), owner_key("ns", "", "alone")
@@ -94,7 +96,7 @@ def owner_key(namespace: str, owner: str, name: str) -> str:
 
 
 def kin_of(pod: Mapping[str, object]) -> Kin:
-    """Return the keys of a Pod object.
+    """Return the keys of a Pod object: owner, images and requests.
 
     Example:
         >>> container = {"image": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -108,7 +110,7 @@ def kin_of(pod: Mapping[str, object]) -> Kin:
 
 
 def likeness_of(pod: Mapping[str, object]) -> Kin:
-    """Return the keys of a Pod object's images and requests, those that it says anything of."""
+    """Return the keys of a Pod object's images and requests, without empty ones."""
     containers = list(objects_of(mapping_of(pod.get("spec")).get("containers")))
     images = [text_of(container.get("image")) for container in containers]
     requests = [
@@ -123,7 +125,7 @@ def likeness_of(pod: Mapping[str, object]) -> Kin:
 
 @lru_cache(maxsize=MAX_CACHED)
 def _likeness(namespace: str, *what: tuple[str, ...]) -> Kin:
-    """Return a key for each list that is not empty; pods of one owner have the same object."""
+    """Return a key per non-empty list; cached, so that similar pods share one object."""
     named = zip(("images", "requests"), what, strict=True)
     return tuple(f"{namespace} {kind} {_digest(texts)}" for kind, texts in named if texts)
 

@@ -1,4 +1,4 @@
-"""Which labels of nodes are kept, and which of them are for people, too."""
+"""Select the node labels that are stored, and those that are shown to users."""
 
 from functools import lru_cache
 from typing import Final
@@ -11,7 +11,7 @@ POOL_LABELS: Final = (
     "karpenter.sh/nodepool",
     "kubernetes.azure.com/agentpool",
 )
-"""Labels by which clouds and Karpenter name a node's pool; Cluster Autoscaler has none."""
+"""Labels for the node pool, set by cloud providers and Karpenter; Cluster Autoscaler sets none."""
 
 ZONE: Final = "topology.kubernetes.io/zone"
 
@@ -33,19 +33,19 @@ LABELS_SHOWN: Final = frozenset(
 )
 NVIDIA_PREFIX: Final = "nvidia.com/"
 DROPPED_PREFIXES: Final = (
-    "nvidia.com/gfd.timestamp",  # changes every minute and says nothing
-    "nvidia.com/gpu.deploy.",  # which parts of the operator run there
-    "feature.node.kubernetes.io/",  # a hundred for each node
+    "nvidia.com/gfd.timestamp",  # changes every minute, without information
+    "nvidia.com/gpu.deploy.",  # operator components on the node
+    "feature.node.kubernetes.io/",  # about a hundred per node
 )
 DROPPED_NVIDIA_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
-"""Details of MIG profiles, a dozen labels for each, that no decision needs."""
+"""Parts of labels with MIG profile details, a dozen per profile; no decision needs them."""
 
 MAX_CACHED: Final = 4096
 
 
 @lru_cache(maxsize=MAX_CACHED)
 def is_kept(label: str) -> bool:
-    """Tell whether a label of nodes is kept: of one that is not, nobody knows which have it.
+    """Return whether a node label is stored.
 
     Example:
         >>> is_kept("disk"), is_kept("feature.node.kubernetes.io/cpu-cpuid.AVX512F")
@@ -60,7 +60,7 @@ def is_kept(label: str) -> bool:
 
 @lru_cache(maxsize=MAX_CACHED)
 def is_shown(label: str) -> bool:
-    """Tell whether a label speaks of GPUs, pool or zone.
+    """Return whether a node label describes GPUs, node pool or zone.
 
     Example:
         >>> is_shown("nvidia.com/gpu.product"), is_shown("disk")

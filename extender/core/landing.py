@@ -1,9 +1,9 @@
-"""The landing set: the devices of a node that the kubelet could hand to a pod.
+"""Compute the landing set: the devices of a node that the kubelet could allocate to a pod.
 
-The kubelet chooses the device, not kube-scheduler and not we. For whole devices it is any that is
-free. For shared ones it is what the device plugin's policy picks. Where the device-to-pod mapping
-and the API's count disagree, it is any: most likely those that are not in use, as far as the count
-says that pods hold so many.
+The kubelet chooses the device, not kube-scheduler and not the extender. For whole devices it may
+take any free one. For shared devices it follows the device plugin's policy. If the device holders
+and the API server's count disagree, it may take any device: most likely one that is not in use, as
+long as the count confirms that number of holders.
 """
 
 from dataclasses import dataclass, replace
@@ -17,16 +17,17 @@ from extender.core.snapshot import AnyColumn, Batch, Flags, PoolRow, Ratios, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
-    """Where a pod that asks for `count` devices could land; one row per node.
+    """Landing set of a pod that asks for `count` devices; one row per node.
 
     Attributes:
         devices: per slot, whether the pod could get this device.
-        size: devices in the set.
-        needed: distinct devices of the set that the pod will get.
-        taken: so many devices of the set are held already, and nobody knows which.
-        unoffered: so many devices of the set the kubelet does not offer, and nobody knows which.
-        certainty: how likely it is that the set is right; below 1 where what is in use had to tell
-            what is held.
+        size: number of devices in the set.
+        needed: number of distinct devices that the pod will get.
+        taken: number of devices in the set that are allocated, without knowing which.
+        unoffered: number of devices in the set that the kubelet does not offer, without knowing
+            which.
+        certainty: probability that the set is right; below 1 if the device holders were guessed
+            from devices in use.
     """
 
     devices: Flags
@@ -38,22 +39,23 @@ class Landing:
 
 
 BY_USE: Final = 0.95
-"""How likely the devices in use are those that pods hold, where no mapping tells: a tenant may
-leave its device unused while a process outside Kubernetes uses a free one."""
+"""Probability that the devices in use are the allocated ones, without known device holders. A
+tenant may leave its device unused while a process outside Kubernetes uses a free one."""
 
 
 _OF_FORMER_TENANT: Final = (
     *("utilization", "latest", "peak", "spread", "freshness", "stress", "is_in_use"),
     *("memory_used", "memory_free_bytes", "memory_freshness"),
 )
-"""What a reading of a device says of the pod that has left it."""
+"""Telemetry columns that describe the former tenant of a freed device."""
 
 
 def count_freed(batch: Batch) -> Batch:
-    """Return a batch in which devices are free that pods have just left, nobody knows which.
+    """Return a batch that treats devices of pods that have just ended as free.
 
-    Where more devices are in use, by readings from before, than pods hold, so many of them were
-    just freed as pods have ended there. Which makes no difference: the calmest stand for them.
+    If readings show more devices in use than pods hold, the surplus was freed by the pods that
+    ended, without knowing which devices these are. The calmest devices are taken: for the landing
+    odds any choice is equal.
     """
     if not batch.just_freed.any():
         return batch
@@ -80,14 +82,13 @@ def _count_freed(batch: Batch) -> Batch:
 
 
 def _with(column: AnyColumn, at: Flags, values: Ratios | int) -> AnyColumn:
-    """Return a column with other values at some places."""
     changed = column.copy(order="K")
     changed[at] = values
     return changed
 
 
 def _calmest(among: Flags, peak: Ratios, count: Rows) -> Flags:
-    """Return per node so many of some devices: those that were the least busy lately."""
+    """Select `count` of the flagged devices per node, those with the lowest recent utilization."""
     order = np.argsort(np.where(among, peak, np.inf), axis=1, kind="stable")
     rank = np.argsort(order, axis=1, kind="stable")
     found: Flags = among & (rank < count[:, None])
@@ -95,17 +96,17 @@ def _calmest(among: Flags, peak: Ratios, count: Rows) -> Flags:
 
 
 def landing_set(batch: Batch, count: Rows) -> Landing:
-    """Return where a pod that asks for devices or replicas could land on each node.
+    """Compute the landing set of each node for a pod that asks for devices or replicas.
 
     Args:
         batch: the nodes.
-        count: how many it asks for: one for each node, or one for all.
+        count: devices that the pod asks for: one value per node, or one value for all nodes.
     """
     offered, unoffered = _offered(batch, count)
     open_devices = offered & (batch.used < batch.replicas[:, None])
     free_whole = open_devices.sum(axis=1)
-    # kube-scheduler says that the pod fits. Where our mapping leaves less room than that, or
-    # less than the API's count does, the mapping is wrong or late: any device may be it.
+    # kube-scheduler found room for the pod. If the device holders leave fewer free devices than
+    # that, or than the API server's count, they are wrong or late: any device may be free.
     by_count = np.maximum(batch.allocatable - batch.held, count)
     is_late = ~batch.is_shared & (free_whole < np.minimum(by_count, offered.sum(axis=1)))
     is_open = ~batch.is_agreed | is_late | ~open_devices.any(axis=1)
@@ -115,7 +116,7 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
         offered,
         np.where(batch.is_shared[:, None], policy, open_devices),
     )
-    # Where any device may be landed on, the ones that are held are among them.
+    # If any device may be landed on, the allocated ones are among them.
     held_inside = np.where(is_open & ~batch.is_shared, batch.held, batch.taken)
     certainty = np.ones(len(batch))
     at = np.flatnonzero(~batch.is_agreed & ~batch.is_shared & (batch.held > 0))
@@ -126,8 +127,8 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
         has_room = (
             left.sum(axis=1) - (batch.held[at] - known) >= np.broadcast_to(count, len(batch))[at]
         )
-        is_told = (known > 0) & has_room
-        at, left, known = at[is_told], left[is_told], known[is_told]
+        is_useful = (known > 0) & has_room
+        at, left, known = at[is_useful], left[is_useful], known[is_useful]
         devices[at], certainty[at] = left, BY_USE
         held_inside[at] -= known
     size = devices.sum(axis=1)
@@ -144,23 +145,24 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
 
 
 def _held_by_use(batch: Batch, offered: Flags, at: Rows) -> Flags:
-    """Return the devices of some nodes that pods hold, as far as what is in use tells.
+    """Guess the allocated devices of some nodes from the devices in use.
 
-    Of more devices in use than pods hold, some are free and used by others. Which is unknown: the
-    busiest are, to be ready for the worst.
+    If more devices are in use than pods hold, some of them are free and in foreign use. The calmest
+    count as allocated, so that the free ones are assumed to be the busiest: the worst case.
     """
     in_use = offered[at] & batch.telemetry.is_in_use[at]
     return _calmest(in_use, batch.telemetry.peak[at], batch.held[at])
 
 
 def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
-    """Return the devices but for those that the kubelet surely does not offer.
+    """Return the present devices without those that the kubelet certainly does not offer.
 
-    Where it offers fewer than there are, and no more are out than it leaves out, those are they.
-    Ill health alone says so only of what was withdrawn: others may be left out for claims.
+    If the kubelet offers fewer devices than there are, and no more devices are out than it leaves
+    out, those are the withdrawn ones. Ill health alone is no proof unless the kubelet withdrew
+    devices: devices may also be left out for ResourceClaims.
 
     Returns:
-        The devices, and how many of them were withdrawn nevertheless: nobody knows which.
+        The devices, and the number of further withdrawn devices, without knowing which.
     """
     size = batch.present.sum(axis=1)
     withdrawn = batch.withdrawn // batch.replicas
@@ -171,7 +173,7 @@ def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
     is_withdrawn = (withdrawn > 0)[:, None] | ~telemetry.is_excluded
     out = batch.present & telemetry.is_out & is_withdrawn
     known = out.sum(axis=1)
-    # kube-scheduler says that the pod fits: where it would not on the others, we are late.
+    # kube-scheduler found room for the pod: if the other devices have none, our data is late.
     has_room = (size - known) * batch.replicas >= np.minimum(count, size * batch.replicas)
     is_known = (known <= left_out) & has_room
     unknown = np.maximum(withdrawn - np.where(is_known, known, 0), 0)
@@ -179,11 +181,10 @@ def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
 
 
 def _policy_choice(batch: Batch, offered: Flags, count: Rows) -> Flags:
-    """Return the shared devices that the device plugin would choose among.
+    """Return the shared devices that the device plugin may allocate next.
 
-    `distributed` takes the device with the fewest replicas in use, `packed` the one with the most
-    that has room; a pod that asks for several replicas gets them one after the other. Devices
-    that are tied all count.
+    `distributed` takes the device with the fewest replicas in use, `packed` the fullest device that
+    has room. Several replicas are allocated one after the other. All tied devices are included.
     """
     if not batch.is_shared.any():
         return offered
@@ -201,40 +202,40 @@ def _policy_choice(batch: Batch, offered: Flags, count: Rows) -> Flags:
 
 
 REMEMBERED_ROWS = 4096
-"""Rows with assumed tenants that are not put together again for each decision of a burst."""
+"""Cache size of `assume`: rows with assumed tenants, reused between the decisions of a burst."""
 
 
 NONE_OUT: Final[Flags] = np.zeros(0, dtype=np.bool_)
-"""Before anything is believed of any device, none is known to be out."""
+"""Initial `is_out` flags, before any telemetry exists."""
 
 
 def closed_slots(row: PoolRow, is_out: Flags) -> tuple[int, ...]:
-    """Return the slots of shared devices that the kubelet has withdrawn, where it is known which.
+    """Return the slots of shared devices that the kubelet has withdrawn, or () if they are unknown.
 
     Args:
         row: the node's row.
-        is_out: of each device of the telemetry, as `Telemetry` has it; it may know fewer.
+        is_out: `Telemetry.is_out` by device row; may be shorter than the highest device row.
     """
     if not (row.is_shared and row.withdrawn):
         return ()
     known = len(is_out)
     out = tuple(at for at, slot in enumerate(row.slots) if slot < known and is_out[slot])
-    # As `_offered` has it: where more are out than are withdrawn, any of these may be offered.
+    # As in `_offered`: if more devices are out than withdrawn, any of them may be offered.
     is_known = len(out) <= row.withdrawn // row.replicas and len(out) < len(row.slots)
     return out if is_known else ()
 
 
 @lru_cache(maxsize=REMEMBERED_ROWS)
 def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = ()) -> PoolRow:
-    """Return `row` with `tenants` on it that the readings do not show.
+    """Return a pool row with assumed tenants added: pods that readings do not show yet.
 
-    On whole devices they hold some of the free ones, nobody knows which; on shared devices each
-    replica goes where the device plugin's policy puts it.
+    On whole devices the tenants hold some of the free ones, without knowing which. On shared
+    devices each replica goes to the device that the device plugin's policy selects.
 
     Args:
         row: the node's row.
-        tenants: the pods.
-        closed: slots that none of them gets, not all.
+        tenants: the pods to add.
+        closed: slots that no tenant gets; must leave at least one slot open.
 
     Example:
         >>> from extender.core.snapshot import empty_row
@@ -281,7 +282,7 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
 
 
 def _next_slot(used: list[int], open_slots: list[int], row: PoolRow) -> int:
-    """Return the slot of the device that the plugin's policy hands out next."""
+    """Return the slot whose device the device plugin's policy allocates next."""
     if row.is_packed:
         with_room = [slot for slot in open_slots if used[slot] < row.replicas]
         if with_room:

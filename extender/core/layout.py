@@ -1,4 +1,4 @@
-"""Which pods hold the devices of a node behind one of its resources."""
+"""Allocate a node's devices to its pods: build the node's row in a resource's pool."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,17 +14,17 @@ from extender.core.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenancy:
-    """What is known of who holds devices.
+    """Inputs that decide which pods hold which devices.
 
     Attributes:
-        is_mapped: some source tells which pods hold which devices.
-        shared_policy: which shared device the device plugin hands out.
-        is_out: of each device of the telemetry, as `Telemetry` has it; it may know fewer.
-        assumed: until when pods count as not shown, or as getting ready.
-        started_at: returns when a pod started, by a clock that readings are measured by.
-        works_since: likewise, when what works on its devices last did.
-        expected: returns what pods like one were measured to use of a device's memory, in bytes,
-            None where none was.
+        is_mapped: some source reports device holders.
+        shared_policy: the device plugin's choice among shared devices.
+        is_out: `Telemetry.is_out` by device row; may be shorter than the highest device row.
+        assumed: times for which pods count as not shown yet, or as loading.
+        started_at: returns a pod's start on the clock of the readings.
+        works_since: returns the latest start of a pod's GPU containers on the same clock.
+        expected: returns the measured memory use of similar pods per device in bytes, None without
+            such a pod.
     """
 
     is_mapped: bool
@@ -37,15 +37,16 @@ class Tenancy:
 
 
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
-    """Tell whether a pod may hold devices behind a resource through ResourceClaims.
+    """Return whether a pod may hold devices of a resource through ResourceClaims.
 
-    Where its claims cannot be read, neither the pod nor the node says what one is for. A claim that
-    was made for a GPU class is for a GPU. Any other may be where ResourceClaims serve GPUs;
-    elsewhere the device plugin has every GPU, and the claim is for something else (a network card).
+    If its claims are unreadable, their device type is unknown. A claim created for a GPU class is
+    for a GPU. Any other claim may be for a GPU only if ResourceClaims serve GPUs here. Otherwise
+    the device plugin manages every GPU, and the claim is for something else, such as a network
+    card.
 
     Args:
         pod: the pod.
-        serves_claims: whether ResourceClaims may take devices of the node behind the resource.
+        serves_claims: whether ResourceClaims may hold devices of the node behind the resource.
     """
     if pod.claimed is not None:
         return bool(pod.claimed)
@@ -63,16 +64,16 @@ def lay_out(
     free: HostResources | None = None,
     zone_id: int = 0,
 ) -> PoolRow:
-    """Return one node's row in the pool of one resource.
+    """Build one node's row in the pool of one resource.
 
     Args:
-        expected: what the API server says stands behind the resource.
-        devices: the devices behind it.
+        expected: the devices expected behind the resource.
+        devices: the devices in telemetry.
         pods: pods that are bound to the node and have not ended.
-        tenancy: what is known of who holds devices.
+        tenancy: inputs that decide which pods hold which devices.
         allocatable: devices or replicas that the kubelet offers.
         capacity: devices or replicas that the node has.
-        free: CPU and memory of the node that no pod requests, None where unknown.
+        free: CPU and memory of the node that no pod requests, None if unknown.
         zone_id: number of the node's zone.
     """
     slots_of = _slots_by_pod(devices)
@@ -101,7 +102,7 @@ def lay_out(
             if is_covered and _is_loading(hold.pod, devices[slot], tenancy):
                 loads[slot].loading += replicas
     unseen = [hold for hold in holds if hold.unseen]
-    # Of shared devices nobody asks how many are held: it is their replicas that count.
+    # Shared devices are counted by their replicas instead.
     hidden = 0 if expected.is_shared else _count_hidden(holds, expected, profiles)
     row = PoolRow(
         slots=tuple(device.row for device in devices),
@@ -136,17 +137,17 @@ def lay_out(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hold:
-    """What one pod holds behind the resource.
+    """Devices of one pod behind the resource.
 
     Attributes:
         pod: the pod.
-        shown: by slot, replicas that the mapping shows.
-        held: devices or replicas of `shown`; 0 where it has these through ResourceClaims.
-        unseen: devices or replicas that it holds besides, by the API's count.
-        is_of_init: these are what only its init containers asked for: no mapping shows them.
-        is_by_claims: all that is shown it has through ResourceClaims.
-        is_contradicted: the mapping shows more devices than the pod asked for, or cannot show
-            those that it has through ResourceClaims.
+        shown: by slot, replicas that the device holders show.
+        held: devices or replicas of `shown`; 0 if held through ResourceClaims.
+        unseen: further devices or replicas that it holds by the API server's count.
+        is_of_init: `unseen` covers only requests of init containers, which no holder data shows.
+        is_by_claims: everything in `shown` is held through ResourceClaims.
+        is_contradicted: the device holders show more devices than the pod requested, or miss
+            devices that it holds through ResourceClaims.
     """
 
     pod: PodRecord
@@ -166,22 +167,23 @@ def _hold(
     *,
     serves_claims: bool,
 ) -> _Hold:
-    """Return what a pod holds, by mapping and claims, and by the API's count.
+    """Return a pod's devices by device holders, by ResourceClaims and by the API server's count.
 
     Args:
         pod: the pod.
-        slots: where mapping or claims show it.
-        expected: what stands behind the resource.
-        profiles: MIG profiles of that, as resources write them, "" for whole cards.
-        serves_claims: whether ResourceClaims may take devices that the count does not tell.
+        slots: slots where device holders or claims show the pod.
+        expected: the devices expected behind the resource.
+        profiles: MIG profiles of these devices in the spelling of resource names, "" for whole
+            cards.
+        serves_claims: whether ResourceClaims may hold devices outside the count.
     """
     count = pod.resources.get(expected.resource, 0)
     known = len(_claimed_behind(pod, profiles)) if pod.claimed else 0
-    # A resource that claims serve is counted with them; what the plugin hands out, besides.
+    # If claims serve the resource, its count includes them; else they come on top of it.
     besides = 0 if expected.is_by_claims else known
     if not count or (besides and len(slots) <= besides):
-        # A claim holds its device whole, and no count of the resource tells. The mapping may be
-        # late: it tells of more only where it shows more than the claims.
+        # A claim holds a whole device outside the resource's count. The device holders may be
+        # late, so they matter only if they show more devices than the claims.
         shown = dict.fromkeys(slots, expected.replicas) if pod.has_claims else {}
         may_have_one = pod.claimed is None and may_claim(pod, serves_claims=serves_claims)
         is_hidden = len(slots) < max(known, may_have_one)
@@ -192,7 +194,7 @@ def _hold(
         count += besides
     shown = dict.fromkeys(slots, 1)
     if expected.is_shared and slots:
-        # The mapping may show fewer devices than replicas: the rest is on them too.
+        # With fewer devices than replicas, the other replicas are on the same devices.
         shown = dict(zip(slots, shares_of(count, len(slots)), strict=True))
     held = min(sum(shown.values()), count)
     lasting = count if pod.lasting is None else pod.lasting.get(expected.resource, 0)
@@ -207,11 +209,11 @@ def _hold(
 
 
 def shares_of(count: int, devices: int) -> list[int]:
-    """Return how many of a pod's shares are on each of the devices that it is shown on.
+    """Distribute a pod's shares over the devices that it holds.
 
     Args:
-        count: shares that it asked for; one of each device at least.
-        devices: how many they are.
+        count: requested shares; at least one per device.
+        devices: number of devices.
 
     Example:
         >>> shares_of(5, 2)
@@ -222,7 +224,7 @@ def shares_of(count: int, devices: int) -> list[int]:
 
 
 def _claimed_behind(pod: PodRecord, profiles: set[str]) -> list[ClaimedDevice]:
-    """Return the devices that a pod is known to have by claims behind a resource, or may have."""
+    """Return the claimed devices of a pod that belong, or may belong, to a resource."""
     return [
         device
         for device in pod.claimed or ()
@@ -231,10 +233,10 @@ def _claimed_behind(pod: PodRecord, profiles: set[str]) -> list[ClaimedDevice]:
 
 
 def _count_hidden(holds: Iterable[_Hold], expected: Expected, profiles: set[str]) -> int:
-    """Return how many whole devices pods have by claims beside those that are shown.
+    """Count whole devices held through claims that no slot shows.
 
-    Pods that share a claim have its device once. Where claims alone hand out devices, one that is
-    not known and may be for a GPU counts as one: what it took must not look free.
+    Pods that share a claim hold its device once. If only claims serve devices, an unreadable claim
+    that may be for a GPU counts as one device, so that its device does not look free.
     """
     names: set[str] = set()
     shown: set[int] = set()
@@ -250,7 +252,7 @@ def _count_hidden(holds: Iterable[_Hold], expected: Expected, profiles: set[str]
 
 
 def _slots_by_pod(devices: Sequence[Device]) -> dict[str, list[int]]:
-    """Return the slots that the mapping shows each pod on."""
+    """Return the slots of each pod by device holders."""
     slots: dict[str, list[int]] = {}
     for slot, device in enumerate(devices):
         for tenant in device.tenants:
@@ -260,7 +262,7 @@ def _slots_by_pod(devices: Sequence[Device]) -> dict[str, list[int]]:
 
 @dataclass(slots=True)
 class _Load:
-    """What pods hold of one device, summed up as they are counted."""
+    """Tenants of one device, summed up pod by pod."""
 
     used: int = 0
     assumed: int = 0
@@ -272,9 +274,9 @@ class _Load:
     undeclared: int = 0
 
     def add(self, pod: PodRecord, replicas: int, tenancy: Tenancy, *, is_covered: bool) -> None:
-        """Count a pod on a shared device; its load is assumed until the readings cover it.
+        """Add a pod to a shared device; its load is estimated until readings cover it.
 
-        The memory that it declared is its own for its whole life.
+        Its declared memory counts for the pod's whole life.
         """
         self.used += replicas
         self.assumed += 0 if is_covered else replicas
@@ -299,7 +301,7 @@ def _with_unseen(
     tenancy: Tenancy,
     loads: Sequence[_Load],
 ) -> PoolRow:
-    """Put what pods hold unseen by the mapping onto the row, the oldest pod's first."""
+    """Add the devices that the device holders do not show to the row, oldest pod first."""
     closed = closed_slots(row, tenancy.is_out)
     for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
         pod = hold.pod
@@ -327,27 +329,27 @@ def _with_unseen(
 
 
 def _is_covered(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
-    """Tell whether the device's readings were measured late enough to show the pod's load."""
+    """Return whether the device's newest reading is late enough to show the pod's load."""
     return _is_read_after(tenancy.started_at(pod), device, tenancy.assumed.warm_up_seconds)
 
 
 def _is_loading(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
-    """Tell whether a pod may still fetch what it works on, as far as the device's readings go.
+    """Return whether a pod may still load its data at the device's newest reading.
 
-    A container that starts again fetches it again.
+    A restarted container loads its data again.
     """
     return not _is_read_after(tenancy.works_since(pod), device, tenancy.assumed.loading_seconds)
 
 
 def _is_read_after(at: float | None, device: Device, seconds: float) -> bool:
-    """Tell whether the device's readings were measured so long after a start."""
+    """Return whether the newest reading is at least `seconds` after a start."""
     if at is None or device.measured_at is None:
         return False
     return device.measured_at >= at + seconds
 
 
 def _may_be_unseen(pods: Sequence[PodRecord], devices: Sequence[Device], tenancy: Tenancy) -> bool:
-    """Tell whether the mapping may well not show these pods yet: they are too young."""
+    """Return whether these pods are too young to appear among the device holders."""
     if not pods:
         return True
     if not tenancy.is_mapped:

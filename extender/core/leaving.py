@@ -1,4 +1,4 @@
-"""What a node is once pods that are being deleted, or would be evicted, are gone from it."""
+"""Predict a node's state after pods that are being deleted, or would be evicted, have left it."""
 
 from dataclasses import replace
 
@@ -16,19 +16,19 @@ def batch_after(
     *,
     is_presumed_idle: bool,
 ) -> Batch:
-    """Return a node as a batch of one row, as if readings showed already that some pods are gone.
+    """Build a one-row batch of a node as if some pods had left and readings showed it.
 
-    They release what was theirs, and nothing else. Foreign use stays where it was seen before they
-    came: nobody has seen its end. What is read of a device after their end says how busy it is, for
-    an ended pod does nothing; its memory may show for a while.
+    Only the memory of these pods is released. Foreign use from before they came stays. Readings of
+    a device after its pods ended show its true activity, but their memory may be released later.
 
     Args:
         leaving: the node without these pods.
-        tenants: tentative tenants of it.
-        telemetry: of every device.
-        suspicion: of the node, an array of one.
-        is_presumed_idle: what has just been freed counts as idle, as what it was made free for,
-            unless it was in use or active before they came; else it is unknown how busy it is.
+        tenants: tentative tenants of the node.
+        telemetry: telemetry of every device.
+        suspicion: suspicion of the node, an array with one element.
+        is_presumed_idle: whether freed devices count as idle, because they are freed for this pod,
+            unless they were in use or active before the leaving pods came; else they count as
+            unknown.
     """
     row = assume(leaving.row, tenants, closed_slots(leaving.row, telemetry.is_out))
     batch = batch_rows((row,), telemetry, suspicion)
@@ -38,20 +38,20 @@ def batch_after(
     used = seen.memory_used * size
     released = np.minimum(np.array([leaving.released_bytes]), used)
     others = np.maximum(seen.others_bytes - np.array([leaving.released_others]), 0.0)
-    # Of what has been freed nothing is measured; what others hold is known from before.
+    # A freed device has no reading yet; memory in use by others is known from before.
     used = np.where(freed, others, used - released)
     free = np.where(freed, size - others, seen.memory_free_bytes + released)
     was_foreign = np.array([leaving.foreign], dtype=np.bool_)
     was_active = was_foreign | np.array([leaving.active], dtype=np.bool_)
     is_read = np.array([leaving.ended], dtype=np.bool_) & (seen.freshness > 0)
     unread = freed & ~is_read
-    # Memory that pods give back late is taken for foreign meanwhile.
+    # Memory that pods release late looks foreign meanwhile.
     is_late = freed & (released > 0) & ~was_foreign
     after = replace(
         seen,
         utilization=np.where(unread, 0.0, seen.utilization),
         latest=np.where(unread, 0.0, seen.latest),
-        # Nor is it the foreign use by which the last minutes would count.
+        # Such use is not foreign, so the mean of the last minutes does not count.
         peak=np.where(
             unread, 0.0, np.where(is_late, np.minimum(seen.peak, seen.latest), seen.peak)
         ),

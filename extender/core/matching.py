@@ -1,7 +1,7 @@
-"""Whether a pod may go to a node by its own word, as kube-scheduler judges it.
+"""Match a pod's node selection against a node, as kube-scheduler does.
 
-So do its plugins NodeAffinity, TaintToleration and NodeUnschedulable. What a node's labels say
-that are not kept nobody knows: requirements of such count as met.
+Covers the plugins NodeAffinity, TaintToleration and NodeUnschedulable. Requirements on labels that
+the extender does not store count as met.
 """
 
 import re
@@ -12,14 +12,14 @@ from extender.core.labels import is_kept
 from extender.core.selection import Operator, Requirement, Selection, Term
 
 CORDON: Final = Taint(key="node.kubernetes.io/unschedulable")
-"""Pods that tolerate it may go to cordoned nodes."""
+"""Taint of cordoned nodes; pods that tolerate it may go there."""
 
 INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 INT64: Final = 1 << 63
 
 
 def may_go(selection: Selection, node: NodeRecord) -> bool:
-    """Tell whether a pod may go to a node: by its labels, its taints, and whether it is cordoned.
+    """Return whether labels, taints and cordon let a pod go to a node.
 
     Example:
         >>> may_go(Selection(labels=(("disk", "ssd"),)), NodeRecord(name="a"))
@@ -33,7 +33,7 @@ def may_go(selection: Selection, node: NodeRecord) -> bool:
 
 
 def selects(selection: Selection, node: NodeRecord) -> bool:
-    """Tell whether a pod's selector and required affinity take a node."""
+    """Return whether a pod's node selector and required affinity match a node."""
     for key, value in selection.labels:
         if is_kept(key) and node.label(key) != value:
             return False
@@ -41,7 +41,7 @@ def selects(selection: Selection, node: NodeRecord) -> bool:
 
 
 def tolerates(selection: Selection, taint: Taint) -> bool:
-    """Tell whether a pod tolerates a taint."""
+    """Return whether a pod tolerates a taint."""
     return any(
         (key, effect, value) in selection.tolerations
         for key, value in ((taint.key, taint.value), (taint.key, None), ("", None))
@@ -56,7 +56,7 @@ def _meets(node: NodeRecord, term: Term) -> bool:
 
 
 def _holds(requirement: Requirement, value: str | None) -> bool:
-    """Tell whether a requirement holds of a label's value, None where the node has no such."""
+    """Return whether a label value, None if missing, meets a requirement."""
     match requirement.operator:
         case Operator.IN:
             return value in requirement.values
@@ -71,7 +71,7 @@ def _holds(requirement: Requirement, value: str | None) -> bool:
 
 
 def _compares(requirement: Requirement, value: str | None) -> bool:
-    """Tell whether a label's value is greater, or less, than the one that is required."""
+    """Return whether a label's value meets a Gt or Lt requirement."""
     if len(requirement.values) != 1:
         return False
     bound, found = _integer(next(iter(requirement.values))), _integer(value or "")
@@ -81,7 +81,7 @@ def _compares(requirement: Requirement, value: str | None) -> bool:
 
 
 def _integer(text: str) -> int | None:
-    """Return the number that a text is to kube-scheduler, None where it is none."""
+    """Parse an int64 like kube-scheduler; None if invalid."""
     if not INTEGER.fullmatch(text):
         return None
     number = int(text)
@@ -89,7 +89,7 @@ def _integer(text: str) -> int | None:
 
 
 def _holds_of_name(requirement: Requirement, name: str) -> bool:
-    """Tell whether a requirement of a field holds; of one value, of `metadata.name` alone."""
+    """Return whether a node name meets a `metadata.name` requirement with one value."""
     if requirement.key != "metadata.name" or len(requirement.values) != 1:
         return False
     if requirement.operator not in {Operator.IN, Operator.NOT_IN}:

@@ -1,4 +1,4 @@
-"""What is worked out once of something that never changes."""
+"""Cache of results derived from an immutable object."""
 
 from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
@@ -6,12 +6,12 @@ from typing import TypeVar, cast
 Found = TypeVar("Found")
 
 MOST = 24
-"""So many results are kept at most, those that were asked for last: each may be some columns of all
-devices."""
+"""Maximum number of cached results, least recently used evicted first. A result may be several
+columns of all devices."""
 
 
 class Memo:
-    """Results by what they depend on besides the thing that keeps the memo."""
+    """LRU cache by key; each immutable object owns one."""
 
     __slots__ = ("_found",)
 
@@ -19,11 +19,11 @@ class Memo:
         self._found: dict[Hashable, object] = {}
 
     def get(self, key: Hashable, make: Callable[[], Found]) -> Found:
-        """Return a result, which is made if it is not there yet.
+        """Return the cached result, computing it if missing.
 
         Args:
-            key: all that it depends on; None for a result that is not kept.
-            make: makes it; whoever gets it must not change it.
+            key: everything that the result depends on besides the owner; None disables caching.
+            make: computes the result; callers must not modify it.
         """
         if key is None:
             return make()
@@ -32,5 +32,5 @@ class Memo:
             found = make()
             if len(self._found) >= MOST:
                 del self._found[next(iter(self._found))]
-        self._found[key] = found  # the latest stand last
+        self._found[key] = found  # the most recently used is last
         return cast("Found", found)

@@ -1,8 +1,8 @@
-"""Thousands of node names at once: found where they stand in a question, kept as small numbers.
+"""Look up thousands of node names at once in the bytes of a JSON list, without creating strings.
 
-To make 5,000 strings of a question, and to look each up, takes as long as everything else that an
-answer needs. So the names stay in the bytes that they came in: a table finds the rows of all of
-them in a few vector operations, eight bytes of each name at a time.
+Creating 5,000 strings and looking each up takes as long as the rest of an answer. So the names stay
+in the request's bytes: a hash table finds all rows in a few vector operations, eight bytes of each
+name at a time.
 """
 
 import re
@@ -22,22 +22,22 @@ _SPECIAL = '",\\'
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
 _HALF = np.uint64(32)
 _SPARE_BITS = 2
-"""The table has so many bits more than its names need: few share a place, and it stays small."""
+"""Extra bits of the hash table's size: few collisions in a table that is still small."""
 
 
 MOST_STRANGERS = 256
-"""Where so many names of a list are unknown, the list had better be read otherwise."""
+"""Maximum number of unknown names in a list; lists with more are parsed as strings."""
 
 _PLAIN_NAME = re.compile(rb'"([ -!#-+\--\[\]-~]+)"')
-"""A name that JSON writes as it is, and that has no comma in it."""
+"""A name without JSON escapes and without commas."""
 
 
 class NamesAt(Sequence[str]):
-    """Names, each by its place in a shared tuple.
+    """A sequence of names, stored as indexes into a shared tuple.
 
     Args:
-        names: names that others use too.
-        rows: the places, in any whole numbers.
+        names: shared tuple of names.
+        rows: indexes into `names`, of any integer type.
 
     Example:
         >>> list(NamesAt(("a", "b", "c"), np.array([2, 0])))
@@ -63,7 +63,7 @@ class NamesAt(Sequence[str]):
         return self.names[int(self.rows[index])]
 
     def sorted_as(self, order: Places, like: "Sequence[str] | None") -> "NamesAt":
-        """Return the names in another order, in little memory; `like` itself if it is the same."""
+        """Return the names in the given order with compact indexes; `like` itself if equal."""
         rows: npt.NDArray[np.integer] = self.rows[order]
         if isinstance(like, NamesAt) and like.is_same(self.names, rows):
             return like
@@ -71,7 +71,7 @@ class NamesAt(Sequence[str]):
         return NamesAt(self.names, rows.astype(np.uint16) if fits else rows)
 
     def is_same(self, names: tuple[str, ...], rows: npt.NDArray[np.integer]) -> bool:
-        """Tell whether these are the same names in the same order."""
+        """Return whether this sequence has the same shared tuple and the same indexes."""
         return self.names is names and np.array_equal(self.rows, rows)
 
     @override
@@ -84,12 +84,12 @@ class NamesAt(Sequence[str]):
 
 
 class NamesIn(NamesAt):
-    """Names that were found in a text.
+    """Names found in a JSON list.
 
     Args:
-        names: names that others use too.
-        rows: the places.
-        pieces: each name where it stands in the text, as JSON.
+        names: shared tuple of names.
+        rows: indexes into `names`.
+        pieces: the JSON bytes of each name.
     """
 
     __slots__ = ("pieces",)
@@ -103,12 +103,12 @@ class NamesIn(NamesAt):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The names of a list.
+    """Result of a lookup.
 
     Attributes:
-        places: of each, its place among the known ones; those that are not known count on from
-            there, in the order of `strangers`.
-        strangers: the names that are not known, in the order of the list.
+        places: index of each name among the known names; unknown names count on from there in the
+            order of `strangers`.
+        strangers: the unknown names, in the order of the list.
     """
 
     places: Places
@@ -117,24 +117,22 @@ class Found:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameTable:
-    """Finds names of a JSON list among known ones, all at once.
+    """Hash table that finds known names in a JSON list, all names at once.
 
-    What stands between two commas of the list is a name if it is that of a known one, in its
-    quotation marks, byte by byte; no known one has a comma in it, or anything that JSON would write
-    otherwise. Nor may those that are not known, and they must be few. Two parts of it are looked at
-    that cover it together: as many whole words of eight bytes as the shortest has from its begin,
-    and what the longest has more from its end. Where the shortest is too short for that, nothing is
-    found here.
+    An item between two commas matches a known name if its bytes are equal, quotation marks
+    included. Names with commas or JSON escapes are not supported. Each item is compared by two
+    overlapping parts: `head` bytes from its start and `tail` bytes from its end, both in whole
+    words of eight bytes. Names shorter than one part are not supported.
 
     Attributes:
-        head: bytes of the first part.
-        tail: bytes of the last part.
-        lengths: of each known name, in bytes, with its quotation marks.
-        words: of each known name, eight bytes at a time; a single one where it is that of all.
-        telling: in which words no two of them are the same, most of the time in one.
-        hashes: of each known name's telling words.
-        places: the place of a known name by its hash's first bits, or soon after; -1 is free.
-        shift: bits of a hash that are not used for that.
+        head: length of the first part in bytes.
+        tail: length of the last part in bytes.
+        lengths: length of each known name in bytes, with its quotation marks.
+        words: words of all known names, one array per word position; one element if all are equal.
+        telling: word positions that distinguish all names, usually one.
+        hashes: hash of each known name's distinguishing words.
+        places: open-addressing table from a hash's top bits to a name's index; -1 is free.
+        shift: number of low hash bits that the table ignores.
     """
 
     head: int
@@ -148,16 +146,16 @@ class NameTable:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "NameTable | None":
-        """Return the table of some names, each another; None where it could not find any."""
+        """Build the table of distinct names; None if the names are not supported."""
         return finish(cls.in_steps(names, None))
 
     @classmethod
     def in_steps(cls, names: Sequence[str], like: "NameTable | None") -> "Steps[NameTable | None]":
-        """Return the same in steps.
+        """Build the table in steps.
 
         Args:
-            names: the names.
-            like: one of names of which most are the same: what tells these apart is tried first.
+            names: the names, all distinct.
+            like: table of mostly the same names; its distinguishing words are tried first.
         """
         if not names or not _is_plain("".join(names)):
             return None
@@ -170,7 +168,7 @@ class NameTable:
         hashes = _hashes([words[at] for at in telling])
         bits = len(names).bit_length() + _SPARE_BITS
         shift = np.uint64(64 - bits)
-        # As small as can be, here and there: what is read all over is in no near cache.
+        # The smallest integer type keeps the table in the CPU cache.
         places = np.full(1 << bits, -1, dtype=np.min_scalar_type(-len(names)))
         left, slots = np.arange(len(names)), (hashes >> shift).view(np.intp)
         while len(left):
@@ -190,9 +188,10 @@ class NameTable:
         )
 
     def find(self, pieces: Pieces) -> Found | None:
-        """Return the names of a JSON list, as Go writes it.
+        """Look up the names of a JSON list in Go's spelling.
 
-        None where one is listed twice, too many are not known, or it is no such list.
+        Returns None if a name occurs twice, too many are unknown, or the list is not in Go's
+        spelling.
         """
         lengths = pieces.lengths
         shortest, longest = int(lengths.min()), int(lengths.max())
@@ -214,9 +213,9 @@ class NameTable:
         return None if np.bincount(found).max() > 1 else Found(found, strangers)
 
     def _find(self, pieces: Pieces) -> Places:
-        """Return the place of what stands in each piece of a text; -1 where that is no known name.
+        """Return the index of each item; -1 if it is not a known name.
 
-        No piece may be shorter than either part, or longer than both.
+        No item may be shorter than one part, or longer than both parts together.
         """
         words = pieces.words(self.head, self.tail)
         hashes = _hashes([words[at] for at in self.telling])
@@ -230,7 +229,7 @@ class NameTable:
             others = others[(next_found >= 0) & (self.hashes[next_found] != hashes[others])]
         is_other = self.lengths[found] != pieces.lengths
         for at, (known, asked) in enumerate(zip(self.words, words, strict=True)):
-            # Of one word, multiplied by an odd number, the hash is the same only if the word is.
+            # The hash of a single word is unique: it is multiplied by an odd number.
             if self.telling != (at,):
                 is_other |= (known if len(known) == 1 else known[found]) != asked
         if is_other.any():
@@ -240,7 +239,7 @@ class NameTable:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """One way to look at names: `head` and `tail` bytes of them, as words, and what tells."""
+    """One division of names into `head` and `tail` bytes, with the resulting words."""
 
     head: int
     tail: int
@@ -249,12 +248,12 @@ class _Split:
 
     @property
     def cost(self) -> tuple[int, int]:
-        """What finding names so costs: words that are hashed, and words that are looked up."""
+        """Cost of a lookup: number of words to hash, and number of words to compare."""
         return len(self.telling), sum(not _is_one(word) for word in self.words)
 
 
 def _split(pieces: Pieces, like: NameTable | None) -> Steps[_Split | None]:
-    """Choose two parts that cover every piece and are in every one; None where there are none."""
+    """Choose the cheapest two parts that cover every item and fit into each, or None."""
     shortest, longest = int(pieces.lengths.min()), int(pieces.lengths.max())
     sizes = [
         (head, max(-(-(longest - head) // _WORD), 1) * _WORD)
@@ -267,7 +266,7 @@ def _split(pieces: Pieces, like: NameTable | None) -> Steps[_Split | None]:
             telling = _telling(words, like.telling if like else ())
             splits.append(_Split(head, tail, words, telling))
             if like is not None and (head, telling) == (like.head, like.telling):
-                return splits[0]  # most names are the same: it is the best still, or nearly
+                return splits[0]  # with mostly the same names this is still about the best
             yield
     return min(splits, key=lambda split: split.cost, default=None)
 
@@ -277,16 +276,13 @@ def _is_one(word: Words) -> bool:
 
 
 def _is_plain(names: str) -> bool:
-    """Whether JSON writes names as they are."""
+    """Return whether the names need no JSON escapes."""
     is_written_so = names.isascii() and names.isprintable()
     return is_written_so and not any(special in names for special in _SPECIAL)
 
 
 def _plain_names(pieces: Pieces) -> tuple[str, ...] | None:
-    """Return the names in some pieces of a text, each once.
-
-    None where one is listed twice, they are too many, or one is written as Go does not.
-    """
+    """Return the names of some items; None on duplicates, escapes or too many items."""
     if len(pieces) > MOST_STRANGERS:
         return None
     spans = zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True)
@@ -296,7 +292,7 @@ def _plain_names(pieces: Pieces) -> tuple[str, ...] | None:
 
 
 def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
-    """Return as few of the words as tell all names apart, the most telling ones first."""
+    """Return the smallest set of word positions that distinguishes all names."""
     if likely and max(likely) < len(words) and _tell_apart([words[at] for at in likely]):
         return likely
     variety = [1 if _is_one(word) else len(np.unique(word)) for word in words]
@@ -308,16 +304,15 @@ def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _tell_apart(words: Sequence[Words]) -> bool:
-    """Whether no two names have the same hash of these words."""
+    """Return whether the hashes of these words are distinct."""
     return len(np.unique(_hashes(words))) == len(words[0])
 
 
 def _hashes(words: Sequence[Words]) -> Words:
-    """Return a hash of each name: its first bits depend on all of it."""
+    """Return a hash of each name; its top bits depend on all words."""
     hashes = words[0] * _ODD
     for word in words[1:]:
-        # In a mere sum a digit in one word makes up for another in the next: rack003-node001 would
-        # be rack000-node002.
+        # A plain sum has collisions: rack003-node001 would equal rack000-node002.
         hashes ^= hashes >> _HALF
         hashes += word
         hashes *= _ODD

@@ -1,10 +1,9 @@
-"""Whose memory is in use on a device, as far as readings of the whole device tell.
+"""Attribute a device's memory in use to pods that declared memory, to other pods, and to no pod.
 
-A device says how much of its memory is in use, and rarely which pod uses it. What pods declared
-stays theirs
-whether it is in use or not; so what has to be known besides is how much of the rest is in use: by
-processes outside Kubernetes and by pods that did not declare. Each reading tells by how much that
-can have grown, and what was there before a pod came is not that pod's.
+Readings show the memory in use of the whole device, and rarely per pod. Declared memory counts for
+its pod whether in use or not, so the unknown is the memory in use by others: processes outside
+Kubernetes and pods that declared none. Each reading limits the growth of that part, and memory in
+use before a pod came does not belong to the pod.
 """
 
 from dataclasses import dataclass
@@ -15,17 +14,17 @@ from extender.core.readings import Column
 from extender.core.snapshot import Flags
 
 WHOLE_DEVICE = 1 << 62
-"""Declared by the pod that holds a whole device: all of its memory, however much that is."""
+"""Declared memory of a pod that holds a whole device: all of it, whatever its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Whose memory is in use on each device, by the last reading.
+    """Owners of the memory in use on each device at the last reading.
 
     Attributes:
-        used: memory in use, in bytes, NaN where unknown.
-        others: the part of it that is not of pods that declared theirs, NaN where unknown.
-        foreign: the part of that which no pod holds, NaN where unknown.
+        used: memory in use in bytes, NaN if unknown.
+        others: the part of `used` outside pods that declared memory, NaN if unknown.
+        foreign: the part of `others` that belongs to no pod, NaN if unknown.
     """
 
     used: Column
@@ -35,15 +34,16 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenancy:
-    """Who may use the memory of each device.
+    """Pods that may use the memory of each device.
 
     Attributes:
-        declared: what its pods declared in all, in bytes; infinite for a whole device, NaN where
-            it is not known yet who holds it.
-        has_undeclared: pods that did not declare may hold it.
-        is_filling: those of them that the readings do not cover yet are what fills it.
-        is_emptying: one of them has left since the last reading.
-        is_free: no pod can hold it.
+        declared: memory declared by its pods in total, in bytes; infinite for a whole device, NaN
+            while the device holders are unknown.
+        has_undeclared: pods without declared memory may hold the device.
+        is_filling: a pod without declared memory is not covered by readings yet, and may still
+            grow.
+        is_emptying: a pod without declared memory has left since the last reading.
+        is_free: no pod can hold the device.
     """
 
     declared: Column
@@ -54,27 +54,27 @@ class Tenancy:
 
 
 def account(before: Occupancy, tenancy: Tenancy, used: Column, told_foreign: Column) -> Occupancy:
-    """Return whose memory is in use by a new reading.
+    """Update the owners of memory in use with a new reading.
 
-    What is in use beyond what pods declared is not theirs. What grows besides is taken for theirs,
-    for they may have loaded what they declared, unless others have just come.
+    Memory in use beyond the declared total belongs to others. Any further growth belongs to pods
+    that declared memory, which they may have just allocated, unless other pods have just come.
 
     Args:
-        before: as it was by the reading before.
-        tenancy: who may use it.
+        before: owners at the previous reading.
+        tenancy: pods that may use the memory.
         used: memory in use now, in bytes.
-        told_foreign: what the node's agent knows to be foreign of it, NaN where it does not say.
+        told_foreign: foreign memory reported by the node agent, NaN if not reported.
     """
     is_whole = np.isinf(tenancy.declared)
     beyond = np.where(is_whole, np.nan, np.maximum(used - tenancy.declared, 0.0))
     others = np.fmax(_left(before, tenancy, used), beyond)
-    told = np.minimum(told_foreign, used)
-    is_told = ~np.isnan(told)
-    of_nobody = np.where(tenancy.has_undeclared, np.minimum(before.foreign, others), others)
-    foreign = np.where(is_told, told, of_nobody)
-    # Where all pods declared theirs, what the agent calls foreign is all that others hold.
-    by_told = np.fmax(np.where(tenancy.has_undeclared, others, np.nan), np.fmax(told, beyond))
-    others = np.where(is_told, by_told, others)
+    reported = np.minimum(told_foreign, used)
+    is_reported = ~np.isnan(reported)
+    estimated = np.where(tenancy.has_undeclared, np.minimum(before.foreign, others), others)
+    foreign = np.where(is_reported, reported, estimated)
+    # If all pods declared memory, others hold exactly the foreign memory that the agent reports.
+    at_least = np.fmax(np.where(tenancy.has_undeclared, others, np.nan), np.fmax(reported, beyond))
+    others = np.where(is_reported, at_least, others)
     return Occupancy(
         used=used,
         others=np.where(tenancy.is_free, used, others),
@@ -83,10 +83,10 @@ def account(before: Occupancy, tenancy: Tenancy, used: Column, told_foreign: Col
 
 
 def _left(before: Occupancy, tenancy: Tenancy, used: Column) -> Column:
-    """Return what others still hold of what they held by the reading before."""
+    """Return the memory that others still use of their share at the previous reading."""
     declared_use = before.used - before.others
     change = used - before.used
-    # Processes end whole: what is left in use says whose it was.
+    # A process releases all its memory at once: the remaining use shows whose memory it was.
     is_others = np.abs(used - declared_use) < np.abs(used - before.others)
     is_others |= tenancy.is_emptying
     after = np.where(is_others, np.maximum(before.others + change, 0.0), before.others)

@@ -1,7 +1,7 @@
-"""What a score is made of: the digits of `core.scoring`, each with what it adds.
+"""Break a score down into its parts: the digits of `core.scoring`, each with its contribution.
 
-score = sum of what the parts add
-certainty = product of what the factors keep, in sixteenths
+score = sum of all `Part.adds`
+certainty = product of all `Factor.keeps`, in sixteenths
 """
 
 from collections.abc import Iterator
@@ -58,13 +58,13 @@ _BAND: Final = _MODEL * (PLACES + 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One digit of a score, or one term of its last.
+    """One digit of a score, or one term of its last digit.
 
     Attributes:
-        name: what it rewards.
-        share: the most that it can add.
-        value: how much of that the node earns, 0 to 1.
-        adds: what it adds to the score: share times value.
+        name: the rewarded property.
+        share: maximum contribution to the score.
+        value: share of the maximum that the node earns, 0 to 1.
+        adds: contribution to the score: share times value.
     """
 
     name: str
@@ -75,12 +75,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """What takes its share of the certainty.
+    """One reduction of the certainty.
 
     Attributes:
-        name: what it is.
-        value: 0 for nothing, to 1.
-        keeps: what it leaves of the certainty: 1 less the value.
+        name: the reason.
+        value: size of the reduction, 0 to 1.
+        keeps: share of the certainty that is left: 1 less the value.
     """
 
     name: str
@@ -90,11 +90,11 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """What one node's score is made of.
+    """Parts of one node's score.
 
     Attributes:
-        parts: they add up, the weightiest first.
-        factors: what they keep is the certainty.
+        parts: summands of the score, the largest weight first.
+        factors: reductions of the certainty.
     """
 
     parts: tuple[Part, ...]
@@ -102,7 +102,7 @@ class Breakdown:
 
     @property
     def score(self) -> float:
-        """What the parts come to."""
+        """Sum of the parts."""
         return sum(part.adds for part in self.parts)
 
 
@@ -115,15 +115,15 @@ def break_down(
     strategy: Strategy,
     weights: Weights,
 ) -> tuple[Breakdown, ...]:
-    """Return what the score of each node of a batch is made of.
+    """Break down the score of each node of a batch.
 
     Args:
         batch: the nodes.
-        assessment: what their devices are worth to the pod.
-        model: place of each node's model in the pod's order, None where it has none.
-        spare: devices for which each node has CPU and memory besides.
-        strategy: the pod's.
-        weights: of the terms of `calm`.
+        assessment: the nodes' devices, assessed for the pod.
+        model: rank of each node's model in the pod's list, None without a list.
+        spare: number of further devices for which each node has CPU and memory.
+        strategy: the pod's strategy.
+        weights: weights of the terms of `calm`.
     """
     landing = assessment.landing
     band = bands(assessment.chance, landing.needed)
@@ -160,14 +160,14 @@ def break_down(
 
 
 def _load_units(batch: Batch, strategy: Strategy) -> Ratios:
-    """Return the units of the load of each node."""
+    """Return the units of the load on each node."""
     is_fit = batch.is_shared & (strategy is not Strategy.PACK)
     return np.where(is_fit, SHARED, LOAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """What scores are made of; one row for each node."""
+    """Inputs of the breakdown; one row per node."""
 
     band: Rows
     model: Rows | None
@@ -182,7 +182,7 @@ class _Columns:
 
 
 def _parts(columns: _Columns, at: int) -> Iterator[Part]:
-    """Yield what one node's score is the sum of."""
+    """Yield the parts of one node's score."""
     yield _part(BAND, _BAND * Band.LIKELY, float(columns.band[at]) / Band.LIKELY)
     place = PLACES if columns.model is None else int(columns.model[at])
     yield _part(MODEL, _MODEL * PLACES, place / PLACES)

@@ -1,4 +1,4 @@
-"""A JSON list of thousands of names in the bytes that it came in, cut at its commas."""
+"""Split a JSON list of thousands of names at its commas, without decoding it."""
 
 from dataclasses import dataclass
 
@@ -12,17 +12,17 @@ Flags = npt.NDArray[np.bool_]
 _COMMA = ord(",")
 
 FEW = 8
-"""Of one in so many pieces, hardly two are neighbors: that is not looked for."""
+"""Below one item in this many, adjacent items are rare and are not merged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """What stands between the commas of a list in a text: its items, where none has a comma in it.
+    """Items of a JSON list as byte ranges of a text, provided that no item contains a comma.
 
     Attributes:
-        text: has the list in it.
-        starts: where each piece begins in the text.
-        lengths: of each piece, in bytes.
+        text: bytes that contain the list.
+        starts: start of each item in the text.
+        lengths: length of each item in bytes.
     """
 
     text: bytes
@@ -31,12 +31,12 @@ class Pieces:
 
     @classmethod
     def of(cls, text: bytes, begin: int, end: int) -> "Pieces | None":
-        """Return the pieces of a list; None where it does not begin and end as one.
+        """Split a list at its commas; None if it has no brackets around it.
 
         Args:
-            text: has the list in it.
-            begin: where the list begins.
-            end: where the list ends.
+            text: bytes that contain the list.
+            begin: start of the list.
+            end: end of the list.
         """
         if not (text.startswith(b"[", begin) and text.endswith(b"]", begin + 1, end)):
             return None
@@ -55,23 +55,24 @@ class Pieces:
         return len(self.starts)
 
     def some(self, which: Places | Flags) -> "Pieces":
-        """Return some of the pieces."""
+        """Return some of the items."""
         return Pieces(self.text, self.starts[which], self.lengths[which])
 
     def words(self, head: int, tail: int) -> list[Words]:
-        """Return the words of so many bytes from the begin and from the end of each piece.
+        """Return the first `head` and the last `tail` bytes of each item as 8-byte words.
 
-        No piece may be shorter than either part.
+        No item may be shorter than either part.
         """
         ends = self.starts + (self.lengths - tail)
         parts = (_taken(self.text, self.starts, head), _taken(self.text, ends, tail))
         return [word for part in parts for word in part.view("<u8").reshape(len(part), -1).T]
 
     def joined(self, indexes: Places) -> bytes:
-        """Return some of the pieces as they stand in the text, with the commas between them.
+        """Return the bytes of some items, joined by commas.
 
         Args:
-            indexes: of the pieces, in order and each at most once: neighbors are copied as one.
+            indexes: indexes of the items, ascending and distinct; adjacent items are copied at
+                once.
 
         Example:
             >>> pieces = Pieces.of(b'["a","b","c","d"]', 0, 17)
@@ -90,12 +91,12 @@ class Pieces:
         return self._between(self.starts[firsts], self.starts[lasts] + self.lengths[lasts])
 
     def _between(self, begins: Places, ends: Places) -> bytes:
-        """Return some stretches of the text, with commas between them."""
+        """Return some byte ranges of the text, joined by commas."""
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         return b",".join([self.text[begin:end] for begin, end in spans])
 
     def split(self) -> list[bytes]:
-        """Return every piece by itself."""
+        """Return each item's bytes."""
         return self._whole().split(b",")
 
     def _whole(self) -> bytes:
@@ -103,8 +104,8 @@ class Pieces:
 
 
 def _taken(text: bytes, starts: Places, size: int) -> npt.NDArray[np.void]:
-    """Return so many bytes of a text from each start."""
-    # As one item, for a fancy index copies each whole, and fast.
+    """Return `size` bytes of a text from each start."""
+    # One void item per start: a fancy index copies whole items fast.
     width = np.dtype((np.void, size))
     parts: npt.NDArray[np.void] = np.ndarray(
         len(text) - size + 1, width, buffer=text, strides=(1,)

@@ -1,4 +1,4 @@
-"""The knobs of the decision, already validated: frozen values that settings are turned into."""
+"""Validated settings of the decision, as frozen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ GIB = 1 << 30
 
 
 class Strategy(StrEnum):
-    """Which of the nodes is best on which the pod is as certain to get idle GPUs."""
+    """Order among nodes on which the pod is equally certain to get idle GPUs."""
 
     AUTO = "auto"
-    """Whole GPUs: where the fewest usable ones stay free. Shared ones: the least loaded node."""
+    """Whole GPUs: fewest usable GPUs left free. Shared GPUs: the least loaded node."""
     SPREAD = "spread"
-    """The idlest node: most idle GPUs first."""
+    """Most idle GPUs first."""
     PACK = "pack"
-    """The fullest node: fewest GPUs or replicas free by count."""
+    """Fewest free GPUs or replicas first."""
 
 
 class SharedPolicy(StrEnum):
-    """Which shared device the device plugin hands out (its shared-devices-allocation-policy)."""
+    """The device plugin's shared-devices-allocation-policy: its choice among shared devices."""
 
     DISTRIBUTED = "distributed"
     """The device with the fewest replicas in use."""
@@ -29,22 +29,22 @@ class SharedPolicy(StrEnum):
 
 
 class HealthAction(StrEnum):
-    """What a sign of ill health means for placing pods."""
+    """Consequence of a sign of ill health."""
 
     IGNORE = "ignore"
     PENALTY = "penalty"
-    """The device counts less."""
+    """The device loses part of its certainty."""
     EXCLUDE = "exclude"
     """The device cannot work."""
     EXCLUDE_NODE = "exclude-node"
     """No device of the node can work."""
     EXCLUDE_MULTI_GPU = "exclude-multi-gpu"
-    """The device cannot work for pods with several GPUs, and counts less for others."""
+    """The device cannot work for pods with several GPUs; for others it gets the penalty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Below both a GPU is idle.
+    """A GPU below both thresholds is idle.
 
     Attributes:
         utilization: ratio of time busy, 0 to 1.
@@ -57,12 +57,12 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """How long a value counts.
+    """Lifetime of a value.
 
     Attributes:
-        max_age_seconds: up to this age a value is fresh.
-        fade_seconds: after this much longer a stale value has faded to neutral.
-        forget_seconds: a device not seen for so long is dropped.
+        max_age_seconds: age up to which a value is fresh.
+        fade_seconds: further time until a stale value has faded to neutral.
+        forget_seconds: age at which a device without new values is dropped.
     """
 
     max_age_seconds: float = 120.0
@@ -72,12 +72,12 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """What shows that somebody outside Kubernetes uses a device that no pod holds.
+    """Thresholds for foreign use: a process outside Kubernetes on a device that no pod holds.
 
     Attributes:
-        memory_bytes: more memory than this in use (without what the driver reserves).
-        utilization: busier than this ratio, as two signals agree.
-        readings: so many readings, all measured after the last tenant's end, must agree.
+        memory_bytes: use above this much memory, without memory reserved by the driver.
+        utilization: use above this ratio, confirmed by two signals.
+        readings: readings that must agree, all measured after the last tenant ended.
     """
 
     memory_bytes: int = GIB
@@ -87,15 +87,14 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What a pod that the readings do not show yet is believed to use.
+    """Estimates for pods that the readings do not show yet.
 
     Attributes:
-        utilization: ratio that a pod on a shared device adds.
-        tentative_seconds: a pod that we answered for counts so long without being bound.
-        warm_up_seconds: readings measured so long after a pod's start cover it.
-        loading_seconds: so long after the last start of its containers a pod on a shared device
-            that shows less activity than is believed of its tenants is still getting ready: it
-            fetches what it works on.
+        utilization: ratio that each pod adds to a shared device.
+        tentative_seconds: time that an unbound pod counts after our answer.
+        warm_up_seconds: time after a pod's start from which readings show its load.
+        loading_seconds: time after the last container start during which a pod on a shared device
+            with less activity than estimated counts as still loading its data.
     """
 
     utilization: float = 0.10
@@ -106,11 +105,11 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyFailures:
-    """Pods that die soon after they start speak against their node.
+    """Penalty for nodes on which pods die soon after they start.
 
     Attributes:
-        within_seconds: a failure so soon after the start is early.
-        half_life_seconds: a failure counts half after so long.
+        within_seconds: time after the start within which a failure is early.
+        half_life_seconds: time after which a failure counts half.
         weight: share of its certainty that a node loses for fresh failures of one owner's pods, 0
             to 1.
     """
@@ -122,52 +121,52 @@ class EarlyFailures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What each sign of ill health means.
+    """Action and limit for each sign of ill health.
 
     Attributes:
         xid: action by XID number.
         unknown_xid: action for an XID that is not listed.
-        xid_seconds: a sticky XID counts so long after it was first seen.
+        xid_seconds: time that a sticky XID counts after it first appeared.
         penalty: share of its certainty that a device under penalty loses, 0 to 1.
         row_remap_failure: remapping of a bad memory row failed.
         row_remap_pending: a remapped row waits for a reset.
         double_bit_error: an uncorrectable memory error since the last reset.
-        remapped_rows_per_day: from so many uncorrectable rows on, remapped within a day, a device
-            is under penalty, for fewer under half of it; the number is a guess of ours.
-        remapped_rows_limit: from so many that were ever remapped on, its memory is worn out.
+        remapped_rows_per_day: uncorrectable rows remapped within a day that cause the penalty;
+            fewer cause half of it. Our own estimate.
+        remapped_rows_limit: total of uncorrectable remapped rows from which memory is worn out.
         retired_pages_pending: a memory page waits to be retired.
-        retired_pages_warn: from so many retired memory pages on a device counts less ...
-        retired_pages_limit: ... and from so many on its memory is worn out.
+        retired_pages_warn: number of retired memory pages that causes the penalty.
+        retired_pages_limit: number of retired memory pages from which memory is worn out.
         worn_memory: the memory is worn out.
-        recovery_reset: the driver asks for a reset of the device, or a reboot.
-        recovery_drain_p2p: the driver asks that peer-to-peer traffic be drained.
-        recovery_imex: the driver asks that IMEX be recovered.
-        dcgm_fail: DCGM's own verdict is failure.
-        dcgm_warn: DCGM's own verdict is warning.
+        recovery_reset: the driver requests a reset of the device, or a reboot.
+        recovery_drain_p2p: the driver requests that peer-to-peer traffic be drained.
+        recovery_imex: the driver requests that IMEX be recovered.
+        dcgm_fail: DCGM's health verdict is failure.
+        dcgm_warn: DCGM's health verdict is warning.
         fabric_manager_failed: CUDA cannot start on an NVSwitch system.
         fabric_manager_starting: the fabric manager is not ready yet.
         sram_errors: the SRAM has more uncorrectable errors than the driver tolerates.
-        fabric_unhealthy: the driver calls the NVLink fabric unhealthy ...
-        fabric_limited: ... or of limited capacity.
+        fabric_unhealthy: the driver reports the NVLink fabric as unhealthy.
+        fabric_limited: the driver reports the NVLink fabric as limited in capacity.
         nvlink_down: an NVLink has gone down.
-        nvlink_errors: NVLinks had to recover lately, or get so many checksums wrong ...
-        nvlink_crc_per_second: ... as this: DCGM_LIMIT_MAX_NVLINK_CRC_ERROR of DCGM. Of the errors
-            of NVLink 5 DCGM tolerates none; that they count from as many on is a choice of ours.
-        link_replays: packets are sent again over PCIe or NVLink, more ...
-        link_replays_per_minute: ... than so many a minute. For PCIe that is NVIDIA's figure, the
-            maximum that DCGM names (DCGM_LIMIT_MAX_PCIREPLAY_RATE). Its health check allows one
-            wrong bit in 10^12 on each lane (GetExpectedPcieReplayRate in DcgmHealthWatch.cpp), so 8
-            of PCIe 3.0 x16, 16 of 4.0 x16 and 31 of 5.0 x16. That NVLink has the same limit is a
-            choice of ours: DCGM minds its replays from the first.
-        inforom_corrupted: the card's own memory of its configuration is damaged.
-        shutdown_temperature: as hot as where the card switches itself off.
-        missing_device: a device is not seen, although its siblings are.
-        not_offered: the kubelet offers fewer devices than the node has, for no cause that is seen.
-        temperature_warn_celsius: from here a device counts less, unless it is known from where on
-            its clocks are held back ...
-        temperature_high_celsius: ... and here least.
-        memory_temperature_warn_celsius: the same by the temperature of its memory ...
-        memory_temperature_high_celsius: ... and here least.
+        nvlink_errors: NVLinks had to recover recently, or exceed `nvlink_crc_per_second`.
+        nvlink_crc_per_second: limit of CRC errors, from DCGM_LIMIT_MAX_NVLINK_CRC_ERROR. DCGM
+            tolerates no NVLink 5 error at all; applying this limit to them is our choice.
+        link_replays: PCIe or NVLink packets are resent, more than `link_replays_per_minute`.
+        link_replays_per_minute: limit of replays. For PCIe it is NVIDIA's own maximum
+            (DCGM_LIMIT_MAX_PCIREPLAY_RATE). DCGM's health check allows one wrong bit in 10^12 per
+            lane (GetExpectedPcieReplayRate in DcgmHealthWatch.cpp): 8 for PCIe 3.0 x16, 16 for 4.0
+            x16, 31 for 5.0 x16. The same limit for NVLink is our choice: DCGM tolerates no NVLink
+            replay.
+        inforom_corrupted: the card's infoROM, its stored configuration, is corrupted.
+        shutdown_temperature: the card has reached its shutdown temperature.
+        missing_device: the device is absent from telemetry that shows its siblings.
+        not_offered: the kubelet offers fewer devices than the node has, for no visible cause.
+        temperature_warn_celsius: temperature from which a device loses score, if its slowdown
+            temperature is unknown.
+        temperature_high_celsius: temperature at which it loses most.
+        memory_temperature_warn_celsius: memory temperature from which a device loses score.
+        memory_temperature_high_celsius: memory temperature at which it loses most.
     """
 
     xid: Mapping[int, HealthAction] = field(default_factory=lambda: MappingProxyType({}))
@@ -210,10 +209,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFilter:
-    """Refusing nodes for load; off unless the administrator turns it on.
+    """Refusal of nodes for load; off by default.
 
     Attributes:
-        is_enabled: whether nodes without enough idle GPUs are refused while others have them.
+        is_enabled: whether to refuse nodes without enough idle GPUs while other nodes have them.
     """
 
     is_enabled: bool = False
@@ -221,12 +220,12 @@ class LoadFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What the smaller terms of the score weigh against each other; only their ratios count.
+    """Weights of the terms of `scoring.calm`; only their ratios count.
 
-    They order nodes between which the number of idle devices makes no difference.
+    They order nodes that are equally certain to have idle devices.
 
     Attributes:
-        utilization: low activity on average.
+        utilization: low mean activity.
         memory: free memory.
         sharing: few tenants on shared devices.
         bursts: low and even activity: mean and spread in one.
@@ -241,7 +240,7 @@ class Weights:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Each term's share of their sum, 0 to 1, by the term's name in `core.scoring`."""
+        """Share of each weight in the sum, 0 to 1, by the term's name in `core.scoring`."""
         named = {
             "utilization": self.utilization,
             "headroom": self.memory,
@@ -257,10 +256,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Everything that shapes a decision besides the request and the snapshot.
+    """All settings of a decision.
 
-    Activity over the last `recent_seconds`, and the latest, says whether a device with tenants is
-    idle or busy; activity over the last `window_seconds` says which of several comes first.
+    Activity of the last `recent_seconds` decides whether a device with tenants is idle or busy.
+    Activity of the last `window_seconds` only orders devices.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)

@@ -1,4 +1,4 @@
-"""Kubernetes quantities (`2`, `20Gi`, `500m`, `1e3`) as exact numbers."""
+"""Parse Kubernetes quantities (`2`, `20Gi`, `500m`, `1e3`) as exact numbers."""
 
 import re
 from fractions import Fraction
@@ -6,16 +6,17 @@ from string import whitespace
 from typing import Final
 
 MAX_VALUE: Final = 2**63 - 1
-"""Kubernetes caps larger quantities at this (the largest int64)."""
+"""Kubernetes caps larger quantities at this value, the largest int64."""
 
 MAX_LENGTH: Final = 64
-"""Longer texts are refused unread; the longest sensible quantity has about 25 characters."""
+"""Longer texts are rejected without parsing; sensible quantities have at most about 25
+characters."""
 
 MAX_EXPONENT: Final = 99
-"""10 to more than this is beyond every bound anyway, and must not cost time to find out."""
+"""Larger powers of 10 exceed every bound, and computing them would take long."""
 
 PLAIN_LENGTH: Final = 18
-"""A text of so many digits is below the cap, and needs no exact arithmetic."""
+"""Texts of at most this many digits are below the cap, and need no exact arithmetic."""
 
 ALLOWED: Final = (
     "a number with an optional suffix: Ki Mi Gi Ti Pi Ei (powers of 1024), "
@@ -40,13 +41,13 @@ _QUANTITY: Final = re.compile(
 
 
 def parse_quantity(value: object) -> Fraction:
-    """Return the exact value of a Kubernetes quantity.
+    """Parse a Kubernetes quantity exactly.
 
     Args:
-        value: its text, or the bare JSON number that the API accepts as well.
+        value: its text, or a JSON number, which the API accepts as well.
 
     Raises:
-        ValueError: `value` is no quantity; the message says what is allowed.
+        ValueError: `value` is not a quantity; the message states the allowed form.
 
     Example:
         >>> parse_quantity("1.5Ki")
@@ -72,10 +73,10 @@ def parse_quantity(value: object) -> Fraction:
 
 
 def parse_count(value: object) -> int:
-    """Return a quantity as a count, rounded up as Kubernetes' `Value()` does.
+    """Parse a quantity as a count, rounded up like Kubernetes' `Value()`.
 
     Raises:
-        ValueError: `value` is no quantity, or is negative.
+        ValueError: `value` is not a quantity, or is negative.
 
     Example:
         >>> parse_count("2"), parse_count("1500m")
@@ -87,7 +88,7 @@ def parse_count(value: object) -> int:
         and value.isascii()
         and value.isdigit()
     ):
-        return int(value)  # what nearly every pod says
+        return int(value)  # the usual case
     quantity = parse_quantity(value)
     if quantity < 0:
         raise ValueError(f"{value!r} is negative: must be 0 or more")
@@ -95,10 +96,10 @@ def parse_count(value: object) -> int:
 
 
 def parse_bytes(value: object) -> int:
-    """Return a quantity as bytes, rounded up to whole ones.
+    """Parse a quantity as bytes, rounded up to whole bytes.
 
     Raises:
-        ValueError: `value` is no quantity, or is negative.
+        ValueError: `value` is not a quantity, or is negative.
 
     Example:
         >>> parse_bytes("20Gi")
@@ -108,7 +109,7 @@ def parse_bytes(value: object) -> int:
 
 
 def _scale(match: re.Match[str], text: str) -> Fraction:
-    """Return what the suffix multiplies by."""
+    """Return the factor of the suffix or exponent."""
     exponent = match["exponent"]
     if exponent is None:
         return _SUFFIXES[match["suffix"]]
@@ -119,11 +120,11 @@ def _scale(match: re.Match[str], text: str) -> Fraction:
 
 
 def _cap(number: Fraction) -> Fraction:
-    """Return the number within what Kubernetes can hold."""
+    """Limit a number to the range of Kubernetes quantities."""
     return max(min(number, Fraction(MAX_VALUE)), Fraction(-MAX_VALUE))
 
 
 def _refusal(value: object) -> ValueError:
-    """Return the error that names a bad quantity and what is allowed."""
+    """Create the error for an invalid quantity, with the allowed form."""
     shown = value if isinstance(value, str | int | float | None) else type(value).__name__
     return ValueError(f"{shown!r} is no quantity: must be {ALLOWED}")

@@ -1,4 +1,4 @@
-"""What one source said of the devices at one time, before it is merged with anything else."""
+"""Readings of one source at one time, before they are merged with other sources."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.float64]
-"""One number for each device; NaN where the source did not say (the only use of NaN here)."""
+"""One number per device; NaN for a missing value (the only use of NaN here)."""
 
 DeviceKey = NewType("DeviceKey", tuple[str, str])
 """Identity of a device: (UUID of the card, GPU instance id or "" for the whole card)."""
 
 
 GROWTH_SECONDS = 300.0
-"""Errors on links are judged by how many came in so long."""
+"""Period over which the rate of link errors is measured."""
 
 REMAPPED_SECONDS = 86_400.0
-"""Remapped memory rows are judged by how many were added in so long."""
+"""Period over which newly remapped memory rows are counted."""
 
 LARGEST_XID = 1000
-"""NVIDIA numbers XIDs in the low hundreds; a larger one is no XID."""
+"""Larger numbers are no XIDs: NVIDIA's are in the low hundreds."""
 
 
 class Signal(StrEnum):
-    """What can be measured of a device; the value names the unit."""
+    """Measured quantities of a device; each value names its unit."""
 
     GPU_UTILIZATION = "gpu_utilization_ratio"
     """Share of the driver's last sample window in which a kernel ran (GPU_UTIL)."""
@@ -45,14 +45,14 @@ class Signal(StrEnum):
     TEMPERATURE = "temperature_celsius"
     MEMORY_TEMPERATURE = "memory_temperature_celsius"
     CLOCK_EVENT_REASONS = "clock_event_reasons"
-    """Bit mask, as NVML's current clocks event reasons."""
+    """Bit mask of NVML's current clocks event reasons."""
     XID = "xid"
     """Number of the last XID error; sticky, 0 for none."""
     ROW_REMAP_FAILURE = "row_remap_failure"
     ROW_REMAP_PENDING = "row_remap_pending"
     UNCORRECTABLE_REMAPPED_ROWS = "uncorrectable_remapped_rows"
     ROWS_REMAPPED_LATELY = "uncorrectable_rows_remapped_in_a_day"
-    """Growth of that, over the last `REMAPPED_SECONDS`."""
+    """Growth of `UNCORRECTABLE_REMAPPED_ROWS` over the last `REMAPPED_SECONDS`."""
     ECC_DOUBLE_BIT_VOLATILE = "ecc_double_bit_volatile_errors"
     RETIRED_PAGES_PENDING = "retired_pages_pending"
     RETIRED_PAGES_SINGLE_BIT = "retired_pages_single_bit"
@@ -62,26 +62,27 @@ class Signal(StrEnum):
     HEALTH_STATUS = "health_status"
     """DCGM's health verdict: 0 pass, 10 warn, 20 fail."""
     PCIE_REPLAY_RATE = "pcie_replays_per_second"
-    """Growth of a counter, over the last `GROWTH_SECONDS`; and so the next three."""
+    """Rate of a counter over the last `GROWTH_SECONDS`, like the next three."""
     NVLINK_REPLAY_RATE = "nvlink_replays_per_second"
     NVLINK_RECOVERY_RATE = "nvlink_recoveries_per_second"
     NVLINK_CRC_RATE = "nvlink_crc_errors_per_second"
     SRAM_THRESHOLD_EXCEEDED = "sram_threshold_exceeded"
     FABRIC_HEALTH = "fabric_health"
-    """NVML's summary of the fabric's health: 1 healthy, 2 unhealthy, 3 limited capacity."""
+    """NVML's summary of fabric health: 1 healthy, 2 unhealthy, 3 limited capacity."""
     NVLINKS_DOWN = "nvlinks_down"
-    """NVLinks that were up and are not any more, or that other cards of its model there have up."""
+    """Number of NVLinks down that were up before, or that are up on other cards of its model and
+    node."""
     INFOROM_CORRUPTED = "inforom_corrupted"
     TEMPERATURE_SHUTDOWN = "temperature_shutdown_celsius"
-    """From here the card switches itself off."""
+    """Temperature at which the card shuts down."""
     TEMPERATURE_SLOWDOWN = "temperature_slowdown_celsius"
-    """From here the card's clocks are held back."""
+    """Temperature from which the card reduces its clocks."""
     PROCESSES = "processes"
-    """How many processes use it, whoever's they are."""
+    """Number of processes on the device, of any owner."""
 
 
 NO_INSTANCES = "none"
-"""Stands for the MIG profile of a card with MIG on and no instance: no pod can be given it."""
+"""MIG profile of a card with MIG enabled and no instance: no pod can get it."""
 
 GROWING = frozenset(
     {
@@ -91,7 +92,7 @@ GROWING = frozenset(
         Signal.NVLINK_CRC_RATE,
     }
 )
-"""Signals that are the growth of a counter."""
+"""Signals that are rates of a counter."""
 
 NVML_ONLY = frozenset(
     {
@@ -104,22 +105,22 @@ NVML_ONLY = frozenset(
         Signal.PROCESSES,
     }
 )
-"""Signals that the node agent alone can tell."""
+"""Signals that only the node agent reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """What a source knows of a device besides numbers.
+    """Static properties of a device from one source.
 
     Attributes:
         node: name of the node, already matched against the cluster's nodes.
         uuid: UUID of the card; of the parent card for a MIG instance.
         gpu_instance_id: "" for a whole card.
-        index: the source's index of the card on its node, None where it does not say.
-        model: model as the source writes it (`NVIDIA H100 80GB HBM3`), "" where unknown.
+        index: the source's index of the card on its node, None if not reported.
+        model: model name as reported (`NVIDIA H100 80GB HBM3`), "" if unknown.
         mig_profile: profile of the instance (`1g.10gb`), "" for a whole card, `NO_INSTANCES` for
-            one with MIG on and no instance.
-        driver_version: "" where unknown.
+            a card with MIG enabled and no instance.
+        driver_version: "" if unknown.
     """
 
     node: str
@@ -138,12 +139,12 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holders:
-    """Which pods hold the devices of one node, as a source on that node says.
+    """Device holders of one node: the pods on each device, reported by a source on that node.
 
     Attributes:
-        at: when that was so, seconds since the epoch.
-        pods: pods (`namespace/name`) by device; what is not listed nobody holds.
-        uids: UID by pod, for those of which the source knows it.
+        at: time of the report, seconds since the epoch.
+        pods: pods (`namespace/name`) by device; no pod holds a device that is not listed.
+        uids: UID by pod, if known to the source.
     """
 
     at: float
@@ -153,22 +154,22 @@ class Holders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What only a source that runs on the nodes themselves can say, and of these nodes alone.
+    """Additional data from a source that runs on the nodes themselves, such as the node agent.
 
     Attributes:
-        nodes: the nodes: the answer is complete for them, and says nothing of others.
-        news: those of them of which something has changed that may change a decision.
-        holders: by node, who holds its devices; None where the source cannot tell.
-        mean: utilization of each device on average since the source last said it, NaN where it
-            does not: what the window takes in place of the latest value.
-        mean_square: likewise, of its square.
-        is_foreign: whether the source knows that somebody outside Kubernetes uses the device.
-        xid_age: how long before `measured_at` the XID happened, in seconds, NaN where unknown.
-        devices: how many devices the source sees on all nodes.
-        replicas: shares that the kubelet offers of each device, by node and MIG profile as
-            resources write it; what is missing the source cannot tell.
-        foreign_bytes: memory of each device that processes outside Kubernetes have in use, NaN
-            where it cannot tell; None where it tells of none.
+        nodes: the reporting nodes; the answer is complete for them and says nothing of others.
+        news: nodes with a change that may change a decision.
+        holders: device holders by node; None if the source cannot report them.
+        mean: mean utilization of each device since the source last reported it, NaN if not
+            reported. The window takes it instead of the latest value.
+        mean_square: mean of the squared utilization over the same time.
+        is_foreign: whether the source sees a process outside Kubernetes on the device.
+        xid_age: seconds from the XID to `measured_at`, NaN if unknown.
+        devices: number of devices that the source sees on all nodes.
+        replicas: shares per device offered by the kubelet, by node and by MIG profile in the
+            spelling of resource names; without entries that the source cannot report.
+        foreign_bytes: memory of each device in use by processes outside Kubernetes, NaN if unknown;
+            None if unknown for all.
     """
 
     nodes: tuple[str, ...]
@@ -185,11 +186,11 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTenants:
-    """Where an answer's tenants are not those of an earlier one.
+    """Difference between the tenants of an answer and those of an earlier one.
 
     Attributes:
-        since: the tenants of the earlier answer, the very same object.
-        devices: all that have other pods now, or none any more.
+        since: the tenants of the earlier answer, the identical object.
+        devices: devices whose pods differ.
     """
 
     since: Mapping[DeviceKey, tuple[str, ...]]
@@ -202,22 +203,22 @@ class Readings:
 
     Attributes:
         source: the source's name ("prometheus").
-        at: when the source was asked, seconds since the epoch.
+        at: time of the query, seconds since the epoch.
         devices: the devices, in the order of the columns.
-        columns: by signal, one value per device; NaN where missing.
-        measured_at: per device, when its values were measured (scrape time less the exporter's
-            collection interval), seconds since the epoch; NaN where nothing was measured.
-        tenants: by device, pods (`namespace/name`) that the source saw holding it; a shared
-            device has several. None where the source cannot tell at all.
-        tenants_at: when it was asked for them; None for `at`.
-        changed_tenants: what has changed of them; None where the source does not say.
-        shares: now and then: what each pod (`namespace/name`) holds of the memory of a device that
-            pods share, in bytes.
-        divided: likewise: devices of which a pod holds a share by its name (`GPU-…::3`): they are
-            sold in shares, whether or not other pods hold any.
-        unmatched_series: series whose labels named no node of the cluster.
-        unmatched_example: labels of one of them, for people; "" where there is none.
-        own: where the source runs on the nodes: what it says besides, and of which nodes.
+        columns: by signal, one value per device; NaN if missing.
+        measured_at: per device, time of measurement (scrape time less the exporter's collection
+            interval), seconds since the epoch; NaN if nothing was measured.
+        tenants: by device, pods (`namespace/name`) that hold it; several on a shared device. None
+            if the source cannot report tenants.
+        tenants_at: time of the tenants' query; None for `at`.
+        changed_tenants: difference to earlier tenants; None if the source does not report it.
+        shares: occasionally, memory of a shared device used by each pod: (device, `namespace/name`,
+            bytes).
+        divided: occasionally, devices of which a pod holds a share by its device id (`GPU-…::3`).
+            They are sold in shares, even if only one pod holds one.
+        unmatched_series: number of series whose labels match no node of the cluster.
+        unmatched_example: labels of one such series, for users; "" if there is none.
+        own: additional data from a source that runs on the nodes.
     """
 
     source: str
@@ -242,8 +243,8 @@ class History:
     Attributes:
         times: time of each step, seconds since the epoch.
         devices: identity of each device, in the order of the arrays' second axis.
-        utilization: ratio per (step, device); NaN where missing.
-        xid: last XID per (step, device); NaN where missing; None where it was not asked for.
+        utilization: ratio per (step, device); NaN if missing.
+        xid: last XID per (step, device); NaN if missing; None if not queried.
     """
 
     times: Column

@@ -1,4 +1,4 @@
-"""Why a node ranks where it does, in the words of docs/decision.md."""
+"""Explain a node's rank in one line, in the words of docs/decision.md."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from extender.core.certainty import Band
 from extender.core.policy import Strategy
 
 LEAST_PRESUMED: Final = 0.95
-"""Chance of a device that is presumed idle."""
+"""Idle probability of a device that is presumed idle."""
 
 
 ROOM: Final = "room for such a pod's memory on"
@@ -16,35 +16,33 @@ ILL_HEALTH: Final = "ill health costs"
 EARLY_FAILURES: Final = "early failures of pods cost"
 PREFERRED: Final = "preferred model"
 NOMINATED: Final = "nominated: pods that are being deleted make it do"
-"""Why a node passes that would not without them."""
+"""Reason of a nominated node that passes only after deleted pods have left it."""
 BETWEEN: Final = "; "
-"""Between the clauses of a reason: how certain idle GPUs are, what else speaks for or against the
-node, and how well the pod fits."""
+"""Separator between the clauses of a reason: certainty of idle GPUs, further factors, fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What the rank of a node rests on.
+    """Inputs of a node's reason.
 
     Attributes:
-        band: whether the pod will land on good devices.
-        chance: that all devices which the pod gets are good.
-        least: the least chance of a device that the pod may get.
-        is_sure: all that the pod may get are known to be idle.
-        is_unknown: nothing is known of any that the pod may get.
-        needed: distinct devices that the pod gets.
-        room: share of its working devices with room for what the pod will take.
+        band: likelihood of landing on good devices.
+        chance: probability that all devices of the pod are good.
+        least: lowest probability among the devices that the pod may get.
+        is_sure: all devices that the pod may get are known to be idle.
+        is_unknown: none of the devices that the pod may get has data.
+        needed: number of distinct devices that the pod gets.
+        room: share of working devices with enough memory for the pod.
         unhealthy: share of the certainty that ill health costs.
-        suspicion: share of it that early failures cost.
-        place: in the pod's order of models, from 1; 0 where it does not name the model, None where
-            it names none at all.
-        strategy: the pod's.
-        is_shared: the devices are sold in replicas.
+        suspicion: share of the certainty that early failures cost.
+        place: rank in the pod's list of models, from 1; 0 if unlisted, None without a list.
+        strategy: the pod's strategy.
+        is_shared: the resource counts replicas.
         allocatable: devices or replicas that the kubelet offers.
-        left: so many stay free, and usable, beside the pod's own.
-        idle: devices that the pod could land on and that are idle.
-        utilization: mean ratio of the devices that the pod could land on.
-        memory_used: likewise, of memory.
+        left: usable devices or replicas that stay free beside the pod.
+        idle: number of idle landing devices.
+        utilization: mean utilization of the landing devices.
+        memory_used: mean ratio of memory in use on the landing devices.
     """
 
     band: Band
@@ -67,7 +65,7 @@ class Grounds:
 
 
 def reason(grounds: Grounds) -> str:
-    """Return in one line why a node that passes ranks where it does.
+    """Return the reason for the rank of a node that passes, in one line.
 
     Example:
         >>> reason(Grounds(band=Band.LIKELY, chance=1.0, least=1.0, is_sure=True, is_unknown=False,
@@ -80,7 +78,7 @@ def reason(grounds: Grounds) -> str:
 
 
 def _landing(grounds: Grounds) -> str:
-    """Return how certain good devices are."""
+    """Return the clause about the certainty of idle GPUs."""
     gpus = "an idle GPU" if grounds.needed == 1 else f"{grounds.needed} idle GPUs"
     if grounds.is_sure:
         return f"certain to land on {gpus}"
@@ -95,7 +93,7 @@ def _landing(grounds: Grounds) -> str:
 
 
 def _doubts(grounds: Grounds) -> Iterator[str]:
-    """Yield what else speaks for or against the node, before its fit."""
+    """Yield the clauses about preferred model, memory, health and early failures."""
     if grounds.place is not None:
         yield f"{PREFERRED} {grounds.place}" if grounds.place else f"no {PREFERRED}"
     if grounds.room < 1:
@@ -107,7 +105,7 @@ def _doubts(grounds: Grounds) -> Iterator[str]:
 
 
 def _fit(grounds: Grounds) -> str:
-    """Return what the strategy goes by."""
+    """Return the clause about the strategy's criterion."""
     if grounds.strategy is Strategy.SPREAD and not grounds.is_shared:
         return f"{grounds.idle} idle of {grounds.allocatable}"
     if grounds.is_shared and grounds.strategy is not Strategy.PACK:

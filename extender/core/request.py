@@ -1,6 +1,6 @@
-"""What a pod asks of GPUs, read from the Pod object as kube-scheduler or the API server sends it.
+"""Parse a pod's GPU request from the Pod object that kube-scheduler or the API server sends.
 
-Nothing here raises for any pod: what cannot be read counts as absent, a bad annotation as unset.
+Parsing never raises: an unreadable field counts as absent, an invalid annotation as unset.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from extender.core.untyped import mapping_of, text_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRef:
-    """Which pod is meant.
+    """Identity of a pod.
 
     Attributes:
         uid: `metadata.uid`.
@@ -33,43 +33,42 @@ class PodRef:
 
     @classmethod
     def of(cls, record: PodRecord) -> "PodRef":
-        """Return which pod a record is of."""
+        """Return the identity of a record's pod."""
         return cls(uid=record.uid, namespace=record.namespace, name=record.name)
 
     @property
     def key(self) -> str:
-        """The pod as people write it: `namespace/name`."""
+        """The pod's `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """What a pod asks of GPUs.
+    """A pod's GPU request.
+
+    Fields from `avoided` on do not take part in comparison: they do not change the evaluation of
+    most nodes, so requests that differ only there share cached results.
 
     Attributes:
-        resource: the resource that it asks for (`nvidia.com/gpu`); where it asks for several, the
-            one named first in the setting.
-        count: devices or replicas of it, at least 1.
-        resources: every GPU resource that it asks for with its count, `resource` first.
-        memory_bytes: room that each device must have, None where the pod does not say.
-        expected_bytes: what pods like it were measured to use of each device, None where none was,
-            or the pod says itself what it needs.
+        resource: requested GPU resource (`nvidia.com/gpu`); of several, the first in the setting's
+            order.
+        count: devices or replicas of `resource`, at least 1.
+        resources: every requested GPU resource with its count, `resource` first.
+        memory_bytes: required memory per device, None if the pod does not specify any.
+        expected_bytes: measured memory use of similar pods per device; None without such a pod, or
+            if the pod specifies its memory.
         requires_idle: the pod waits for devices known to be idle.
-        thresholds: below both a device is idle to this pod.
-        strategy: which of the nodes is best that are as certain to do.
-        preferred_models: models in the order of preference, as the pod writes them.
-        millicores: CPU that it requests of its node.
-        host_bytes: memory that it requests of its node.
-        nominated_node: where preemption makes room for the pod, "" where there is none.
-        avoided: nodes on which pods of its owner failed soon after their start, and the share of
-            its certainty that each loses for that, 0 to 1; makes no request another, for it
-            concerns few nodes.
-        has_preferences: it has wishes of its own that kube-scheduler weighs (soft topology spread,
-            preferred affinity); makes no request another.
-        last_word: why kube-scheduler found no node for the pod when it last tried, None where it
-            did not say so; makes no request another.
-        own: names of the settings in whose place the pod's own word stands; makes no request
-            another.
+        thresholds: a device below both thresholds is idle for this pod.
+        strategy: order among nodes of equal certainty.
+        preferred_models: preferred GPU models, best first, as the pod writes them.
+        millicores: requested CPU of the node.
+        host_bytes: requested memory of the node.
+        nominated_node: node on which preemption frees devices for the pod, "" if none.
+        avoided: nodes where pods of the same owner failed soon after their start, with the share of
+            its certainty that each node loses, 0 to 1.
+        has_preferences: the pod has soft topology spread or preferred affinity for kube-scheduler.
+        last_word: message of kube-scheduler's last failed attempt, None without one.
+        own: names of settings that the pod's annotations override.
     """
 
     resource: str
@@ -100,14 +99,14 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """What a Pod object says.
+    """Result of parsing a Pod object.
 
     Attributes:
-        request: what it asks for; None where it asks for no GPU, or is left to kube-scheduler.
-        kin: keys that it has in common with pods that are like it.
-        is_disabled: it says `idlegpu.io/enabled: "false"`.
-        has_claims: it names ResourceClaims: it may get devices that no resource shows.
-        problems: annotations that cannot be used.
+        request: the GPU request; None if the pod requests no GPU or disables the extender.
+        kin: keys that identify similar pods.
+        is_disabled: the pod has `idlegpu.io/enabled: "false"`.
+        has_claims: the pod uses ResourceClaims, which may hold devices outside any resource count.
+        problems: invalid annotations.
     """
 
     request: GpuRequest | None
@@ -118,12 +117,12 @@ class ParsedRequest:
 
 
 def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) -> ParsedRequest:
-    """Return what a pod asks of GPUs.
+    """Parse a pod's GPU request, its annotations and its ResourceClaims.
 
     Args:
-        pod: the Pod object as decoded from JSON; anything at all is taken.
-        resources: which resources are GPUs.
-        defaults: what holds where the pod does not say.
+        pod: the Pod object as decoded from JSON, of any shape.
+        resources: names of the GPU resources.
+        defaults: values for annotations that the pod does not set.
 
     Example:
         >>> container = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -166,7 +165,7 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
 
 
 def parse_pod_ref(pod: object) -> PodRef:
-    """Return which pod an object is; what it does not say is "".
+    """Parse the identity of a Pod object; a missing field is "".
 
     Example:
         >>> parse_pod_ref({"metadata": {"namespace": "ns", "name": "a", "uid": "1"}}).key

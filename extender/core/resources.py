@@ -1,4 +1,4 @@
-"""Which resources are GPUs, and how many of them a pod holds by Kubernetes' own arithmetic."""
+"""Match GPU resource names, and count a pod's devices by Kubernetes' own rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,38 +9,38 @@ from extender.core.quantity import parse_count
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
 DEFAULT_NAMES: Final = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
-"""What NVIDIA's device plugin offers; `nvidia.com/mig-*` covers the `.shared` forms as well."""
+"""Resources of NVIDIA's device plugin; `nvidia.com/mig-*` includes the `.shared` forms."""
 
 NO_NAMES: Final = ("idlegpu.io/none",)
-"""Stands for no name at all: nobody offers such a resource."""
+"""Placeholder for an empty list of names: no node offers this resource."""
 
 GPU_CLASSES: Final = ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")
-"""Device classes of NVIDIA's DRA driver that are GPUs."""
+"""Device classes of NVIDIA's DRA driver for GPUs."""
 
 _GPU_CLASS_RESOURCES: Final = frozenset(
     f"deviceclass.resource.kubernetes.io/{name}" for name in GPU_CLASSES
 )
-"""The resources that Kubernetes makes of these classes by itself."""
+"""Extended resources that Kubernetes derives from these classes."""
 
 MAX_COUNT: Final = 1_000_000
-"""More devices than any cluster has; a larger count is held at this, so that sums stay small."""
+"""Upper bound of a device count, above any real cluster, so that sums stay small."""
 
 MOST_CONTAINERS: Final = 1000
-"""Of a pod whose sender is not known: reading more takes longer than others may have to wait."""
+"""Limit for pods from an unknown sender: parsing more would delay other requests."""
 
 MOST_QUANTITIES: Final = 5000
-"""Of a pod likewise: limits and requests of all its containers together."""
+"""Limit for pods from an unknown sender: limits and requests of all containers together."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceNames:
-    """The names of GPU resources, most important first; a trailing `*` stands for any rest.
+    """Names of GPU resources, most important first; a trailing `*` matches any suffix.
 
     Attributes:
         names: resource names and patterns.
 
     Raises:
-        ValueError: there are no names, or one of them can match no resource.
+        ValueError: there are no names, or one of them cannot match any resource.
 
     Example:
         >>> names = ResourceNames(("nvidia.com/gpu", "nvidia.com/mig-*"))
@@ -65,20 +65,20 @@ class ResourceNames:
         object.__setattr__(self, "_prefixes", prefixes)
 
     def matches(self, name: str) -> bool:
-        """Whether `name` is a GPU resource."""
+        """Return whether `name` is a GPU resource."""
         return name in self._ranks or any(name.startswith(prefix) for prefix, _ in self._prefixes)
 
     def rank(self, name: str) -> int:
-        """Return the place of the first name or pattern that matches `name`, lower first."""
+        """Return the index of the first name or pattern that matches `name`."""
         ranks = [rank for prefix, rank in self._prefixes if name.startswith(prefix)]
         return min([*ranks, self._ranks.get(name, len(self.names))])
 
     def covers(self, others: "ResourceNames") -> bool:
-        """Whether all that others match are GPU resources by these names, too."""
-        return all(map(self.matches, others.names))  # a pattern, too: its * is like any letter
+        """Return whether these names match every resource that `others` match."""
+        return all(map(self.matches, others.names))  # a pattern too: its * counts as a letter
 
     def shared_with(self, others: "ResourceNames") -> "ResourceNames":
-        """Return names for what is a GPU resource by these and by others.
+        """Return names that match the resources which both sets match.
 
         Example:
             >>> ResourceNames(("a/x", "a/y")).shared_with(ResourceNames(("a/*", "b/z"))).names
@@ -89,10 +89,10 @@ class ResourceNames:
 
 
 def _check_name(name: str) -> None:
-    """Refuse a name that can be no extended resource.
+    """Check that a name can be an extended resource.
 
     Raises:
-        ValueError: the name, and what it must be.
+        ValueError: the name is invalid; the message states the allowed form.
     """
     domain, slash, rest = name.partition("/")
     is_bad = not domain or not slash or not rest or "*" in name[:-1] or " " in name
@@ -104,12 +104,12 @@ def _check_name(name: str) -> None:
 
 
 def count_devices(pod: Mapping[str, object], names: ResourceNames) -> dict[str, int]:
-    """Return how many devices a pod holds of each GPU resource, most important resource first.
+    """Count a pod's devices per GPU resource, most important resource first.
 
-    As kube-scheduler computes it: containers run together, so theirs are summed; init containers
-    run one after the other, each beside the sidecars (init containers that restart always) started
-    before it, so the largest moment counts. Pod-level resources and overhead never hold devices.
-    A quantity that cannot be read counts as none: the API server lets no such pod in.
+    Counts like kube-scheduler: containers run together and are summed. Init containers run one
+    after the other, each beside the sidecars (init containers with restartPolicy Always) started
+    before it, so the largest sum counts. Pod-level resources and overhead hold no devices. An
+    unparsable quantity counts 0: the API server rejects such pods.
 
     Example:
         >>> container = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
@@ -124,10 +124,10 @@ def count_devices(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
 
 
 def count_lasting(pod: Mapping[str, object], names: ResourceNames) -> dict[str, int]:
-    """Return how many devices of each GPU resource its containers have once it has begun.
+    """Count a pod's devices per GPU resource without those that only init containers request.
 
-    The kubelet keeps those of init containers for the pod's whole life as well, but names them to
-    nobody: mappings show these alone.
+    The kubelet reserves devices of init containers for the pod's whole life, but reports only the
+    others as held.
 
     Example:
         >>> ask = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
@@ -140,7 +140,7 @@ def count_lasting(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
 def _count_moments(
     pod: Mapping[str, object], names: ResourceNames
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the devices of containers that run together, and the most while init containers do."""
+    """Return the devices of all running containers, and the maximum while init containers run."""
     spec = mapping_of(pod.get("spec"))
     together: dict[str, int] = {}
     for container in objects_of(spec.get("containers")):
@@ -161,7 +161,7 @@ def _count_moments(
 
 
 def excess_of(pod: Mapping[str, object]) -> str:
-    """Return what a pod has too much of, "" for nothing, for less than reading it costs.
+    """Return a message if a pod exceeds the size limits, "" if not, without parsing it.
 
     Example:
         >>> excess_of({"spec": {"containers": [{}] * 900, "initContainers": [{}] * 101}})
@@ -182,7 +182,7 @@ def excess_of(pod: Mapping[str, object]) -> str:
 
 
 def holds_devices(container: Mapping[str, object], names: ResourceNames) -> bool:
-    """Whether one container of a pod holds GPUs, or devices by ResourceClaims.
+    """Return whether a container requests GPUs, or any devices through ResourceClaims.
 
     Example:
         >>> ask = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -194,10 +194,10 @@ def holds_devices(container: Mapping[str, object], names: ResourceNames) -> bool
 
 
 def has_claims(pod: Mapping[str, object]) -> bool:
-    """Whether a pod holds devices by ResourceClaims: its own, or one made for its resources.
+    """Return whether a pod uses ResourceClaims: its own, or one created for its resources.
 
-    Devices of which kind, neither the pod nor its node says. A claim that its status calls
-    unneeded (listed, without a name) is none.
+    The kind of the devices is unknown here. A claim that the pod's status lists without a name is
+    unneeded and does not count.
 
     Example:
         >>> has_claims({"spec": {"resourceClaims": [{"name": "gpu"}]}})
@@ -217,9 +217,9 @@ def has_claims(pod: Mapping[str, object]) -> bool:
 
 
 def has_gpu_claims(pod: Mapping[str, object]) -> bool:
-    """Whether a claim was made for resources of the pod that are GPUs by their device class.
+    """Return whether Kubernetes created a claim for GPU resources of the pod, by device class.
 
-    Such resources are named after a class, and no count of GPU resources tells of them.
+    Such resources are named after a device class, and no count of GPU resources includes them.
 
     Example:
         >>> made = {"resourceName": "deviceclass.resource.kubernetes.io/gpu.nvidia.com"}
@@ -234,7 +234,7 @@ def has_gpu_claims(pod: Mapping[str, object]) -> bool:
 
 
 def read_counts(quantities: object, names: ResourceNames) -> dict[str, int]:
-    """Return the GPU resources of a resource list; unreadable quantities are left out.
+    """Parse the GPU counts of a resource list; unparsable quantities are skipped.
 
     Example:
         >>> read_counts({"nvidia.com/gpu": "8", "cpu": "64"}, ResourceNames())
@@ -251,7 +251,7 @@ def read_counts(quantities: object, names: ResourceNames) -> dict[str, int]:
 
 
 def _container_devices(container: Mapping[str, object], names: ResourceNames) -> dict[str, int]:
-    """Return what one container asks for; limits stand in where it names no requests."""
+    """Return a container's GPU requests; a resource without a request uses its limit."""
     resources = mapping_of(container.get("resources"))
     counts = {
         **read_counts(resources.get("limits"), names),
@@ -261,6 +261,5 @@ def _container_devices(container: Mapping[str, object], names: ResourceNames) ->
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add counts to `total`."""
     for name, count in more.items():
         total[name] = total.get(name, 0) + count

@@ -1,4 +1,4 @@
-"""The nodes by number, and what a question names of them."""
+"""Index nodes by number, and convert the node names of a request to numbers."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,22 +12,22 @@ from extender.core.pieces import Pieces, Places
 from extender.core.steps import Steps, finish
 
 FEW_BYTES = 8192
-"""Names in fewer bytes are looked up one by one: faster than some dozen vector operations."""
+"""Lists in fewer bytes are looked up name by name, which is faster than the vector operations."""
 
 FEW_NAMES = 256
-"""Of fewer names, those with unknown ones among them stay names: numbers would spare little."""
+"""Shorter lists with unknown names are not converted: numbers would save little."""
 
 
 class Roll:
-    """The nodes by number: a node's number is its name's place among all of them.
+    """Node index: a node's number is the position of its name among all sorted names.
 
-    Where nodes come and go, a few of those that are asked about are not on the roll: kube-scheduler
-    has not heard yet that they are gone, or the roll was made before they came. They get numbers
-    too, for otherwise they would cost all others theirs.
+    A request may contain a few unknown names, because kube-scheduler has not seen a node's deletion
+    yet or the index is older than the node. These get numbers too, so that all other names keep
+    theirs.
 
     Args:
-        nodes: every node.
-        pools: each pool's nodes in the order of its rows, by resource.
+        nodes: names of all nodes.
+        pools: node names of each pool in the order of its rows, by resource.
     """
 
     def __init__(self, nodes: Iterable[str], pools: Mapping[str, Sequence[str]]) -> None:
@@ -37,10 +37,10 @@ class Roll:
     def in_steps(
         cls, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "Roll"
     ) -> "Steps[Roll]":
-        """Return the same in steps; most of the nodes are those of another roll.
+        """Build the index in steps from an older one with mostly the same nodes.
 
-        A few that have gone since stay on it, in no pool: they may still be asked about, and come
-        back, and as long as nobody new comes all that goes by the names can be shared.
+        A few deleted nodes stay in the index, without a pool: requests may still contain them, and
+        without new nodes the name table can be shared.
         """
         roll = cls.__new__(cls)
         yield from roll._fill(nodes, pools, like._known)  # noqa: SLF001 - of this very class
@@ -69,10 +69,10 @@ class Roll:
             yield
 
     def find(self, text: bytes, begin: int, end: int) -> NamesIn | None:
-        """Return the names of a JSON list in a text by their numbers.
+        """Look up the names of a JSON list in a text by number.
 
-        None where they must be read otherwise: they are few, or many are unknown, or one is listed
-        twice, or the list is not as Go writes it.
+        Returns None if the list must be parsed as strings: it is short, has many unknown names or a
+        duplicate, or is not in Go's spelling.
 
         Example:
             >>> nodes = [f"gpu-node-{number}" for number in range(1000)]
@@ -93,7 +93,7 @@ class Roll:
         return NamesIn(named.names, named.rows, pieces)
 
     def number(self, names: Sequence[str]) -> Sequence[str]:
-        """Return names by their numbers if all are known, or nearly all of many; else as names."""
+        """Convert names to numbers; return them unchanged if too many are unknown."""
         if isinstance(names, NamesAt) and self._rows_by(names) is not None:
             return names
         numbers = list(map(self._known.number_of.get, names))
@@ -108,9 +108,9 @@ class Roll:
         return self._widened(strangers).number(places, strangers)
 
     def rows(self, resource: str, names: Sequence[str]) -> Places | None:
-        """Return the row of each name in a pool, -1 where it is not in it.
+        """Return the row of each name in a pool, -1 if it is not in the pool.
 
-        None where the names are not by number, or the pool is not on the roll.
+        Returns None if the names have no numbers of this index, or the pool is unknown.
         """
         if not isinstance(names, NamesAt):
             return None
@@ -121,14 +121,14 @@ class Roll:
         return found
 
     def _rows_by(self, names: NamesAt) -> Mapping[str, Places] | None:
-        """Return each number's row in each pool; None where the names have other numbers."""
+        """Return each number's row in each pool; None for numbers of another index."""
         if names.names is self.names:
             return self._rows
         wider = self._wider
         return wider.rows if wider is not None and names.names is wider.names else None
 
     def _widened(self, strangers: Iterable[str]) -> "_Wider":
-        """Return the roll with some more names: the one of before if that has them."""
+        """Return the index extended by unknown names, reusing the last extension if it has them."""
         wanted = set(strangers)
         before = self._wider.strangers if self._wider is not None else frozenset()
         if self._wider is None or not wanted <= before:
@@ -140,12 +140,12 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Names by number, and what finds them.
+    """Sorted names, their numbers, and the table that finds them.
 
     Attributes:
-        ordered: the names.
-        number_of: the number of each.
-        table: finds them in a text; None where it could not.
+        ordered: the sorted names.
+        number_of: number by name.
+        table: hash table for lookups in a text; None if the names are not supported.
     """
 
     ordered: tuple[str, ...]
@@ -154,7 +154,7 @@ class _Names:
 
     @classmethod
     def of(cls, names: Iterable[str], like: "_Names | None") -> "Steps[_Names]":
-        """Return names by number in steps; most of them are those of another one."""
+        """Number the names in steps, from older ones that are mostly the same."""
         ordered = tuple(sorted(names))
         yield
         number_of = {name: number for number, name in enumerate(ordered)}
@@ -165,17 +165,17 @@ class _Names:
 
 
 class _Wider:
-    """A roll with a few more names on it, which are in no pool.
+    """The node index extended by a few names that are in no pool.
 
     Attributes:
-        names: all of them.
-        strangers: those that are not on the roll.
-        rows: by resource, each name's row in the pool; -1 where it is not in it.
+        names: all names.
+        strangers: the added names.
+        rows: by resource, each name's row in the pool; -1 if it is not in the pool.
 
     Args:
-        known: the names of the roll.
-        rows: likewise, of these.
-        strangers: the others.
+        known: the names of the index.
+        rows: by resource, the rows of these names.
+        strangers: names to add.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class _Wider:
         self._number_of = dict(zip(ordered, places, strict=True))
 
     def number(self, places: Places, strangers: Iterable[str]) -> NamesAt:
-        """Return names by their numbers here.
+        """Convert names from numbers of the index to numbers of this extension.
 
         Args:
-            places: their numbers on the roll; those of strangers count on from there.
-            strangers: these, in the order of their places.
+            places: numbers in the index; added names count on from there.
+            strangers: the added names, in the order of their numbers.
         """
         others = np.array([self._number_of[name] for name in strangers], dtype=np.intp)
         return NamesAt(self.names, np.concatenate((self._known, others))[places])

@@ -1,4 +1,4 @@
-"""What kube-scheduler says in a pod's status of its last attempt to place it."""
+"""Parse scheduling gates and the result of the last scheduling attempt from a Pod object."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,14 +6,14 @@ from typing import Final
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 GATE: Final = "idlegpu.io/room"
-"""Scheduling gate of pods that kube-scheduler is to try once there is room for them, not before."""
+"""Scheduling gate of pods that wait until the extender finds room for them."""
 
 MAX_MESSAGE: Final = 1500
-"""So much is kept of what kube-scheduler says of a pod that waits; the reasons come first."""
+"""Maximum stored length of kube-scheduler's message; the reasons come first."""
 
 
 def scheduled_condition(status: object) -> Mapping[str, object]:
-    """Return the condition PodScheduled of a pod's status, an empty one where there is none."""
+    """Return the PodScheduled condition of a pod's status, empty if missing."""
     for condition in objects_of(mapping_of(status).get("conditions")):
         if condition.get("type") == "PodScheduled":
             return condition
@@ -21,7 +21,7 @@ def scheduled_condition(status: object) -> Mapping[str, object]:
 
 
 def awaits_room(spec: object) -> bool:
-    """Tell whether our scheduling gate is the only one that a pod has.
+    """Return whether our scheduling gate is the pod's only one.
 
     Example:
         >>> awaits_room({"schedulingGates": [{"name": "idlegpu.io/room"}]})
@@ -32,7 +32,7 @@ def awaits_room(spec: object) -> bool:
 
 
 def is_unschedulable(scheduled: Mapping[str, object]) -> bool:
-    """Tell whether the last attempt found no node.
+    """Return whether the PodScheduled condition reports that no node was found.
 
     Example:
         >>> is_unschedulable({"status": "False", "reason": "Unschedulable"})
@@ -42,12 +42,12 @@ def is_unschedulable(scheduled: Mapping[str, object]) -> bool:
 
 
 def message_of(scheduled: Mapping[str, object]) -> str:
-    """Return the message, cut where it is long."""
+    """Return the condition's message, truncated to `MAX_MESSAGE`."""
     return text_of(scheduled.get("message"))[:MAX_MESSAGE]
 
 
 def last_word(status: object) -> str | None:
-    """Return why the last attempt found no node, None where it did, or was none.
+    """Return the message of the last attempt if it failed, else None.
 
     Example:
         >>> waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}

@@ -1,16 +1,17 @@
-"""Which of the nodes that would do is best: one number from 0 to 1 for each.
+"""Score nodes for a pod: one number from 0 to 1 per node, higher is better.
 
-docs/decision.md has the order, and what it is for:
+docs/decision.md explains the order of the criteria:
 
     (band, model, room, certainty x health, fit, load)
 
-The score is that in mixed radix, so that comparing scores compares from left to right:
+The score encodes them as one number in mixed radix, so that comparing scores compares the criteria
+from left to right:
 
     score = ((((band x 17 + model) x 17 + room) x 17 + certainty) x 320 + fit) / 4,716,480
 
-`band` is 0 to 2, `model`, `room` and `certainty` 0 to 16, and `fit`, which has the load in it,
-stays below `FIT` / 2. No digit overflows into the next; that fit fills half of its own alone keeps
-nodes of other certainty as far apart as fit tells them apart, also on the wire.
+`band` is 0 to 2; `model`, `room` and `certainty` are 0 to 16; `fit` includes the load and stays
+below `FIT` / 2. No digit overflows into the next. `fit` fills only half of its digit, so that nodes
+of different certainty stay clearly apart, also after rounding for kube-scheduler.
 """
 
 from typing import Final
@@ -23,44 +24,45 @@ from extender.core.policy import Strategy, Weights
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
 
 PLACES: Final = 16
-"""Places in a pod's order of models: as many as it may name."""
+"""Ranks in a pod's list of preferred models: the maximum length of the list."""
 
 FIT: Final = 320
 """Units between two steps of certainty."""
 
 UNITS: Final = len(Band) * (PLACES + 1) * (STEPS + 1) * (STEPS + 1) * FIT
-"""All units of a score."""
+"""Total units of a score."""
 
 GPU: Final = 4
-"""Units of fit for one whole device ..."""
+"""Units of fit per whole device, ..."""
 
 MANY: Final = 16
-"""... up to so many; beyond, each further one counts less, and none counts nothing."""
+"""... for up to this many devices; each further one counts less, but never nothing."""
 
 MOST_FIT: Final = GPU * (MANY + 4)
 
 LOAD: Final = 0.003
-"""Units of the load on whole devices: less than the least difference of fit."""
+"""Units of the load on whole devices: less than the smallest difference of fit."""
 
 SHARED: Final = 160
-"""Units of the load on shared devices, of which it is the fit."""
+"""Units of the load on shared devices, where the load is the fit."""
 
 SHARED_CERTAINTY: Final = dict(
     zip(LEAST, (steps_of(np.array([*LEAST.values()])) / STEPS).tolist(), strict=True)
 )
-"""Certainty of shared devices by the band: the least of it, in whole steps."""
+"""Certainty of shared devices by band: the band's lower bound, rounded to whole steps."""
 
 QUARTERS: Final = 4
-"""Idle devices are counted in quarters: one that is unknown counts half."""
+"""Idle devices are counted in quarters: an unknown device counts half."""
 
 WEIGHTS: Final = Weights()
-"""Of the terms of `calm`, unless configured."""
+"""Default weights of the terms of `calm`."""
 
 DECIMALS: Final = 12
-"""Means are rounded: the order of additions makes no difference between equal nodes."""
+"""Means are rounded to this many decimals, so that the order of additions cannot separate equal
+nodes."""
 
 KINDS: Final = {strategy: kind for kind, strategy in enumerate(Strategy)}
-"""Strategies as numbers, for columns."""
+"""Number of each strategy, for columns."""
 
 
 def score(
@@ -77,19 +79,20 @@ def score(
 
     Args:
         batch: the nodes.
-        assessment: what their devices are worth to the pod.
-        strategy: of the pod, as `KINDS` has it; per node, or of all.
-        model: place of the node's model in the pod's order, `PLACES` for the best; likewise.
-        spare: devices for which the node has CPU and memory once the pod is there.
-        weights: of the terms of `calm`.
+        assessment: the nodes' devices, assessed for the pod.
+        strategy: the pod's strategy as a number of `KINDS`; one per node, or one for all.
+        model: rank of the node's model in the pod's list, `PLACES` for the first; one per node, or
+            one for all.
+        spare: number of further devices for which the node has CPU and memory once it runs the pod.
+        weights: weights of the terms of `calm`.
 
     Returns:
-        Ratios from 0 to 1, and the bands; one per node.
+        Scores from 0 to 1, and bands; one per node.
     """
     needed = assessment.landing.needed
     band = bands(assessment.band_chance, needed)
     certain = sure(batch, assessment, band) * health(batch, assessment)
-    # Of all requests with the same grounds this is the same.
+    # The same for all requests with the same grounds, hence cached.
     quiet = batch.memo.get(
         assessment.grounds and ("calm", weights, assessment.grounds),
         lambda: calm(batch, assessment, weights),
@@ -101,28 +104,27 @@ def score(
 
 
 def unknown_score(model: int) -> float:
-    """Return the score of a node of which nothing is known.
+    """Return the score of a node without any data.
 
     Args:
-        model: its place in the pod's order of models.
+        model: rank of the node's model in the pod's list.
     """
     digits = (Band.UNKNOWN * (PLACES + 1) + model) * (STEPS + 1) + STEPS
     return (digits * (STEPS + 1) + STEPS // 2) * FIT / UNITS
 
 
 def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
-    """Return how certain each node is to do, before ill health takes its part, 0 to 1.
+    """Return the certainty of each node before health is applied, 0 to 1.
 
-    Of shared devices the band says whether they are idle, and the load how idle: steps of the
-    chance between them would stack pods on the device that is the surest by a shade. A device of
-    the pod's own that is as likely idle comes before them. Broken devices are cold, for pods die
-    there at once: the share that works is the chance to get none of them, and they cost a step at
-    least.
+    For shared devices only the band counts here, and the load goes to `fit`: a finer certainty
+    would stack pods on the device with the smallest lead. A whole device that is as likely idle
+    ranks before shared ones. Broken shared devices look idle because pods die there at once, so
+    they cost their share of the certainty, at least one step.
 
     Args:
         batch: the nodes.
-        assessment: what their devices are worth to the pod.
-        band: of each node.
+        assessment: the nodes' devices, assessed for the pod.
+        band: band of each node.
     """
     certain = certainty(assessment.chance, band, assessment.landing.needed)
     shared = np.where(
@@ -136,12 +138,12 @@ def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
 
 
 def health(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return what ill health and early failures leave of each node's certainty, 0 to 1."""
+    """Return the share of certainty that ill health and early failures leave, 0 to 1."""
     return (1.0 - penalty(batch, assessment)) * (1.0 - batch.suspicion)
 
 
 def penalty(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return what the ill health of the landing devices costs each node, 0 to 1."""
+    """Return the mean health penalty of each node's landing devices, 0 to 1."""
     landing, memo, grounds = assessment.landing, batch.memo, assessment.grounds
     return memo.get(
         grounds and ("penalty", grounds[2]),
@@ -152,14 +154,14 @@ def penalty(batch: Batch, assessment: Assessment) -> Ratios:
 def fit(
     batch: Batch, assessment: Assessment, strategy: Rows, spare: Ratios, quiet: Ratios
 ) -> Ratios:
-    """Return how well the pod fits each node, in units from 0 to below `FIT`.
+    """Return the fit of the pod on each node, in units from 0 to below `FIT`.
 
     Args:
         batch: the nodes.
-        assessment: what their devices are worth to the pod.
-        strategy: as `score` has it.
-        spare: likewise.
-        quiet: how calm each node is.
+        assessment: the nodes' devices, assessed for the pod.
+        strategy: as in `score`.
+        spare: as in `score`.
+        quiet: result of `calm` for each node.
     """
     is_packing = strategy == KINDS[Strategy.PACK]
     left = free_after(batch, assessment)
@@ -180,20 +182,20 @@ def fit(
 
 
 def _fullness(left: Ratios) -> Ratios:
-    """Return the units of fit where so many devices are left; the fewer, the more."""
+    """Return the units of fit by the number of devices left free: fewer left, more units."""
     beyond = (MOST_FIT - GPU * MANY) * MANY / np.maximum(left, MANY)
     return np.where(left <= MANY, MOST_FIT - GPU * left, beyond)
 
 
 def free_after(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return how many devices or replicas of each node stay free by count beside the pod's own."""
+    """Return the number of devices or replicas of each node that stay free beside the pod."""
     asked = np.where(batch.is_shared, 1, assessment.landing.needed)
     free: Ratios = np.maximum(batch.allocatable - batch.held - asked, 0).astype(np.float64)
     return free
 
 
 def idle_devices(assessment: Assessment) -> Ratios:
-    """Return how many idle devices there are; an unknown one counts half."""
+    """Return the number of idle devices per node; an unknown device counts half."""
     landing = assessment.landing
     hopes = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0).sum(axis=1)
     counted = np.floor(hopes * QUARTERS + 0.5) / QUARTERS
@@ -202,12 +204,12 @@ def idle_devices(assessment: Assessment) -> Ratios:
 
 
 def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ratios:
-    """Return how calm the landing devices of each node are that work, 0 to 1.
+    """Return the mean calmness of each node's working landing devices, 0 (busy) to 1.
 
-    Bursts are the root of the mean square of the load, mean and spread in one: unlike the spread
-    alone, it never falls while a load rises. Of the terms of activity it leads: mean plus standard
-    deviation of an hour tells the next one best, and this orders devices as that does. The number
-    of tenants weighs more than both: activity that ends at 100 % hides how many want it.
+    The weighted mean of `calm_terms`. The bursts term is the root mean square of the load, which
+    joins mean and spread: unlike the spread alone, it never falls while the load rises. It
+    outweighs plain utilization, because mean plus standard deviation of the last hour best predicts
+    the next. The number of tenants weighs most: at 100 % activity the demand is invisible.
     """
     shares = weights.shares
     total = sum(shares[name] * value for name, value in calm_terms(batch, assessment).items())
@@ -215,7 +217,7 @@ def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ra
 
 
 def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
-    """Return the terms of `calm` by their names in `Weights.shares`, per device."""
+    """Return the terms of `calm` per device, by their names in `Weights.shares`."""
     telemetry = batch.telemetry
     shares_in_use = np.minimum(batch.used / np.maximum(batch.replicas[:, None], 1), 1.0)
     bursts = np.hypot(assessment.utilization, telemetry.spread * telemetry.freshness)
@@ -229,9 +231,9 @@ def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
 
 
 def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:
-    """Return per node the mean of `values` over `devices`; 0 where there are none.
+    """Return per node the mean of `values` over the flagged devices; 0 without any.
 
-    Rounded: how many rows lie side by side must make no difference.
+    Results are rounded, so that they do not depend on the number of rows in the batch.
     """
     total = np.where(devices, values, 0.0).sum(axis=1)
     result: Ratios = np.round(total / np.maximum(size, 1), DECIMALS)

@@ -1,6 +1,6 @@
-"""Which nodes a pod may go to by its own word: selector, required affinity, tolerations.
+"""Parse a pod's node selector, required node affinity and tolerations.
 
-Nothing here raises for any pod; what the API server would let no pod say counts as absent.
+Parsing never raises: an invalid field counts as absent, as the API server rejects such pods.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,15 +17,15 @@ PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 MOST_PARTS: Final = 1000
-"""Labels, terms, requirements, values and tolerations of a pod, together: reading more takes longer
-than others may have to wait."""
+"""Limit for labels, terms, requirements, values and tolerations of a pod together: parsing more
+would delay other requests."""
 
 PART_SIZE: Final = 16
-"""What a text takes beside its characters, as `Selection.size` counts."""
+"""Overhead per text in `Selection.size`, in bytes."""
 
 
 class Operator(StrEnum):
-    """How a requirement compares, as `matchExpressions` has it."""
+    """Comparison operator of a requirement in `matchExpressions`."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -37,12 +37,12 @@ class Operator(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """What a label or field of a node must be.
+    """A condition on a label or field of a node.
 
     Attributes:
         key: the label, or the field.
-        operator: how it is compared.
-        values: with what.
+        operator: the comparison.
+        values: values to compare with.
     """
 
     key: str
@@ -55,8 +55,8 @@ class Term:
     """Requirements that must all be met.
 
     Attributes:
-        labels: of labels.
-        fields: of fields; there is `metadata.name` alone.
+        labels: requirements on labels.
+        fields: requirements on fields; Kubernetes supports only `metadata.name`.
     """
 
     labels: tuple[Requirement, ...] = ()
@@ -65,11 +65,11 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a pod says of the nodes that it may go to.
+    """A pod's conditions on its node.
 
     Attributes:
         labels: `nodeSelector`, sorted.
-        terms: required node affinity, of which one must be met; None where there is none.
+        terms: terms of the required node affinity, of which one must be met; None without affinity.
         tolerations: its tolerations.
     """
 
@@ -79,7 +79,7 @@ class Selection:
 
     @property
     def size(self) -> int:
-        """How much it says, in bytes, roughly; of requirements and tolerations."""
+        """Approximate size of labels, requirements and tolerations in bytes."""
         texts = [*(text for label in self.labels for text in label)]
         for requirement in self.requirements:
             texts += (requirement.key, *requirement.values)
@@ -94,11 +94,11 @@ class Selection:
 
 
 ANYWHERE: Final = Selection(tolerations=frozenset({("", "", None)}))
-"""Any node will do, whatever its taints."""
+"""Selection that matches any node, whatever its taints."""
 
 
 def is_excessive(pod: Mapping[str, object]) -> bool:
-    """Tell whether a pod says too much of its nodes to be read, for less than reading it costs.
+    """Return whether a pod's node selection exceeds the size limit, without parsing it.
 
     Example:
         >>> is_excessive({"spec": {"tolerations": [{}] * 1001}})
@@ -119,7 +119,7 @@ def is_excessive(pod: Mapping[str, object]) -> bool:
 
 
 def read_selection(pod: Mapping[str, object]) -> Selection:
-    """Read what a pod says of its nodes; anything at all is taken.
+    """Parse a pod's node selection from a Pod object of any shape.
 
     Example:
         >>> read_selection({"spec": {"nodeSelector": {"disk": "ssd"}}}).labels
@@ -136,7 +136,7 @@ def read_selection(pod: Mapping[str, object]) -> Selection:
 
 
 def has_preferences(pod: Mapping[str, object]) -> bool:
-    """Tell whether a pod wishes for nodes that it does not require: affinity, or soft spread.
+    """Return whether a pod has preferred affinity or soft topology spread.
 
     Example:
         >>> has_preferences({"spec": {"topologySpreadConstraints": [
@@ -156,7 +156,7 @@ def _node_affinity(spec: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _terms(required: Mapping[str, object]) -> Iterator[Term]:
-    """Yield the terms that some node may meet: an empty one selects none, nor does a bad one."""
+    """Yield the terms that a node can meet; an empty or invalid term selects no node."""
     for term in objects_of(required.get("nodeSelectorTerms")):
         labels = _requirements(term.get("matchExpressions"))
         fields = _requirements(term.get("matchFields"))
@@ -164,10 +164,10 @@ def _terms(required: Mapping[str, object]) -> Iterator[Term]:
             yield Term(labels=labels, fields=fields)
 
 
-def _requirements(told: object) -> tuple[Requirement, ...] | None:
-    """Return requirements, None where one of them is none that Kubernetes knows."""
+def _requirements(expressions: object) -> tuple[Requirement, ...] | None:
+    """Parse requirements; None if an operator is unknown to Kubernetes."""
     found = []
-    for each in objects_of(told):
+    for each in objects_of(expressions):
         operator = text_of(each.get("operator"))
         if operator not in set(Operator):
             return None
@@ -178,13 +178,13 @@ def _requirements(told: object) -> tuple[Requirement, ...] | None:
 
 
 def _tolerations(tolerations: Iterable[Mapping[str, object]]) -> Iterator[Toleration]:
-    """Yield each toleration that means anything."""
+    """Yield each valid toleration."""
     for toleration in tolerations:
         key, effect = text_of(toleration.get("key")), text_of(toleration.get("effect"))
         operator = text_of(toleration.get("operator"))
         if operator == "Exists":
             yield key, effect, None
         elif key:
-            # Gt and Lt (alpha, off by default) are taken for met: better a node too many.
+            # Gt and Lt (alpha, off by default) count as met: one node too many is better.
             is_compared = operator in {Operator.GT, Operator.LT}
             yield key, effect, None if is_compared else text_of(toleration.get("value"))

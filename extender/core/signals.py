@@ -1,4 +1,4 @@
-"""From what the sources said to what is believed: freshness, cross-checks, three states."""
+"""Turn raw device readings into `Telemetry`: age-weighted values, cross-checked, health judged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from extender.core.snapshot import Flags, Ratios, Rows, Telemetry
 from extender.core.stress import stress
 
 IDLE_POWER_SHARE = 0.30
-"""Share of its power limit that a device is taken to draw at rest until that was seen: a loaded but
-idle H200 drew 126 to 136 of 700 W, at 30 % duty 350 W."""
+"""Assumed idle power as a share of the power limit, used until idle power was measured. A loaded
+but idle H200 drew 126 to 136 of 700 W, and 350 W at 30 % duty."""
 
 MOST_IDLE_POWER_SHARE = 0.60
-"""No device draws more than this share of its limit at rest: idle ones draw 5 to 60 %."""
+"""Upper bound of idle power as a share of the power limit: idle devices draw 5 to 60 %."""
 
 UTILIZATION = (Signal.GPU_UTILIZATION, Signal.GRAPHICS_ACTIVE)
-"""What a device's activity is told by, if the source tells it at all."""
+"""Primary signals of a device's activity."""
 
 OTHER_ACTIVITY = (
     Signal.SM_ACTIVE,
@@ -29,13 +29,12 @@ OTHER_ACTIVITY = (
     Signal.DRAM_ACTIVE,
     Signal.MEMORY_COPY_UTILIZATION,
 )
-"""Other evidence of it."""
+"""Secondary signals of a device's activity."""
 
 MEASURED = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, *OTHER_ACTIVITY, Signal.POWER)
-"""All of it; of those that say the same, the first is told to people. Power stands last: what it
-adds only orders devices."""
+"""All activity signals, best to show to users first. Power comes last: it only orders devices."""
 
-_CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart that noise is no disagreement
+_CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart for noise
 
 BOARD_POWER_WATTS: Mapping[str, float] = {
     "b200": 1000, "h200": 700, "h100 pcie": 350, "h100": 700, "h800": 700, "h20": 500,
@@ -43,12 +42,15 @@ BOARD_POWER_WATTS: Mapping[str, float] = {
     "l40s": 350, "l40": 300, "l4": 72, "a10g": 300, "a10": 150, "a30": 165, "a40": 300,
     "a16": 250, "a2": 60, "t4": 70, "p100": 300, "p40": 250, "rtx 4090": 450, "rtx 3090": 350,
 }  # fmt: skip
-"""Board power by words of the model, for exporters that do not tell the limit. More specific
-words come first. Source: NVIDIA's data sheets."""
+"""Board power in watts by words of the model name, for exporters that report no power limit. More
+specific words come first. Source: NVIDIA's data sheets."""
 
 
 def board_power(model: str) -> float:
-    """Return the board power of a normalized model in watts, NaN where unknown.
+    """Return the board power of a GPU model in watts, or NaN for an unknown model.
+
+    Args:
+        model: model name, normalized by `normalize_model`.
 
     Example:
         >>> board_power("nvidia h100 80gb hbm3")
@@ -62,15 +64,15 @@ def board_power(model: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """How busy devices are, by one reading; ratios, NaN where no activity was read at all.
+    """Activity of each device at one reading: ratios from 0 to 1, NaN without activity signals.
 
     Attributes:
-        measured: by the signals that measure activity: what says idle or busy.
-        agreed: what at least two of the signals say, power being one: what says in use. One alone
-            may be wrong: GPU_UTIL stays at 100 % on some cards that do nothing.
-        busiest: the busiest evidence, power included: what orders devices. Power says how a device
-            compares with itself; cards at rest draw anything from 5 to 60 % of their limit.
-        disagree: other evidence calls a device busy that its utilization calls idle.
+        measured: the highest activity signal without power. Decides between idle and busy.
+        agreed: the second highest value among all signals and power. Decides whether a device is in
+            use. A single signal may be wrong: some cards report 100 % GPU_UTIL while idle.
+        busiest: the highest value, power included. Only orders devices: idle cards draw 5 to 60 %
+            of their power limit.
+        disagree: whether the primary signal is idle while another signal is busy.
     """
 
     measured: Column
@@ -82,15 +84,15 @@ class Activity:
 def activity(
     columns: Mapping[Signal, Column], board_watts: Column, rest_watts: Column | None = None
 ) -> Activity:
-    """Return how busy each device is, and where the sources disagree.
+    """Compute the activity of each device from its signals, and flag contradicting signals.
 
-    The busiest evidence wins: one reading of GPU_UTIL is an alias of the load, and says 1 % at a
-    true 30 % for seconds on end, while power and memory traffic tell.
+    The highest signal wins: GPU_UTIL aliases with the load and can read 1 % for seconds at a true
+    load of 30 %, while power and memory traffic show that load.
 
     Args:
-        columns: what was read; NaN where missing.
-        board_watts: power limit by model, for devices whose source does not tell it.
-        rest_watts: what each device was seen to draw at rest, NaN where it was not.
+        columns: values by signal; NaN for a missing value.
+        board_watts: power limit of the model in watts, for devices that report no limit.
+        rest_watts: measured idle power of each device in watts, NaN if not yet measured.
     """
     missing = np.full(len(board_watts), np.nan)
 
@@ -121,67 +123,73 @@ def activity(
     )
 
 
-def _agree(agreed: Column, most: Column, told: Column) -> tuple[Column, Column]:
-    """Return the second highest and the highest value with one more signal; NaN is no value."""
-    return np.fmax(agreed, np.minimum(most, told)), np.fmax(most, told)
+def _agree(agreed: Column, most: Column, value: Column) -> tuple[Column, Column]:
+    """Return the second highest and the highest value after adding one signal; NaN is skipped."""
+    return np.fmax(agreed, np.minimum(most, value)), np.fmax(most, value)
 
 
 def _by_power(watts: Column, limit: Column, rest_watts: Column) -> Column:
-    """Return how far devices are from rest to their power limit, NaN where unknown."""
+    """Return the power draw above idle power, as a share of the range up to the power limit."""
     seen = np.minimum(rest_watts, limit * MOST_IDLE_POWER_SHARE)
     rest = np.where(np.isnan(seen), limit * IDLE_POWER_SHARE, seen)
     return within((watts - rest) / (limit - rest), 0.0, 1.0)
 
 
 def agreed_activity(reading: Mapping[str, float]) -> float | None:
-    """Return the activity of a device as `Activity.agreed` has it; None where one signal tells it.
+    """Return the second highest activity value of one device, or None with fewer than two values.
+
+    The scalar version of `Activity.agreed`.
 
     Args:
-        reading: what was read of it by the name of a signal, without what is missing.
+        reading: value by signal name, without missing values.
 
     Example:
         >>> agreed_activity({Signal.GPU_UTILIZATION: 1.0, Signal.MEMORY_COPY_UTILIZATION: 0.2})
         0.2
         >>> agreed_activity({Signal.GPU_UTILIZATION: 1.0})
     """
-    told = [reading[signal] for signal in MEASURED[:-1] if signal in reading]
+    values = [reading[signal] for signal in MEASURED[:-1] if signal in reading]
     watts, limit = reading.get(Signal.POWER), reading.get(Signal.POWER_LIMIT, 0.0)
     if watts is not None and limit > 0:
         rest = limit * IDLE_POWER_SHARE
-        told.append(min(max((watts - rest) / (limit - rest), 0.0), 1.0))
-    return sorted(told)[-2] if len(told) > 1 else None
+        values.append(min(max((watts - rest) / (limit - rest), 0.0), 1.0))
+    return sorted(values)[-2] if len(values) > 1 else None
 
 
 def busiest_signal(
     reading: Mapping[Signal, float], rest_watts: float = float("nan")
 ) -> Signal | None:
-    """Return which signal tells a device's activity, as `activity` has it; None where none does.
+    """Return the signal with the highest activity of one device, or None if it has no such signal.
 
     Args:
-        reading: what was read of it, without what is missing; the power limit is known, or the
-            model's.
-        rest_watts: what it was seen to draw at rest, NaN where it was not.
+        reading: value by signal, without missing values. Includes a power limit: the device's own,
+            or else the model's.
+        rest_watts: measured idle power in watts, NaN if not yet measured.
 
     Example:
         >>> busiest_signal({Signal.GPU_UTILIZATION: 0.01, Signal.SM_ACTIVE: 0.3})
         <Signal.SM_ACTIVE: 'sm_active_ratio'>
     """
-    told = {signal: reading[signal] for signal in MEASURED[:-1] if signal in reading}
-    if not told:
+    values = {signal: reading[signal] for signal in MEASURED[:-1] if signal in reading}
+    if not values:
         return None
     limit = reading.get(Signal.POWER_LIMIT, 0.0)
     if limit > 0 and Signal.POWER in reading:
         watts = np.array([reading[Signal.POWER], limit, rest_watts])[:, None]
-        told[Signal.POWER] = float(_by_power(*watts)[0])
-    return max(told, key=told.__getitem__)
+        values[Signal.POWER] = float(_by_power(*watts)[0])
+    return max(values, key=values.__getitem__)
 
 
 def memory(columns: Mapping[Signal, Column], label_total: Column) -> tuple[Column, Column, Column]:
-    """Return used, free and total memory of each device in bytes, NaN where unknown.
+    """Return used, free and total memory of each device in bytes, NaN if unknown.
 
-    Used excludes what the driver reserves. Without a total, it is used + free + reserved; without
-    free, total - used - reserved; the label's total stands in where nothing else tells. A device
-    that says it has no memory at all, neither used nor free, says nothing.
+    Used memory excludes the part that the driver reserves. A missing total is used + free +
+    reserved, else the total from the node's labels. A missing free value is total - used -
+    reserved. A device that reports 0 bytes used and 0 free counts as missing.
+
+    Args:
+        columns: values by signal; NaN for a missing value.
+        label_total: total memory from the node's labels in bytes, NaN if unknown.
     """
     missing = np.full(len(label_total), np.nan)
 
@@ -201,7 +209,11 @@ def memory(columns: Mapping[Signal, Column], label_total: Column) -> tuple[Colum
 
 
 def fade(age_seconds: Column, freshness: Freshness) -> Ratios:
-    """Return how much values of an age count: 1 while fresh, then falling to 0.
+    """Return the weight of values by age: 1 while fresh, then falling linearly to 0.
+
+    Args:
+        age_seconds: age of each value, NaN for a missing value, whose weight is 0.
+        freshness: when values start to fade, and for how long.
 
     Example:
         >>> fade(np.array([60.0, 270.0, 1000.0, np.nan]), Freshness()).tolist()
@@ -212,7 +224,7 @@ def fade(age_seconds: Column, freshness: Freshness) -> Ratios:
 
 
 def plausible(values: Column) -> Column:
-    """Return the values with those that cannot be as NaN: negative or infinite ones.
+    """Replace impossible values, negative or infinite, by NaN.
 
     Example:
         >>> plausible(np.array([0.5, -1.0, np.inf, np.nan])).tolist()
@@ -223,37 +235,38 @@ def plausible(values: Column) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is held of each device between two readings; one row per device.
+    """Raw data of each device from which `believe` computes telemetry; one row per device.
+
+    Times are in seconds since the epoch, NaN if the event never happened.
 
     Attributes:
-        columns: the last good values; NaN where missing.
-        measured_at: when anything of it was last measured, seconds since the epoch, NaN where
-            never.
-        activity_at: when what tells of its activity was measured, likewise.
-        memory_at: when what tells of its memory was measured, likewise.
-        freed_at: when its last tenant ended; readings from before it are nobody's.
-        others_bytes: the part of the memory that was last seen in use and is not of pods that
-            declared theirs, NaN where unknown.
-        foreign_bytes: the part of that which no pod holds, likewise.
-        label_total_bytes: memory by the node's labels or earlier readings, NaN where unknown.
-        board_watts: power limit by model, NaN where unknown.
-        rest_watts: what it was seen to draw at rest, NaN where it was not.
-        window_mean: utilization since the tenants last changed, power included.
-        window_spread: its standard deviation.
-        window_count: how many readings that is.
-        recent_mean: measured activity of the last minutes, likewise.
-        recent_count: how many readings that is.
-        has_tenants: pods hold it.
-        is_unheld: no pod is seen on it, and mapping and API agree.
-        is_in_use: readings showed use, enough of them since its tenants last changed.
-        is_foreign: so they did while no pod can have held it.
-        was_used: the last readings of it while no pod held it showed use, or any activity.
-        xid_since: when the XID was first seen, NaN where there is none.
-        xid_at: when it was last told, seconds since the epoch, likewise.
-        recovery_at: when the recovery action was last told, NaN where it never was.
-        is_lost: the node should have it and no source sees it, though it sees its siblings.
-        withdrawn: devices that its node has of its kind and the kubelet does not offer.
-        node_row: row of its node, for what concerns all devices of a node.
+        columns: last valid value of each signal; NaN if missing.
+        measured_at: time of the newest value of any signal.
+        activity_at: time of the newest activity value.
+        memory_at: time of the newest memory value.
+        freed_at: when the last tenant ended; older readings describe that tenant.
+        others_bytes: memory in use by processes other than pods that declared their memory, NaN if
+            unknown.
+        foreign_bytes: the part of `others_bytes` that belongs to no pod, NaN if unknown.
+        label_total_bytes: total memory from node labels or earlier readings, NaN if unknown.
+        board_watts: power limit of the model in watts, NaN if unknown.
+        rest_watts: measured idle power in watts, NaN if not yet measured.
+        window_mean: mean utilization since the tenants last changed, power included.
+        window_spread: standard deviation of the same utilization.
+        window_count: number of readings behind `window_mean`.
+        recent_mean: mean measured activity of the last minutes since the tenants last changed.
+        recent_count: number of readings behind `recent_mean`.
+        has_tenants: pods hold the device.
+        is_unheld: no pod holds the device; device holders and API server agree.
+        is_in_use: enough readings since the tenants last changed showed use.
+        is_foreign: enough readings showed use while no pod can have held the device.
+        was_used: the last readings without a tenant showed use or any activity.
+        xid_since: when the current XID first appeared, NaN without an XID.
+        xid_at: when the XID was last reported.
+        recovery_at: when the recovery action was last reported.
+        is_lost: the node should have the device, and only its siblings appear in telemetry.
+        withdrawn: number of the node's devices of this kind that the kubelet does not offer.
+        node_row: number of the device's node; groups the devices of a node.
     """
 
     columns: Mapping[Signal, Column]
@@ -285,37 +298,37 @@ class Evidence:
 
 
 def shows_use(used_bytes: Column, agreed: Column, foreign: Foreign) -> Flags:
-    """Tell which devices are in use, by one reading.
+    """Flag the devices that one reading shows in use.
 
     Args:
-        used_bytes: memory in use, NaN where unknown.
-        agreed: activity as `Activity.agreed` has it.
-        foreign: from where on it is use.
+        used_bytes: memory in use, NaN if unknown.
+        agreed: activity, as in `Activity.agreed`.
+        foreign: thresholds of memory and activity above which a device is in use.
     """
     return (used_bytes > foreign.memory_bytes) | (agreed > foreign.utilization)
 
 
 REST_BELOW = 0.02
-"""A device whose measured activity is below this ratio, now and on average, is at rest."""
+"""A device is at rest if its measured activity is below this ratio, both now and on average."""
 
 REST_READINGS = 6
-"""So many readings say so: a device between two steps of its work is not at rest, and GPU_UTIL
-read now and then can miss a load."""
+"""Readings needed before a device counts as at rest: a device between two steps of its work is not
+at rest, and a single GPU_UTIL reading can miss a load."""
 
 _REST_STEP = 0.1
-"""Share of the way to a reading: one that is far off is no rest, dozens that agree are."""
+"""Weight of one reading in the moving average of idle power: dozens of readings must agree."""
 
 
 def learn_rest(
     rest_watts: Column, watts: Column, measured: Column, recent: tuple[Ratios, Rows]
 ) -> Column:
-    """Return what devices draw at rest, with what one more reading says of it.
+    """Return the idle power of each device, updated with one more reading.
 
     Args:
-        rest_watts: what was seen of it, NaN where nothing was.
-        watts: power now, NaN where missing.
+        rest_watts: idle power so far, NaN if not yet measured.
+        watts: power now, NaN if missing.
         measured: activity now.
-        recent: mean of the activity of the last minutes, and of how many readings.
+        recent: mean activity of the last minutes, and the number of readings behind the mean.
     """
     mean, count = recent
     is_at_rest = (measured < REST_BELOW) & (mean < REST_BELOW) & (count >= REST_READINGS)
@@ -325,23 +338,25 @@ def learn_rest(
 
 
 def step_streak(streak: Rows, verdict: Flags, shown: Flags, readings: int) -> tuple[Rows, Flags]:
-    """Count one more reading; a verdict falls and is lifted by so many readings that agree.
+    """Update a verdict with hysteresis by one reading; return the new streak and verdict.
+
+    A verdict is set, or cleared, only after `readings` readings that agree.
 
     Args:
-        streak: readings that spoke for the verdict, less those that spoke against it.
-        verdict: as it stands.
-        shown: whether this reading speaks for it.
-        readings: how many it takes.
+        streak: readings for the verdict less readings against it, between 0 and `readings`.
+        verdict: the verdict so far.
+        shown: whether this reading supports the verdict.
+        readings: readings needed to set or clear the verdict.
     """
     after = np.clip(np.where(shown, streak + 1, streak - 1), 0, readings)
     return after, (after >= readings) | (verdict & (after > 0))
 
 
 def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, Flags]:
-    """Return what is believed of each device, and where sources disagree.
+    """Compute telemetry from the raw data of each device, and flag contradicting signals.
 
     Args:
-        evidence: what is held of each device.
+        evidence: raw data of each device.
         policy: the settings.
         now: seconds since the epoch.
     """
@@ -361,8 +376,7 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
     is_foreign = evidence.is_foreign & evidence.is_unheld & (by_age > 0)
     has_window = evidence.has_tenants & (activity_fresh > 0)
     has_hour = has_window & (evidence.window_count > 1)
-    # Foreign use comes and goes as a tenant's work does, and counts from when it comes: a pause
-    # makes no device idle.
+    # Foreign use pauses as a tenant's work does: a short pause makes no device idle.
     past = np.where(is_foreign & (activity_fresh > 0), evidence.window_mean, 0.0)
     now_busy = np.where(activity_fresh > 0, known(measured), 0.0)
     has_recent = (has_window | is_foreign) & (activity_fresh > 0) & (evidence.recent_count > 1)
@@ -396,10 +410,9 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
 
 
 def _presumed(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) -> Ratios:
-    """Return how much it counts that devices were just freed, and are idle as they were before.
+    """Return the weight of the assumption that devices which were just freed are idle.
 
-    That fades as a reading would that was measured when they were freed; of a device that its
-    source has left, nothing is presumed.
+    It fades like a reading measured at the time of release, and is 0 once telemetry has expired.
     """
     may_be = ~(evidence.was_used | evidence.has_tenants)
     may_be &= ~(evidence.measured_at > evidence.freed_at)
@@ -410,12 +423,12 @@ def _presumed(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) ->
 def believe_again(
     before: Telemetry, rows: Rows, evidence: Evidence, policy: Policy, now: float
 ) -> Telemetry:
-    """Return `before` with some devices believed anew.
+    """Return telemetry in which some devices are recomputed.
 
     Args:
-        before: what was believed of each device.
-        rows: the devices; whole nodes, for a device may speak against its siblings.
-        evidence: what is held of these.
+        before: telemetry of all devices.
+        rows: rows to replace; always whole nodes, because a device can exclude its siblings.
+        evidence: raw data of these rows.
         policy: the settings.
         now: seconds since the epoch.
     """
@@ -426,10 +439,10 @@ def believe_again(
 def _judge(
     evidence: Evidence, policy: Policy, now: float, by_age: Ratios
 ) -> tuple[HealthColumns, Flags]:
-    """Return what speaks against each device, and which are out as `Telemetry` has it.
+    """Return the health of each device, and the devices that are out (`Telemetry.is_out`).
 
-    Its node's and its siblings' word is included. A verdict lasts as long as the device would be
-    remembered: telemetry that has been gone for longer locks nobody out.
+    Includes verdicts on the node and on sibling devices. A verdict expires after `forget_seconds`
+    without telemetry: lost telemetry must not exclude a device for ever.
     """
     is_old = now - evidence.measured_at >= policy.freshness.forget_seconds
     columns = evidence.columns
@@ -439,7 +452,7 @@ def _judge(
     health, node_row = policy.health, evidence.node_row
     newest = np.zeros(int(node_row.max(initial=0)) + 1)
     np.maximum.at(newest, node_row, by_age)
-    # Silent among siblings that speak: perhaps it has fallen off the bus.
+    # Telemetry of its siblings is fresh and its own is not: it may have fallen off the bus.
     is_behind = ~np.isnan(evidence.measured_at) & (newest[node_row] >= 1)
     is_silent = is_behind & (by_age <= 0)
     is_missing = evidence.is_lost | is_silent
@@ -448,24 +461,24 @@ def _judge(
     verdict = judge(columns, len(by_age), health, is_recent, is_suspect)
     verdict.exclude_siblings(node_row)
     verdict.apply(health.missing_device, is_missing, Sign.MISSING)
-    # Where as many devices of the node are known to be out, those are what the kubelet withdrew.
+    # If as many devices of the node are known to be out, the kubelet withdrew exactly those.
     out = np.bincount(node_row, weights=verdict.is_excluded | is_missing)[node_row]
     verdict.apply(health.not_offered, evidence.withdrawn > out, Sign.NOT_OFFERED)
-    # Beside the kubelet's word a device need not be silent for long.
+    # The kubelet's count confirms the loss, so a short silence is enough here.
     return verdict, verdict.is_excluded | is_missing | (is_behind & (by_age < 1))
 
 
 def _without_old_all_clear(
     columns: Mapping[Signal, Column], evidence: Evidence, freshness: Freshness
 ) -> Mapping[Signal, Column]:
-    """Return the columns without recovery actions that said that there is nothing to do, long ago.
+    """Return the columns without outdated recovery actions of 0 ("nothing to do").
 
-    Where the XID is told on and the action is not, as by a node agent that hangs or is gone, that
-    says nothing of an XID that came since.
+    If a node agent stops while another source still reports XIDs, its last recovery action says
+    nothing about a newer XID.
     """
     recovery = columns.get(Signal.RECOVERY_ACTION)
     if recovery is None:
         return columns
     is_old = evidence.xid_at - evidence.recovery_at > freshness.max_age_seconds
-    told = np.where(is_old & (recovery == 0), np.nan, recovery)
-    return {**columns, Signal.RECOVERY_ACTION: told}
+    current = np.where(is_old & (recovery == 0), np.nan, recovery)
+    return {**columns, Signal.RECOVERY_ACTION: current}

@@ -1,4 +1,4 @@
-"""The fleet at one instant, as columns that are written once and then only read."""
+"""The fleet at one instant, as read-only columns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -22,49 +22,49 @@ AnyColumn = TypeVar("AnyColumn", Ratios, Flags, Rows)
 Patched = TypeVar("Patched", bound=npt.NDArray[np.generic])
 
 NO_LIMIT = 1 << 60
-"""CPU or memory of a node of which it is not known how much is left."""
+"""Free CPU or memory of a node if unknown."""
 
 NO_DEVICE = -1
-"""Fills the slots of a pool's matrix where a node has fewer devices than the widest one."""
+"""Slot value of a missing device: pads nodes with fewer devices than the widest node."""
 
 _SEEN_FLAGS = ("is_excluded", "is_excluded_multi", "is_out", "is_foreign", "is_in_use")
 _TYPES = {**dict.fromkeys(_SEEN_FLAGS, np.bool_), "cause": np.intp}
-"""Types of the columns of telemetry that are no ratios."""
+"""Types of the telemetry columns that are not ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What is believed of each device; one row per device.
+    """Telemetry of each device after age weighting and cross-checks; one row per device.
 
-    Freshness is 1 for a fresh value, falls to 0 while a stale one fades, and is 0 for a missing
-    one; where it is 0 the value beside it means nothing (it is held at 0, never NaN).
+    Freshness is 1 for a fresh value, falls to 0 while a stale value fades, and is 0 for a missing
+    value. With freshness 0 the value itself is meaningless (0, never NaN).
 
     Attributes:
-        utilization: ratio of time busy: over the window for a device with tenants, else the
-            latest; the busiest evidence, power included. It orders devices.
-        latest: the latest utilization, without the window.
-        peak: what says idle or busy: the higher of the latest measured activity and its mean over
-            the last minutes, power left out.
+        utilization: ratio of time busy, the highest signal including power: the window's mean for a
+            device with tenants, else the latest value. Only orders devices.
+        latest: the latest utilization.
+        peak: the higher of the latest measured activity and its mean over the last minutes, without
+            power. Decides between idle and busy.
         spread: standard deviation of the utilization over the window.
-        freshness: of the four above.
-        memory_used: ratio of memory in use, 0 to 1, without what the driver reserves.
-        memory_free_bytes: room left.
-        memory_total_bytes: room of an empty device; 0 where unknown.
-        memory_freshness: of memory_used and memory_free_bytes.
-        presumed: how much it counts that the device was just freed and showed no use before its
-            tenant came, 0 to 1; 0 once it is read.
-        others_bytes: the part of the memory that was last seen in use and is not of pods that
-            declared theirs; it counts until a newer reading, however old it is, and though a tenant
-            has left. 0 where unknown.
-        foreign_bytes: the part of that which no pod holds, as far as is known.
+        freshness: freshness of the four columns above.
+        memory_used: ratio of memory in use, 0 to 1, without memory reserved by the driver.
+        memory_free_bytes: free memory.
+        memory_total_bytes: memory of an empty device; 0 if unknown.
+        memory_freshness: freshness of `memory_used` and `memory_free_bytes`.
+        presumed: weight of the assumption that a device which was just freed is idle, 0 to 1; 0
+            once a new reading exists.
+        others_bytes: memory in use by processes other than pods that declared their memory. Valid
+            until the next reading, at any age, also after a tenant has left. 0 if unknown.
+        foreign_bytes: the part of `others_bytes` that belongs to no pod, as far as known.
         stress: heat and throttling, 0 (none) to 1.
         penalty: share of its certainty that ill health costs, 0 to 1.
-        is_excluded: cannot work.
-        is_excluded_multi: cannot work for a pod with several devices.
-        is_out: cannot work, or is silent while its siblings speak: what a kubelet withdraws.
-        is_foreign: somebody outside Kubernetes uses it (only told where no pod holds it).
-        is_in_use: memory or activity of anybody is seen on it.
-        cause: what speaks most against its health, as `core.causes` puts it; 0 for nothing.
+        is_excluded: the device cannot work.
+        is_excluded_multi: the device cannot work for a pod with several devices.
+        is_out: the device cannot work, or only its siblings have fresh telemetry: the kubelet
+            withdraws such devices.
+        is_foreign: a process outside Kubernetes uses the device; set only if no pod holds it.
+        is_in_use: memory or activity of any process shows on the device.
+        cause: the most severe sign of ill health, encoded by `core.causes`; 0 for none.
     """
 
     utilization: Ratios
@@ -90,16 +90,16 @@ class Telemetry:
 
     @classmethod
     def missing(cls, count: int) -> "Telemetry":
-        """Return the telemetry of `count` devices of which nothing is known."""
+        """Return telemetry of `count` devices without any data."""
         types = {column.name: _TYPES.get(column.name, np.float64) for column in fields(cls)}
         return cls(**{name: np.zeros(count, dtype=kind) for name, kind in types.items()})
 
     def take(self, slots: Rows) -> "Telemetry":
-        """Return the columns at `slots`, in its shape; `NO_DEVICE` reads as missing."""
+        """Return the columns indexed by `slots`, in its shape; `NO_DEVICE` reads as missing."""
         return finish(self.take_in_steps(slots))
 
     def take_in_steps(self, slots: Rows) -> "Steps[Telemetry]":
-        """Return them one in each step."""
+        """Do the work of `take` one column per step."""
         absent = slots == NO_DEVICE
         columns = {}
         for column in fields(self):
@@ -108,7 +108,7 @@ class Telemetry:
         return Telemetry(**columns)
 
     def with_rows(self, rows: Rows, changed: "Telemetry") -> "Telemetry":
-        """Return the columns with those of `changed` at `rows`."""
+        """Return a copy with the rows of `changed` at `rows`."""
         names = [column.name for column in fields(self)]
         return Telemetry(
             **{name: patched(getattr(self, name), rows, getattr(changed, name)) for name in names}
@@ -116,7 +116,7 @@ class Telemetry:
 
 
 def patched(column: Patched, rows: Rows, values: Patched) -> Patched:
-    """Return the column with `values` at `rows`: itself, to be shared, where they are there."""
+    """Return a copy of the column with `values` at `rows`, or the column itself if equal."""
     if np.array_equal(column[rows], values):
         return column
     column = column.copy(order="K")
@@ -125,10 +125,10 @@ def patched(column: Patched, rows: Rows, values: Patched) -> Patched:
 
 
 def _take(column: AnyColumn, slots: Rows, absent: Flags) -> AnyColumn:
-    """Return the column's values at `slots`, zero or False where no device is."""
+    """Index a column by `slots`; absent devices are 0 or False."""
     if not len(column):
         return np.zeros(slots.shape, dtype=column.dtype)
-    # In the memory order of the slots: `take` would not keep it.
+    # Keeps the memory order of the slots; `take` would not.
     values = column[slots.T].T
     values[absent] = 0
     return values
@@ -136,13 +136,13 @@ def _take(column: AnyColumn, slots: Rows, absent: Flags) -> AnyColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A pod that holds devices which the readings do not show (yet).
+    """A pod that holds devices and that the readings do not show yet.
 
     Attributes:
         uid: the pod's UID.
         count: devices or replicas.
-        memory_bytes: room that it takes of each, None where it did not say.
-        expected_bytes: what pods like it were measured to take, None where none was.
+        memory_bytes: declared memory per device, None if not declared.
+        expected_bytes: measured memory use of similar pods, None without such a pod.
     """
 
     uid: str
@@ -153,42 +153,41 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRow:
-    """One node's devices behind one resource, and who holds them.
+    """Devices of one node behind one resource, and their allocation.
 
     Attributes:
-        slots: rows of the devices in the telemetry.
+        slots: telemetry row of each device.
         used: per slot, replicas in use (0 or 1 for whole devices).
-        assumed: per slot, tenants on it that the readings do not show.
-        assumed_shares: per slot, how many of them are believed to take an even share of the memory:
-            neither did they say how much they take, nor was any pod like them measured.
-        guessed_bytes: per slot, memory that others of them are believed to take, for pods like them
-            were measured to.
+        assumed: per slot, tenants that the readings do not show yet.
+        assumed_shares: per slot, assumed tenants that count with an even share of the memory,
+            because they declared none and no similar pod was measured.
+        guessed_bytes: per slot, memory of assumed tenants, estimated from similar pods.
         declared_bytes: per slot of a shared device, memory that its tenants declared, in use or
             not.
-        replicas: shares that each device is sold as; 1 for whole devices.
+        replicas: shares per device; 1 for whole devices.
         allocatable: devices or replicas that the kubelet offers.
         withdrawn: devices or replicas that the node has and the kubelet does not offer.
-        held: devices or replicas that pods hold, by the API's count.
-        taken: of the whole devices with `used` 0, so many are held nevertheless: which is unknown.
-        is_shared: whether the resource is sold in replicas.
+        held: devices or replicas that pods hold, by the API server's count.
+        taken: whole devices with `used` 0 that are allocated all the same, without knowing which.
+        is_shared: whether the resource counts replicas.
         is_packed: whether the device plugin fills one shared device before the next.
         is_mps: whether MPS caps each replica's memory.
-        is_agreed: the device-to-pod mapping and the API's count agree, pods that are too young
-            to show aside; where they do not, every device may be landed on.
+        is_agreed: the device holders agree with the API server's count, except for pods too young
+            to show. Otherwise a pod may land on any device.
         is_reconfiguring: the node's operator is changing its GPUs or their driver.
-        serves_claims: ResourceClaims may take devices that no count of the resource tells.
+        serves_claims: ResourceClaims may hold devices outside the resource's count.
         model_id: row of the devices' model in the snapshot's models.
-        zone_id: number of the node's zone, 0 where it has none.
-        free_millicores: CPU of the node that no pod requests, `NO_LIMIT` where unknown.
-        free_bytes: memory of the node, likewise.
-        undeclared: per slot of a shared device, how many tenants did not declare any.
-        kindred: per slot, how many tenants `guessed_bytes` is of; () for none.
-        just_freed: so many of the whole devices that are in use were left by pods that have just
-            ended, although it is unknown which.
-        is_presumed: those are presumed idle: none that it may be was used before a pod came.
-        leaving: the node without the pods that are being deleted; None where there are none.
-        loading: per slot, tenants that the readings show and that may still get ready to work; ()
-            for none.
+        zone_id: number of the node's zone, 0 without one.
+        free_millicores: CPU of the node that no pod requests, `NO_LIMIT` if unknown.
+        free_bytes: memory of the node that no pod requests, `NO_LIMIT` if unknown.
+        undeclared: per slot of a shared device, tenants that declared no memory.
+        kindred: per slot, number of tenants behind `guessed_bytes`; () for none.
+        just_freed: whole devices still shown in use whose pods have just ended, without knowing
+            which.
+        is_presumed: the `just_freed` devices are presumed idle: none was in use before its pod
+            came.
+        leaving: the node without pods that are being deleted; None without such pods.
+        loading: per slot, tenants that readings show and that may still be loading; () for none.
     """
 
     slots: tuple[int, ...]
@@ -220,7 +219,7 @@ class PoolRow:
     is_presumed: bool = False
 
     def __post_init__(self) -> None:
-        """Say of each slot that there is nothing of what nothing is said of."""
+        """Fill omitted per-slot values with zeros."""
         for name in ("loading", "guessed_bytes", "kindred"):
             if len(getattr(self, name)) != len(self.slots):
                 object.__setattr__(self, name, (0,) * len(self.slots))
@@ -228,16 +227,18 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """What a node is once some of its pods are gone, before any reading shows that.
+    """A node as if some of its pods had left, before readings show it.
 
     Attributes:
-        row: its row without them.
-        freed: per slot, the last pod on it leaves.
-        released_bytes: per slot, memory in use that is theirs, as far as that is known.
-        released_others: per slot, the part of it that counts as `Telemetry.others_bytes`.
-        ended: per slot, all of them have ended: what is read since is not of theirs; () for none.
-        foreign: per slot, foreign use was seen on it before they came; () for none.
-        active: per slot, so was use or any activity: nobody may call it idle; () for none.
+        row: the node's row without these pods.
+        freed: per slot, whether the last pod leaves.
+        released_bytes: per slot, memory in use by these pods, as far as known.
+        released_others: per slot, the part of `released_bytes` within `Telemetry.others_bytes`.
+        ended: per slot, whether all of these pods have ended, so that newer readings do not show
+            them; () for none.
+        foreign: per slot, whether it was in foreign use before these pods came; () for none.
+        active: per slot, whether it was in use or active before these pods came, so that it must
+            not count as idle; () for none.
     """
 
     row: PoolRow
@@ -249,16 +250,16 @@ class Leaving:
     active: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        """Say of each slot that there is nothing of what nothing is said of."""
+        """Fill omitted per-slot flags with False."""
         for name in ("ended", "foreign", "active"):
             if len(getattr(self, name)) != len(self.freed):
                 object.__setattr__(self, name, (False,) * len(self.freed))
 
     def of_ended(self, row: PoolRow) -> "Leaving":
-        """Return what a node of whole devices is without those of the pods that have ended.
+        """Return the state of a node of whole devices after only its ended pods have left.
 
         Args:
-            row: its row with the others.
+            row: the node's row with all other pods.
         """
         has_ended = np.array(self.ended, dtype=np.bool_)
         return replace(
@@ -271,7 +272,7 @@ class Leaving:
 
 
 def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> PoolRow:
-    """Return the row of whole devices that nobody holds.
+    """Return a row of whole devices that are all free.
 
     Example:
         >>> empty_row((0, 1)).allocatable
@@ -290,18 +291,19 @@ def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> Pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows of a pool side by side: one row per node, one column per device slot.
+    """Rows of a pool as arrays: one row per node, one column per device slot.
 
-    Matrices lie in memory column by column: a sum over the few slots is one vector operation each.
+    Matrices are stored in column order, so that a sum over the slots is one vector operation per
+    slot.
 
     Attributes:
-        slots: row of each device in the telemetry, `NO_DEVICE` where there is none.
-        present: whether there is a device.
-        telemetry: in the shape of `slots`.
+        slots: telemetry row of each device, `NO_DEVICE` for a missing one.
+        present: whether the slot has a device.
+        telemetry: telemetry in the shape of `slots`.
         suspicion: share of its certainty that early failures cost each node, 0 to 1.
-        memo: what was worked out of it for one request and serves others too.
+        memo: cached results that several requests share.
 
-    The others are `PoolRow`'s, as arrays.
+    The other attributes are those of `PoolRow`, as arrays.
     """
 
     slots: Rows
@@ -348,19 +350,19 @@ FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_presumed", "is_rec
 _OF_NODE = attrgetter(*PER_NODE, *FLAGS)
 _OF_SLOTS = attrgetter("slots", *PER_SLOT)
 _BLANKS = (NO_DEVICE, 0, 0, 0, 0, 0.0, 0.0)
-"""What each of these says of a slot without a device."""
+"""Padding value of each per-slot column for a missing device."""
 
 
 def batch_rows(
     rows: tuple[PoolRow, ...], telemetry: Telemetry, suspicion: Ratios, *, width: int = 1
 ) -> Batch:
-    """Put `rows` side by side.
+    """Build a batch from pool rows.
 
     Args:
         rows: the nodes' rows.
-        telemetry: of every device.
-        suspicion: per node, in the order of `rows`.
-        width: columns at least; wider rows widen the batch.
+        telemetry: telemetry of every device.
+        suspicion: suspicion per node, in the order of `rows`.
+        width: minimum number of slot columns; wider rows widen the batch.
     """
     width = max(width, max((len(row.slots) for row in rows), default=0))
     by_slot = _by_slot(rows, width)
@@ -386,9 +388,9 @@ def batch_rows(
 
 
 def _by_slot(rows: tuple[PoolRow, ...], width: int) -> Ratios:
-    """Return what rows say of their slots: by name, slot and row, filled up to so many slots.
+    """Return the per-slot values of rows as an array (name, slot, row), padded to `width` slots.
 
-    All at once, and as floats, in which counts are exact: most calls are about a single row.
+    All values are floats, which hold counts exactly: one array is fastest for the usual single row.
     """
     columns = list(map(_OF_SLOTS, rows))
     if any(len(row.slots) < width for row in rows):
@@ -405,9 +407,9 @@ def _by_slot(rows: tuple[PoolRow, ...], width: int) -> Ratios:
 
 
 def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
-    """Return `batch` with the rows of `changed` replaced; none may have more slots than it has.
+    """Return `batch` with the rows of `changed` replaced; none may have more slots than the batch.
 
-    What is believed of the devices stays as it was.
+    Telemetry is not updated.
     """
     if not changed:
         return batch
@@ -432,19 +434,19 @@ def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
 class Pool:
     """All nodes that offer one resource.
 
-    Most changes are one pod's on one node. Such a row is patched: arrays of thousands of rows are
-    not copied for it.
+    Most changes affect one pod on one node. Such a row is only recorded as patched, so that arrays
+    of thousands of rows need no copy.
 
     Attributes:
         resource: the resource's name.
         nodes: node name by row, sorted.
         row_of: row by node name.
         rows: each node's row.
-        batch: the same rows as arrays, but for the `late` ones.
-        base: another for every pool that was not made by patching the one before.
-        patched: rows that were patched since, the last ones last.
-        believed: those of them whose devices were believed anew, likewise.
-        folded: how many of the patched rows the arrays show.
+        batch: the rows as arrays, without the changes to `late` rows.
+        base: version of the pool; patching keeps it, any other change replaces it.
+        patched: dirty rows since `base`, oldest first.
+        believed: dirty rows whose telemetry was recomputed, oldest first.
+        folded: number of leading `patched` entries that the arrays include.
     """
 
     resource: str
@@ -459,7 +461,7 @@ class Pool:
 
     @property
     def late(self) -> list[int]:
-        """Rows that the arrays show as they were before they were patched."""
+        """Dirty rows that the arrays do not include yet."""
         return sorted(set(self.patched[self.folded :]))
 
 
@@ -469,7 +471,7 @@ def build_pool(
     telemetry: Telemetry,
     suspicion: Mapping[str, float],
 ) -> Pool:
-    """Return the pool of `resource` from each node's row."""
+    """Build the pool of `resource` from each node's row."""
     nodes = tuple(sorted(rows))
     ordered = tuple(rows[node] for node in nodes)
     suspicions = np.array([suspicion.get(node, 0.0) for node in nodes], dtype=np.float64)
@@ -488,11 +490,11 @@ class Snapshot:
 
     Attributes:
         version: grows with every change; equal versions are equal snapshots.
-        at: when it was taken, seconds since the epoch.
-        nodes: every node that the API server knows.
-        roll: where each of their names stands among all, and in each pool.
-        pools: by resource name.
-        telemetry: of every device.
+        at: time of the snapshot, seconds since the epoch.
+        nodes: names of all nodes of the API server.
+        roll: node index: number of each node name, and its row in each pool.
+        pools: pools by resource name.
+        telemetry: telemetry of every device.
         models: model names, normalized; a pool row's `model_id` points here, 0 is "unknown".
     """
 

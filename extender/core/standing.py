@@ -1,4 +1,7 @@
-"""What the nodes of a pool are worth to a request: kept, and evaluated anew where that changed."""
+"""Cache evaluations of a pool per request, and re-evaluate only the rows that changed.
+
+Invariant: a cached evaluation, updated for its dirty rows, equals an evaluation from scratch.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,22 +26,22 @@ from extender.core.snapshot import Batch, Flags, Pool, PoolRow, Snapshot, batch_
 from extender.core.steps import Steps, finish
 
 MOST_PATCHED = 256
-"""To evaluate more rows one by one takes longer than to evaluate a whole pool of thousands."""
+"""Limit of dirty rows per cache entry: above it, evaluating the whole pool is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a pool was worth to a request, and what that rested on.
+    """Cache entry: a pool's evaluation for one request, and the versions it was computed from.
 
     Attributes:
-        evaluation: by node, tentative tenants included.
-        base: the pool's, as it was then.
-        rows: the pool's, likewise.
-        patched: how many of them had been patched by then.
-        believed: how many of them had been believed anew by then.
-        models: the snapshot's: a new one may change what every node is worth.
-        policy: the settings that it was evaluated by.
-        overlay: the tentative tenants that were counted.
+        evaluation: evaluation by node, tentative tenants included.
+        base: the pool's `base` at that time.
+        rows: the pool's rows at that time.
+        patched: length of the pool's `patched` list at that time.
+        believed: length of the pool's `believed` list at that time.
+        models: the snapshot's models; a new model may change every score.
+        policy: the settings.
+        overlay: the tentative tenants included.
     """
 
     evaluation: Evaluation
@@ -54,7 +57,7 @@ class Standing:
     def of(
         cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
     ) -> "Standing":
-        """Return the standing that an evaluation of everything as it is now gives."""
+        """Create an entry from an evaluation of the current pool."""
         return cls(
             evaluation=evaluation,
             base=pool.base,
@@ -67,7 +70,7 @@ class Standing:
         )
 
     def holds(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
-        """Tell whether it still says what most nodes are worth, those that have not changed."""
+        """Return whether the entry is usable: same pool base, models and policy, few dirty rows."""
         is_same = (self.base, self.models) == (pool.base, snapshot.models)
         is_near = len(pool.patched) - self.patched <= MOST_PATCHED
         return is_same and is_near and self.policy is policy
@@ -76,12 +79,18 @@ class Standing:
 def stand(
     snapshot: Snapshot, pool: Pool, question: Question, kept: Iterable[Standing] = ()
 ) -> Standing:
-    """Return what a pool is worth now; of what is kept from before only the changes are evaluated.
+    """Return the current evaluation of a pool as a cache entry, updating the closest old entry.
 
-    Where the pod is nominated to makes no difference here: see `nominate`.
+    The pod's nomination is not included; `nominate` adds it.
+
+    Args:
+        snapshot: the snapshot.
+        pool: one of its pools.
+        question: the request.
+        kept: old cache entries for the same request.
     """
-    (standing,) = stand_together(snapshot, pool, [question], [kept])
-    return standing
+    (entry,) = stand_together(snapshot, pool, [question], [kept])
+    return entry
 
 
 def stand_together(
@@ -90,66 +99,66 @@ def stand_together(
     questions: Sequence[Question],
     kept: Sequence[Iterable[Standing]],
 ) -> list[Standing]:
-    """Return what a pool is worth to several requests, their changes evaluated side by side.
+    """Return current cache entries for several requests, re-evaluating all dirty rows in one batch.
 
-    That takes little longer than those of one of them.
+    That takes little longer than the rows of a single request.
 
     Args:
         snapshot: the snapshot.
         pool: one of its pools.
-        questions: what is asked of it, all under the same settings.
-        kept: for each of them, what is kept from before.
+        questions: the requests, all under the same policy.
+        kept: old cache entries per request.
     """
-    standings: list[Standing] = []
-    late: list[int] = []
+    entries: list[Standing] = []
+    outdated: list[int] = []
     changed: list[tuple[Question, list[int]]] = []
-    for at, (question, known) in enumerate(zip(questions, kept, strict=True)):
-        nearest = _nearest(snapshot, pool, question, known)
+    for at, (question, old) in enumerate(zip(questions, kept, strict=True)):
+        nearest = _nearest(snapshot, pool, question, old)
         if nearest is None:
             steps = stand_in_steps(snapshot, pool, question)
-            standings.append(finish(steps))
+            entries.append(finish(steps))
             continue
-        standing, touched = nearest
-        standings.append(standing)
+        entry, touched = nearest
+        entries.append(entry)
         if touched:
-            late.append(at)
+            outdated.append(at)
             is_out = snapshot.telemetry.is_out
-            rows = sorted(_changed(standing, pool, question.overlay, touched, is_out))
+            rows = sorted(_changed(entry, pool, question.overlay, touched, is_out))
             changed.append((question, rows))
-    before = [standings[at].evaluation for at in late]
-    after = _evaluate_anew(before, snapshot, pool, changed)
-    for at, evaluation in zip(late, after, strict=True):
-        standings[at] = Standing.of(evaluation, snapshot, pool, questions[at])
-    return standings
+    before = [entries[at].evaluation for at in outdated]
+    after = _refresh(before, snapshot, pool, changed)
+    for at, evaluation in zip(outdated, after, strict=True):
+        entries[at] = Standing.of(evaluation, snapshot, pool, questions[at])
+    return entries
 
 
 def _nearest(
     snapshot: Snapshot, pool: Pool, question: Question, kept: Iterable[Standing]
 ) -> tuple[Standing, set[int]] | None:
-    """Return of what is kept that from which least has happened since, and to which rows."""
+    """Return the usable cache entry with the fewest touched rows, and these rows."""
     nearest: tuple[Standing, set[int]] | None = None
-    for standing in kept:
-        if standing.holds(snapshot, pool, question.policy):
-            touched = _touched_since(standing, pool, question.overlay)
+    for entry in kept:
+        if entry.holds(snapshot, pool, question.policy):
+            touched = _touched_since(entry, pool, question.overlay)
             if nearest is None or len(touched) < len(nearest[1]):
-                nearest = (standing, touched)
+                nearest = (entry, touched)
     return nearest
 
 
 def stand_in_steps(snapshot: Snapshot, pool: Pool, question: Question) -> Steps[Standing]:
-    """Return what a pool is worth, from scratch; what other requests share is a step of its own."""
+    """Evaluate a pool from scratch in steps; the parts that requests share come first."""
     batch = count_freed(pool.batch)
     yield from assess_in_steps(batch, question.ask.columns, estimates(question.policy))
     everywhere = evaluate_for(question, pool.batch, snapshot.models)
     yield
     assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
     changed = sorted(assumed.union(pool.late))
-    (evaluation,) = _evaluate_anew([everywhere], snapshot, pool, [(question, changed)])
+    (evaluation,) = _refresh([everywhere], snapshot, pool, [(question, changed)])
     return Standing.of(evaluation, snapshot, pool, question)
 
 
 def avoid(evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
-    """Return an evaluation with what the pod's own request avoids counted."""
+    """Return an evaluation in which the nodes that the request avoids lose certainty."""
     avoided = question.request.avoided
     rows = [pool.row_of[node] for node in avoided if node in pool.row_of]
     if not rows:
@@ -161,7 +170,7 @@ def avoid(evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Ques
 
 
 def avoided_in(batch: Batch, nodes: Sequence[str], avoided: Mapping[str, float]) -> Batch:
-    """Return a batch in which nodes lose besides what a request avoids of them.
+    """Return a batch whose suspicion includes the nodes' early failures of the pod's owner.
 
     Args:
         batch: some nodes.
@@ -175,11 +184,10 @@ def avoided_in(batch: Batch, nodes: Sequence[str], avoided: Mapping[str, float])
 def nominate(
     evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
 ) -> Evaluation:
-    """Return an evaluation with the pod's own nomination counted.
+    """Return an evaluation in which the pod's nominated node counts as if deleted pods had left it.
 
-    It is a promise of what pods release that are being deleted there. Where there are none it was
-    made in expectation of something else, and promises nothing. A device that was in foreign use
-    before they came is none that they release.
+    Without pods being deleted there the nomination changes nothing. Devices in foreign use before
+    these pods came stay in foreign use.
     """
     at = pool.row_of.get(question.request.nominated_node)
     if at is None:
@@ -193,11 +201,11 @@ def nominate(
 def evaluate_after(
     snapshot: Snapshot, pool: Pool, at: int, question: Question
 ) -> Evaluation | None:
-    """Return what one node is worth once the pods that are being deleted there are gone.
+    """Evaluate one node as if the pods being deleted there had left; None without such pods.
 
-    None where there are none. Those that the pod is nominated for made it free for this pod: what
-    they used counts as idle. While as many whole devices are free besides as the pod asks for, it
-    would get these and not theirs: then only those count that have ended.
+    Devices that they release count as idle, because they are freed for this pod. If enough other
+    whole devices are free, the pod would get those instead; then only pods that have ended are
+    removed.
     """
     row, tenants = pool.rows[at], question.overlay.get(pool.nodes[at], ())
     leaving = row.leaving
@@ -217,13 +225,13 @@ def evaluate_after(
 
 
 def row_under(row: PoolRow, node: str, overlay: Overlay, is_out: Flags) -> PoolRow:
-    """Return one node's row with the tentative tenants on it; `is_out` as `Telemetry` has it."""
+    """Return a node's row with its tentative tenants added; `is_out` as in `Telemetry`."""
     tenants = overlay.get(node)
     return assume(row, tenants, closed_slots(row, is_out)) if tenants else row
 
 
 def batch_under(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overlay]]) -> Batch:
-    """Return some nodes' rows side by side, each with its tentative tenants on it."""
+    """Build a batch of some nodes with their tentative tenants added."""
     is_out = snapshot.telemetry.is_out
     return batch_rows(
         tuple(row_under(pool.rows[at], pool.nodes[at], overlay, is_out) for at, overlay in rows),
@@ -233,45 +241,45 @@ def batch_under(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overla
     )
 
 
-def _touched_since(standing: Standing, pool: Pool, overlay: Overlay) -> set[int]:
-    """Return the rows that something has happened to since a standing was taken."""
-    before = standing.overlay
+def _touched_since(entry: Standing, pool: Pool, overlay: Overlay) -> set[int]:
+    """Return the rows patched, or with changed tentative tenants, since an entry was made."""
+    before = entry.overlay
     nodes = {node for node, tenants in overlay.items() if before.get(node) is not tenants}
     nodes.update(node for node in before if node not in overlay)
     moved = {pool.row_of[node] for node in nodes if node in pool.row_of}
-    return moved.union(pool.patched[standing.patched :])
+    return moved.union(pool.patched[entry.patched :])
 
 
 def _changed(
-    standing: Standing, pool: Pool, overlay: Overlay, touched: set[int], is_out: Flags
+    entry: Standing, pool: Pool, overlay: Overlay, touched: set[int], is_out: Flags
 ) -> set[int]:
-    """Return the touched rows that are others now.
+    """Return the touched rows that need a new evaluation.
 
-    Where a pod is bound to the node that it was assumed on, nothing has changed. Devices that were
-    not believed anew are out as they were before.
+    A row is unchanged if a pod was bound to the node on which it was assumed. `is_out` can only
+    differ for rows in `believed`.
     """
-    believed = touched.intersection(pool.believed[standing.believed :])
+    believed = touched.intersection(pool.believed[entry.believed :])
     return believed.union(
         at
         for at in touched
         if row_under(pool.rows[at], pool.nodes[at], overlay, is_out)
-        != row_under(standing.rows[at], pool.nodes[at], standing.overlay, is_out)
+        != row_under(entry.rows[at], pool.nodes[at], entry.overlay, is_out)
     )
 
 
-def _evaluate_anew(
+def _refresh(
     evaluations: Sequence[Evaluation],
     snapshot: Snapshot,
     pool: Pool,
     changed: Sequence[tuple[Question, Sequence[int]]],
 ) -> list[Evaluation]:
-    """Return evaluations of a pool with some rows evaluated as they are now.
+    """Return evaluations of a pool with some rows evaluated again.
 
     Args:
-        evaluations: to one request each.
+        evaluations: one evaluation per request.
         snapshot: the snapshot.
         pool: one of its pools.
-        changed: for each of them, what was asked, and the rows.
+        changed: per evaluation, the question and the rows.
     """
     if not any(rows for _, rows in changed):
         return list(evaluations)
@@ -290,7 +298,7 @@ def _evaluate_rows(
     pool: Pool,
     asked: Sequence[tuple[Question, Sequence[int]]],
 ) -> Evaluation:
-    """Evaluate some rows for each of several requests, side by side."""
+    """Evaluate some rows for each of several requests in one batch."""
     asked_of = [(at, question.overlay) for question, rows in asked for at in rows]
     batch = batch_under(snapshot, pool, asked_of)
     ends = np.cumsum([len(of_one) for _, of_one in asked])
@@ -303,7 +311,7 @@ def _evaluate_rows(
 def _patched(
     evaluation: Evaluation, rows: Sequence[int], fresh: Evaluation, own: slice
 ) -> Evaluation:
-    """Return an evaluation with some rows as `fresh` has them, in its rows `own`."""
+    """Return an evaluation with `rows` replaced by the slice `own` of `fresh`."""
     index = np.array(rows, dtype=np.intp)
     return Evaluation(
         **{

@@ -1,4 +1,4 @@
-"""Work in steps: whoever does it may let the event loop have its turn between two of them."""
+"""Cooperative work in steps, so that the event loop can run between two steps."""
 
 from collections.abc import Generator
 from typing import Final, TypeVar
@@ -6,11 +6,11 @@ from typing import Final, TypeVar
 Result = TypeVar("Result")
 
 Steps = Generator[None, None, Result]
-"""Each `next` is one step of a few milliseconds; the work's result is the generator's."""
+"""Generator of work: each `next` is one step of a few milliseconds; returns the result."""
 
 
 def finish(steps: Generator[object, None, Result]) -> Result:
-    """Do all steps at once, and return the result."""
+    """Run all steps without a pause, and return the result."""
     while True:
         try:
             next(steps)
@@ -20,14 +20,14 @@ def finish(steps: Generator[object, None, Result]) -> Result:
 
 
 PIECE_RECORDS: Final = 64
-"""Records that are freed in one step."""
+"""Number of records freed per step."""
 
 
 def let_go(records: list[Result]) -> Steps[None]:
-    """Free large records some at a time: a thousand explained nodes take milliseconds at once.
+    """Free large records in steps: freeing a thousand explained nodes at once takes milliseconds.
 
     Args:
-        records: nobody else may hold them; the list is empty afterwards.
+        records: list with the only references; empty afterwards.
     """
     while records:
         del records[-PIECE_RECORDS:]

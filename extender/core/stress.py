@@ -1,4 +1,4 @@
-"""How hot or throttled devices are: it costs them some of their score, and excludes none."""
+"""Rate heat and throttling of devices; stress lowers a device's score and never excludes it."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -11,12 +11,12 @@ from extender.core.readings import Column, Signal
 from extender.core.snapshot import Ratios
 
 SLOWDOWN_RAMP_CELSIUS: Final = 10.0
-"""So far below where its clocks are held back a card counts less for its heat: a guess of ours.
-NVIDIA names temperatures at which something happens, and none from which it is near."""
+"""Range below the slowdown temperature in which stress rises. Our own estimate: NVIDIA publishes
+limits, but no warning temperature."""
 
 _SW_THERMAL: Final = 0x20
 HARD_SLOWDOWN: Final = 0x8 | 0x40 | 0x80
-"""Bits of NVML's clock event reasons: hardware holds the clocks back."""
+"""Bits of NVML's clock event reasons for hardware slowdown."""
 
 SLOWDOWN_WORDS: Final[Mapping[int, str]] = MappingProxyType(
     {
@@ -27,21 +27,20 @@ SLOWDOWN_WORDS: Final[Mapping[int, str]] = MappingProxyType(
         0x80: "hardware power brake",
     }
 )
-"""Bits of NVML's clock event reasons that slow a card down; the others are no trouble. The power
-cap is none either: cards meet it under normal load."""
+"""Bits of NVML's clock event reasons that slow a card down. The software power cap causes no
+stress: cards reach it under normal load."""
 
-_MASK_LIMIT: Final = float(1 << 53)  # no bit mask is larger, and larger ones are not exact
+_MASK_LIMIT: Final = float(1 << 53)  # larger floats are not exact, and no bit mask is larger
 
 
 def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Ratios:
-    """Return how hot or throttled each device is, 0 (not, or unknown) to 1.
+    """Return the stress of each device, from 0 (none or unknown) to 1.
 
-    Where it is known from which temperature on a card's clocks are held back, its heat is judged by
-    that, else by the settings.
+    Heat is rated against the card's slowdown temperature if known, else against the settings.
 
     Args:
-        columns: what was read; NaN where missing.
-        count: devices.
+        columns: values by signal; NaN for a missing value.
+        count: number of devices.
         health: the settings.
     """
     missing = np.full(count, np.nan)
@@ -67,16 +66,16 @@ def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Rati
 
 
 def _heat(celsius: Column, warn: Column, high: Column) -> Ratios:
-    """Return how hot something is: 0 up to `warn` and where unknown, 1 from `high` on."""
+    """Return the heat from 0 (up to `warn`, or unknown) to 1 (from `high`)."""
     known = np.where(np.isnan(celsius), warn, celsius)
     return np.clip((known - warn) / np.maximum(high - warn, 1.0), 0.0, 1.0)
 
 
 def stress_in_words(reading: Mapping[str, float], health: Health) -> str:
-    """Return why a device has `stress`, "" where it has none.
+    """Return the causes of a device's stress in words, "" without stress.
 
     Args:
-        reading: what was read of it, by name of the signal.
+        reading: value by signal name.
         health: the settings.
 
     Example:
@@ -87,7 +86,7 @@ def stress_in_words(reading: Mapping[str, float], health: Health) -> str:
 
 
 def throttling_in_words(mask: float) -> str:
-    """Return what of a card's clock event reasons costs it, "" where none does.
+    """Return the clock event reasons that cause stress in words, "" for none.
 
     Example:
         >>> throttling_in_words(0x44), throttling_in_words(0x04)

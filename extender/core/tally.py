@@ -1,8 +1,8 @@
-"""Which names are there, kept up to date as what bears them comes and goes."""
+"""Count references to names, to keep the set of names in use up to date."""
 
 
 class Tally:
-    """Counts names; one that nothing bears any more is forgotten.
+    """Reference counts of names; a name without references is removed.
 
     Example:
         >>> tally = Tally()
@@ -18,20 +18,20 @@ class Tally:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that are there; the same object as long as they are the same."""
+        """The names in use; the identical object until they change."""
         if self._names is None:
             self._names = frozenset(self._counts)
         return self._names
 
     def add(self, name: str) -> None:
-        """Count one more that bears a name."""
+        """Add one reference to a name."""
         count = self._counts.get(name, 0)
         self._counts[name] = count + 1
         if not count:
             self._names = None
 
     def remove(self, name: str) -> None:
-        """Count one less; it was added before."""
+        """Remove one reference that was added before."""
         count = self._counts[name] - 1
         if count:
             self._counts[name] = count

@@ -1,4 +1,4 @@
-"""Why pods were bound without our having been asked, or without our answer: the likely causes."""
+"""Find likely causes of bypassed pods: bound without a request to us, or without our answer."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,59 +8,59 @@ from itertools import chain
 from typing import Final
 
 SILENCE_SECONDS: Final = 900.0
-"""Nobody asks any more after so long without a question."""
+"""Time without any request after which kube-scheduler counts as silent."""
 
 SHOWN_NAMES: Final = 5
-"""So many names are shown in a text."""
+"""Maximum number of names in a text."""
 
 PATHS: Final = "/filter, /prioritize and /preempt"
 
 
 class Verdict(StrEnum):
-    """What a bound pod got from us."""
+    """Outcome of our answers for a bound pod."""
 
     ASKED = "asked"
-    """It was asked about, and the answer was read."""
+    """A request came, and kube-scheduler read the answer."""
     NOT_ASKED = "not-asked"
-    """No replica was asked about it, or none again after filter had refused every node."""
+    """No replica got a request, or no further one after filter had refused every node."""
     ANSWER_LOST = "answer-lost"
-    """It was asked about, and kube-scheduler was gone by the time of our answers."""
+    """A request came, and kube-scheduler disconnected before the answer."""
     NOT_SCORED = "not-scored"
-    """Filter left it several nodes, and prioritize is never asked: our scores are lost."""
+    """Filter left several nodes, and prioritize is never called: scores have no effect."""
 
 
 class Answers(Flag):
-    """What came of our answers about a pod."""
+    """Outcomes of our answers about a pod, as flags."""
 
     NONE = 0
     SCORED = auto()
     """Scores were read."""
     LEFT_ONE = auto()
-    """A filter's answer was read that left one node: kube-scheduler asks for no scores then."""
+    """A filter answer with one node was read; kube-scheduler then requests no scores."""
     LEFT_SEVERAL = auto()
-    """One was read that left several."""
+    """A filter answer with several nodes was read."""
     REFUSED = auto()
-    """One was read that left none."""
+    """A filter answer without nodes was read."""
     SCORES_LOST = auto()
-    """kube-scheduler was gone by the time of our scores."""
+    """kube-scheduler disconnected before our scores."""
     FILTER_LOST = auto()
-    """Likewise, of a filter's answer."""
+    """kube-scheduler disconnected before our filter answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPods:
-    """Pods that were bound, alike in all that matters here.
+    """A group of bound pods with equal properties.
 
     Attributes:
-        scheduler: their `spec.schedulerName`.
-        resources: names of the GPU resources that they ask for.
-        verdict: what they got.
-        is_early: they were bound when we had just started.
-        were_refused: filter had refused them everywhere, and nobody asked again.
-        count: how many they are.
-        example: `namespace/name` of the last.
-        first_at: when the first was bound, in seconds.
-        last_at: when the last was.
+        scheduler: `spec.schedulerName`.
+        resources: names of their GPU resources.
+        verdict: outcome of our answers.
+        is_early: they were bound shortly after our start.
+        were_refused: filter had refused them everywhere, and no further request came.
+        count: number of pods.
+        example: `namespace/name` of the last pod.
+        first_at: time of the first binding, in seconds.
+        last_at: time of the last binding, in seconds.
     """
 
     scheduler: str
@@ -75,22 +75,22 @@ class BoundPods:
 
 
 _Likeness = tuple[str, tuple[str, ...], Verdict]
-"""Scheduler, resources and verdict."""
+"""Group key: scheduler, resources and verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of the last minutes.
+    """Observations of the last minutes about requests and bindings.
 
     Attributes:
-        pods: pods that were bound, in groups.
-        silence_seconds: time since any replica was asked anything, None where none ever was.
-        lost_answers: questions whose sender was gone before our answer, or before their own end.
-        slow_answers: answers that took longer than the shipped httpTimeout.
-        slowest_seconds: the slowest of these two kinds.
-        unreadable: questions that could not be read.
-        wrong_paths: paths that were asked and that we do not serve.
-        has_peers: replicas tell each other what they were asked.
+        pods: groups of bound pods.
+        silence_seconds: time since the last request to any replica, None without any.
+        lost_answers: requests whose client disconnected before our answer or while sending.
+        slow_answers: answers slower than the httpTimeout in our example configuration.
+        slowest_seconds: duration of the slowest lost or slow answer.
+        unreadable: requests that could not be parsed.
+        wrong_paths: requested paths that we do not serve.
+        has_peers: the replicas exchange their requests.
     """
 
     pods: tuple[BoundPods, ...]
@@ -104,20 +104,19 @@ class Evidence:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nobody asks anything."""
+        """Whether no requests come."""
         return self.silence_seconds is None or self.silence_seconds > SILENCE_SECONDS
 
 
-def merge(known: Iterable[Evidence]) -> Evidence:
-    """Return what several replicas know together; times are on one clock.
+def merge(replicas: Iterable[Evidence]) -> Evidence:
+    """Merge the observations of several replicas; times are on one clock.
 
-    Each judges all pods that it saw waiting, so most are judged by all of them: of pods alike those
-    count that one replica judged, the one with the most. What went wrong with a question, only the
-    replica knows that it came to.
+    All replicas see most pods, so counts must not be added: per group the replica with the highest
+    count wins. Counts of failed requests are added, because only one replica saw each.
     """
     pods: dict[_Likeness, list[BoundPods]] = {}
     together = Evidence(pods=())
-    for one in known:
+    for one in replicas:
         alike: defaultdict[_Likeness, list[BoundPods]] = defaultdict(list)
         for group in one.pods:
             alike[group.scheduler, group.resources, group.verdict].append(group)
@@ -140,7 +139,7 @@ def merge(known: Iterable[Evidence]) -> Evidence:
 
 
 class CauseKind(StrEnum):
-    """What may be wrong; in the order in which equally likely causes are told."""
+    """Kinds of causes, in the order in which equally likely causes are listed."""
 
     WRONG_PATH = "wrong-path"
     UNREADABLE = "unreadable"
@@ -159,10 +158,10 @@ class Cause:
     """A likely cause.
 
     Attributes:
-        kind: what may be wrong.
-        field: the field to look at, as it is written in kube-scheduler's configuration or ours.
-        pods: how many of the pods it may explain.
-        text: what may be wrong, for people.
+        kind: kind of the cause.
+        field: field to check, as spelled in kube-scheduler's configuration or ours.
+        pods: number of pods that it may explain.
+        text: description for users.
     """
 
     kind: CauseKind
@@ -172,14 +171,14 @@ class Cause:
 
 
 def judge(answers: Answers, *, is_scoring: bool) -> Verdict:
-    """Say what a bound pod got from us.
+    """Return the outcome of our answers for a bound pod.
 
-    Which of several answers was the last does not matter: replicas tell each other late, and may
-    mistake their order. So one that was of use is enough.
+    One useful answer is enough, whether or not it was the last: replicas exchange answers late, so
+    their order is uncertain.
 
     Args:
-        answers: of all replicas, of all attempts.
-        is_scoring: prioritize is asked at all.
+        answers: answers of all replicas in all attempts.
+        is_scoring: whether prioritize is called at all.
     """
     if answers & (Answers.SCORED | Answers.LEFT_ONE):
         return Verdict.ASKED
@@ -188,12 +187,12 @@ def judge(answers: Answers, *, is_scoring: bool) -> Verdict:
     if answers & Answers.LEFT_SEVERAL:
         # Another extender may have left one node.
         return Verdict.ASKED if is_scoring else Verdict.NOT_SCORED
-    # Where a refusal was read kube-scheduler binds no pod before it asks again.
+    # After a refusal kube-scheduler sends another request before it binds the pod.
     return Verdict.ANSWER_LOST if answers & Answers.FILTER_LOST else Verdict.NOT_ASKED
 
 
 def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the likely causes why pods were bound without our answer, the likeliest first."""
+    """Return the likely causes of bypassed pods, the most likely first."""
     by_verdict = {
         verdict: [group for group in evidence.pods if group.verdict is verdict]
         for verdict in Verdict
@@ -213,8 +212,8 @@ def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
                 kind=CauseKind.PRIORITIZE_VERB,
                 field="prioritizeVerb",
                 pods=unscored,
-                text="filter is asked and prioritize never, so scores are lost: prioritizeVerb is "
-                "missing or wrong, or an extender that is asked after us always leaves one node",
+                text="filter is called and prioritize never, so scores are lost: prioritizeVerb is "
+                "missing or wrong, or an extender that is called after us always leaves one node",
             )
         )
     ranks = {kind: rank for rank, kind in enumerate(CauseKind)}
@@ -222,7 +221,7 @@ def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
 
 
 def _why_silent(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
-    """Yield why nobody asks anything."""
+    """Yield the causes of silence: no requests come at all."""
     count = _count(missing)
     yield from _why_unread(evidence, count)
     since = (
@@ -245,7 +244,7 @@ def _why_silent(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]
 
 
 def _why_unread(evidence: Evidence, pods: int) -> Iterable[Cause]:
-    """Yield why questions come and are not understood."""
+    """Yield the causes of requests that we cannot parse or do not serve."""
     if evidence.wrong_paths:
         yield Cause(
             kind=CauseKind.WRONG_PATH,
@@ -265,7 +264,7 @@ def _why_unread(evidence: Evidence, pods: int) -> Iterable[Cause]:
 
 
 def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
-    """Yield why some pods are not asked about while others are."""
+    """Yield the causes of missing requests for some pods while requests for others come."""
     asked = [
         group
         for group in evidence.pods
@@ -274,8 +273,8 @@ def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause
     names = {name for group in asked for name in group.resources}
     schedulers = {group.scheduler for group in asked}
     unnamed = [group for group in missing if not names.intersection(group.resources)]
-    strangers = [group for group in missing if asked and group.scheduler not in schedulers]
-    sometimes = [group for group in missing if group not in unnamed and group not in strangers]
+    others = [group for group in missing if asked and group.scheduler not in schedulers]
+    sometimes = [group for group in missing if group not in unnamed and group not in others]
     if unnamed:
         yield Cause(
             kind=CauseKind.MANAGED_RESOURCES,
@@ -284,12 +283,12 @@ def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause
             text=f"kube-scheduler asks, but never about pods that request {_resources(unnamed)}: "
             "managedResources lacks that (exact names, no wildcards)",
         )
-    if strangers:
-        shown = _names(group.scheduler for group in strangers)
+    if others:
+        shown = _names(group.scheduler for group in others)
         yield Cause(
             kind=CauseKind.OTHER_SCHEDULER,
             field="schedulerName",
-            pods=_count(strangers),
+            pods=_count(others),
             text=f"pods with schedulerName {shown} are never asked about, others are: the "
             "scheduler that serves this profile has no entry for us under extenders; where that is "
             "meant so, let our setting unasked.schedulers name the others alone",
@@ -329,21 +328,21 @@ def _why_sometimes(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cau
             kind=CauseKind.OTHER_REPLICA,
             field="peers.service",
             pods=count,
-            text="such pods are asked about at times: if there are more replicas of us, set "
-            "peers.service, so that they tell each other what they were asked",
+            text="requests for such pods come only at times: with several replicas of idlegpu, set "
+            "peers.service, so that the replicas exchange their requests",
         )
     yield Cause(
         kind=CauseKind.UNREACHABLE,
         field="ignorable",
         pods=count,
-        text="such pods are asked about at times: kube-scheduler does not reach us each time (a "
-        "restart, TLS, httpTimeout), and places pods without us then (ignorable: true); or another "
+        text="requests for such pods come only sometimes: kube-scheduler cannot always reach us (a "
+        "restart, TLS, httpTimeout), and then places pods without us (ignorable: true); or another "
         "kube-scheduler, with other extenders, serves some of them",
     )
 
 
 def _http_timeout(evidence: Evidence, pods: int) -> Cause:
-    """Return the cause that answers come too late."""
+    """Return the cause for answers that come too late."""
     return Cause(
         kind=CauseKind.HTTP_TIMEOUT,
         field="httpTimeout",
@@ -369,12 +368,12 @@ def _count(groups: Iterable[BoundPods]) -> int:
 
 
 def _resources(groups: Iterable[BoundPods]) -> str:
-    """Write the resources that pods ask for."""
+    """Format the resources of the pods for a text."""
     return _names(name for group in groups for name in group.resources)
 
 
 def _names(names: Iterable[str]) -> str:
-    """Write names for people, sorted, and not too many."""
+    """Format names for a text: sorted, at most `SHOWN_NAMES`."""
     ordered = sorted(set(names))
     more = len(ordered) - SHOWN_NAMES
     return ", ".join(ordered[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

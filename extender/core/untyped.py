@@ -1,4 +1,4 @@
-"""Narrows decoded JSON of unknown shape: what has the wrong type counts as absent."""
+"""Narrow decoded JSON to a type; a value of another type counts as absent."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -8,7 +8,7 @@ NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 def mapping_of(value: object) -> Mapping[str, object]:
-    """Return a JSON object, an empty one for anything else.
+    """Return a JSON object, or an empty one for any other type.
 
     Example:
         >>> dict(mapping_of({"a": 1})), dict(mapping_of(None))
@@ -18,7 +18,7 @@ def mapping_of(value: object) -> Mapping[str, object]:
 
 
 def items_of(value: object) -> Sequence[object]:
-    """Return a JSON list, an empty one for anything else.
+    """Return a JSON list, or an empty one for any other type.
 
     Example:
         >>> list(items_of([1])), list(items_of("abc"))
@@ -28,7 +28,7 @@ def items_of(value: object) -> Sequence[object]:
 
 
 def objects_of(value: object) -> Sequence[Mapping[str, object]]:
-    """Return the JSON objects of a list, leaving out anything else.
+    """Return the objects in a JSON list, without items of other types.
 
     Example:
         >>> objects_of([{"a": 1}, None])
@@ -38,7 +38,7 @@ def objects_of(value: object) -> Sequence[Mapping[str, object]]:
 
 
 def text_of(value: object) -> str:
-    """Return a JSON string, "" for anything else.
+    """Return a JSON string, or "" for any other type.
 
     Example:
         >>> text_of("a"), text_of(7)
@@ -48,7 +48,7 @@ def text_of(value: object) -> str:
 
 
 def int_of(value: object) -> int:
-    """Return a JSON number that fits 64 bits, 0 for anything else.
+    """Return a JSON integer that fits 64 bits, or 0 for anything else.
 
     Example:
         >>> int_of(7), int_of("7"), int_of(10**30)

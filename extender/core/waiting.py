@@ -1,4 +1,4 @@
-"""What pods that wait ask for, read from the little that is kept of them."""
+"""Parse the requests of waiting pods from their stored records."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -11,27 +11,27 @@ from extender.core.request import ParsedRequest, parse_request
 from extender.core.resources import ResourceNames
 
 REMEMBERED: Final = 256
-"""So many pods that say different things; most say the same as many others."""
+"""Cache size: number of different requests; most waiting pods have equal ones."""
 
 
 class WaitingRequests:
-    """Reads what pods ask for from their records, once for all that say the same."""
+    """Cached parser of pod records: equal requests are parsed once."""
 
     def __init__(self) -> None:
         self._policy: Policy | None = None
         self._read: OrderedDict[object, ParsedRequest] = OrderedDict()
 
     def read(self, record: PodRecord, policy: Policy) -> ParsedRequest:
-        """Return what `parse_request` reads in the pod's own object.
+        """Return the result that `parse_request` gives for the pod's own object.
 
         Args:
-            record: of a pod that is not bound.
-            policy: what holds where the pod does not say.
+            record: record of an unbound pod.
+            policy: defaults for annotations that the pod does not set.
         """
         if self._policy is not policy:
             self._policy = policy
             self._read.clear()
-        said = (
+        key = (
             tuple(record.resources.items()),
             record.wishes,
             record.nominated_node,
@@ -40,21 +40,21 @@ class WaitingRequests:
             record.host,
             record.has_preferences,
         )
-        parsed = self._read.get(said)
+        parsed = self._read.get(key)
         if parsed is None:
-            parsed = self._read[said] = _parse(record, policy)
+            parsed = self._read[key] = _parse(record, policy)
             if len(self._read) > REMEMBERED:
                 self._read.popitem(last=False)
         return parsed
 
 
 def _requests(host: HostResources) -> dict[str, str]:
-    """Return CPU and memory as a container requests them."""
+    """Return the resource requests of an equivalent container."""
     return {CPU: f"{host.millicores}m", MEMORY: str(host.memory_bytes)}
 
 
 def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
-    """Read a pod's record as kube-scheduler's questions are read."""
+    """Parse a pod's record through an equivalent Pod object."""
     limits = {resource: str(count) for resource, count in record.resources.items()}
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     pod = {
@@ -68,7 +68,7 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
             "conditions": [condition | {"message": record.message}] * record.is_unscheduled,
         },
     }
-    # The record has its resources in the order of the setting.
+    # The record's resources are in the order of the setting.
     names = ResourceNames(tuple(limits)) if limits else ResourceNames()
     parsed = parse_request(pod, resources=names, defaults=policy)
     if parsed.request is None or not record.has_preferences:

@@ -1,4 +1,4 @@
-"""Utilization of each device over a window: mean and spread since its tenants last changed."""
+"""Mean and spread of each device's utilization over a window, since its tenants last changed."""
 
 from collections.abc import Generator
 from typing import TypeVar
@@ -9,18 +9,18 @@ import numpy.typing as npt
 from extender.core.snapshot import Ratios, Rows
 
 Parts = TypeVar("Parts", npt.NDArray[np.float32], npt.NDArray[np.uint16])
-"""One row for each part of the window, one column for each device."""
+"""One row per time step of the window, one column per device."""
 
 
 class Windows:
-    """Sums of utilization by device and time step, in a ring.
+    """Ring buffer with sums of utilization by device and time step.
 
-    The totals over all steps are kept as parts come and go, so that asking for them costs nothing.
-    Memory is steps x devices x 10 bytes. Only the owner's task changes it.
+    Totals over all steps are updated incrementally, so that `summarize` is fast. Memory is steps x
+    devices x 10 bytes. Only the owner's task changes it.
 
     Args:
-        window_seconds: how far back the window reaches.
-        steps: parts of the window; what is older leaves a part at a time.
+        window_seconds: length of the window.
+        steps: number of time steps; old values leave one step at a time.
     """
 
     def __init__(self, window_seconds: float, steps: int = 40) -> None:
@@ -38,7 +38,7 @@ class Windows:
         self._resets: list[tuple[Rows, float | None]] | None = None
 
     def grow(self, devices: int) -> None:
-        """Make room for so many devices."""
+        """Extend the arrays to at least `devices` columns."""
         missing = devices - self._sum.shape[1]
         if missing > 0:
             self._version += 1
@@ -50,7 +50,7 @@ class Windows:
             self._total_count = np.pad(self._total_count, (0, missing))
 
     def _grown(self, parts: Parts, devices: int) -> Parts:
-        """Return the parts with more room; only those that hold something need to be copied."""
+        """Return wider arrays; only steps with data are copied."""
         grown = np.zeros((self._steps, devices), dtype=parts.dtype)
         for part in self._filled:
             grown[part, : parts.shape[1]] = parts[part]
@@ -63,13 +63,13 @@ class Windows:
         values: npt.NDArray[np.float64],
         squares: npt.NDArray[np.float64] | None = None,
     ) -> None:
-        """Add one reading of each device in `rows`; NaN is no reading.
+        """Add one reading of each device in `rows`; NaN is skipped.
 
         Args:
-            at: when the values were read, seconds since the epoch; older than the window: ignored.
+            at: time of the reading, seconds since the epoch; ignored if older than the window.
             rows: device rows, each once.
             values: ratios, in the order of `rows`.
-            squares: where the values are means of several readings, the means of their squares.
+            squares: means of the squares, if the values are means of several readings.
         """
         step = int(at // self.step_seconds)
         self._version += 1
@@ -84,8 +84,7 @@ class Windows:
             (self._sum, self._total_sum, good),
             (self._square, self._total_square, squared),
         ):
-            # The total takes what the part makes of it in single precision, and gives it back
-            # whole when the part leaves.
+            # Add the float32-rounded difference, so that the step's removal restores the total.
             before = parts[part, at_rows].astype(np.float64)
             parts[part, at_rows] += amount
             total[at_rows] += parts[part, at_rows] - before
@@ -94,7 +93,7 @@ class Windows:
         self._total_count[at_rows] += 1
 
     def put_back(self, seconds: float) -> None:
-        """Date all readings back: the clock was put back by so much."""
+        """Shift all readings back in time, after the clock was set back by `seconds`."""
         steps = round(seconds / self.step_seconds)
         if self._step < 0 or not steps:
             return
@@ -105,7 +104,7 @@ class Windows:
             parts[:] = np.roll(parts, -steps, axis=0)
 
     def _advance(self, step: int) -> None:
-        """Empty the parts that the time has passed over."""
+        """Clear the steps that have left the window."""
         if self._step < 0:
             self._step = step
         for passed in range(self._step + 1, min(step, self._step + self._steps) + 1):
@@ -121,10 +120,10 @@ class Windows:
         self._step = max(self._step, step)
 
     def resize_in_steps(self, window_seconds: float) -> Generator[None, None, None]:
-        """Reach so far back from the last step on; what is held stays as far as it is that young.
+        """Change the window's length in steps; readings within the new length stay.
 
-        Between the steps these may be reset as ever; where readings come, the work begins anew.
-        Each part goes whole where its middle belongs: readings keep no time of their own.
+        `reset` may be called between steps. If readings arrive meanwhile, the work starts over.
+        Each old step is moved as a whole by its middle, because readings have no time of their own.
         """
         version = -1
         fresh = self
@@ -142,7 +141,7 @@ class Windows:
         vars(self).update(vars(fresh))
 
     def grow_in_steps(self, devices: int) -> Generator[None, None, None]:
-        """Make room for so many devices in windows that have none, a part at a time."""
+        """Allocate `devices` columns in an empty window, one time step per step of work."""
         shape = (self._steps, devices)
         self._sum, self._square = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self._count = np.empty(shape, np.uint16)
@@ -160,13 +159,13 @@ class Windows:
         squares: npt.NDArray[np.float32],
         counts: npt.NDArray[np.uint16],
     ) -> None:
-        """Add many readings of each device, of about the same time.
+        """Add many readings of each device of about the same time.
 
         Args:
-            at: when they were read, seconds since the epoch; older than the window: ignored.
-            sums: of the ratios, one for each device.
-            squares: of their squares.
-            counts: how many they are.
+            at: time of the readings, seconds since the epoch; ignored if older than the window.
+            sums: sum of the ratios per device.
+            squares: sum of their squares per device.
+            counts: number of readings per device.
         """
         step = int(at // self.step_seconds)
         self._advance(step)
@@ -184,16 +183,16 @@ class Windows:
         self._filled.add(part)
 
     def reset(self, rows: Rows, until: float | None = None) -> None:
-        """Forget the history of devices: their tenants have changed.
+        """Clear the history of devices whose tenants have changed.
 
         Args:
             rows: the devices.
-            until: when, seconds since the epoch; what was read after its time step stays. None
-                forgets everything.
+            until: time of the change, seconds since the epoch; later time steps stay. None clears
+                all.
         """
         if self._resets is not None:
             self._resets.append((rows, until))
-        passed = (self._step - np.arange(self._steps)) % self._steps  # by part, steps since
+        passed = (self._step - np.arange(self._steps)) % self._steps  # age of each part in steps
         begins = (self._step - passed) * self.step_seconds
         is_old = begins <= (np.inf if until is None else until)
         old = np.array([part for part in self._filled if is_old[part]], dtype=np.intp)
@@ -207,11 +206,11 @@ class Windows:
         self._total_count[rows] = self._count[:, rows].sum(axis=0, dtype=np.int64)
 
     def scale(self, rows: Rows, share: Ratios | float) -> None:
-        """Let what was read of devices count by a share of its value from now on.
+        """Multiply the stored readings of devices by a factor.
 
         Args:
             rows: the devices.
-            share: one for each of them, or one for all.
+            share: factor per device, or one for all.
         """
         self._version += 1
         filled = np.array(sorted(self._filled), dtype=np.intp)
@@ -224,10 +223,10 @@ class Windows:
     def summarize(
         self, rows: Rows | slice = slice(None)
     ) -> tuple[Ratios, Ratios, npt.NDArray[np.int64]]:
-        """Return the mean, the standard deviation and how many readings there are.
+        """Return the mean, the standard deviation and the number of readings per device.
 
         Args:
-            rows: of these devices; all unless given.
+            rows: the devices; all by default.
         """
         count = self._total_count[rows].copy()
         divisor = np.maximum(count, 1)

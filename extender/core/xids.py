@@ -28,19 +28,19 @@ _XID_GROUPS: tuple[tuple[HealthAction, tuple[int, ...]], ...] = (
 DEFAULT_XID_ACTIONS: Mapping[int, HealthAction] = MappingProxyType(
     {xid: action for action, xids in _XID_GROUPS for xid in xids}
 )
-"""What each XID means unless configured: NVIDIA's catalog and what device plugins agree on."""
+"""Default action by XID. Source: NVIDIA's XID catalog and the rules that device plugins share."""
 
 SEVERITY: Mapping[HealthAction, int] = MappingProxyType(
     {IGNORE: 0, PENALTY: 1, EXCLUDE_MULTI_GPU: 2, EXCLUDE: 3, EXCLUDE_NODE: 4}
 )
-"""How grave each action is: of several causes the one with the gravest consequence is told."""
+"""Rank of each action: the cause with the most severe action is reported."""
 
 RECOVERY_CHANGED = 154
-"""The XID that says no more than that the driver asks for another recovery action."""
+"""XID of a changed recovery action; it carries no other information."""
 
 
 def xid_action(health: Health, xid: int) -> HealthAction:
-    """Return what an XID means: the setting, else the default table, else the unknown action.
+    """Return the action for an XID: from the settings, the default table, or `unknown_xid`.
 
     Example:
         >>> xid_action(Health(), 79)
@@ -50,5 +50,5 @@ def xid_action(health: Health, xid: int) -> HealthAction:
 
 
 def is_of_recovery(health: Health, xid: int) -> bool:
-    """Tell whether an XID means what the recovery action says; a setting may say otherwise."""
+    """Return whether an XID only repeats the recovery action and has no configured action."""
     return xid == RECOVERY_CHANGED and xid not in health.xid

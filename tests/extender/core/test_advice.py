@@ -73,7 +73,7 @@ def test_what_is_recommended_fits_by_activity_and_memory(
 
 
 @given(pods, ratios, ratios, totals)
-def test_one_more_would_not_fit_and_the_bound_says_why(
+def test_one_more_would_not_fit_because_of_the_bound(
     count: int, activity: float, used: float, total: float
 ) -> None:
     fitting = fit(count, activity, used * total, total)
@@ -145,7 +145,7 @@ def test_samples_from_before_the_tenants_changed_say_nothing() -> None:
     assert new.memory_bytes == 5 * GIB
 
 
-def test_what_nobody_measured_is_unknown_and_not_zero() -> None:
+def test_unmeasured_values_are_unknown_and_not_zero() -> None:
     nothing = np.full((3, 1), np.nan)
 
     (unknown,) = uses(np.arange(3.0), nothing, nothing, np.array([-np.inf]))
@@ -258,7 +258,7 @@ def test_any_name_of_a_model_becomes_one_of_few(name: str) -> None:
     assert short_model(name) in NAMES | {"any", "other"}
 
 
-def test_a_whole_card_that_nobody_measured_is_left_alone() -> None:
+def test_an_unmeasured_whole_card_gets_no_advice() -> None:
     assert advise(card(Use(), pods=0)) is None
 
 

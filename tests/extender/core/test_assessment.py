@@ -122,7 +122,7 @@ def test_the_room_of_a_device_of_unknown_size_is_unknown() -> None:
         assert assessment_of(described).free_bytes[0, 0] == float("inf")
 
 
-def test_a_setting_says_what_an_mps_share_has() -> None:
+def test_a_setting_overrides_the_memory_of_an_mps_share() -> None:
     policy = Policy(mps_share_bytes=int(5 * GIB))
 
     assert assessment_of(shared(is_mps=True), policy=policy).free_bytes[0, 0] == 5 * GIB

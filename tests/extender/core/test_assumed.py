@@ -59,7 +59,7 @@ def test_no_answer_brings_a_pod_back_that_is_gone() -> None:
     assert not made._gone
 
 
-def test_a_pod_that_the_api_server_nominates_is_there_whatever_was_said() -> None:
+def test_a_nominated_pod_counts_on_its_node_after_any_message() -> None:
     made = ledger()
 
     made.end("a", until=50.0)
@@ -130,7 +130,7 @@ def test_more_pods_than_a_scheduler_can_place_are_not_counted() -> None:
     assert (len(made), counted(made)) == (0, {})
 
 
-def test_no_node_gets_more_pods_than_a_kubelet_runs_unless_the_api_server_says_so() -> None:
+def test_no_node_gets_more_pods_than_a_kubelet_runs_unless_nominated() -> None:
     made = Ledger()
     for number in range(assumed.MOST_ON_NODE + 10):
         made.assume(assumption(f"p{number}"))

@@ -33,7 +33,7 @@ LOAD_FILTER = Policy(load_filter=LoadFilter(is_enabled=True))
 MIG = "nvidia.com/mig-1g.10gb"
 
 
-def test_equal_nodes_rank_by_name_whatever_the_order_of_the_question() -> None:
+def test_equal_nodes_rank_by_name_in_any_order_of_the_request() -> None:
     nodes = {name: node() for name in "dabc"}
 
     assert ranking(decide_on(nodes, candidates=("c", "b", "d", "a"))) == ["a", "b", "c", "d"]
@@ -74,13 +74,13 @@ def test_nodes_are_decided_on_alike_by_number_and_by_name() -> None:
     assert ranking(by_number) == ranking(by_name)
 
 
-def test_nobody_is_asked_about() -> None:
+def test_no_name_is_requested() -> None:
     decision = decide_on({"a": node()}, candidates=(), policy=LOAD_FILTER)
 
     assert (decision.best, list(decision.candidates), len(decision.codes)) == (None, [], 0)
 
 
-def test_a_resource_that_no_node_is_known_to_offer_refuses_nobody() -> None:
+def test_a_resource_that_no_known_node_offers_refuses_no_node() -> None:
     asked = replace(request(), resource=MIG, resources=((MIG, 1),))
 
     assert ranking(decide_on({"b": node(), "a": node()}, asked)) == ["a", "b"]
@@ -123,7 +123,7 @@ def test_room_that_tentative_pods_asked_for_is_gone() -> None:
     assert rejected(decision) == {"a": Code.NO_MEMORY}
 
 
-def test_tentative_pods_on_a_node_that_is_gone_matter_to_nobody() -> None:
+def test_tentative_pods_on_a_deleted_node_change_no_verdict() -> None:
     overlay = {"gone": (Tenant(uid="other", count=1),)}
 
     assert ranking(decide_on({"a": node()}, overlay=overlay)) == ["a"]
@@ -136,7 +136,7 @@ def filtered(nodes: dict[str, Node], **asked: Any) -> dict[str, int]:
     return rejected(decide_on(nodes, request(**asked), policy=LOAD_FILTER))
 
 
-def test_the_load_filter_is_off_unless_turned_on() -> None:
+def test_the_load_filter_is_off_by_default() -> None:
     assert rejected(decide_on({"idle": node(), "busy": node(busy())})) == {}
 
 
@@ -258,7 +258,7 @@ def test_decisions_share_the_list_of_the_same_candidates() -> None:
     assert list(other.slim(1, slim.candidates).candidates) == ["a", "b"]
 
 
-def test_names_that_nobody_knows_are_remembered_as_they_came() -> None:
+def test_unknown_names_are_stored_as_strings() -> None:
     decided = decide_on({"a": node()}, candidates=("new", "a"))
 
     assert list(decided.slim(5).candidates) == ["new", "a"]

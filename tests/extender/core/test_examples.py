@@ -231,7 +231,7 @@ def verdicts(example: Example) -> dict[str, NodeVerdict]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_of_the_page_comes_out_as_it_says(name: str) -> None:
+def test_the_examples_of_the_documentation_are_right(name: str) -> None:
     example = EXAMPLES[name]
     decision = decide_on({"A": example.a, "B": example.b}, example.asked, models=MODELS)
     found = verdicts(example)

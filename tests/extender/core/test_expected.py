@@ -196,7 +196,7 @@ def test_shares_of_devices_are_always_what_is_offered(
         assert expected.replicas == 1
 
 
-def test_gke_tells_of_mps() -> None:
+def test_gke_labels_mark_mps() -> None:
     labels = {
         "cloud.google.com/gke-gpu-sharing-strategy": "mps",
         "cloud.google.com/gke-max-shared-clients-per-gpu": "4",
@@ -222,7 +222,7 @@ def test_on_gke_the_gpu_resource_of_a_partitioned_node_counts_instances() -> Non
     assert devices_behind(node, expected, devices) == devices
 
 
-def test_labels_tell_memory_and_the_strategy_of_sharing() -> None:
+def test_labels_give_memory_and_sharing_strategy() -> None:
     labels = gpu_labels(replicas="4", sharing_strategy="mps", memory="81559")
 
     (expected,) = expected_devices(offering(labels, gpu=8), {})

@@ -74,7 +74,7 @@ def test_to_a_pod_with_several_devices_a_link_fault_is_ill_health() -> None:
     assert [each.state for each in verdict_on(described, count=2).devices] == ["unhealthy", "idle"]
 
 
-def test_the_record_says_what_the_decision_said() -> None:
+def test_the_record_matches_the_decision() -> None:
     described = shared(busy(used=2, assumed=1, assumed_shares=1), suspicion=0.5, model_id=1)
     decided = decide_on({"node": described}, models=("", "nvidia h100"))
 
@@ -90,7 +90,7 @@ def test_the_record_says_what_the_decision_said() -> None:
     assert device.free_bytes == int(16 * GIB)
 
 
-def test_what_the_room_of_a_shared_gpu_comes_from_is_said() -> None:
+def test_the_memory_left_on_a_shared_gpu_is_explained() -> None:
     described = shared(gpu(memory_used=0.25, declared_bytes=30 * GIB, others_bytes=10 * GIB))
 
     verdict = verdict_on(described, memory_bytes=int(50 * GIB))
@@ -119,7 +119,7 @@ def test_a_refusal_is_named() -> None:
     assert verdict.rejection == Rejection.GPU_TOO_SMALL
 
 
-def test_what_is_unknown_is_said_to_be() -> None:
+def test_unknown_values_are_reported_as_unknown() -> None:
     (device,) = verdict_on(node(unknown(memory_total_bytes=0.0))).devices
 
     assert (device.utilization_ratio, device.memory_used_ratio, device.free_bytes) == (None,) * 3
@@ -140,7 +140,7 @@ def test_no_nodes_need_no_explanation() -> None:
     assert explain(evidence) == ()
 
 
-def test_states_are_counted_as_they_are_told() -> None:
+def test_counts_of_states_match_the_states() -> None:
     nodes = (
         node(gpu(), busy(), unknown()),
         node(gpu(is_excluded=True)),

@@ -38,7 +38,7 @@ def test_a_healthy_idle_node_passes() -> None:
     [node(busy()), node(unknown()), shared(busy(used=9)), node(gpu(penalty=1.0), suspicion=1.0)],
     ids=["busy", "unknown", "shared-and-busy", "under-suspicion"],
 )
-def test_load_and_doubt_alone_refuse_nobody(described: Node) -> None:
+def test_load_and_uncertainty_alone_refuse_no_node(described: Node) -> None:
     assert verdict(described) is Code.PASSES
 
 
@@ -144,7 +144,7 @@ def test_more_devices_in_use_than_held_are_foreign_whichever_they_are(
         ),
     ],
 )
-def test_a_pod_that_says_how_much_memory_gets_it_or_another_node(
+def test_a_pod_with_a_memory_request_gets_the_memory_or_another_node(
     described: Node, expected: Code
 ) -> None:
     assert verdict(described, **ROOM_FOR_20) is expected

@@ -156,13 +156,13 @@ def test_an_old_xid_that_excludes_nothing_never_counts_again(xid: int) -> None:
         ({}, ""),
     ],
 )
-def test_the_gravest_cause_is_told(values: dict[str, Any], cause: str) -> None:
+def test_the_most_severe_cause_is_reported(values: dict[str, Any], cause: str) -> None:
     found = verdict(**{name: float(value) for name, value in values.items()})
 
     assert words(int(found.cause[0])) == cause
 
 
-def test_xids_are_told_in_words() -> None:
+def test_xids_are_described_in_words() -> None:
     told = {xid: words(int(encode(Sign.XID, xid))) for xid in range(200)}
     named = {
         46: "GPU stopped processing",
@@ -291,7 +291,7 @@ def telemetry(**changes: Any) -> Telemetry:
         ({"penalty": np.array([0.5, 0.5])}, "counts less: "),
     ],
 )
-def test_ill_health_says_what_it_means(effect: dict[str, object], words_before: str) -> None:
+def test_ill_health_states_its_consequence(effect: dict[str, object], words_before: str) -> None:
     cause = np.array([encode(Sign.XID, 79), encode(Sign.SIBLING, 0)])
     seen = telemetry(cause=cause, **effect)
 
@@ -367,7 +367,7 @@ def test_a_device_that_is_about_to_switch_itself_off_is_excluded() -> None:
     assert action(verdict(TEMPERATURE=95.0)) is IGNORE
 
 
-def test_what_is_missing_speaks_against_nobody() -> None:
+def test_missing_values_are_no_sign_of_ill_health() -> None:
     assert action(verdict()) is IGNORE
 
 

@@ -88,7 +88,7 @@ def test_what_a_set_of_jobs_or_groups_makes_belongs_to_the_set(
     assert owner_of(metadata(kind, name, **labels)) == owner
 
 
-def test_what_is_kept_of_pods_of_two_runs_has_one_owner_and_so_has_what_asks_for_them() -> None:
+def test_records_and_requests_of_two_runs_share_one_owner() -> None:
     pods = []
     for number in (0, 1):
         raw = pod(f"nightly-{number}")

@@ -41,7 +41,7 @@ def test_where_mapping_and_counts_disagree_any_device_may_be_landed_on() -> None
     assert landing.taken[0] == 3
 
 
-def test_a_mapping_that_leaves_less_room_than_the_count_is_not_believed() -> None:
+def test_device_holders_that_leave_fewer_free_devices_than_the_count_are_ignored() -> None:
     assert slots(node(gpu(used=1), gpu(used=1), gpu(), held=1), count=2) == [0, 1, 2]
 
 
@@ -110,7 +110,7 @@ def test_shared_tenants_go_where_the_policy_puts_them(
     assert sum(row.assumed) == row.held - before.held == 2
 
 
-def test_a_tenant_takes_the_room_that_it_said_else_an_even_share() -> None:
+def test_a_tenant_takes_its_declared_memory_else_an_even_share() -> None:
     row = assume(
         used(0).row(0),
         (Tenant(uid="a", count=1, memory_bytes=int(20 * GIB)), Tenant(uid="b", count=2)),
@@ -164,7 +164,7 @@ def out(**changes: Any) -> Gpu:
         ),
     ],
 )
-def test_nobody_lands_on_what_is_surely_withdrawn(
+def test_no_pod_lands_on_devices_that_are_certainly_withdrawn(
     described: Node, count: int, expected: list[int]
 ) -> None:
     assert slots(described, count) == expected

@@ -74,7 +74,7 @@ def test_pods_that_share_a_claim_hold_its_device_once() -> None:
     assert (row.used, row.held, row.is_agreed) == ((1, 0), 1, True)
 
 
-def test_a_claimed_instance_counts_though_nobody_knows_which_of_several_it_is() -> None:
+def test_a_claimed_instance_counts_without_knowing_which_it_is() -> None:
     pods = [pod(name, 0, has_claims=True, claimed=(ONE,)) for name in ("a", "sharing-it")]
     other = pod("other", 0, has_claims=True, claimed=(TWO,))
 

@@ -135,7 +135,7 @@ def test_selector_and_affinity_count_both() -> None:
 
 
 @pytest.mark.parametrize("operator", ["In", "NotIn", "Exists", "DoesNotExist", "Gt"])
-def test_labels_that_are_not_kept_close_no_node(operator: str) -> None:
+def test_labels_that_are_not_stored_exclude_no_node(operator: str) -> None:
     key = "feature.node.kubernetes.io/cpu-model.id"
     selection = having(labelled(key, operator, "1"), nodeSelector={key: "1"})
 
@@ -147,7 +147,7 @@ def test_labels_that_are_not_kept_close_no_node(operator: str) -> None:
     [NodeRecord(name="n", labels=SSD), NodeRecord(name="n", other_labels=SSD)],
     ids=["labels", "other labels"],
 )
-def test_labels_count_wherever_they_are_kept(node: NodeRecord) -> None:
+def test_labels_match_in_every_field_that_stores_them(node: NodeRecord) -> None:
     assert selects(having(nodeSelector={"disk": "ssd"}), node)
     assert not selects(having(nodeSelector={"disk": "hdd"}), node)
 
@@ -225,7 +225,7 @@ def test_pods_of_any_shape_are_taken(spec: object) -> None:
     assert not selection.tolerations
 
 
-def test_the_size_grows_with_all_that_is_said() -> None:
+def test_the_size_grows_with_every_condition() -> None:
     small = having(labelled("disk", "In", "a"), nodeSelector={"a": "b"}, tolerations=[{"key": "k"}])
     sizes = [
         having(labelled("disk", "In", "a", "b"), nodeSelector={"a": "b"}).size,

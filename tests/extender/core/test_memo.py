@@ -26,14 +26,14 @@ def test_a_result_is_made_once_for_each_key() -> None:
     assert memo.get(("a", 2), give("second")) == "second"
 
 
-def test_nothing_is_kept_without_a_key() -> None:
+def test_without_a_key_nothing_is_cached() -> None:
     memo = Memo()
     memo.get(None, give("first"))
 
     assert memo.get(None, give("second")) == "second"
 
 
-def test_what_nobody_asked_for_longest_goes_where_there_is_too_much() -> None:
+def test_the_least_recently_used_result_is_evicted_when_full() -> None:
     memo = Memo()
     for number in range(MOST):
         memo.get(number, give(str(number)))

@@ -65,7 +65,7 @@ def test_names_are_found_where_a_dictionary_finds_them(
 
 
 @given(names=node_names, asked=st.lists(st.text(PLAIN, min_size=1), min_size=1, unique=True))
-def test_names_that_are_not_known_are_told_apart_from_those_that_are(
+def test_unknown_names_are_distinguished_from_known_ones(
     names: list[str], asked: list[str]
 ) -> None:
     together = [*asked, *(name for name in names if name not in asked)]

@@ -58,7 +58,7 @@ def after(
         ),
     ],
 )
-def test_each_reading_says_what_is_not_of_pods_that_declared(
+def test_each_reading_gives_the_memory_outside_pods_that_declared(
     readings: list[tuple[Tenancy, float]], expected: tuple[float, float]
 ) -> None:
     assert after(*readings) == pytest.approx(expected, nan_ok=True)

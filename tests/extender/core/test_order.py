@@ -305,7 +305,7 @@ def test_cards_with_room_rank_before_calmer_ones_without(strategy: Strategy) -> 
     assert ranking(decide_on({"tight": tight, "roomy": roomy}, asked)) == ["roomy", "tight"]
 
 
-def test_a_pod_that_says_nothing_is_expected_to_use_what_pods_like_it_did() -> None:
+def test_a_pod_without_a_memory_request_is_estimated_from_similar_pods() -> None:
     nodes = {
         "calm": shared(loaded(25, 0.35), replicas=4),
         "roomy": shared(loaded(35, 0.9), replicas=4),

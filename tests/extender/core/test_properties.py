@@ -52,9 +52,7 @@ def test_each_candidate_is_either_feasible_or_rejected(
 
 
 @given(nodes=fleet.fleets(), data=st.data())
-def test_scores_are_ratios_whatever_the_devices_say(
-    nodes: dict[str, Node], data: st.DataObject
-) -> None:
+def test_scores_are_ratios_for_any_telemetry(nodes: dict[str, Node], data: st.DataObject) -> None:
     decision = decide_on(nodes, **decisions(data, nodes))
 
     assert np.all((decision.scores >= 0) & (decision.scores <= 1))
@@ -156,7 +154,7 @@ def test_more_that_tenants_declared_never_lifts_a_rejection(
 
 
 @given(nodes=fleet.fleets(), asked=fleet.requests(), data=st.data())
-def test_what_is_kept_and_brought_up_to_date_is_what_it_is_from_scratch(
+def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
     nodes: dict[str, Node], asked: GpuRequest, data: st.DataObject
 ) -> None:
     before, overlay = (data.draw(fleet.overlays(list(nodes))) for _ in range(2))

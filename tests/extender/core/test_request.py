@@ -216,7 +216,9 @@ def test_every_annotation_is_read() -> None:
         (Annotation.PREFER_MODELS, ",".join(f"m{n}" for n in range(17))),
     ],
 )
-def test_a_bad_value_is_told_and_the_default_holds(annotation: Annotation, value: str) -> None:
+def test_an_invalid_value_is_reported_and_the_default_applies(
+    annotation: Annotation, value: str
+) -> None:
     parsed = parse(pod(annotations={annotation: value}))
 
     (problem,) = parsed.problems
@@ -237,7 +239,7 @@ def test_a_problem_reads_like_a_sentence() -> None:
     )
 
 
-def test_a_misspelt_annotation_is_told_with_the_known_names() -> None:
+def test_a_misspelt_annotation_is_reported_with_the_known_names() -> None:
     parsed = parse(pod(annotations={"idlegpu.io/gpu-memroy": "20Gi", "other.io/x": "1"}))
 
     (problem,) = parsed.problems
@@ -262,7 +264,7 @@ def test_long_values_and_many_typos_are_cut() -> None:
     assert not any("\n" in problem.message for problem in problems)
 
 
-def test_an_annotation_that_is_no_text_is_told() -> None:
+def test_an_annotation_that_is_not_a_string_is_reported() -> None:
     (problem,) = annotated(require_idle=True).problems
 
     assert problem.value == "bool"
@@ -363,7 +365,7 @@ pods = json_values | st.fixed_dictionaries(
 
 
 @given(pods)
-def test_no_pod_whatever_raises(raw: object) -> None:
+def test_no_pod_of_any_shape_raises(raw: object) -> None:
     parsed = parse(raw)
 
     assert parsed.request is None or parsed.request.count >= 1

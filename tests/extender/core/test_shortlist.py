@@ -63,7 +63,7 @@ def test_of_equal_nodes_as_many_are_named_of_each_zone(
     assert decision.order[0] in rows
 
 
-def test_better_nodes_are_named_whatever_their_zone() -> None:
+def test_better_nodes_are_listed_from_any_zone() -> None:
     fleet = fleet_of("a" * 100 + "b" * 10)
     for number in range(4):  # fewer GPUs are left together there
         fleet[f"n{number:03}"] = replace(fleet[f"n{number:03}"], gpus=(gpu(),))
@@ -86,7 +86,7 @@ def test_a_node_that_is_worse_by_a_gpu_of_fit_is_not_named_in_the_place_of_an_eq
 
 
 @given(st.permutations(range(60)))
-def test_the_same_nodes_are_named_in_whatever_order_they_are_asked_about(order: list[int]) -> None:
+def test_the_same_nodes_are_listed_in_any_order_of_the_request(order: list[int]) -> None:
     fleet = fleet_of("ab" * 30)
     names = list(fleet)
     first = decided(fleet)

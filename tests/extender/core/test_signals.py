@@ -63,7 +63,7 @@ def test_the_busiest_evidence_wins(values: dict[str, float], expected: float) ->
     assert busy(**values) == pytest.approx(expected, nan_ok=True)
 
 
-def test_power_tells_nothing_of_a_model_that_we_do_not_know() -> None:
+def test_power_of_an_unknown_model_is_ignored() -> None:
     assert busy(board_watts=NAN, GPU_UTILIZATION=0.0, POWER=700.0) == 0.0
 
 
@@ -287,7 +287,7 @@ def test_memory_without_a_total_is_unknown() -> None:
     assert (telemetry.memory_freshness[0], telemetry.memory_total_bytes[0]) == (0.0, 0.0)
 
 
-def test_what_was_measured_before_a_device_was_freed_is_nobodys() -> None:
+def test_values_from_before_a_device_was_freed_are_ignored() -> None:
     telemetry = believed(evidence(freed_at=np.array([NOW]), columns=reading(TEMPERATURE=99.0)))
 
     assert telemetry.freshness[0] == telemetry.memory_freshness[0] == telemetry.stress[0] == 0.0
@@ -371,7 +371,7 @@ def test_a_pause_of_foreign_use_makes_a_device_no_more_idle_than_one_of_a_tenant
     assert believed(evidence(**seen)).peak[0] == expected
 
 
-def test_old_bad_health_locks_nobody_out_for_ever() -> None:
+def test_old_ill_health_excludes_no_device_for_ever() -> None:
     sick = evidence(columns=reading(ROW_REMAP_FAILURE=1.0))
 
     assert believed(sick, after=899).is_excluded[0]
@@ -492,7 +492,7 @@ def test_an_old_xid_counts_again_where_the_device_is_gone_besides(
     assert believed(seen).is_excluded.tolist() == [is_excluded, False]
 
 
-def test_nothing_seen_yet_is_believed_of_nothing() -> None:
+def test_without_devices_telemetry_is_empty() -> None:
     assert len(believed(evidence(0)).utilization) == 0
 
 

@@ -71,5 +71,5 @@ def test_temperature_bounds_that_are_equal_are_a_step() -> None:
         ),
     ],
 )
-def test_stress_says_what_it_is_by(values: dict[str, float], expected: str) -> None:
+def test_stress_names_its_cause(values: dict[str, float], expected: str) -> None:
     assert words(**values) == expected

@@ -202,7 +202,7 @@ def test_cause_names_the_scheduler_that_never_asks_and_no_other() -> None:
     assert DEFAULT not in cause.text
 
 
-def test_cause_says_how_slow_the_slowest_answer_was() -> None:
+def test_cause_states_the_time_of_the_slowest_answer() -> None:
     (cause,) = likely_causes(evidence(LOST, lost_answers=2, slowest_seconds=3.456))
 
     assert "3.46 s" in cause.text

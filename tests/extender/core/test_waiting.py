@@ -65,7 +65,7 @@ def with_spec(**changes: Any) -> Object:
         pod("p", conditions=[REFUSED | {"reason": "SchedulingGated"}]),
     ],
 )
-def test_the_record_says_what_the_object_says(raw: Object) -> None:
+def test_the_record_equals_the_parsed_object(raw: Object) -> None:
     of_object = parse_request(raw, resources=ResourceNames(), defaults=POLICY)
 
     of_record = read(told(raw))

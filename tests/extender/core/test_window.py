@@ -100,7 +100,7 @@ def test_growing_keeps_what_there_is() -> None:
     assert means(made) == [1.0, 1.0, 0.0]
 
 
-def test_the_totals_are_those_of_the_parts_whatever_came_and_went() -> None:
+def test_totals_equal_the_sum_of_the_parts_after_any_changes() -> None:
     made, numbers = windows(), np.random.default_rng(0)
     for at in range(0, 3000, 17):
         made.add(at, ROWS, numbers.random(2))

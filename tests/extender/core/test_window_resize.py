@@ -76,7 +76,7 @@ def test_a_shorter_window_drops_what_is_older() -> None:
     assert (mean, count) == ([0.0, 1.0], [3, 3])
 
 
-def test_what_was_kept_leaves_the_new_window_in_its_time() -> None:
+def test_moved_readings_leave_the_resized_window_on_time() -> None:
     made = windows()
     fill(made, 1.0)
     finish(made.resize_in_steps(1200.0))
