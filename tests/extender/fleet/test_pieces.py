@@ -176,13 +176,13 @@ def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
     for number in range(5):
         world.bind(f"pod-{number}", f"node-{number}")
     anew: list[int] = []
-    evaluate_anew = standing._evaluate_anew
+    evaluate_anew = standing._evaluate_rows
 
     def note(*args: Any, **how: Any) -> Any:
         anew.extend(len(rows) for _, rows in args[3])
         return evaluate_anew(*args, **how)
 
-    monkeypatch.setattr(standing, "_evaluate_anew", note)
+    monkeypatch.setattr(standing, "_evaluate_rows", note)
     monkeypatch.setattr(standing, "_changed", None)  # whoever compares rows fails
     world.rank(request(1))
 
