@@ -126,7 +126,7 @@ def break_down(
         weights: weights of the terms of `calm`.
     """
     landing = assessment.landing
-    band = bands(assessment.chance, landing.needed)
+    band = bands(assessment.band_chance, landing.needed)
     quiet = calm(batch, assessment, weights)
     kind = np.array([KINDS[strategy]])
     unfit = penalty(batch, assessment)

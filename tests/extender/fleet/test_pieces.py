@@ -175,15 +175,15 @@ def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
     world.rank(request(1))
     for number in range(5):
         world.bind(f"pod-{number}", f"node-{number}")
-    anew: list[int] = []
-    evaluate_anew = standing._evaluate_rows
+    refreshed: list[int] = []
+    refresh = standing._refresh
 
     def note(*args: Any, **how: Any) -> Any:
-        anew.extend(len(rows) for _, rows in args[3])
-        return evaluate_anew(*args, **how)
+        refreshed.extend(len(rows) for _, rows in args[3])
+        return refresh(*args, **how)
 
-    monkeypatch.setattr(standing, "_evaluate_rows", note)
-    monkeypatch.setattr(standing, "_changed", None)  # whoever compares rows fails
+    monkeypatch.setattr(standing, "_refresh", note)
+    monkeypatch.setattr(standing, "_changed", None)  # comparing rows one by one would fail
     world.rank(request(1))
 
-    assert anew == [5]  # in the arrays these are as they were before
+    assert refreshed == [5]  # in the arrays these are as they were before
