@@ -75,7 +75,9 @@ async def test_of_other_tenants_pods_nothing_is_reported(
 
 @pytest.mark.parametrize("ids", ["", ",", ",".join(["here-1"] * (MOST_IDS + 1))])
 async def test_a_question_for_none_or_too_many_is_refused(client: Client, ids: str) -> None:
-    assert f"must be 1 to {MOST_IDS} decision ids" in (await get(client, PATH, 400, ids=ids))["error"]
+    answer = await get(client, PATH, 400, ids=ids)
+
+    assert f"must be 1 to {MOST_IDS} decision ids" in answer["error"]
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
