@@ -1,4 +1,4 @@
-"""Break a score down into its parts: the digits of `core.scoring`, each with its contribution.
+"""Break a score down into the digits of `scoring`, each with its contribution.
 
 score = sum of all `Part.adds`
 certainty = product of all `Factor.keeps`, in sixteenths

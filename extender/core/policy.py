@@ -240,7 +240,7 @@ class Weights:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Share of each weight in the sum, 0 to 1, by the term's name in `core.scoring`."""
+        """Share of each weight in the sum, 0 to 1, by the name of the term."""
         named = {
             "utilization": self.utilization,
             "headroom": self.memory,
