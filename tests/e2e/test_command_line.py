@@ -116,7 +116,7 @@ async def test_the_commands_show_what_is_so(world: World) -> None:
     states = [gpu["state"] for gpu in gpus.json["gpus"]]
     assert sorted(states) == ["busy", "idle"]
     assert best.json["best"][0]["node"] == idle
-    assert "no node would do" in none.out
+    assert "no node suits" in none.out
     assert idle in decided.out
     assert "yes" in decided.out
     assert top.out.splitlines()[3].startswith(f"{busy}::")

@@ -246,7 +246,7 @@ async def test_pods_that_are_bound_without_us_are_found(world: World) -> None:
     told = await wait_for(is_found, "the doctor finds that nobody asks")
 
     scheduler = world.services.setup.scheduler_name
-    assert f"1 pods of {scheduler} that ask for nvidia.com/gpu: not-asked" in told
+    assert f"1 pods of {scheduler} that request nvidia.com/gpu: not-asked" in told
 
 
 async def test_what_may_not_be_read_has_not_passed(world: World) -> None:
