@@ -68,7 +68,7 @@ coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice
 
 tools: $(VENV)/.dev ## build Kubernetes, kubectl, helm, kwok and Prometheus into the cache; get Chromium
 	@$(BIN)/python -m tests.controlplane.tools
-	@$(BIN)/python -m tests.extender.observe.page.chromium
+	@$(BIN)/python -m tests.extender.api.page.chromium
 
 neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler, actionlint and the oldest Kubernetes as well
 	@$(BIN)/python -m tests.controlplane.tools --neighbours

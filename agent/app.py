@@ -30,8 +30,8 @@ from agent.processes import ProcessTable
 from agent.push import Pusher
 from agent.sampler import Sampler
 from agent.tenants import TenantPolicy, Tenants
-from extender import memory
-from extender.supervision import keep
+from extender.runtime import memory
+from extender.runtime.supervision import keep
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 from typing import Final, Protocol
 
 Values = Mapping[str, float]
-"""Measured values in base units, by name of `extender.core.readings.Signal` or of `Extra`."""
+"""Measured values in base units, by name of `readings.Signal` or of `Extra`."""
 
 Handle = object
 """The library's handle of a card or a MIG device; invalid after a MIG layout or driver change."""

@@ -25,7 +25,7 @@ from agent.rates import CounterRates, ProcessRates, RemappedRows
 from agent.reading import DeviceReading
 from agent.report import Process
 from agent.worker import CallTracker
-from extender.core.readings import NO_INSTANCES, Signal
+from extender.core.devices.readings import NO_INSTANCES, Signal
 
 T = TypeVar("T")
 

@@ -68,8 +68,8 @@ def _serve(options: Options) -> int:
     # Imported here to keep the other commands fast.
     from agent.app import serve
     from agent.nvml import Nvml
-    from extender import logs
-    from extender.settings.log_choices import LogFormat, LogLevel
+    from extender.runtime import logs
+    from extender.runtime.log_choices import LogFormat, LogLevel
 
     logs.configure(LogLevel(options.log_level), LogFormat(options.log_format))
     try:

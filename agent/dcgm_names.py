@@ -1,6 +1,6 @@
 """Metrics under dcgm-exporter's names, for existing dashboards and alerts.
 
-Names, units and labels follow dcgm-exporter up to 4.8; see `extender.sources.dcgm`.
+Names, units and labels follow dcgm-exporter up to 4.8; see `extender.sources.prometheus.dcgm`.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from agent.nvlink5 import LINK_COUNTERS
 from agent.reading import DeviceReading
 from agent.report import Device
 from agent.sampler import LatestReport
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 
 _PER_MIB: Final = 1 / (1 << 20)
 _PERCENT: Final = 100.0

@@ -17,7 +17,7 @@ from agent.nvlink5 import LINK_COUNTERS
 from agent.reading import INSTANCE_SIGNALS, DeviceReading
 from agent.report import Device, Report, Tenant
 from agent.sampler import Sampler
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 
 PREFIX: Final = "idlegpu_agent_"
 

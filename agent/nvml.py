@@ -25,7 +25,7 @@ from agent.backend import (
     XidEvent,
 )
 from agent.nvml_calls import NO_SUCH_LINK, READS, Library, number, text
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 
 T = TypeVar("T")
 

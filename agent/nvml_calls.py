@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from agent.backend import Call, Code, Extra, Handle, NvmlError, Values
 from agent.nvlink5 import LINK_COUNTERS
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 
 _FIELDS: Final[Mapping[int, str]] = MappingProxyType(
     {

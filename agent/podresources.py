@@ -20,7 +20,7 @@ from h2.exceptions import H2Error
 from typing_extensions import override
 
 from agent import podresources_v1_pb2 as v1
-from extender.decoding import MalformedError, decode_with
+from extender.runtime.decoding import MalformedError, decode_with
 
 DEFAULT_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEFAULT_DEADLINE_SECONDS: Final = 2.0

@@ -38,7 +38,7 @@ from agent.report import (
     frame,
 )
 from agent.sampler import LatestReport
-from extender.supervision import keep
+from extender.runtime.supervision import keep
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import numpy as np
 from agent.foreign import Threshold, exceeds
 from agent.options import ReportOptions
 from agent.report import Device, Report
+from extender.core.decision.signals import activity, memory
+from extender.core.devices.readings import Column, Signal
+from extender.core.devices.stress import HARD_SLOWDOWN
 from extender.core.policy import Thresholds
-from extender.core.readings import Column, Signal
-from extender.core.signals import activity, memory
-from extender.core.stress import HARD_SLOWDOWN
 
 SMOOTH_SECONDS: Final = 10.0
 """Time constant of the average activity of a held device."""

@@ -21,7 +21,7 @@ from agent.report import (
     Report,
     Update,
 )
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 
 MEAN_SECONDS: Final = 5.0
 """Minimum period of a mean; each mean counts as one reading in the extender's window."""

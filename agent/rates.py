@@ -13,7 +13,7 @@ import msgspec
 from agent import nvlink5
 from agent.backend import Extra, ProcessRate, Values
 from agent.report import Process
-from extender.core.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
+from extender.core.devices.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 
 _COUNTERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

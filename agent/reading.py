@@ -5,7 +5,7 @@ from typing import Final
 
 from agent.backend import Card, Extra, Topology, Values
 from agent.report import Problem, Process
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 
 GPM, SAMPLES, RATES, PROCESSES, NONE = "gpm", "samples", "rates", "processes", ""
 """Sources of a device's utilization, best first: GPM, the driver's samples, single readings,

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from extender.decoding import MalformedError, decode_with
+from extender.runtime.decoding import MalformedError, decode_with
 
 VERSION: Final = 1
 
@@ -177,7 +177,7 @@ class Device(_Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identity of the device; equals `extender.core.readings.DeviceKey`."""
+        """Identity of the device; equals `extender.core.devices.readings.DeviceKey`."""
         return self.uuid, self.gpu_instance_id
 
 
@@ -195,7 +195,7 @@ class Report(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
             age, independent of the reader's clock.
         driver_version: "" without a driver.
         devices: the node's devices; a device that has disappeared stays, with its problem.
-        signals: by name of `extender.core.readings.Signal`, one value for each device in base
+        signals: by name of `readings.Signal`, one value for each device in base
             units, None where missing.
         problem: why devices or current values are missing, None if all is well.
         tenants_problem: why the holders of devices are unknown, None if they are known.
@@ -317,7 +317,7 @@ class Layout(_Record, frozen=True, kw_only=True):
     Attributes:
         driver_version: "" without a driver.
         devices: device of each column.
-        rows: name of each row: a `extender.core.readings.Signal`, or one of the constants above.
+        rows: name of each row: a `readings.Signal`, or one of the constants above.
     """
 
     driver_version: str = ""

@@ -13,8 +13,8 @@ from agent.reading import DeviceReading, NodeReading
 from agent.report import Device, Problem, Report, Verdict
 from agent.tenants import DeviceTenants, DeviceUsage
 from agent.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
-from extender.core.readings import Signal
-from extender.core.signals import agreed_activity
+from extender.core.decision.signals import agreed_activity
+from extender.core.devices.readings import Signal
 
 _REPORTED: Final = tuple(signal.value for signal in Signal)
 _DIGITS: Final = 4

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.report import Device, Place, Process, Report
-from extender.core.readings import NO_INSTANCES, Signal
+from extender.core.devices.readings import NO_INSTANCES, Signal
 
 _GIB: Final = float(1 << 30)
 _UNKNOWN: Final = "?"

@@ -43,7 +43,7 @@ from bench.noise import noise_server
 from bench.processes import watching_memory
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import BenchError, FleetSpec, World, open_world
-from extender.admission.webhook import PATH as ADMISSION_PATH
+from extender.webhook.admission.webhook import PATH as ADMISSION_PATH
 from tests.controlplane.process import free_port
 from tests.extender.certificates import client_context, issue
 
@@ -355,7 +355,7 @@ def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, o
     with tempfile.TemporaryDirectory(prefix="idlegpu-abuse-") as name:
         certificates = Path(name)
         issue(certificates)
-        files = {f"{kind}_file": f"{name}/extender/tls.{end}" for kind, end in KEY_PAIR}
+        files = {f"{kind}_file": f"{name}/extender/server/tls.{end}" for kind, end in KEY_PAIR}
         settings = {
             "status_listen": f"127.0.0.1:{status}",
             "api": {"allow_plain": True},

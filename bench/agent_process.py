@@ -17,9 +17,9 @@ import agent.nvml  # noqa: F401 - the real agent holds it in memory
 from agent.app import serve
 from agent.backend import Call, Card, Handle, ProcessList, ProcessUse, Values
 from agent.options import Options, ReportOptions
-from extender import logs
-from extender.core.readings import Signal
-from extender.settings.log_choices import LogFormat, LogLevel
+from extender.core.devices.readings import Signal
+from extender.runtime import logs
+from extender.runtime.log_choices import LogFormat, LogLevel
 from tests.agent.scripted import GIB, ScriptedBackend, ScriptedCard
 
 CARDS: Final = 8

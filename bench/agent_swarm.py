@@ -28,8 +28,8 @@ from agent.push_handshake import client_context
 from agent.push_update import UpdateBuilder
 from agent.report import PATH, UPGRADE, Device, Foreign, Report, Tenant, frame
 from bench.backend_fleet import BenchFleet, FleetSpec
+from extender.core.devices.readings import Signal
 from extender.core.policy import Thresholds
-from extender.core.readings import Signal
 from simulation.models import MIB
 
 TICK_SECONDS: Final = 0.02

@@ -25,8 +25,8 @@ from bench.machine import Bound, report
 from bench.noise import noise_server
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import ROOT, FleetSpec, World, open_world, wait_until
-from extender.certs.issuing import Wanted, renewed
-from extender.certs.storing import write_folder
+from extender.server.certificates.issuing import Wanted, renewed
+from extender.server.certificates.storing import write_folder
 from tests.controlplane.process import free_port
 
 P99_LIMIT_MS: Final = 10.0

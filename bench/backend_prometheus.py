@@ -22,7 +22,7 @@ import numpy.typing as npt
 from aiohttp import web
 
 from bench.backend_fleet import BenchFleet
-from extender.sources.promql import MODEL_LABEL, SHARE_LABEL
+from extender.sources.prometheus.promql import MODEL_LABEL, SHARE_LABEL
 
 Codes = npt.NDArray[np.intp]
 

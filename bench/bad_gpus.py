@@ -27,9 +27,9 @@ from bench.churn import CPU_SHARE, MEMORY_SHARE, Cluster, least_allocated, most_
 from bench.machine import Bound, report
 from bench.traces import Floats, Ints
 from bench.virtual_cluster import GIB, Shape, VirtualCluster
-from extender.core.decision import Evaluate
+from extender.core.decision.decision import Evaluate
+from extender.core.devices.readings import Signal
 from extender.core.policy import Policy, Strategy
-from extender.core.readings import Signal
 
 NODES: Final = 7
 BAD_NODE: Final = 3

@@ -27,9 +27,9 @@ from bench import former
 from bench.machine import Bound, report
 from bench.traces import DAY_SECONDS, Floats, Ints, openb_pods
 from bench.virtual_cluster import GIB, START, Shape, VirtualCluster
-from extender.core.decision import Evaluate
+from extender.core.decision.decision import Evaluate
+from extender.core.devices.readings import Signal
 from extender.core.policy import Policy, Strategy
-from extender.core.readings import Signal
 
 SEEDS: Final = 3
 SIZES: Final = (1, 2, 4, 8)

@@ -40,7 +40,7 @@ from bench.machine import RESULTS, Bound, report
 from bench.pod_load import POLL_SECONDS, UNREACHABLE, PodLoad
 from bench.processes import tree_of
 from bench.stepped_clock import VARIABLE
-from extender.certs.issuing import Files
+from extender.server.certificates.issuing import Files
 from simulation.agents import SimulatedAgent, run_agents
 from simulation.devices import Load as DeviceLoad
 from simulation.devices import Loss

@@ -10,12 +10,19 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.assessment import Assessment, assess
-from extender.core.evaluation import Evaluation, Question, estimates
-from extender.core.filtering import Code, reject
+from extender.core.decision.assessment import Assessment, assess
+from extender.core.decision.evaluation import Evaluation, Question, estimates
+from extender.core.decision.filtering import Code, reject
+from extender.core.decision.scoring import calm, health, mean
+from extender.core.nodes.snapshot import (
+    Batch,
+    Flags,
+    Pool,
+    Ratios,
+    Snapshot,
+    batch_rows,
+)
 from extender.core.policy import Policy, Weights
-from extender.core.scoring import calm, health, mean
-from extender.core.snapshot import Batch, Flags, Pool, Ratios, Snapshot, batch_rows
 
 NAME: Final = "former default"
 ENOUGH: Final = 0.4

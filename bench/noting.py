@@ -24,11 +24,11 @@ import uvloop
 from aiohttp import web
 
 from bench import trivial
-from extender.config import Settings
-from extender.core.host_resources import HostResources
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.kube import KubeClient
-from extender.sources.cluster import ClusterSource
+from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.kube.kube import KubeClient
+from extender.settings.config import Settings
+from extender.sources.kubernetes.cluster import ClusterSource
 from tests.controlplane.waiting import wait_for
 
 HEAD_STARTS: Final = "/head-starts"

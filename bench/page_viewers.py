@@ -2,7 +2,7 @@
 
 `python -m bench.page_viewers --url URL --count 10` says "ready" once each of them was told the
 fleet, and what they were told and asked, as JSON, once its standard input ends. What each view asks
-and when is what `extender/observe/page/static` does: the stream everywhere; a node that is open at
+and when is what `extender/api/page/static` does: the stream everywhere; a node that is open at
 each news, every five seconds at least; why the runner-up lost for each decision in sight; waiting
 pods every 5 s, idle holders every 15 s, as where pods come and go all the while. It is as nice as
 can be: browsers are not on the machine of the extender, and must not take its cores in a

@@ -21,8 +21,8 @@ from bench.machine import Bound, report
 from bench.sharing_pods import MOST_BURSTS, STEP_SECONDS, bursts
 from bench.traces import Floats, Ints
 from bench.virtual_cluster import GIB, START, Shape, VirtualCluster
+from extender.core.devices.readings import Signal
 from extender.core.policy import Policy
-from extender.core.readings import Signal
 
 SEEDS: Final = 3
 PODS: Final = 143

@@ -23,7 +23,7 @@ RATE_HZ: Final = 500
 SHOWN: Final = 40
 WARM_UP_SECONDS: Final = 5.0
 _LOOP: Final = (
-    *("__main__.py", "extender/command_line.py", "runners.py"),
+    *("__main__.py", "extender/__main__.py", "runners.py"),
     *("<frozen runpy>", "asyncio/__init__.py"),
 )
 

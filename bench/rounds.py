@@ -16,12 +16,12 @@ from typing import Final
 
 from bench.machine import report
 from bench.world import FleetSpec, World, open_world
-from extender import memory
-from extender.config import Prometheus
-from extender.sources import frames
-from extender.sources.identity import NodeIdentity
-from extender.sources.prometheus_collector import Collector
-from extender.sources.prometheus_worker import round_frames
+from extender.runtime import memory
+from extender.settings.config import Prometheus
+from extender.sources.prometheus import frames
+from extender.sources.prometheus.identity import NodeIdentity
+from extender.sources.prometheus.prometheus_collector import Collector
+from extender.sources.prometheus.prometheus_worker import round_frames
 
 INTERVAL_SECONDS: Final = 10.0
 YOUNGER: Final = 1

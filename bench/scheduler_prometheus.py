@@ -29,7 +29,7 @@ from bench.scheduler_names import (
     node_name,
     tenant_name,
 )
-from extender.sources.promql import MODEL_LABEL
+from extender.sources.prometheus.promql import MODEL_LABEL
 
 SCRAPE_SECONDS: Final = 10.0
 FOREIGN_EVERY: Final = 50

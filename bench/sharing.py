@@ -36,10 +36,10 @@ from bench.sharing_pods import (
     draw_pods,
 )
 from bench.virtual_cluster import NAMESPACE, START, VirtualCluster
-from extender.core.decision import Evaluate
-from extender.core.kin import Kin, owner_key
+from extender.core.decision.decision import Evaluate
+from extender.core.devices.readings import Signal
+from extender.core.nodes.kin import Kin, owner_key
 from extender.core.policy import Policy, Strategy
-from extender.core.readings import Signal
 
 LEAST: Final = "LeastAllocated"
 CLAIRVOYANT: Final = "clairvoyant"

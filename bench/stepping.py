@@ -23,10 +23,10 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from extender import logs
-from extender.config import load_settings
-from extender.observe.page.routes import STREAM
-from extender.serving import serve
+from extender.api.page.routes import STREAM
+from extender.app import serve
+from extender.runtime import logs
+from extender.settings.config import load_settings
 
 KEPT: Final = 60
 NOTED_SECONDS: Final = 0.001

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision import Evaluate, decide
-from extender.core.inventory import NodeRecord, PodPhase, PodRecord
-from extender.core.kin import Kin
+from extender.core.decision.decision import Evaluate, decide
+from extender.core.devices.readings import DeviceInfo, Readings, Signal
+from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
+from extender.core.nodes.kin import Kin
 from extender.core.policy import Policy
-from extender.core.readings import DeviceInfo, Readings, Signal
-from extender.core.request import GpuRequest
+from extender.core.request.request import GpuRequest
 from extender.fleet.fleet import Fleet
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer

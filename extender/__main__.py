@@ -1,13 +1,145 @@
-"""Start the command line with numpy limited to one thread."""
+"""Command line of the extender: run the server, or check the settings and exit."""
 
+import argparse
+import gc
+import importlib.metadata
+import logging
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 # numpy would start one thread for each core, in this process and in the worker process. Those
 # threads do no work here, but they use memory and compete with the event loop for the CPU.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from extender.command_line import main
+from extender.runtime import logs
+from extender.settings.changes import show_value
+from extender.settings.config import ConfigError, Settings, all_settings, load_settings
+from extender.settings.table import render_table
+
+logger = logging.getLogger("extender")
+
+EXIT_OK: Final = 0
+EXIT_CANNOT_SERVE: Final = 1
+EXIT_BAD_SETTINGS: Final = 2
+
+_ALWAYS_SHOWN: Final = frozenset(
+    {
+        "listen",
+        "kubeconfig",
+        "prometheus.url",
+        "thresholds.utilization",
+        "thresholds.memory",
+        "strategy",
+        "resources",
+    }
+)
+_IF_UNSET: Final = {
+    "kubeconfig": "(none: the service account of the pod)",
+    "prometheus.url": "(none: no telemetry)",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments, then run the server or print what was requested.
+
+    Args:
+        argv: command-line arguments, None for those of the process.
+
+    Returns:
+        Exit status: 0, 1 if the server cannot run, 2 if arguments or settings are invalid.
+    """
+    arguments = _build_parser().parse_args(argv)
+    if arguments.settings_table:
+        sys.stdout.write(render_table(all_settings().values()))
+        return EXIT_OK
+    path: Path | None = arguments.check_config or arguments.config
+    try:
+        settings = load_settings(path, os.environ)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_BAD_SETTINGS
+    if arguments.check_config:
+        sys.stdout.write(f"{path}: ok\n{describe_settings(settings)}")
+        return EXIT_OK
+    return _serve(settings, path)
+
+
+def describe_settings(settings: Settings) -> str:
+    """Format settings as lines: the important ones and all that differ from their default.
+
+    Secrets are masked.
+    """
+    lines = []
+    for setting in all_settings().values():
+        shown = show_value(settings, setting)
+        if setting.name in _ALWAYS_SHOWN or shown != setting.default:
+            lines.append(f"  {setting.name}: {shown or _IF_UNSET.get(setting.name, '')}\n")
+    return "".join(lines)
+
+
+def _serve(settings: Settings, path: Path | None) -> int:
+    """Run the server until SIGTERM or SIGINT; reload the settings file when it changes."""
+    # Imported here, so that --check-config starts quickly.
+    # The imports create no garbage; searching for it would take a tenth of the start.
+    gc.disable()
+    import uvloop
+
+    from extender.app import serve
+    from extender.kube.kube_config import KubeConfigError
+    from extender.server.listening import ask_for_descriptors
+    from extender.server.tls import TlsError
+    from extender.settings.settings_file import SettingsFile
+
+    gc.enable()
+    logs.configure(settings.log.level, settings.log.format, in_background=True)
+    wanted = settings.most_connections
+    if (allowed := ask_for_descriptors(wanted)) < wanted:
+        logger.warning(
+            "there are fewer file descriptors than connections are allowed: raise the limit "
+            "(ulimit -n), or lower max_connections; the webhooks' port has the last ones",
+            extra={"connections": wanted, "allowed": allowed},
+        )
+    try:
+        uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
+    except (KubeConfigError, TlsError) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CANNOT_SERVE
+    except OSError as error:
+        sys.stderr.write(
+            f"cannot serve on {settings.listen}: {error.strerror or error}: "
+            "set listen (IDLEGPU_LISTEN) to a free address of this machine\n"
+        )
+        return EXIT_CANNOT_SERVE
+    except ExceptionGroup:
+        logger.critical("a background task failed", exc_info=True)
+        return EXIT_CANNOT_SERVE
+    except KeyboardInterrupt:  # the server has not installed its signal handlers yet
+        return EXIT_OK
+    return EXIT_OK
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m extender",
+        description="A kube-scheduler extender that places GPU pods on idle GPUs.",
+        epilog="Environment variables IDLEGPU_... override the file.",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--config", type=Path, metavar="FILE", help="serve with these settings")
+    action.add_argument(
+        "--check-config", type=Path, metavar="FILE", help="check the settings and show them"
+    )
+    action.add_argument(
+        "--settings-table", action="store_true", help="print every setting as a Markdown table"
+    )
+    action.add_argument(
+        "--version", action="version", version=importlib.metadata.version("idlegpu")
+    )
+    return parser
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -9,48 +10,48 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from extender import logs
-from extender.admission.webhook import PATH as ADMISSION
-from extender.admission.webhook import make_webhook
-from extender.config import Settings
-from extender.core.resources import ResourceNames
-from extender.doors import Doors
+from extender.api.access import make_access
+from extender.api.api import Api
+from extender.api.exporting import export_ports, export_state, metrics_route
+from extender.api.health import health_routes
+from extender.api.page.routes import STREAM, Page
+from extender.core.request.resources import ResourceNames
 from extender.effects.complaints import Complaints
 from extender.effects.events import EventSettings, EventWriter
-from extender.effects.lease import make_identity
 from extender.effects.peers import Peers
 from extender.effects.placed import PlacementEvents
 from extender.effects.wakeup import Waker, build_waker, own_namespace
 from extender.fleet.fleet import Fleet
-from extender.following import Following, Tasks
-from extender.garbage import Garbage
-from extender.in_flight import InFlight
-from extender.kube import KubeClient
-from extender.metrics import Metrics
-from extender.observe.access import make_access
-from extender.observe.api import Api
-from extender.observe.decisions import Decisions
-from extender.observe.exporting import export_ports, export_state, metrics_route
-from extender.observe.health import health_routes
-from extender.observe.page.routes import STREAM, Page
-from extender.observe.replicas import Replicas
-from extender.observe.unasked import UnaskedTable
-from extender.observe.why import Why
+from extender.insight.decisions import Decisions
+from extender.insight.replicas import Replicas
+from extender.insight.trying import Trying
+from extender.insight.unasked import UnaskedTable
+from extender.insight.why import Why
+from extender.kube.kube import KubeClient
+from extender.kube.lease import make_identity
 from extender.placement.asked import AskedLog
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionHistory
 from extender.placement.last_word import LastWord
 from extender.placement.placer import Placer
+from extender.placement.preparing import Preparing
 from extender.placement.unasked import UnaskedPods
-from extender.preparing import Preparing
-from extender.readiness import Readiness
-from extender.reload import Reloader
-from extender.settings_file import SettingsFile
-from extender.sources.prometheus_plots import Plots
-from extender.stepping import in_turns
-from extender.supervision import keep
-from extender.tls import only_known, only_secret
-from extender.trying import Trying
+from extender.runtime import logs
+from extender.runtime.garbage import Garbage
+from extender.runtime.metrics import Metrics
+from extender.runtime.stepping import in_turns
+from extender.runtime.supervision import keep
+from extender.server.doors import Doors
+from extender.server.in_flight import InFlight
+from extender.server.readiness import Readiness
+from extender.server.tls import only_known, only_secret
+from extender.settings.config import Settings
+from extender.settings.reload import Reloader
+from extender.settings.settings_file import SettingsFile
+from extender.sources.following import Following, Tasks
+from extender.sources.prometheus.prometheus_plots import Plots
+from extender.webhook.admission.webhook import PATH as ADMISSION
+from extender.webhook.admission.webhook import make_webhook
 from extender.webhook.handlers import Webhooks
 from extender.webhook.lost import noting_wrong_paths
 
@@ -418,3 +419,33 @@ async def start(
             await doors.close()
     finally:
         await client.close()
+
+
+HURRY_SECONDS = 2.0
+"""Time for open requests after SIGINT."""
+
+
+async def _leave(extender: Extender, stopping: asyncio.Event) -> None:
+    """Wait for the signal, then drain connections for `drain_seconds`."""
+    await stopping.wait()
+    settings = extender.settings
+    if settings.drain_seconds:
+        logger.info("draining", extra={"seconds": settings.drain_seconds})
+        await extender.in_flight.take_leave(settings.drain_seconds, settings.shutdown_seconds)
+
+
+async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, and apply changes of the settings file."""
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, hurrying.set)
+    async with start(settings, file=file) as extender, asyncio.TaskGroup() as group:
+        hurry = group.create_task(hurrying.wait(), name="hurry")
+        leave = group.create_task(_leave(extender, stopping), name="leave")
+        await asyncio.wait([hurry, leave], return_when=asyncio.FIRST_COMPLETED)
+        logger.info("shutting down")
+        if hurrying.is_set():
+            extender.in_flight.hurry(HURRY_SECONDS)
+        hurry.cancel()
+        leave.cancel()

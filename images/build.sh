@@ -15,9 +15,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 
 case $program in
 extender) modules="extender agent/__init__.py agent/report.py" ;;
-agent) modules="agent extender/__init__.py extender/core extender/settings extender/log_writer.py
-    extender/logs.py extender/memory.py extender/decoding.py extender/seldom.py
-    extender/escaping.py extender/supervision.py extender/yaml_documents.py" ;;
+agent) modules="agent extender/__init__.py extender/core extender/settings extender/runtime" ;;
 *)
     echo "$program: must be extender or agent" >&2
     exit 2
@@ -44,8 +42,12 @@ for module in $modules; do
     cp -R "$root/$module" "$folder/$module"
 done
 # What people ask it with runs where they are.
-rm -rf "$folder/extender/cli" "$folder/extender/remote" "$folder/extender/client.py" \
-    "$folder/extender/doctor"
+rm -rf "$folder/extender/cli"
+# What reads the extender's own settings, and follows their file, stays with the extender.
+if [ "$program" = agent ]; then
+    rm "$folder/extender/runtime/metrics.py" "$folder/extender/settings/config.py" \
+        "$folder/extender/settings/reload.py" "$folder/extender/settings/settings_file.py"
+fi
 find "$folder" -name __pycache__ -prune -exec rm -rf {} +
 # What `--version` asks for.
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")

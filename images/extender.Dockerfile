@@ -1,4 +1,4 @@
-# The extender, and `python -m extender.certs`. From the root of the repository:
+# The extender, and `python -m extender.server.certificates`. From the root of the repository:
 #
 #   docker build -f images/extender.Dockerfile -t idlegpu-extender:0.1.0 .
 #

@@ -11,7 +11,7 @@ from agent.push import Pusher
 from agent.reading import NodeReading
 from agent.report import Device, Foreign, Place, Process, Report, Tenant
 from agent.sampler import LatestReport
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from simulation.devices import DeviceView
 from simulation.fleet import SimulatedFleet
 from simulation.models import MIB

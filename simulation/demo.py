@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from extender.app import start
-from extender.config import Prometheus, Settings
+from extender.settings.config import Prometheus, Settings
 from extender.settings.wake import Wake
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet

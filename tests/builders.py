@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from extender.core.assessment import Ask, Assessment, assess
-from extender.core.decision import Decision, decide
-from extender.core.evaluation import Overlay, estimates
-from extender.core.policy import Policy, Strategy, Thresholds
-from extender.core.request import GpuRequest, PodRef
-from extender.core.roll import Roll
-from extender.core.snapshot import (
+from extender.core.decision.assessment import Ask, Assessment, assess
+from extender.core.decision.decision import Decision, decide
+from extender.core.decision.evaluation import Overlay, estimates
+from extender.core.nodes.roll import Roll
+from extender.core.nodes.snapshot import (
     NO_LIMIT,
     Batch,
     Leaving,
@@ -22,6 +20,8 @@ from extender.core.snapshot import (
     batch_rows,
     build_pool,
 )
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request.request import GpuRequest, PodRef
 
 GIB = float(1 << 30)
 NOW = 1_800_000_000.0

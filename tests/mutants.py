@@ -133,11 +133,14 @@ def room_of(name: str) -> Room:
                 without=DEVICE,
             )
         case "remote":  # what asks the extender is tried through its command line
-            tests = ("tests/extender/remote/test_*.py", "tests/extender/cli/test_*.py")
-            return Room(name=name, code=("extender/remote/*.py",), tests=tests)
+            tests = ("tests/extender/cli/remote/test_*.py", "tests/extender/cli/test_*.py")
+            return Room(name=name, code=("extender/cli/remote/*.py",), tests=tests)
         case "records":  # what is written is read to be replayed
-            tests = ("tests/extender/records/test_*.py", "tests/extender/replay/test_*.py")
-            return Room(name=name, code=("extender/records/*.py",), tests=tests)
+            tests = (
+                "tests/extender/insight/decision_log/test_*.py",
+                "tests/extender/insight/replay/test_*.py",
+            )
+            return Room(name=name, code=("extender/insight/decision_log/*.py",), tests=tests)
         case "server":
             return Room(name=name, code=("extender/*.py",), tests=("tests/extender/test_*.py",))
         case _:

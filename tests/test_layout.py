@@ -56,13 +56,14 @@ def test_lock_files_pin_every_package_by_hash_and_name_no_host() -> None:
 def test_a_wheel_tells_type_checkers_that_the_client_is_typed(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "extender").mkdir()
-    for path in (ROOT / "extender").glob("*"):  # what else it holds takes its time
-        if path.is_file():
-            shutil.copy(path, tmp_path / "extender")
+    for folder in ("extender", "extender/cli"):  # what else it holds takes its time
+        (tmp_path / folder).mkdir()
+        for path in (ROOT / folder).glob("*"):
+            if path.is_file():
+                shutil.copy(path, tmp_path / folder)
     build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
 
     subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True)
 
     (wheel,) = (tmp_path / "dist").iterdir()
-    assert {"extender/py.typed", "extender/client.py"} <= set(ZipFile(wheel).namelist())
+    assert {"extender/py.typed", "extender/cli/client.py"} <= set(ZipFile(wheel).namelist())

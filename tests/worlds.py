@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from extender.core.decision import Decision
-from extender.core.inventory import NodeRecord, PodPhase, PodRecord
+from extender.core.decision.decision import Decision
+from extender.core.devices.readings import DeviceInfo, DeviceKey, Readings, Signal
+from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
+from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Policy
-from extender.core.readings import DeviceInfo, DeviceKey, Readings, Signal
-from extender.core.request import GpuRequest
-from extender.core.snapshot import PoolRow
+from extender.core.request.request import GpuRequest
 from extender.fleet.fleet import Fleet
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer

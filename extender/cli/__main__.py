@@ -12,8 +12,8 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.registry import COMMANDS, module_of
+from extender.cli.remote.errors import ClientError
 from extender.cli.session import connection_options
-from extender.remote.errors import ClientError
 
 EPILOG: Final = """\b
 Exit status: 0 success; 1 nothing found, or no node suits; 2 wrong usage;

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from extender.decoding import decode_with
-from extender.remote.errors import ClientError, Failure
-from extender.yaml_documents import yaml_documents
+from extender.cli.remote.errors import ClientError, Failure
+from extender.runtime.decoding import decode_with
+from extender.runtime.yaml_documents import yaml_documents
 
 Object = dict[str, Any]
 

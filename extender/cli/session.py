@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
 
+from extender.cli.client import SERVICE, Client, read_token
+from extender.cli.remote.answers import Answer
+from extender.cli.remote.errors import ClientError
 from extender.cli.words import Number
-from extender.client import SERVICE, Client, read_token
-from extender.escaping import escape_json
-from extender.remote.answers import Answer
-from extender.remote.errors import ClientError
+from extender.runtime.escaping import escape_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from extender.remote.cluster import Cluster
+    from extender.cli.remote.cluster import Cluster
 
 P = ParamSpec("P")
 
@@ -105,7 +105,7 @@ class Session:
     @functools.cached_property
     def cluster(self) -> "Cluster":
         """Client for the API server, created on first use."""
-        from extender.remote.cluster import Cluster  # takes half a second
+        from extender.cli.remote.cluster import Cluster  # takes half a second
 
         known = self._connection
         return Cluster.of(

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from extender.core.annotations import AnnotationProblem
-from extender.core.request import PodRef
+from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.request import PodRef
 from extender.effects.events import EventWriter
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
 
-from extender.core.annotations import AnnotationProblem
-from extender.core.request import PodRef
-from extender.kube import KubeClient, KubeError
+from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.request import PodRef
+from extender.kube.kube import KubeClient, KubeError
 
 logger = logging.getLogger(__name__)
 

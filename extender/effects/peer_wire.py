@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from extender.decoding import MalformedError, decode_with
 from extender.placement.asked import PRIORITIZE, AnsweredQuestion
+from extender.runtime.decoding import MalformedError, decode_with
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from extender.effects.lease import make_identity
 from extender.effects.peer_delay import Delay
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH, PeerLink
 from extender.effects.peer_wire import (
@@ -28,11 +27,12 @@ from extender.effects.peer_wire import (
     encode_receipt,
     questions_in,
 )
-from extender.metrics import Metrics
+from extender.kube.lease import make_identity
 from extender.placement.asked import AnsweredQuestion
+from extender.runtime.metrics import Metrics
+from extender.runtime.supervision import keep
 from extender.settings.peers import Peers as PeersSettings
 from extender.settings.peers import split_address
-from extender.supervision import keep
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from extender.core.explain import DeviceVerdict, NodeVerdict, explain, only
+from extender.core.decision.explain import DeviceVerdict, NodeVerdict, explain, only
 from extender.effects.events import EventType, EventWriter
 from extender.placement.history import DecisionRecord
 

@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.inventory import NodeRecord
-from extender.core.matching import may_go
-from extender.core.request import GpuRequest, PodRef
-from extender.core.selection import Selection
-from extender.core.snapshot import Snapshot
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.nodes.matching import may_go
+from extender.core.nodes.selection import Selection
+from extender.core.nodes.snapshot import Snapshot
+from extender.core.request.request import GpuRequest, PodRef
 from extender.settings.wake import Wake
 
 MAX_REPEAT_SECONDS: Final = 300.0

@@ -19,13 +19,11 @@ from itertools import chain, islice, product
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from extender.core.inventory import PodRecord
-from extender.core.request import GpuRequest, PodRef
-from extender.core.scheduled import GATE
-from extender.core.selection import ANYWHERE
-from extender.core.waiting import WaitingRequests
-from extender.effects.lease import Lease
-from extender.effects.trouble import Trouble
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.selection import ANYWHERE
+from extender.core.request.request import GpuRequest, PodRef
+from extender.core.request.scheduled import GATE
+from extender.core.request.waiting import WaitingRequests
 from extender.effects.wake_order import MAX_NEEDS, LookOrder
 from extender.effects.wake_plan import (
     Hope,
@@ -36,10 +34,12 @@ from extender.effects.wake_plan import (
     open_to,
 )
 from extender.effects.wake_pods import PodWakes
-from extender.kube import KubeClient, KubeError
-from extender.kube_config import SERVICE_ACCOUNT
+from extender.kube.kube import KubeClient, KubeError
+from extender.kube.kube_config import SERVICE_ACCOUNT
+from extender.kube.lease import Lease
+from extender.kube.trouble import Trouble
 from extender.placement.placer import Placer
-from extender.seldom import Seldom
+from extender.runtime.seldom import Seldom
 from extender.settings.wake import Wake, WakeTarget
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 
 AGREE_SECONDS = 10.0
 """A kubelet says so soon what happened. A time that is off by more is of a clock that is wrong."""

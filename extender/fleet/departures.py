@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.inventory import PodRecord
-from extender.core.layout import shares_of
-from extender.core.readings import Column, DeviceKey
-from extender.core.snapshot import Leaving, PoolRow
+from extender.core.decision.layout import shares_of
+from extender.core.devices.readings import Column, DeviceKey
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import Leaving, PoolRow
 from extender.fleet.held import TenantsByRow, may_hold
 from extender.fleet.store import DeviceStore
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.snapshot import Pool, PoolRow, Rows, patch_batch
 from extender.core.policy import Policy
-from extender.core.snapshot import Pool, PoolRow, Rows, patch_batch
 from extender.core.steps import Steps
 from extender.fleet.held import HeldDevice, is_young
 from extender.fleet.layouts import NodeLayouts

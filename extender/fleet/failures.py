@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 
-from extender.core.inventory import PodRecord
-from extender.core.kin import owner_key
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.kin import owner_key
 from extender.core.policy import EarlyFailures
 
 FORGOTTEN_WEIGHT = 0.01
@@ -115,7 +115,7 @@ class FailureLog:
         """Return the nodes on which an owner's pods failed, of many the latest.
 
         Args:
-            owner: its key, as `core.kin` has it.
+            owner: its key, as `core.nodes.kin` has it.
             now: seconds since the epoch.
 
         Returns:

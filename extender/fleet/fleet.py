@@ -6,15 +6,15 @@ from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
-from extender.core.assumed import Assumption, Ledger
-from extender.core.host_resources import HostResources
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.kin import Kin
+from extender.core.devices.readings import DeviceKey, History, Own, Readings
+from extender.core.nodes.assumed import Assumption, Ledger
+from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.kin import Kin
+from extender.core.nodes.roll import EMPTY_ROLL, Roll
+from extender.core.nodes.snapshot import Leaving, Snapshot
 from extender.core.policy import Policy
-from extender.core.readings import DeviceKey, History, Own, Readings
-from extender.core.request import GpuRequest
-from extender.core.roll import EMPTY_ROLL, Roll
-from extender.core.snapshot import Leaving, Snapshot
+from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish
 from extender.fleet.clocks import PodClocks
 from extender.fleet.draft import Draft

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from extender.core.expected import resource_profile
-from extender.core.inventory import PodRecord
-from extender.core.layout import may_claim
-from extender.core.occupancy import WHOLE_DEVICE
-from extender.core.readings import DeviceInfo
-from extender.core.snapshot import PoolRow
+from extender.core.decision.layout import may_claim
+from extender.core.devices.expected import resource_profile
+from extender.core.devices.occupancy import WHOLE_DEVICE
+from extender.core.devices.readings import DeviceInfo
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import PoolRow
 
 TenantsByRow = Mapping[int, tuple[str, ...]]
 """Pods (`namespace/name`) on each device of a node, by the device's row."""

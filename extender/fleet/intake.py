@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from extender.core.policy import Policy
-from extender.core.readings import Column, Own, Readings, Signal
-from extender.core.signals import (
+from extender.core.decision.signals import (
     UTILIZATION,
     Activity,
     activity,
@@ -16,7 +14,9 @@ from extender.core.signals import (
     shows_use,
     step_streak,
 )
-from extender.core.snapshot import Flags, Rows
+from extender.core.devices.readings import Column, Own, Readings, Signal
+from extender.core.nodes.snapshot import Flags, Rows
+from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest import FILLING, plausible_answer

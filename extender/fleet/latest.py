@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION, plausible
+from extender.core.devices.readings import GROWING, Column, Signal
+from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Freshness
-from extender.core.readings import GROWING, Column, Signal
-from extender.core.signals import OTHER_ACTIVITY, UTILIZATION, plausible
-from extender.core.snapshot import Flags, Rows
 
 Origins = npt.NDArray[np.int8]
 """Number of a source, one for each row; 0 for none."""

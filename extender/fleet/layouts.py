@@ -11,22 +11,22 @@ from operator import attrgetter
 
 import numpy as np
 
-from extender.core.evaluation import normalize_model
-from extender.core.expected import (
+from extender.core.decision.landing import NONE_OUT
+from extender.core.decision.layout import Tenancy, lay_out
+from extender.core.devices.cards import normalize_model
+from extender.core.devices.expected import (
     Device,
     Expected,
     devices_behind,
     expected_devices,
     resource_profile,
 )
-from extender.core.host_resources import NONE, HostResources
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.labels import ZONE
-from extender.core.landing import NONE_OUT
-from extender.core.layout import Tenancy, lay_out
+from extender.core.devices.readings import DeviceKey, Holders, Readings
+from extender.core.nodes.host_resources import NONE, HostResources
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.labels import ZONE
+from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
 from extender.core.policy import Policy
-from extender.core.readings import DeviceKey, Holders, Readings
-from extender.core.snapshot import Flags, Leaving, PoolRow
 from extender.core.steps import Steps
 from extender.fleet.departures import Departures, count_hidden
 from extender.fleet.held import (

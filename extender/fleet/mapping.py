@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from extender.core.inventory import PodRecord
-from extender.core.readings import DeviceKey, Holders, Readings
+from extender.core.devices.readings import DeviceKey, Holders, Readings
+from extender.core.nodes.inventory import PodRecord
 
 PodsByDevice = Mapping[DeviceKey, tuple[str, ...]]
 """Pods (`namespace/name`) by device."""

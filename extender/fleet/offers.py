@@ -2,7 +2,7 @@
 
 from math import inf
 
-from extender.core.inventory import NodeRecord
+from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import Freshness
 
 

@@ -8,10 +8,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from extender.core.advice import Use
-from extender.core.inventory import PodRecord
-from extender.core.kin import Kin
-from extender.core.readings import DeviceKey
+from extender.core.devices.readings import DeviceKey
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.kin import Kin
+
+LEAST_SAMPLES: Final = 15
+"""Minimum number of samples: a quarter of an hour at one per minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Measured use of a device.
+
+    Attributes:
+        activity_ratio: the `QUANTILE` of its activity, 0 to 1; None if unknown.
+        memory_bytes: the `QUANTILE` of its memory in use; None if unknown.
+        memory_most_bytes: the maximum of its memory in use; None if unknown.
+        samples: number of activity samples.
+        seconds: time from the first to the last sample.
+    """
+
+    activity_ratio: float | None = None
+    memory_bytes: float | None = None
+    memory_most_bytes: float | None = None
+    samples: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the samples suffice for advice."""
+        is_known = self.activity_ratio is not None and self.memory_bytes is not None
+        return is_known and self.samples >= LEAST_SAMPLES
+
 
 SAMPLE_SECONDS: Final = 50.0
 """What comes sooner after the last sample is none of its own: agents tell it once a minute."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 from extender.core.tally import Tally
 from extender.fleet.pod_memory import PodMemory
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from extender.core.batches import batch_in_steps, current_batch, rearrange_in_steps
-from extender.core.snapshot import (
+from extender.core.nodes.batches import batch_in_steps, current_batch, rearrange_in_steps
+from extender.core.nodes.snapshot import (
     Batch,
     Pool,
     PoolRow,

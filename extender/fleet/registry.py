@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from extender.core.readings import DeviceInfo, DeviceKey
-from extender.core.snapshot import Flags, Rows
+from extender.core.devices.readings import DeviceInfo, DeviceKey
+from extender.core.nodes.snapshot import Flags, Rows
 
 _PIECE = 2000
 """Devices that are looked up before others may have their turn: a few milliseconds' work."""

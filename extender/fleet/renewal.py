@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 from itertools import islice
 from types import MappingProxyType
 
-from extender.core.causes import renumber
+from extender.core.decision.causes import renumber
+from extender.core.decision.signals import believe
+from extender.core.nodes.roll import Roll
+from extender.core.nodes.snapshot import Pool, Snapshot, Telemetry
 from extender.core.policy import Policy
-from extender.core.roll import Roll
-from extender.core.signals import believe
-from extender.core.snapshot import Pool, Snapshot, Telemetry
 from extender.core.steps import Steps
 from extender.fleet.pools import (
     RowsByNode,

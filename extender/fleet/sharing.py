@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.readings import DeviceKey
+from extender.core.devices.readings import DeviceKey
+from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.fleet.held import TenantsByRow
 from extender.fleet.store import DeviceStore
 

@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.readings import Signal
-from extender.core.signals import MEASURED
-from extender.core.snapshot import Rows
+from extender.core.decision.signals import MEASURED
+from extender.core.devices.readings import Signal
+from extender.core.nodes.snapshot import Rows
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest import FILLING, Word
 

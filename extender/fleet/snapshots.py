@@ -5,11 +5,11 @@ from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
-from extender.core.landing import NONE_OUT
+from extender.core.decision.landing import NONE_OUT
+from extender.core.decision.signals import believe, believe_again
+from extender.core.nodes.roll import Roll
+from extender.core.nodes.snapshot import Flags, Snapshot
 from extender.core.policy import Policy
-from extender.core.roll import Roll
-from extender.core.signals import believe, believe_again
-from extender.core.snapshot import Flags, Snapshot
 from extender.core.steps import Steps, finish
 from extender.fleet.failures import FailureLog
 from extender.fleet.layouts import NodeLayouts

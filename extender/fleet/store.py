@@ -7,12 +7,19 @@ from functools import partial
 import numpy as np
 
 from extender.core.columns import known
-from extender.core.evaluation import normalize_model
-from extender.core.occupancy import WHOLE_DEVICE
+from extender.core.decision.signals import Evidence, board_power, plausible
+from extender.core.devices.cards import normalize_model
+from extender.core.devices.occupancy import WHOLE_DEVICE
+from extender.core.devices.readings import (
+    Column,
+    DeviceInfo,
+    DeviceKey,
+    History,
+    Readings,
+    Signal,
+)
+from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import HealthAction, Policy
-from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
-from extender.core.signals import Evidence, board_power, plausible
-from extender.core.snapshot import Flags, Rows
 from extender.core.steps import Steps, finish
 from extender.core.xids import xid_action
 from extender.fleet.columns import DeviceColumns

@@ -6,9 +6,9 @@ Which devices they left is unknown; how many is not: those are free, whatever wa
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Freshness
-from extender.core.snapshot import PoolRow
 from extender.fleet.store import DeviceStore
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from extender.core.assumed import Assumption
-from extender.core.unasked import SILENCE_SECONDS, Answers, Verdict, judge
+from extender.core.nodes.assumed import Assumption
 from extender.fleet.fleet import Fleet
+from extender.placement.bypass_causes import SILENCE_SECONDS, Answers, Verdict, judge
 
 FILTER: Final = "filter"
 PRIORITIZE: Final = "prioritize"

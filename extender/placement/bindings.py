@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.placement.last_word import LastWord

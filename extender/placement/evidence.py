@@ -6,13 +6,20 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.causes import shown_by
-from extender.core.explain import DeviceVerdict, Evidence, NodeVerdict, Told, explain, part_of
-from extender.core.readings import Column, DeviceInfo, Signal
-from extender.core.signals import busiest_signal
-from extender.core.snapshot import Rows
+from extender.core.decision.causes import shown_by
+from extender.core.decision.explain import (
+    DeviceVerdict,
+    Evidence,
+    NodeVerdict,
+    Told,
+    explain,
+    part_of,
+)
+from extender.core.decision.signals import busiest_signal
+from extender.core.devices.readings import Column, DeviceInfo, Signal
+from extender.core.devices.stress import throttling_in_words
+from extender.core.nodes.snapshot import Rows
 from extender.core.steps import Steps, finish
-from extender.core.stress import throttling_in_words
 from extender.fleet.shown import Shown
 from extender.fleet.store import DeviceStore
 

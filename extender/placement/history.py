@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from extender.core.decision import Decision
-from extender.core.explain import NodeVerdict
-from extender.core.request import GpuRequest, PodRef
+from extender.core.decision.decision import Decision
+from extender.core.decision.explain import NodeVerdict
+from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
 from extender.core.tally import Tally
 from extender.placement.evidence import PlacedEvidence

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
-from extender.core.evaluation import Evaluation, Overlay, Question, asks
+from extender.core.decision.evaluation import Evaluation, Overlay, Question, asks
+from extender.core.decision.standing import Standing, stand, stand_in_steps, stand_together
+from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
-from extender.core.request import GpuRequest
-from extender.core.snapshot import Pool, Snapshot
-from extender.core.standing import Standing, stand, stand_in_steps, stand_together
+from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 

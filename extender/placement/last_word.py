@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Final
 
 from extender.core.steps import Steps, finish
-from extender.metrics import Metrics
 from extender.placement.asked import AskedLog, comes_later
 from extender.placement.history import Choice, DecisionHistory, DecisionRecord
 from extender.placement.unasked import MAX_BOUND, MAX_WAIT_SECONDS, SWEEP_SECONDS, Hearing
-from extender.stepping import GiveWay, in_turns, next_turn
+from extender.runtime.metrics import Metrics
+from extender.runtime.stepping import GiveWay, in_turns, next_turn
 
 PIECE_PODS: Final = 128
 """So many are looked at before others may have their turn: a millisecond."""

@@ -7,17 +7,23 @@ from time import perf_counter
 
 import numpy as np
 
-from extender.core.assumed import Assumption
-from extender.core.decision import Decision, decide
-from extender.core.evaluation import Evaluation, Overlay, Question, asks, evaluate_for
-from extender.core.explain import NodeVerdict, gather
-from extender.core.filtering import Code
-from extender.core.leaving import batch_after
+from extender.core.decision.decision import Decision, decide
+from extender.core.decision.evaluation import (
+    Evaluation,
+    Overlay,
+    Question,
+    asks,
+    evaluate_for,
+)
+from extender.core.decision.explain import NodeVerdict, gather
+from extender.core.decision.filtering import Code
+from extender.core.decision.leaving import batch_after
+from extender.core.decision.standing import stand_in_steps
+from extender.core.nodes.assumed import Assumption
+from extender.core.nodes.roll import Roll
+from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
-from extender.core.request import GpuRequest, PodRef
-from extender.core.roll import Roll
-from extender.core.snapshot import Snapshot
-from extender.core.standing import stand_in_steps
+from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evidence import PlacedEvidence, place_evidence

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from extender.core.inventory import PodRecord
-from extender.core.unasked import (
+from extender.core.nodes.inventory import PodRecord
+from extender.placement.asked import AskedLog
+from extender.placement.bypass_causes import (
     SILENCE_SECONDS,
     BoundPods,
     Cause,
@@ -17,8 +18,7 @@ from extender.core.unasked import (
     Verdict,
     likely_causes,
 )
-from extender.metrics import Metrics
-from extender.placement.asked import AskedLog
+from extender.runtime.metrics import Metrics
 from extender.settings.peers import Unasked
 
 logger = logging.getLogger(__name__)

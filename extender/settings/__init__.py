@@ -1,1 +1,1 @@
-"""Models that describe, parse and validate settings; `extender/config.py` joins them."""
+"""Settings: every setting, how it is described, read and checked; the settings file."""

@@ -6,8 +6,8 @@ from typing import Annotated, Final, Self
 from pydantic import Field, model_validator
 
 from extender.core import policy
+from extender.core.devices.readings import LARGEST_XID
 from extender.core.policy import HealthAction, Policy
-from extender.core.readings import LARGEST_XID
 from extender.settings.section import (
     MIB,
     TIB,

@@ -10,9 +10,9 @@ from typing import Final
 import yaml
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.decoding import MalformedError, decode_with
+from extender.runtime.decoding import MalformedError, decode_with
+from extender.runtime.yaml_documents import BoundedLoader
 from extender.settings.spec import ENVIRONMENT_PREFIX, Kind, Setting, is_secret
-from extender.yaml_documents import BoundedLoader
 
 Values = dict[str, object]
 """Values by name; the value of a section is another such dictionary."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from extender.settings.section import Form, Section
 
 METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")

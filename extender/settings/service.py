@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from extender.settings.log_choices import LogFormat, LogLevel
+from extender.runtime.log_choices import LogFormat, LogLevel
 from extender.settings.section import AnyCase, Form, Section
 
 _LABEL: Final = re.compile(

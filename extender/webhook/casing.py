@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from extender.core.resources import MOST_CONTAINERS
+from extender.core.request.resources import MOST_CONTAINERS
 from extender.webhook.folded import MOST_FIELDS, WireError, fold_key
 
 Shape = Mapping[str, "Shape"]

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from extender.decoding import MalformedError, decode_with
+from extender.runtime.decoding import MalformedError, decode_with
 
 T = TypeVar("T")
 

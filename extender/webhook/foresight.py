@@ -7,7 +7,7 @@ plugins have scored them: time enough to have the answer ready.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from extender.core.request import GpuRequest, PodRef
+from extender.core.request.request import GpuRequest, PodRef
 from extender.placement.placer import Placer, Weighed
 from extender.webhook import wire
 from extender.webhook.listed import NAMES_KEY, read_names

@@ -11,16 +11,22 @@ from typing import Final
 import numpy as np
 from aiohttp import web
 
-from extender.core.annotations import KNOWN, AnnotationProblem
-from extender.core.filtering import Code
-from extender.core.inventory import PodRecord
-from extender.core.request import GpuRequest, ParsedRequest, PodRef, parse_pod_ref, parse_request
-from extender.core.resources import ResourceNames
-from extender.core.waiting import WaitingRequests
-from extender.metrics import Metrics
+from extender.core.decision.filtering import Code
+from extender.core.nodes.inventory import PodRecord
+from extender.core.request.annotations import KNOWN, AnnotationProblem
+from extender.core.request.request import (
+    GpuRequest,
+    ParsedRequest,
+    PodRef,
+    parse_pod_ref,
+    parse_request,
+)
+from extender.core.request.resources import ResourceNames
+from extender.core.request.waiting import WaitingRequests
 from extender.placement.asked import FILTER, PRIORITIZE, AskedLog
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
+from extender.runtime.metrics import Metrics
 from extender.webhook import wire
 from extender.webhook.about import ABOUT, About
 from extender.webhook.folded import WireError

@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from extender.core.names import NamesIn
-from extender.core.roll import Roll
-from extender.core.snapshot import Rows
-from extender.decoding import MalformedError, decode_with
+from extender.core.nodes.names import NamesIn
+from extender.core.nodes.roll import Roll
+from extender.core.nodes.snapshot import Rows
+from extender.runtime.decoding import MalformedError, decode_with
 
 NAMES: Final = msgspec.json.Decoder(list[str])
 NAMES_KEY: Final = b',"NodeNames":'

@@ -7,9 +7,9 @@ that ask it would miss the first fault, and panels would be empty until then.
 from enum import StrEnum
 from typing import Final
 
-from extender.core.annotations import KNOWN
-from extender.core.filtering import Code
-from extender.metrics import Metrics
+from extender.core.decision.filtering import Code
+from extender.core.request.annotations import KNOWN
+from extender.runtime.metrics import Metrics
 
 VERBS: Final = ("filter", "prioritize", "preempt")
 

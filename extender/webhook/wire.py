@@ -13,17 +13,17 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from extender.core.decision import Decision
-from extender.core.filtering import Code, Rejection
-from extender.core.inventory import PodRecord
-from extender.core.names import NamesIn
-from extender.core.request import PodRef, parse_pod_ref
-from extender.core.resources import excess_of
-from extender.core.roll import EMPTY_ROLL, Roll
-from extender.core.scoring import UNITS
-from extender.core.snapshot import Rows
+from extender.core.decision.decision import Decision
+from extender.core.decision.filtering import Code, Rejection
+from extender.core.decision.scoring import UNITS
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.names import NamesIn
+from extender.core.nodes.roll import EMPTY_ROLL, Roll
+from extender.core.nodes.snapshot import Rows
+from extender.core.request.request import PodRef, parse_pod_ref
+from extender.core.request.resources import excess_of
 from extender.core.untyped import mapping_of
-from extender.decoding import MalformedError, decode_with, excess_values
+from extender.runtime.decoding import MalformedError, decode_with, excess_values
 from extender.webhook.casing import POD, restore_case
 from extender.webhook.folded import (
     SHOWN,

@@ -20,7 +20,7 @@ from agent.backend import (
     Values,
     XidEvent,
 )
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ from agent.backend import Call, Code, NvmlError, ProcessList, ProcessRate, Proce
 from agent.card_reader import CardReader
 from agent.reading import INSTANCE_SIGNALS, DeviceReading
 from agent.worker import CallTracker
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
 
 MICROSECONDS = 1_000_000

@@ -17,7 +17,7 @@ from agent.device import choose_device, main, parse_worker_id
 from agent.device_load import REPORT_PATH, parse_loads
 from agent.device_probe import ProbePaths, find_cards
 from agent.report import Device, Report, encode
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.agent.fake_driver import GIB, FakeDriver, card, uuid
 from tests.agent.workers import Container
 

@@ -14,8 +14,8 @@ from agent.options import Options
 from agent.report import Foreign, Problem, Process, Tenant
 from agent.sampler import Sampler
 from agent.tenants import DeviceTenants, DeviceUsage
-from extender.core.readings import Signal
-from extender.sources.dcgm import DEFAULT_METRICS
+from extender.core.devices.readings import Signal
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS
 from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
 
 DASHBOARD_12239 = (

@@ -16,7 +16,7 @@ from agent.nvml import Nvml
 from agent.options import Options
 from agent.report import Place, Report
 from agent.sampler import Sampler
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.agent.fake_kubelet import FakeKubelet, container, pod
 from tests.agent.loads import load, pod_cgroup, why_no_gpu
 

@@ -24,8 +24,8 @@ from agent.rates import CounterRates
 from agent.report import Report
 from agent.sampler import Sampler
 from agent.session import Cadence
-from extender.core.readings import Signal
-from extender.sources.dcgm import build_table
+from extender.core.devices.readings import Signal
+from extender.sources.prometheus.dcgm import build_table
 from tests.agent.replay import Replay, nvml_on
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=1.0))

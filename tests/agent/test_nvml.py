@@ -9,7 +9,7 @@ import pytest
 
 from agent.backend import Call, Code, Extra, NvmlError, ProcessList
 from agent.nvml import Nvml
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.agent.fake_driver import FakeDriver, card
 from tests.agent.replay import Replay, nvml_on, refuse
 

@@ -21,7 +21,7 @@ from agent.options import Options
 from agent.sampler import Sampler
 from agent.session import Cadence, Session
 from agent.worker import CallTracker
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.agent.replay import Replay, error, nvml_on, refuse
 
 LOST = 15

@@ -21,7 +21,7 @@ from agent.push_handshake import expiry_of, read_token
 from agent.report import LENGTH_BYTES, Farewell, Report, Update, decode_update, frame
 from agent.sampler import LatestReport
 from extender.core.policy import Thresholds
-from extender.supervision import keep
+from extender.runtime.supervision import keep
 from simulation.agents import SimulatedAgent
 from simulation.devices import Load
 from simulation.fleet import SimulatedFleet

@@ -6,8 +6,8 @@ from agent.foreign import Threshold
 from agent.options import ReportOptions
 from agent.push_digest import DigestBuilder
 from agent.report import Device, Foreign, Problem, Report, Tenant, Verdict
+from extender.core.devices.readings import Signal
 from extender.core.policy import Thresholds
-from extender.core.readings import Signal
 
 GIB = float(1 << 30)
 TENANT = Tenant(namespace="ml", pod="a")

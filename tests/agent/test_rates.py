@@ -3,7 +3,7 @@ import pytest
 from agent.backend import Extra, ProcessRate
 from agent.rates import CounterRates, ProcessRates, RemappedRows
 from agent.report import Process
-from extender.core.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
+from extender.core.devices.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 
 START = 1_800_000_000.0
 

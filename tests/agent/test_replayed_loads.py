@@ -13,8 +13,8 @@ from agent.report import Report, Verdict
 from agent.sampler import Sampler
 from agent.session import Cadence
 from agent.verdict import VerdictPolicy
-from extender.core.readings import Signal
-from extender.core.signals import IDLE_POWER_SHARE
+from extender.core.decision.signals import IDLE_POWER_SHARE
+from extender.core.devices.readings import Signal
 from tests.agent.replay import LOADS, RECORDED, Replay
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=2))  # short, so that slow reads occur

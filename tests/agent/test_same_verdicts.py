@@ -16,12 +16,12 @@ from agent.options import Options
 from agent.report import Device, Report
 from agent.sampler import Sampler
 from agent.session import Cadence
-from extender.core.causes import words
-from extender.core.health import HealthColumns, judge
+from extender.core.decision.causes import words
+from extender.core.decision.health import HealthColumns, judge
+from extender.core.devices.readings import NVML_ONLY, Column, Signal
+from extender.core.devices.stress import stress
 from extender.core.policy import Health, HealthAction
-from extender.core.readings import NVML_ONLY, Column, Signal
-from extender.core.stress import stress
-from extender.sources.dcgm import build_table
+from extender.sources.prometheus.dcgm import build_table
 from tests.agent.replay import Replay, error
 from tests.agent.scripted import ScriptedBackend, ScriptedCard
 from tests.extender.sources.asking import NOW, Asked

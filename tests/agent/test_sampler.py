@@ -15,7 +15,7 @@ from agent.report import Problem, Report, Tenant
 from agent.sampler import Sampler
 from agent.session import Cadence
 from agent.tenants import DeviceTenants, DeviceUsage
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.agent.scripted import ScriptedBackend, ScriptedCard, migs
 
 LIMIT = 0.1

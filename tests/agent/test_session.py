@@ -11,7 +11,7 @@ from agent.problems import GONE, NO_GPU, hung_problem
 from agent.reading import DeviceReading, NodeReading
 from agent.session import Cadence, Session
 from agent.worker import CallAbandonedError, CallTracker
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.agent.scripted import ScriptedBackend, ScriptedCard, migs
 
 NOW: Final = 1_800_000_000.0

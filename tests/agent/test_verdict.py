@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from agent.report import Verdict
 from agent.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
-from extender.core.causes import words
-from extender.core.health import judge
+from extender.core.decision.causes import words
+from extender.core.decision.health import judge
+from extender.core.devices.readings import Signal
 from extender.core.policy import Health, HealthAction, Thresholds
-from extender.core.readings import Signal
 
 NOW = 1_800_000_000.0
 GIB = float(1 << 30)

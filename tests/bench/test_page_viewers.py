@@ -10,10 +10,10 @@ from playwright.async_api import Browser, expect
 from bench.page_viewers import VIEWS, Told, pages
 from bench.world import BenchError
 from tests.controlplane.process import free_port
-from tests.extender.observe.page.acting import decide, live
-from tests.extender.observe.page.conftest import small_world
-from tests.extender.observe.page.serving import Server, browsing, looking, serving
-from tests.extender.observe.whys import WhyWorld
+from tests.extender.api.page.acting import decide, live
+from tests.extender.api.page.conftest import small_world
+from tests.extender.api.page.serving import Server, browsing, looking, serving
+from tests.extender.insight.whys import WhyWorld
 from tests.extender.served import IDLE
 
 

@@ -12,12 +12,12 @@ from bench.scheduler_names import GPUS, HELD, gpu_uuid, node_name, tenant_name
 from bench.scheduler_prometheus import METRICS, SCRAPE_SECONDS, Gpus
 from bench.scheduler_report import Pair, Run, bounds, rows
 from bench.scheduler_run import Change, check_asked, parse_metrics
-from extender.config import Prometheus
-from extender.core.readings import DeviceKey
-from extender.sources import promql
-from extender.sources.dcgm import DEFAULT_METRICS
-from extender.sources.dcgm_devices import device_key, sight_devices
-from extender.sources.identity import NodeIdentity
+from extender.core.devices.readings import DeviceKey
+from extender.settings.config import Prometheus
+from extender.sources.prometheus import promql
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS
+from extender.sources.prometheus.dcgm_devices import device_key, sight_devices
+from extender.sources.prometheus.identity import NodeIdentity
 
 NOW = 1_800_000_000.0
 NODES = 60

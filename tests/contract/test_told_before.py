@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import PodRecord
-from extender.core.resources import ResourceNames
-from extender.core.roll import Roll
-from extender.sources.kube_records import reduce_pod
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.roll import Roll
+from extender.core.request.resources import ResourceNames
+from extender.sources.kubernetes.kube_records import reduce_pod
 from extender.webhook import wire
 from tests.extender.served import IDLE, Client, MakeClient, World
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from extender.core.annotations import AnnotationProblem
-from extender.core.host_resources import HostResources
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.request import parse_pod_ref
-from extender.core.resources import ResourceNames
+from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.request import parse_pod_ref
+from extender.core.request.resources import ResourceNames
 from extender.effects.events import EventSettings, EventType, EventWriter
-from extender.kube import KubeClient, KubeError
-from extender.sources.cluster import ClusterSource
-from extender.sources.kube_records import reduce_node, reduce_pod
-from extender.sources.kube_reflector import FollowSettings
+from extender.kube.kube import KubeClient, KubeError
+from extender.sources.kubernetes.cluster import ClusterSource
+from extender.sources.kubernetes.kube_records import reduce_node, reduce_pod
+from extender.sources.kubernetes.kube_reflector import FollowSettings
 from tests.controlplane.client import ApiClient
 from tests.controlplane.objects import Object, node, pod
 from tests.controlplane.plane import ControlPlane

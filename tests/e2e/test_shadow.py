@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from extender.records.reading import LoggedBinding, LoggedDecision, read_log
-from extender.replay.changes import Changes
-from extender.replay.report import replay
+from extender.insight.decision_log.reading import LoggedBinding, LoggedDecision, read_log
+from extender.insight.replay.changes import Changes
+from extender.insight.replay.report import replay
 from simulation.devices import Loss
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from extender.core.scheduled import GATE
+from extender.core.request.scheduled import GATE
 from extender.effects.wakeup import POD_ANNOTATION
 from simulation.devices import Load
 from simulation.models import GIB

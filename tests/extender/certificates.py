@@ -1,12 +1,13 @@
-"""Certificates for tests of TLS: those that `extender.certs` makes, and some that nobody should."""
+"""Certificates for tests of TLS: those that `extender.server.certificates` makes, and some that
+nobody should."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from extender.certs.__main__ import changed
-from extender.certs.issuing import Files, Wanted
-from extender.certs.storing import write_folder
+from extender.server.certificates.__main__ import changed
+from extender.server.certificates.issuing import Files, Wanted
+from extender.server.certificates.storing import write_folder
 from extender.settings.tls import Tls
 
 WANTED = Wanted(names=("localhost", "idlegpu-extender.idlegpu.svc"), addresses=("127.0.0.1",))

@@ -8,16 +8,16 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy
-from extender.core.unasked import Answers, Verdict
 from extender.effects.peer_link import PeerLink
 from extender.effects.peer_wire import decode_message, decode_receipt, encode_receipt
 from extender.effects.peers import Address, Peers
 from extender.fleet.fleet import Fleet
-from extender.metrics import Metrics
 from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion, AskedLog
+from extender.placement.bypass_causes import Answers, Verdict
 from extender.placement.unasked import START_SECONDS, UnaskedPods
+from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
 from tests.extender.served import GPU, NOW
 

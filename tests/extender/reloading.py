@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from extender.config import Settings, load_settings
-from extender.metrics import Metrics
-from extender.reload import Outcome, Reloader
-from extender.settings_file import SettingsFile
+from extender.runtime.metrics import Metrics
+from extender.settings.config import Settings, load_settings
+from extender.settings.reload import Outcome, Reloader
+from extender.settings.settings_file import SettingsFile
 from tests.extender.fake_kube import eventually
 
 DEADLINE_SECONDS = 10.0

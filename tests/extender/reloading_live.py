@@ -14,8 +14,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from extender.app import Extender, start
-from extender.config import load_settings
-from extender.settings_file import SettingsFile
+from extender.settings.config import load_settings
+from extender.settings.settings_file import SettingsFile
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject

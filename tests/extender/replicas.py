@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 
 from extender.app import Extender, start
-from extender.config import Settings
 from extender.settings.api import Api
+from extender.settings.config import Settings
 from extender.settings.peers import Peers, Unasked
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.fleet import SimulatedFleet

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.config import ConfigError, Settings, load_settings
+from extender.settings.config import ConfigError, Settings, load_settings
 
 
 def write_settings(folder: Path, text: str) -> Path:

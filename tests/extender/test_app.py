@@ -13,9 +13,9 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extender import in_flight as in_flight_module
 from extender.app import Extender, start
-from extender.config import Prometheus, Settings
+from extender.server import in_flight as in_flight_module
+from extender.settings.config import Prometheus, Settings
 from extender.settings.service import Ready
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet

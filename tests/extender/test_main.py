@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from extender.command_line import main
-from extender.config import all_settings
+from extender.__main__ import main
+from extender.settings.config import all_settings
 from extender.settings.table import render_table
 
 DEADLINE_SECONDS = 30.0

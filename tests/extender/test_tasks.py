@@ -9,9 +9,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extender import supervision
 from extender.app import start
-from extender.settings_file import SettingsFile
+from extender.runtime import supervision
+from extender.settings.settings_file import SettingsFile
 from tests.controlplane.process import free_port
 from tests.extender.certificates import issue
 from tests.extender.fake_kube import FakeKube, eventually, running_kube

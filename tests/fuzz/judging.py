@@ -8,7 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from extender.logs import JsonFormatter
+from extender.runtime.logs import JsonFormatter
 
 Target = Callable[[bytes], bool]
 

@@ -13,7 +13,7 @@ from tests.images.dockerfile import IMAGES, INSTALLED, ROOT, stages, texts
 
 OURS: Final = ("extender", "agent")
 LOCK_ANEW: Final = "images/lock.sh writes the images' lock files anew"
-FOR_PEOPLE: Final = ("extender.cli", "extender.client", "extender.remote")
+FOR_PEOPLE: Final = ("extender.cli",)
 """Not in the image: what people ask an extender with."""
 EXTENDER_ALONE: Final = {"aiohttp", "cryptography", "kubernetes-asyncio", "uvloop", "watchfiles"}
 AGENT_ALONE: Final = {"nvidia-ml-py", "grpclib", "protobuf", "rich"}

@@ -11,9 +11,9 @@ from typing import Final
 
 import yaml
 
-from extender.certs.__main__ import main as make_certificates
-from extender.certs.lease import LEASE_NAME
-from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
+from extender.server.certificates.__main__ import main as make_certificates
+from extender.server.certificates.lease import LEASE_NAME
+from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.client import ApiError
 from tests.controlplane.deployed import ExtenderServer, Manner
 from tests.controlplane.objects import Object
@@ -165,7 +165,7 @@ async def run_job(installation: Installation, mounted: Path, *arguments: str) ->
     """
     kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
     container = _container(installation, "Job", "idlegpu-certs")
-    assert container["command"] == ["python", "-m", "extender.certs"]
+    assert container["command"] == ["python", "-m", "extender.server.certificates"]
     own = [f"--kubeconfig={kubeconfig}", "--address=127.0.0.1"]
     given = [*container["args"], *own, *arguments]
     assert await asyncio.to_thread(make_certificates, given) == 0

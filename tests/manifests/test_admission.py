@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from extender.certs.storing import SECRETS
-from extender.config import load_settings
+from extender.server.certificates.storing import SECRETS
+from extender.settings.config import load_settings
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.process import free_port

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from extender.client import Client, ClientError, Failure
-from extender.observe.access import COOKIE
-from extender.observe.callers import HEADER
-from extender.remote.cluster import Cluster
+from extender.api.access import COOKIE
+from extender.api.callers import HEADER
+from extender.cli.client import Client, ClientError, Failure
+from extender.cli.remote.cluster import Cluster
 from tests.controlplane.forwarding import machine_address
 from tests.controlplane.kubeconfig import write_kubeconfig
 from tests.controlplane.objects import Object

@@ -10,14 +10,14 @@ import yaml
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from extender.core.cards import NAMES
-from extender.observe.collector import FleetCollector
+from extender.api.collector import FleetCollector
+from extender.core.devices.cards import NAMES
 from tests.controlplane.controllers import kube_controller_manager
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for
 from tests.e2e.world import World
-from tests.extender.observe.advising import SHARED
-from tests.extender.observe.whys import WhyWorld
+from tests.extender.insight.advising import SHARED
+from tests.extender.insight.whys import WhyWorld
 from tests.extender.served import GPU, IDLE
 from tests.manifests.metrics_adapter import external_metrics, query_of
 from tests.manifests.monitoring import EXTENDER_JOB

@@ -15,9 +15,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.config import load_settings as load_agent_settings
 from extender.app import Extender, start
-from extender.certs.__main__ import main as make_certificates
-from extender.certs.storing import CA_SECRET, SECRETS
-from extender.config import Settings, load_settings
+from extender.server.certificates.__main__ import main as make_certificates
+from extender.server.certificates.storing import CA_SECRET, SECRETS
+from extender.settings.config import Settings, load_settings
 from simulation.cluster import run_cluster
 from tests.controlplane.objects import Object
 from tests.extender.fake_kube import eventually
@@ -63,11 +63,11 @@ def cert_manager_objects() -> list[Object]:
 
 
 def secrets_of_our_program() -> Secrets:
-    """Return what `python -m extender.certs` makes, which the Job runs, too."""
+    """Return what `python -m extender.server.certificates` makes, which the Job runs, too."""
     (container,) = read(COMPONENTS / "certs-job" / "job.yaml")["spec"]["template"]["spec"][
         "containers"
     ]
-    assert container["command"] == ["python", "-m", "extender.certs"]
+    assert container["command"] == ["python", "-m", "extender.server.certificates"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         arguments = [word for word in container["args"] if not word.startswith(TO_THE_CLUSTER)]

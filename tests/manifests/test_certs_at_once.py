@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 from cryptography import x509
 
-from extender.certs.__main__ import changed, main
-from extender.certs.issuing import Wanted, expires_at
-from extender.certs.storing import CA_SECRET, SECRETS, Secrets
-from extender.kube import KubeClient, KubeError
+from extender.kube.kube import KubeClient, KubeError
+from extender.server.certificates.__main__ import changed, main
+from extender.server.certificates.issuing import Wanted, expires_at
+from extender.server.certificates.storing import CA_SECRET, SECRETS, Secrets
 from tests.manifests.installing import Installation
 from tests.manifests.running import (
     CA_PATH,

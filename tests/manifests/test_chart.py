@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 import yaml
 
-from extender.config import Settings, load_settings
+from extender.settings.config import Settings, load_settings
 from tests.controlplane.objects import Object
 from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
 from tests.manifests.shipped import (

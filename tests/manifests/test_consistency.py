@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from agent.config import load_settings as load_agent_settings
-from extender.certs.storing import CA_CONFIG_MAP
-from extender.config import Settings, load_settings
-from extender.core.scheduled import GATE
+from extender.core.request.scheduled import GATE
 from extender.effects.wakeup import POD_ANNOTATION
+from extender.server.certificates.storing import CA_CONFIG_MAP
+from extender.settings.config import Settings, load_settings
 from tests.controlplane.objects import Object
 from tests.manifests.shipped import (
     AGENT_NAMESPACE,

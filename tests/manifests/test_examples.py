@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 import yaml
 
-from extender.core.annotations import PREFIX
-from extender.sources.dcgm import DEFAULT_METRICS
+from extender.core.request.annotations import PREFIX
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS
 from simulation.models import A10, A100_40GB, A100_80GB, H100, L40S, T4, V100
 from simulation.nodes import EXPORTER_4_8, Sharing
 from tests.controlplane.client import ApiError

@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 
-from extender.certs.__main__ import main as make_certificates
-from extender.certs.issuing import EXTENDER_NAME
-from extender.certs.storing import CA_SECRET, SECRETS
+from extender.server.certificates.__main__ import main as make_certificates
+from extender.server.certificates.issuing import EXTENDER_NAME
+from extender.server.certificates.storing import CA_SECRET, SECRETS
 from tests.controlplane.certmanager import cert_manager
 from tests.controlplane.deployed import scheduler_config
 from tests.controlplane.fixtures import StartScheduler

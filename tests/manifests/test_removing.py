@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from extender.certs.lease import LEASE_NAME as CERTS_LEASE
-from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from extender.effects.wakeup import ANNOTATION, LEASE_NAME, OBJECT_NAME
+from extender.server.certificates.lease import LEASE_NAME as CERTS_LEASE
+from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.objects import Object, node
 from tests.controlplane.waiting import wait_for
 from tests.manifests.chart import RELEASE, Values, rendered

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.core.scheduled import GATE
+from extender.core.request.scheduled import GATE
 from extender.effects.wakeup import POD_ANNOTATION
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.objects import Object, node, pod

@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from extender.certs.lease import LEASE_NAME
-from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
+from extender.server.certificates.lease import LEASE_NAME
+from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.objects import Object, node, pod
 from tests.controlplane.plane import SCHEDULER as KUBE_SCHEDULER

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from extender.certs.issuing import Files
-from extender.certs.storing import CA_SECRET, SECRETS
+from extender.server.certificates.issuing import Files
+from extender.server.certificates.storing import CA_SECRET, SECRETS
 from tests.controlplane.deployed import scheduler_config
 from tests.controlplane.fixtures import StartScheduler
 from tests.controlplane.objects import Object, node, pod

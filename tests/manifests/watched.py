@@ -15,7 +15,7 @@ import aiohttp
 from agent.app import start as start_agent
 from agent.backend import Call, ProcessList, ProcessUse, XidEvent
 from agent.options import Options
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from simulation.agents import PERIOD_SECONDS
 from tests.agent.fake_kubelet import FakeKubelet, container
 from tests.agent.fake_kubelet import pod as held

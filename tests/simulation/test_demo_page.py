@@ -10,13 +10,13 @@ from playwright.async_api import Browser, expect
 from rich.console import Console
 
 from extender.app import start
-from extender.config import Prometheus, Settings
+from extender.settings.config import Prometheus, Settings
 from extender.settings.wake import Wake
 from simulation.cluster import run_cluster
 from simulation.demo import Demo
 from simulation.demo_fleet import demo_fleet
-from tests.extender.observe.page.acting import counts, live
-from tests.extender.observe.page.serving import browsing, looking_at
+from tests.extender.api.page.acting import counts, live
+from tests.extender.api.page.serving import browsing, looking_at
 
 pytestmark = [pytest.mark.page, pytest.mark.timeout(180)]
 

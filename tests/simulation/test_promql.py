@@ -2,8 +2,8 @@
 
 import pytest
 
-from extender.sources import promql as product
-from extender.sources.dcgm import DEFAULT_METRICS, build_table
+from extender.sources.prometheus import promql as product
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, build_table
 from simulation.promql import EvaluationError, PromqlError, evaluate, parse
 from simulation.samples import SampleStore, Series, parse_scrape, with_target_labels
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extender.sources import promql as product
-from extender.sources.dcgm import DEFAULT_METRICS, build_table
+from extender.sources.prometheus import promql as product
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, build_table
 from simulation.demo_fleet import demo_fleet
 from simulation.exporter import instance_of, run_exporter
 from simulation.fleet import SimulatedFleet

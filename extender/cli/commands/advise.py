@@ -4,9 +4,9 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import words
+from extender.cli.remote.advice import Advice, CardAdvice, PodAdvice
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack, word
-from extender.remote.advice import Advice, CardAdvice, PodAdvice
 
 CARDS = ["CARD", "MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
          "HOW"]  # fmt: skip

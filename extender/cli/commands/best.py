@@ -6,9 +6,9 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import words
+from extender.cli.remote.answers import Best, Verdict
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack
-from extender.remote.answers import Best, Verdict
 
 COLUMNS = [">#", "NODE", "MODEL", ">IDLE", ">CHANCE", ">ACTIVITY", ">FREE GiB"]
 WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]

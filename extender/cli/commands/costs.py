@@ -5,9 +5,9 @@ from rich.console import RenderableType
 
 from extender.cli import words
 from extender.cli.commands.holders import summed
+from extender.cli.remote.holding import CostGroup, Costs
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack
-from extender.remote.holding import CostGroup, Costs
 
 COLUMNS = [">PODS", ">IDLE GPUS", ">GPU-HOURS", ">IDLE HOURS"]
 COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]

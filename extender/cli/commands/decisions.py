@@ -4,9 +4,9 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import words
+from extender.cli.remote.answers import Decision, Decisions
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack, word
-from extender.remote.answers import Decision, Decisions
 
 COLUMNS = [">#", "=TIME", "POD", "=VERB", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
 WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]

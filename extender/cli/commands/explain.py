@@ -10,10 +10,10 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.commands.explain_tables import render
 from extender.cli.manifests import read_pods
+from extender.cli.remote.answers import Explanation
+from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import FILE, Session, connected
 from extender.cli.words import Whole
-from extender.remote.answers import Explanation
-from extender.remote.errors import ClientError, Failure
 
 FEW: Final = 10
 EVERY: Final = 10_000

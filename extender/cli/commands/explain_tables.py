@@ -7,8 +7,7 @@ from rich.text import Text
 
 from extender.cli import words
 from extender.cli.commands.best import COLUMNS, row
-from extender.cli.sheets import Cell, line, sheet, stack, word
-from extender.remote.answers import (
+from extender.cli.remote.answers import (
     Counted,
     Decision,
     Device,
@@ -17,6 +16,7 @@ from extender.remote.answers import (
     Verdict,
     Waiting,
 )
+from extender.cli.sheets import Cell, line, sheet, stack, word
 
 DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "=LANDS",
                   ">ASSUMED", "SOURCE, AGE", "HEALTH"]  # fmt: skip

@@ -5,9 +5,9 @@ from rich.table import Table
 from rich.text import Text
 
 from extender.cli import words
+from extender.cli.remote.answers import Gpu
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, sheet, word
-from extender.remote.answers import Gpu
 
 COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", ">°C", "STATE", "TENANTS"]
 WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]

@@ -4,9 +4,9 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import words
+from extender.cli.remote.holding import Holder, Holders, Sums
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack
-from extender.remote.holding import Holder, Holders, Sums
 
 COLUMNS = ["POD", "NODE", ">IDLE GPUS", ">IDLE FOR", ">GPU-HOURS", ">IDLE", ">MEMORY GiB", "OWNER"]
 COST_COLUMNS = [">COST USED", ">COST IDLE"]

@@ -4,9 +4,9 @@ import click
 from rich.table import Table
 
 from extender.cli import words
+from extender.cli.remote.answers import Node, Nodes
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, sheet, word
-from extender.remote.answers import Node, Nodes
 
 COLUMNS = ["NODE", "MODEL", ">IDLE", ">HELD", ">ACTIVITY", ">MEMORY", "STATE"]
 MIG_COLUMN = ">MIG IDLE"

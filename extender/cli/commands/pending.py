@@ -4,9 +4,9 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import words
+from extender.cli.remote.answers import Counted, Pending, Waiting
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack, word
-from extender.remote.answers import Counted, Pending, Waiting
 
 COLUMNS = ["POD", ">WAITS", "ASKS FOR", "STATE", "NODES HELD BACK BY KUBE-SCHEDULER", "BY IDLEGPU"]
 WIDE_COLUMNS = ["SCHEDULER", "OWNER", "WHAT WOULD HELP"]

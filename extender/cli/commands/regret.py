@@ -4,9 +4,9 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import words
+from extender.cli.remote.regret import Regret, RegretMeans, TurnedOut
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack, word
-from extender.remote.regret import Regret, RegretMeans, TurnedOut
 
 MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
 COLUMNS = ["POD", "NODE", "OUR CHOICE", "BEST", ">GOT", ">CHOICE", ">BEST", ">REGRET", "FOLLOWED"]

@@ -11,7 +11,7 @@ from extender.cli.session import Connection, Session, output_option, show_table
 from extender.cli.sheets import line, sheet, stack
 
 if TYPE_CHECKING:
-    from extender.replay.report import Report, Side
+    from extender.insight.replay.report import Report, Side
 
 COLUMNS = ["PLACED BY", ">PODS PLACED", ">PODS WAITING", ">ACTIVITY", ">ON IDLE GPUS"]
 LEGEND = (
@@ -42,10 +42,10 @@ def command(
     simulated.
     """
     # Server code, which takes half a second to import.
-    from extender.records.reading import read_log
-    from extender.replay.changes import parse_changes
-    from extender.replay.plot import draw
-    from extender.replay.report import replay
+    from extender.insight.decision_log.reading import read_log
+    from extender.insight.replay.changes import parse_changes
+    from extender.insight.replay.plot import draw
+    from extender.insight.replay.report import replay
 
     changes = dict(one.split("=", 1) for one in settings if "=" in one)
     try:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.report import Update
+from extender.core.devices.readings import DeviceKey, Readings
 from extender.core.policy import Foreign
-from extender.core.readings import DeviceKey, Readings
-from extender.kube import KubeClient
-from extender.listening import Listener
+from extender.kube.kube import KubeClient
+from extender.server.listening import Listener
 from extender.settings.agents import Agents
 from extender.sources.agents.connection import Connection
 from extender.sources.agents.refusal import Refusal, Refusals, RefusedError

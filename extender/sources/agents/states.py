@@ -19,9 +19,8 @@ from agent.report import (
     Update,
 )
 from extender.core.columns import within
-from extender.core.expected import resource_profile
-from extender.core.policy import Foreign
-from extender.core.readings import (
+from extender.core.devices.expected import resource_profile
+from extender.core.devices.readings import (
     Column,
     DeviceInfo,
     DeviceKey,
@@ -29,7 +28,8 @@ from extender.core.readings import (
     Readings,
     Signal,
 )
-from extender.core.readings import Holders as NodeHolders
+from extender.core.devices.readings import Holders as NodeHolders
+from extender.core.policy import Foreign
 from extender.sources.agents.refusal import Refusal, RefusedError
 
 SOURCE: Final = "agent"

@@ -11,9 +11,8 @@ from typing import Final
 import orjson
 
 from extender.core.untyped import mapping_of, text_of
-from extender.decoding import decode_with
-from extender.kube import KubeClient, KubeError
-from extender.reviews import (
+from extender.kube.kube import KubeClient, KubeError
+from extender.kube.reviews import (
     Recent,
     TokenRefusedError,
     User,
@@ -21,9 +20,10 @@ from extender.reviews import (
     review_token,
     token_key,
 )
+from extender.runtime.decoding import decode_with
+from extender.runtime.turns import BusyError, Turns
 from extender.settings.agents import Agents
 from extender.sources.agents.refusal import Refusal, RefusedError
-from extender.turns import BusyError, Turns
 
 NODE_NAME: Final = "authentication.kubernetes.io/node-name"
 POD_NAME: Final = "authentication.kubernetes.io/pod-name"

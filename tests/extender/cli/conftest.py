@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.extender.cli.serving import Run, build_fleet, runner, serving
-from tests.extender.observe.test_holders import HoldersWorld
+from tests.extender.insight.test_holders import HoldersWorld
 
 
 @pytest.fixture(scope="package")

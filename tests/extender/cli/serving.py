@@ -11,8 +11,8 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from extender.cli.__main__ import idlegpu
-from tests.extender.observe.test_holders import HoldersWorld, card
-from tests.extender.observe.whys import MESSAGE
+from tests.extender.insight.test_holders import HoldersWorld, card
+from tests.extender.insight.whys import MESSAGE
 from tests.extender.served import IDLE, Gpu, World, names_question, pod
 
 NO_ENVIRONMENT: Final = dict.fromkeys(

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import yaml
 
-from extender.client import Client
+from extender.cli.client import Client
 from tests.extender.cli.serving import Run, runner, serving
 from tests.extender.cli.test_tables import missing
-from tests.extender.observe.advising import SHARED, AdvisingWorld
-from tests.extender.observe.test_holders import card
+from tests.extender.insight.advising import SHARED, AdvisingWorld
+from tests.extender.insight.test_holders import card
 
 TABLE = """\
 CARD   MODEL            SOLD AS   IN USE   ACTIVITY   MEMORY GiB   ADVICE         BETTER   HOW

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extender.doctor.table import CHECKS
+from extender.cli.doctor.table import CHECKS
+from tests.extender.cli.doctor.things import GPU, entry, node, pod
 from tests.extender.cli.serving import Run
-from tests.extender.doctor.things import GPU, entry, node, pod
 
 
 @pytest.fixture

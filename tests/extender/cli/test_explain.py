@@ -9,11 +9,11 @@ import pytest
 import yaml
 from typing_extensions import override
 
-from extender.client import Client, ClientError
-from extender.observe.replicas import ALONE
+from extender.cli.client import Client, ClientError
+from extender.insight.replicas import ALONE
 from tests.extender.cli.serving import Run, ask, runner, serving
-from tests.extender.observe.others import FAR, Far, Replica
-from tests.extender.observe.whys import WhyWorld
+from tests.extender.insight.others import FAR, Far, Replica
+from tests.extender.insight.whys import WhyWorld
 from tests.extender.served import IDLE, Gpu
 
 PODS = ("a", "b", "c")

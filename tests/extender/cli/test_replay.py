@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from extender.cli.__main__ import idlegpu
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.builders import GIB, request
-from tests.extender.records.logs import LoggedWorld
+from tests.extender.insight.decision_log.logs import LoggedWorld
 from tests.worlds import World
 
 EARLIEST = Path(__file__).parents[2] / "data/decisions/earliest.jsonl"

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from rich.console import Console
 
+from extender.cli.client import Client
 from extender.cli.sheets import sheet
-from extender.client import Client
 from tests.extender.cli.serving import Run, ask, build_fleet, runner, serving
-from tests.extender.observe.test_holders import HoldersWorld
-from tests.extender.observe.whys import WhyWorld
+from tests.extender.insight.test_holders import HoldersWorld
+from tests.extender.insight.whys import WhyWorld
 from tests.extender.served import IDLE, Gpu, World
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d")

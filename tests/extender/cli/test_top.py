@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 
 from tests.extender.cli.serving import NO_ENVIRONMENT, runner, serving
 from tests.extender.cli.terminal import LINES, Terminal, at_terminal
-from tests.extender.observe.mig import mig_world
+from tests.extender.insight.mig import mig_world
 from tests.extender.served import Gpu, World
 
 NODE = "node-1"

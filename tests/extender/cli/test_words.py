@@ -12,10 +12,10 @@ MODULES = (
     "extender.cli.manifests",
     "extender.cli.registry",
     "extender.cli.commands.pending",
-    "extender.remote.ways",
-    "extender.observe.reasons",
-    "extender.observe.holders",
-    "extender.observe.pending",
+    "extender.cli.remote.ways",
+    "extender.insight.reasons",
+    "extender.insight.holders",
+    "extender.insight.pending",
 )
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from extender.core.expected import Device, Expected
-from extender.core.inventory import PodPhase, PodRecord
-from extender.core.landing import NONE_OUT
-from extender.core.layout import Tenancy, lay_out
+from extender.core.decision.landing import NONE_OUT
+from extender.core.decision.layout import Tenancy, lay_out
+from extender.core.devices.expected import Device, Expected
+from extender.core.nodes.inventory import PodPhase, PodRecord
+from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Assumed, SharedPolicy
-from extender.core.snapshot import PoolRow
 from tests.builders import GPU, NOW
 
 WARM_UP = 120.0

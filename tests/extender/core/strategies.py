@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from extender.core.nodes.snapshot import NO_LIMIT, Tenant
 from extender.core.policy import LoadFilter, Policy, Strategy, Thresholds
-from extender.core.request import GpuRequest
-from extender.core.snapshot import NO_LIMIT, Tenant
+from extender.core.request.request import GpuRequest
 from tests.builders import GIB, Gpu, Node, gpu, node, request
 
 ratios = st.sampled_from([0.0, 0.05, 0.1, 0.29, 0.3, 0.31, 0.5, 0.9, 1.0]) | st.floats(0, 1)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from extender.core import assumed
-from extender.core.assumed import Assumption, Ledger
-from extender.core.snapshot import Tenant
+from extender.core.nodes import assumed
+from extender.core.nodes.assumed import Assumption, Ledger
+from extender.core.nodes.snapshot import Tenant
 from tests.builders import GPU
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from extender.core.decision import Decision, decide
-from extender.core.evaluation import model_places
-from extender.core.filtering import Code
-from extender.core.names import NamesAt
+from extender.core.decision.decision import Decision, decide
+from extender.core.decision.evaluation import model_places
+from extender.core.decision.filtering import Code
+from extender.core.nodes.names import NamesAt
+from extender.core.nodes.roll import EMPTY_ROLL
+from extender.core.nodes.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from extender.core.policy import LoadFilter, Policy
-from extender.core.roll import EMPTY_ROLL
-from extender.core.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from tests.builders import (
     GIB,
     GPU,

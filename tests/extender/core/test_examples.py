@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from extender.core.evaluation import Question
-from extender.core.explain import NodeVerdict, explain, gather
+from extender.core.decision.evaluation import Question
+from extender.core.decision.explain import NodeVerdict, explain, gather
+from extender.core.decision.reasons import EARLY_FAILURES, ILL_HEALTH, PREFERRED
 from extender.core.policy import Policy, Strategy
-from extender.core.reasons import EARLY_FAILURES, ILL_HEALTH, PREFERRED
-from extender.core.request import GpuRequest
+from extender.core.request.request import GpuRequest
 from tests.builders import (
     GIB,
     GPU,

@@ -4,14 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.expected import (
-    Device,
-    Expected,
-    devices_behind,
-    expected_devices,
-)
-from extender.core.inventory import NodeRecord
-from extender.core.readings import NO_INSTANCES
+from extender.core.devices.expected import Device, Expected, devices_behind, expected_devices
+from extender.core.devices.readings import NO_INSTANCES
+from extender.core.nodes.inventory import NodeRecord
 from tests.builders import GPU
 from tests.extender.core.holding import row_of
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from extender.core.evaluation import Question
-from extender.core.explain import (
+from extender.core.decision.evaluation import Question
+from extender.core.decision.explain import (
     STATES,
     NodeVerdict,
     count_states,
@@ -15,7 +15,7 @@ from extender.core.explain import (
     gather,
     scores_of,
 )
-from extender.core.filtering import Rejection
+from extender.core.decision.filtering import Rejection
 from extender.core.policy import Policy, Strategy
 from tests.builders import (
     GIB,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.filtering import Code, Rejection
+from extender.core.decision.filtering import Code, Rejection
 from tests.builders import (
     GIB,
     Node,

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extender.core.causes import Sign, decode, encode, ill_health, words
-from extender.core.health import HealthColumns, judge
+from extender.core.decision.causes import Sign, decode, encode, ill_health, words
+from extender.core.decision.health import HealthColumns, judge
+from extender.core.devices.readings import Column, Signal
+from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Health, HealthAction
-from extender.core.readings import Column, Signal
-from extender.core.snapshot import Telemetry
 from extender.core.xids import xid_action
 
 NAN = float("nan")

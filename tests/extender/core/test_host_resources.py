@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.core.host_resources import HostResources, requested
+from extender.core.nodes.host_resources import HostResources, requested
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.kin import kin_of, owner_of
+from extender.core.nodes.kin import kin_of, owner_of
 from tests.extender.kube_objects import pod
 from tests.extender.sources.pods import reduced
 

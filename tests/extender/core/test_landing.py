@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extender.core.landing import Landing, assume, count_freed, landing_set
-from extender.core.snapshot import Tenant
+from extender.core.decision.landing import Landing, assume, count_freed, landing_set
+from extender.core.nodes.snapshot import Tenant
 from tests.builders import GIB, Gpu, Node, batch_of, busy, gpu, node, shared
 
 ONE_OF_TWO = {"allocatable": 4, "withdrawn": 4}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import SharedPolicy
 from tests.builders import GIB, GPU, NOW
 from tests.extender.core.holding import TENANCY, WARM_UP, pod, row_of, young

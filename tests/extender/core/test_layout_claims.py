@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import ClaimedDevice
+from extender.core.nodes.inventory import ClaimedDevice
 from tests.extender.core.holding import pod, row_of, young
 
 BY_CLAIMS = MappingProxyType({"is_by_claims": True})

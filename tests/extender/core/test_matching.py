@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.core.inventory import NodeRecord, Taint
-from extender.core.matching import may_go, selects, tolerates
-from extender.core.selection import (
+from extender.core.nodes.inventory import NodeRecord, Taint
+from extender.core.nodes.matching import may_go, selects, tolerates
+from extender.core.nodes.selection import (
     ANYWHERE,
     Operator,
     Requirement,

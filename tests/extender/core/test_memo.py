@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
-from extender.core import assessment
-from extender.core.assessment import assess
-from extender.core.evaluation import estimates
+from extender.core.decision import assessment
+from extender.core.decision.assessment import assess
+from extender.core.decision.evaluation import estimates
 from extender.core.memo import MOST, Memo
 from extender.core.policy import Policy
 from tests.builders import GIB, ask, batch_of, busy, gpu, node

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.names import MOST_STRANGERS, Found, NameTable
-from extender.core.pieces import Pieces
+from extender.core.nodes.names import MOST_STRANGERS, Found, NameTable
+from extender.core.nodes.pieces import Pieces
 from extender.core.steps import finish
 
 PLAIN = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='",\\')

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.occupancy import Occupancy, Tenancy, account
+from extender.core.devices.occupancy import Occupancy, Tenancy, account
 
 NAN, INF = float("nan"), float("inf")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.certainty import STEPS, Band, bands, chance_of_all
+from extender.core.decision.certainty import STEPS, Band, bands, chance_of_all
 from extender.core.policy import Strategy, Thresholds
-from extender.core.request import GpuRequest
+from extender.core.request.request import GpuRequest
 from tests.builders import (
     GIB,
     Gpu,

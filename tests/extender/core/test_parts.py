@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 
-from extender.core.evaluation import Question
-from extender.core.explain import NodeVerdict, explain, gather
-from extender.core.parts import (
+from extender.core.decision.evaluation import Question
+from extender.core.decision.explain import NodeVerdict, explain, gather
+from extender.core.decision.parts import (
     BAND,
     CALM,
     CERTAINTY,
@@ -19,7 +19,7 @@ from extender.core.parts import (
     Breakdown,
 )
 from extender.core.policy import Policy, Strategy
-from extender.core.request import GpuRequest
+from extender.core.request.request import GpuRequest
 from tests.builders import (
     GPU,
     Node,

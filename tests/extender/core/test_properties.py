@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from extender.core.decision import decide
-from extender.core.evaluation import Overlay, Question, asks, evaluate_for
+from extender.core.decision.decision import decide
+from extender.core.decision.evaluation import Overlay, Question, asks, evaluate_for
+from extender.core.decision.standing import nominate, row_under, stand, stand_together
+from extender.core.nodes.snapshot import batch_rows
 from extender.core.policy import Policy, Weights
-from extender.core.request import GpuRequest
-from extender.core.snapshot import batch_rows
-from extender.core.standing import nominate, row_under, stand, stand_together
+from extender.core.request.request import GpuRequest
 from tests.builders import (
     GIB,
     GPU,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.core.resources import NO_NAMES, ResourceNames
+from extender.core.request.resources import NO_NAMES, ResourceNames
 
 GPU, SMALL = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 ANY, MIG = "nvidia.com/*", "nvidia.com/mig-*"

@@ -5,8 +5,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.names import MOST_STRANGERS, NamesAt
-from extender.core.roll import FEW_BYTES, FEW_NAMES, Roll
+from extender.core.nodes.names import MOST_STRANGERS, NamesAt
+from extender.core.nodes.roll import FEW_BYTES, FEW_NAMES, Roll
 from extender.core.steps import finish
 from tests.extender.core.test_names import node_names, written
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extender.core.decision.scoring import WEIGHTS, unknown_score
 from extender.core.policy import Strategy, Thresholds
-from extender.core.request import GpuRequest
-from extender.core.scoring import WEIGHTS, unknown_score
+from extender.core.request.request import GpuRequest
 from tests.builders import (
     GIB,
     STRATEGIES,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision import Decision, decide
-from extender.core.filtering import Code
+from extender.core.decision.decision import Decision, decide
+from extender.core.decision.filtering import Code
+from extender.core.decision.scoring import UNITS
+from extender.core.nodes.selection import has_preferences
 from extender.core.policy import Policy
-from extender.core.request import parse_request
-from extender.core.resources import ResourceNames
-from extender.core.scoring import UNITS
-from extender.core.selection import has_preferences
+from extender.core.request.request import parse_request
+from extender.core.request.resources import ResourceNames
 from tests.builders import Node, busy, gpu, node, request, snapshot_of
 
 COUNT = 12

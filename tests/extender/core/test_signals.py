@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.causes import words
-from extender.core.policy import Foreign, Health, HealthAction, Policy
-from extender.core.readings import Column, Signal
-from extender.core.signals import (
+from extender.core.decision.causes import words
+from extender.core.decision.signals import (
     MEASURED,
     Evidence,
     activity,
@@ -22,7 +20,9 @@ from extender.core.signals import (
     shows_use,
     step_streak,
 )
-from extender.core.snapshot import Telemetry
+from extender.core.devices.readings import Column, Signal
+from extender.core.nodes.snapshot import Telemetry
+from extender.core.policy import Foreign, Health, HealthAction, Policy
 from tests.builders import GIB, NOW
 
 NAN = float("nan")

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extender.core.devices.readings import Column, Signal
+from extender.core.devices.stress import stress, stress_in_words
 from extender.core.policy import Health
-from extender.core.readings import Column, Signal
-from extender.core.stress import stress, stress_in_words
 
 NAN = float("nan")
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy, Strategy, Thresholds
-from extender.core.request import ParsedRequest, parse_request
-from extender.core.resources import ResourceNames
-from extender.core.waiting import REMEMBERED, WaitingRequests
-from extender.sources.kube_records import reduce_pod
+from extender.core.request.request import ParsedRequest, parse_request
+from extender.core.request.resources import ResourceNames
+from extender.core.request.waiting import REMEMBERED, WaitingRequests
+from extender.sources.kubernetes.kube_records import reduce_pod
 from tests.extender.kube_objects import GPU, Object, pod
 
 MIG = "nvidia.com/mig-1g.10gb"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from extender.core.window import Windows
+from extender.core.devices.window import Windows
 
 ROWS = np.array([0, 1])
 NAN = float("nan")

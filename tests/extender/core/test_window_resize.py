@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.window import Windows
+from extender.core.devices.window import Windows
 
 ROWS = np.array([0, 1])
 

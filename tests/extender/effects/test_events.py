@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from extender.core.annotations import AnnotationProblem
-from extender.core.request import PodRef
+from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.request import PodRef
 from extender.effects.events import EventSettings, EventType, EventWriter, event_name
-from extender.kube import KubeClient
+from extender.kube.kube import KubeClient
 from tests.extender.effects.waking import Recorder
 from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 

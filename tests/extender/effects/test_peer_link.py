@@ -22,8 +22,8 @@ from extender.effects.peer_wire import (
     encode_receipt,
 )
 from extender.effects.peers import Peers, _family
-from extender.metrics import Metrics
 from extender.placement.asked import AnsweredQuestion
+from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
 
 OWN = "us"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
-from extender import supervision
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.effects.peers import SILENT_SECONDS, Address, Peers
-from extender.metrics import Metrics
 from extender.placement.asked import AnsweredQuestion
+from extender.runtime import supervision
+from extender.runtime.metrics import Metrics
+from extender.runtime.supervision import keep
 from extender.settings import peers as settings
-from extender.supervision import keep
 from tests.extender.fake_kube import eventually
 from tests.extender.served import MakeClient
 

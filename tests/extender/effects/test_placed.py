@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.inventory import PodRecord
-from extender.core.request import PodRef
+from extender.core.nodes.inventory import PodRecord
+from extender.core.request.request import PodRef
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.placed import MAX_WAITING, PlacementEvents, describe
-from extender.in_flight import InFlight
-from extender.kube import KubeClient
-from extender.metrics import Metrics
+from extender.kube.kube import KubeClient
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import EXPLAINABLE, DecisionRecord
 from extender.placement.last_word import LastWord
 from extender.placement.unasked import UnaskedPods
+from extender.runtime.metrics import Metrics
+from extender.server.in_flight import InFlight
 from extender.settings.peers import Unasked
 from tests.extender.effects.test_events import POD, PROBLEM
 from tests.extender.effects.waking import Recorder

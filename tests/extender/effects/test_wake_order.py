@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.selection import read_selection
+from extender.core.nodes.selection import read_selection
 from extender.effects.wake_order import MAX_NEEDS, MAX_PROMISING, LookOrder
 from extender.effects.wakeup import Waker, build_waker
-from extender.kube import KubeClient
+from extender.kube.kube import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.builders import GPU
 from tests.extender.effects.waking import (

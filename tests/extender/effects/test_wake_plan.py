@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import Taint
-from extender.core.request import GpuRequest, PodRef
-from extender.core.selection import ANYWHERE, Operator, Requirement, Selection, Term
+from extender.core.nodes.inventory import Taint
+from extender.core.nodes.selection import ANYWHERE, Operator, Requirement, Selection, Term
+from extender.core.request.request import GpuRequest, PodRef
 from extender.effects.wake_plan import (
     MAX_REPEAT_SECONDS,
     Hope,

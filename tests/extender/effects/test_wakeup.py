@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import NodeRecord, Taint
-from extender.core.selection import read_selection
+from extender.core.nodes.inventory import NodeRecord, Taint
+from extender.core.nodes.selection import read_selection
 from extender.effects.wake_plan import Hope
 from extender.effects.wakeup import build_waker, describe, own_namespace
-from extender.kube import KubeClient
+from extender.kube.kube import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.builders import GPU, pod_ref, request
 from tests.extender.effects.waking import (

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from extender.core.selection import read_selection
+from extender.core.nodes.selection import read_selection
 from extender.effects.wake_order import MAX_NEEDS
 from extender.effects.wakeup import LOOKED_AT, REST, _run_and_rest
-from extender.kube import KubeClient
+from extender.kube.kube import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.extender.effects.waking import (
     EAGER,

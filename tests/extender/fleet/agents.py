@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from extender.core.readings import (
+from extender.core.devices.readings import (
     Column,
     DeviceInfo,
     DeviceKey,

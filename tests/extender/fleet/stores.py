@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from extender.core.occupancy import WHOLE_DEVICE
+from extender.core.decision.signals import believe
+from extender.core.devices.occupancy import WHOLE_DEVICE
+from extender.core.devices.readings import DeviceInfo, Readings, Signal
+from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Policy
-from extender.core.readings import DeviceInfo, Readings, Signal
-from extender.core.signals import believe
-from extender.core.snapshot import Telemetry
 from extender.fleet.held import HeldDevice
 from extender.fleet.store import DeviceStore
 from tests.builders import GIB, NOW

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.batches import current_batch
-from extender.core.inventory import PodRecord
+from extender.core.nodes.batches import current_batch
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import (
     Assumed,
     EarlyFailures,
@@ -23,7 +24,6 @@ from extender.core.policy import (
     Strategy,
     Thresholds,
 )
-from extender.core.snapshot import Snapshot
 from extender.core.steps import finish
 from extender.fleet import draft as drafting
 from extender.fleet import fleet as fleets

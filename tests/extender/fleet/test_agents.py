@@ -5,16 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from extender.core.filtering import Code
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import NO_INSTANCES, DeviceInfo, Signal
 from extender.core.policy import Policy
-from extender.core.readings import (
-    NO_INSTANCES,
-    DeviceInfo,
-    Signal,
-)
 from extender.core.steps import finish
 from extender.fleet.registry import MOST_ON_NODE
-from extender.observe.views import gpus_of
+from extender.insight.views import gpus_of
 from tests.builders import GIB, GPU, NOW, request
 from tests.extender.fleet.agents import HOLD, NAN, Agents, windows
 from tests.worlds import Device, World, one_node

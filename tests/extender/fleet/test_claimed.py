@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.inventory import ClaimedDevice, PodRecord
-from extender.core.readings import DeviceInfo
+from extender.core.devices.readings import DeviceInfo
+from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.fleet.held import put_claimed
 from tests.builders import GPU
 from tests.worlds import World, one_node

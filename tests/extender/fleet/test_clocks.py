@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.inventory import PodPhase, PodRecord
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.fleet.clocks import AGREE_SECONDS, PodClocks
 from tests.builders import NOW, ranking, request
 from tests.worlds import BUSY, World, time_sliced

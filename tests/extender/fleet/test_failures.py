@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision import Decision
-from extender.core.inventory import PodRecord
-from extender.core.kin import owner_key
+from extender.core.decision.decision import Decision
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.kin import owner_key
 from extender.core.policy import EarlyFailures
-from extender.core.readings import Signal
 from extender.fleet.failures import FailureLog
 from tests.builders import GPU, NOW, request
 from tests.worlds import World

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from extender.core.batches import current_batch
-from extender.core.inventory import PodPhase, PodRecord
+from extender.core.devices.readings import Signal
+from extender.core.nodes.batches import current_batch
+from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.policy import EarlyFailures, Policy
-from extender.core.readings import Signal
 from extender.fleet.snapshots import RENEW_SECONDS
 from tests.builders import GIB, GPU, NOW
 from tests.worlds import World, one_node

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extender.core.devices.readings import Own, Readings, Signal
 from extender.core.policy import Policy
-from extender.core.readings import Own, Readings, Signal
 from extender.core.steps import finish
 from extender.fleet import intake
 from extender.fleet.store import DeviceStore

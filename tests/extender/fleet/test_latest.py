@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from extender.core.devices.readings import Readings, Signal
 from extender.core.policy import Policy
-from extender.core.readings import Readings, Signal
 from extender.fleet.store import DeviceStore
 from tests.builders import GIB, NOW
 from tests.extender.fleet.stores import CARD, INSTANCE, NAN, believed, free, readings, store_of

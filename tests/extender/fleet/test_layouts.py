@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extender.core.filtering import Code
-from extender.core.inventory import PodPhase
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import DeviceKey, History, Signal
+from extender.core.nodes.inventory import PodPhase
 from extender.core.policy import Policy, SharedPolicy
-from extender.core.readings import DeviceKey, History, Signal
 from tests.builders import GIB, NOW, rejected
 from tests.worlds import BUSY, IDLE, World, one_node
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.assessment import assess
-from extender.core.batches import current_batch
-from extender.core.evaluation import estimates
-from extender.core.inventory import PodPhase
+from extender.core.decision.assessment import assess
+from extender.core.decision.evaluation import estimates
+from extender.core.devices.readings import Signal
+from extender.core.nodes.batches import current_batch
+from extender.core.nodes.inventory import PodPhase
 from extender.core.policy import Assumed, Policy
-from extender.core.readings import Signal
 from tests.builders import GPU, ask, ranking, request
 from tests.worlds import World, one_node, time_sliced
 

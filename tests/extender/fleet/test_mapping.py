@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.readings import ChangedTenants, DeviceKey, Readings
+from extender.core.devices.readings import ChangedTenants, DeviceKey, Readings
 from extender.fleet.mapping import Mappings, PodsByDevice, Replaced
 
 devices = st.sampled_from("abcde").map(lambda uuid: DeviceKey((uuid, "")))

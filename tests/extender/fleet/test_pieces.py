@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from extender.core import batches, standing
-from extender.core.snapshot import PoolRow, Rows, Telemetry
+from extender.core.decision import standing
+from extender.core.nodes import batches
+from extender.core.nodes.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
 from extender.fleet import pools, snapshots
 from extender.fleet.fleet import PIECE_NODES

@@ -4,10 +4,9 @@ from typing import Final
 
 import pytest
 
-from extender.core.advice import Use
-from extender.core.inventory import PodPhase, PodRecord
-from extender.core.readings import DeviceKey
-from extender.fleet.pod_memory import MOST_DEVICES, PodMemory
+from extender.core.devices.readings import DeviceKey
+from extender.core.nodes.inventory import PodPhase, PodRecord
+from extender.fleet.pod_memory import MOST_DEVICES, PodMemory, Use
 from extender.fleet.pods import KnownPods
 
 A: Final = DeviceKey(("GPU-0", ""))

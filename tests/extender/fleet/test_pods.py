@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.inventory import PodPhase, PodRecord
+from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.fleet.pods import KnownPods
 
 NAMESPACES = ("blue", "green", "red")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.filtering import Code
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import History, Signal
 from extender.core.policy import Policy
-from extender.core.readings import History, Signal
 from tests.agent.replay import RECORDED
 from tests.builders import GIB, ranking, rejected, request
 from tests.extender.fleet.agents import windows

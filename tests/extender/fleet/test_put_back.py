@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.assumed import Assumption, Ledger
+from extender.core.devices.readings import Signal
+from extender.core.devices.window import Windows
+from extender.core.nodes.assumed import Assumption, Ledger
 from extender.core.policy import EarlyFailures
-from extender.core.readings import Signal
-from extender.core.window import Windows
 from extender.fleet.failures import FailureLog
 from tests.builders import GPU, NOW, ranking, request
 from tests.extender.fleet.stores import CARD, believed, readings, row_of, store_of

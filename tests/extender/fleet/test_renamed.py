@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from extender.core.filtering import Code
-from extender.core.readings import Signal
-from extender.core.request import GpuRequest
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import Signal
+from extender.core.request.request import GpuRequest
 from tests.builders import GIB, GPU
 from tests.worlds import BUSY, World, one_node
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.filtering import Code
-from extender.core.inventory import NodeRecord
-from extender.core.readings import DeviceInfo, Signal
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import DeviceInfo, Signal
+from extender.core.nodes.inventory import NodeRecord
 from tests.builders import GIB, GPU, ranking, request
 from tests.extender.fleet.agents import Agents
 from tests.worlds import BUSY, World, one_node

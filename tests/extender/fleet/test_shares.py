@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from tests.builders import GIB, GPU, ranking, request
 from tests.extender.fleet.agents import Agents
 from tests.worlds import World, one_node

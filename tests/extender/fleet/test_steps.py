@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core import evaluation
-from extender.core.batches import current_batch
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.readings import Readings, Signal
-from extender.core.scoring import PLACES, unknown_score
-from extender.core.snapshot import Batch, Telemetry
+from extender.core.decision import evaluation
+from extender.core.decision.scoring import PLACES, unknown_score
+from extender.core.devices.readings import Readings, Signal
+from extender.core.nodes.batches import current_batch
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.snapshot import Batch, Telemetry
 from extender.core.steps import finish
 from extender.fleet import snapshots
 from extender.fleet.fleet import PIECE_NODES, Fleet

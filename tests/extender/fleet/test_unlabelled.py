@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.evaluation import Question
-from extender.core.explain import explain, gather
-from extender.core.filtering import Code
-from extender.core.inventory import NodeRecord
-from extender.core.landing import BY_USE
-from extender.core.readings import Signal
+from extender.core.decision.evaluation import Question
+from extender.core.decision.explain import explain, gather
+from extender.core.decision.filtering import Code
+from extender.core.decision.landing import BY_USE
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import NodeRecord
 from tests.builders import GIB, GPU, ask, ranking, rejected, request
 from tests.worlds import BUSY, IDLE, World, one_node
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 from extender.placement.asked import FILTER, AnsweredQuestion
 from extender.placement.bindings import InventoryTap
 from extender.placement.last_word import LastWord

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import PodRecord
-from extender.core.unasked import SILENCE_SECONDS, Verdict
+from extender.core.nodes.inventory import PodRecord
 from extender.placement.asked import (
     FILTER,
     KEPT_SECONDS,
@@ -16,6 +15,7 @@ from extender.placement.asked import (
     AnsweredQuestion,
     AskedLog,
 )
+from extender.placement.bypass_causes import SILENCE_SECONDS, Verdict
 from tests.extender.served import GPU, IDLE, World
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from extender.core.explain import DeviceVerdict, Told
-from extender.core.readings import Signal
+from extender.core.decision.explain import DeviceVerdict, Told
+from extender.core.devices.readings import Signal
 from extender.placement.history import DecisionRecord
 from tests.builders import pod_ref, request
 from tests.extender.fleet.agents import NAN, Agents

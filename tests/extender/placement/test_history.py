@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from extender.core.evaluation import Question
-from extender.core.explain import gather
+from extender.core.decision.evaluation import Question
+from extender.core.decision.explain import gather
 from extender.core.policy import Policy
 from extender.core.steps import finish
 from extender.fleet.latest import Word

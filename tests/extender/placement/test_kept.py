@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extender.core import standing
-from extender.core.evaluation import evaluate_for
+from extender.core.decision import standing
+from extender.core.decision.evaluation import evaluate_for
 from extender.core.memo import Memo
 from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS

@@ -2,8 +2,8 @@
 
 import pytest
 
-from extender.core.filtering import Code
-from extender.core.inventory import NodeRecord
+from extender.core.decision.filtering import Code
+from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import LoadFilter, Policy
 from extender.core.steps import finish
 from tests.builders import GIB, GPU, request

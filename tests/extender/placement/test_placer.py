@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from extender.core.filtering import Code, Rejection
-from extender.core.inventory import PodRecord
-from extender.core.readings import Signal
+from extender.core.decision.filtering import Code, Rejection
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import PodRecord
 from tests.builders import GIB, GPU, pod_ref, rejected, request
 from tests.worlds import BUSY, World, time_sliced
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.filtering import Code
-from extender.core.inventory import NodeRecord
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import LoadFilter, Policy
-from extender.core.readings import Signal
-from extender.core.request import GpuRequest
+from extender.core.request.request import GpuRequest
 from extender.core.steps import finish
 from extender.fleet.layouts import MAX_DEVICES
 from extender.placement.placer import Victims

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.readings import Signal
-from extender.core.request import GpuRequest
+from extender.core.devices.readings import Signal
+from extender.core.request.request import GpuRequest
 from tests.builders import GIB, ranking, request
 from tests.worlds import World
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.inventory import PodRecord
-from extender.core.request import PodRef
+from extender.core.nodes.inventory import PodRecord
+from extender.core.request.request import PodRef
 from extender.core.steps import finish
 from extender.placement.asked import PRIORITIZE, AnsweredQuestion
 from tests.builders import request

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from extender.core.filtering import Code
-from extender.core.inventory import PodRecord
-from extender.core.readings import Signal
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import PodRecord
 from extender.placement.placer import Victims
 from tests.builders import GIB, pod_ref, rejected, request
 from tests.extender.fleet.agents import Agents

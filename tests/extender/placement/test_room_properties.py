@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.inventory import PodRecord
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import PodRecord
 from extender.placement.placer import Victims
 from tests.builders import GIB, GPU, pod_ref, request
 from tests.worlds import World

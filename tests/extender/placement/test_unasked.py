@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import PodPhase
-from extender.core.unasked import CauseKind
+from extender.core.nodes.inventory import PodPhase
 from extender.placement.asked import PRIORITIZE
+from extender.placement.bypass_causes import CauseKind
 from extender.placement.unasked import MAX_SCHEDULERS
 from extender.settings.peers import Unasked
 from tests.extender.placement.judging import DEFAULT, Part

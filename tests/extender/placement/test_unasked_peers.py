@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.inventory import PodRecord
+from extender.core.nodes.inventory import PodRecord
 from extender.effects.peer_link import MAX_QUEUE
 from extender.placement.asked import FILTER, PRIORITIZE
 from extender.placement.unasked import MAX_WAIT_SECONDS

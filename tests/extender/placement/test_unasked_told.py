@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from extender.core.unasked import CauseKind
 from extender.placement.asked import PRIORITIZE
+from extender.placement.bypass_causes import CauseKind
 from extender.placement.unasked import (
     LOG_SECONDS,
     MAX_WAIT_SECONDS,

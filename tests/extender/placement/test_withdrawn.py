@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from extender.core.filtering import Code
-from extender.core.readings import Signal
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import Signal
 from tests.builders import GIB, GPU, request
 from tests.worlds import World, one_node
 

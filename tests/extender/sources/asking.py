@@ -5,12 +5,12 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from extender.config import Prometheus
-from extender.core.readings import DeviceKey, Signal
-from extender.sources.dcgm_devices import DeviceRow
-from extender.sources.identity import NodeIdentity
-from extender.sources.prometheus_collector import Collector, Round
-from extender.sources.prometheus_rows import Rows
+from extender.core.devices.readings import DeviceKey, Signal
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.dcgm_devices import DeviceRow
+from extender.sources.prometheus.identity import NodeIdentity
+from extender.sources.prometheus.prometheus_collector import Collector, Round
+from extender.sources.prometheus.prometheus_rows import Rows
 
 NOW: Final = 1_800_000_000.0
 NODES: Final = NodeIdentity(

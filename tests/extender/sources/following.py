@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Final
 
-from extender.core.host_resources import HostResources
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.resources import ResourceNames
-from extender.kube import KubeClient
-from extender.sources.cluster import ClusterSource
-from extender.sources.kube_reflector import FollowSettings
+from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.request.resources import ResourceNames
+from extender.kube.kube import KubeClient
+from extender.sources.kubernetes.cluster import ClusterSource
+from extender.sources.kubernetes.kube_reflector import FollowSettings
 from tests.extender.fake_kube import FakeKube, eventually
 
 FAST: Final = FollowSettings(

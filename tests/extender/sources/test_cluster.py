@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from extender.kube import KubeClient
-from extender.sources.cluster import NODES
-from extender.sources.kube_reflector import FollowSettings, Reflector
-from extender.sources.kube_shelf import Pace
+from extender.kube.kube import KubeClient
+from extender.sources.kubernetes.cluster import NODES
+from extender.sources.kubernetes.kube_reflector import FollowSettings, Reflector
+from extender.sources.kubernetes.kube_shelf import Pace
 from tests.extender.fake_kube import (
     FakeKube,
     eventually,

@@ -6,11 +6,11 @@ import orjson
 import pytest
 from aiohttp import web
 
-from extender.core.inventory import NodeRecord
-from extender.core.resources import ResourceNames
-from extender.sources import cluster, kube_reflector
-from extender.sources.kube_records import reduce_node
-from extender.sources.kube_reflector import FollowSettings
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.request.resources import ResourceNames
+from extender.sources.kubernetes import cluster, kube_reflector
+from extender.sources.kubernetes.kube_records import reduce_node
+from extender.sources.kubernetes.kube_reflector import FollowSettings
 from tests.extender.fake_kube import (
     FakeKube,
     Fault,

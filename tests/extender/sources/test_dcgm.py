@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from extender.config import Prometheus
-from extender.core.readings import NVML_ONLY, Signal
-from extender.sources.dcgm import DEFAULT_METRICS, Aggregation, Metric, Unit, build_table, convert
+from extender.core.devices.readings import NVML_ONLY, Signal
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.dcgm import (
+    DEFAULT_METRICS,
+    Aggregation,
+    Metric,
+    Unit,
+    build_table,
+    convert,
+)
 
 ANY_SIGNAL = {
     Unit.RATIO: Signal.GPU_UTILIZATION,

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from extender.core.readings import DeviceKey
-from extender.sources.dcgm import DEFAULT_METRICS, Metric
-from extender.sources.dcgm_xids import graver, xids_of
-from extender.sources.prometheus_rows import Row
-from extender.sources.promql import metric_query
+from extender.core.devices.readings import DeviceKey
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
+from extender.sources.prometheus.dcgm_xids import graver, xids_of
+from extender.sources.prometheus.prometheus_rows import Row
+from extender.sources.prometheus.promql import metric_query
 
 NAN = float("nan")
 

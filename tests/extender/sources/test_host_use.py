@@ -5,11 +5,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from extender.core.host_resources import NONE, HostResources
-from extender.core.resources import ResourceNames
-from extender.sources.host_use import HostUse, Placed
-from extender.sources.kube_shelf import Pace
-from extender.sources.kube_text import PodGlance
+from extender.core.nodes.host_resources import NONE, HostResources
+from extender.core.request.resources import ResourceNames
+from extender.sources.kubernetes.host_use import HostUse, Placed
+from extender.sources.kubernetes.kube_shelf import Pace
+from extender.sources.kubernetes.kube_text import PodGlance
 from tests.extender.fake_kube import eventually, running_kube
 from tests.extender.sources.following import following
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.identity import NodeIdentity, addresses_of, match_node
+from extender.sources.prometheus.identity import NodeIdentity, addresses_of, match_node
 
 IDENTITY = NodeIdentity(
     names=frozenset({"gpu-1", "ip-10-0-31-7.ec2.internal"}),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from extender.sources.kube_failures import is_failed_early
-from extender.sources.kube_time import parse_time
+from extender.sources.kubernetes.kube_failures import is_failed_early
+from extender.sources.kubernetes.kube_time import parse_time
 from tests.extender.kube_objects import Object, pod
 from tests.extender.sources.pods import EPOCH, T0, T30, T61, container, ended, reduced
 

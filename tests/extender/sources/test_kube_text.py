@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.resources import ResourceNames
-from extender.kube import KubeError
-from extender.sources.kube_records import reduce_exporter, reduce_pod
-from extender.sources.kube_text import PodGlance, read_object, read_page
+from extender.core.request.resources import ResourceNames
+from extender.kube.kube import KubeError
+from extender.sources.kubernetes.kube_records import reduce_exporter, reduce_pod
+from extender.sources.kubernetes.kube_text import PodGlance, read_object, read_page
 
 WORDS = ("dcgm-exporter",)
 GLANCE = PodGlance(ResourceNames(), WORDS)

@@ -11,12 +11,12 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extender.config import Prometheus
-from extender.core.readings import Column, DeviceKey
-from extender.core.snapshot import Flags
-from extender.sources import past_use
-from extender.sources.past_use import PastUse
-from extender.sources.prometheus_use import STEP_SECONDS
+from extender.core.devices.readings import Column, DeviceKey
+from extender.core.nodes.snapshot import Flags
+from extender.settings.config import Prometheus
+from extender.sources.prometheus import past_use
+from extender.sources.prometheus.past_use import PastUse
+from extender.sources.prometheus.prometheus_use import STEP_SECONDS
 from tests.extender.fake_kube import eventually
 from tests.extender.sources.backfilling import Line, backfill
 from tests.extender.sources.scraping import prometheus_process

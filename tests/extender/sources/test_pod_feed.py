@@ -1,8 +1,8 @@
 """Pods that wait for a resource of which not all is known yet are told once all is."""
 
-from extender.core.resources import ResourceNames
-from extender.sources.kube_shelf import Pace
-from extender.sources.pod_feed import PodFeed
+from extender.core.request.resources import ResourceNames
+from extender.sources.kubernetes.kube_shelf import Pace
+from extender.sources.kubernetes.pod_feed import PodFeed
 from tests.extender.kube_objects import asking
 from tests.extender.sources.following import Sink
 

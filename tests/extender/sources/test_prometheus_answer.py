@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.readings import DeviceKey, Readings, Signal
-from extender.sources import frames
-from extender.sources.dcgm_devices import DeviceRow, DeviceTable
-from extender.sources.dcgm_tenants import changes
-from extender.sources.frames import Frame
-from extender.sources.prometheus_answer import ReadingsBuilder
-from extender.sources.prometheus_collector import Round
-from extender.sources.prometheus_worker import PART_ITEMS, round_frames
+from extender.core.devices.readings import DeviceKey, Readings, Signal
+from extender.sources.prometheus import frames
+from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
+from extender.sources.prometheus.dcgm_tenants import changes
+from extender.sources.prometheus.frames import Frame
+from extender.sources.prometheus.prometheus_answer import ReadingsBuilder
+from extender.sources.prometheus.prometheus_collector import Round
+from extender.sources.prometheus.prometheus_worker import PART_ITEMS, round_frames
 from tests.extender.sources.asking import vector_of
 
 drivers = st.sampled_from(["580", "590"])

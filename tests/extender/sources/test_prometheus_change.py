@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from extender.config import Prometheus
-from extender.core.readings import History, Readings
-from extender.sources.prometheus import PrometheusSource
+from extender.core.devices.readings import History, Readings
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.prometheus import PrometheusSource
 from tests.extender.sources.fake_prometheus import FakePrometheus, series
 from tests.extender.sources.test_prometheus_source import NODES, until
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from extender.core.readings import DeviceKey, Signal
-from extender.sources.dcgm_devices import DeviceRow
-from extender.sources.prometheus_common import PrometheusError
+from extender.core.devices.readings import DeviceKey, Signal
+from extender.sources.prometheus.dcgm_devices import DeviceRow
+from extender.sources.prometheus.prometheus_common import PrometheusError
 from tests.extender.sources.asking import NOW, PLAIN, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus, read_sample, series, util
 

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extender.core.readings import REMAPPED_SECONDS, DeviceKey, Signal
-from extender.sources.dcgm import DEFAULT_METRICS, build_table
-from extender.sources.dcgm_xids import xids_of
-from extender.sources.promql import metric_query
+from extender.core.devices.readings import REMAPPED_SECONDS, DeviceKey, Signal
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, build_table
+from extender.sources.prometheus.dcgm_xids import xids_of
+from extender.sources.prometheus.promql import metric_query
 from tests.extender.sources.scraping import Job, Pages, prometheus_process
 
 pytestmark = pytest.mark.prometheus

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from extender.config import Prometheus
-from extender.sources.prometheus_common import PrometheusError
-from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_rows import Recognized, Row, Rows
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.prometheus_common import PrometheusError
+from extender.sources.prometheus.prometheus_http import PrometheusClient
+from extender.sources.prometheus.prometheus_rows import Recognized, Row, Rows
 from tests.extender.sources.fake_prometheus import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5

@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extender.config import Prometheus
-from extender.core.readings import DeviceKey
-from extender.sources.prometheus_plots import STEPS, Plots
+from extender.core.devices.readings import DeviceKey
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.prometheus_plots import STEPS, Plots
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from extender.config import Prometheus
-from extender.core.readings import DeviceKey
-from extender.sources.prometheus_plots import STEPS, Plots
+from extender.core.devices.readings import DeviceKey
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.prometheus_plots import STEPS, Plots
 from tests.extender.sources.backfilling import Line, backfill
 from tests.extender.sources.scraping import prometheus_process
 

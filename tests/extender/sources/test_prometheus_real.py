@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from extender.config import Prometheus
-from extender.core.readings import DeviceKey, Signal
-from extender.sources.prometheus_common import PrometheusError
-from extender.sources.prometheus_history import collect_past
-from extender.sources.prometheus_http import PrometheusClient
+from extender.core.devices.readings import DeviceKey, Signal
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.prometheus_common import PrometheusError
+from extender.sources.prometheus.prometheus_history import collect_past
+from extender.sources.prometheus.prometheus_http import PrometheusClient
 from tests.controlplane.process import ServerProcess
 from tests.controlplane.waiting import wait_for
 from tests.extender.sources.asking import EXPORTER, Asked

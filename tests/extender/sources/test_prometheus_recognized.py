@@ -11,12 +11,16 @@ from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extender.core.readings import Signal
-from extender.sources import promql
-from extender.sources.dcgm_devices import DeviceRow, DeviceTable
-from extender.sources.prometheus_common import PrometheusError, read_rows
-from extender.sources.prometheus_layouts import Vector
-from extender.sources.prometheus_rows import Recognized, parse_document, recognize_rows
+from extender.core.devices.readings import Signal
+from extender.sources.prometheus import promql
+from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
+from extender.sources.prometheus.prometheus_common import PrometheusError, read_rows
+from extender.sources.prometheus.prometheus_layouts import Vector
+from extender.sources.prometheus.prometheus_rows import (
+    Recognized,
+    parse_document,
+    recognize_rows,
+)
 from tests.extender.sources.asking import NOW, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus
 

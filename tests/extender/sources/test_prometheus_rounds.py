@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.core.readings import DeviceKey, Signal
+from extender.core.devices.readings import DeviceKey, Signal
 from tests.extender.sources.asking import NOW, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus, Series, util
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from extender.config import Prometheus
-from extender.core.readings import DeviceKey, History, Readings, Signal
-from extender.sources import prometheus
-from extender.sources.identity import NodeIdentity
-from extender.sources.prometheus import PrometheusSource
-from extender.sources.prometheus_process import WorkerError, WorkerProcess
-from extender.sources.prometheus_worker import PART_ITEMS
+from extender.core.devices.readings import DeviceKey, History, Readings, Signal
+from extender.settings.config import Prometheus
+from extender.sources.prometheus import prometheus
+from extender.sources.prometheus.identity import NodeIdentity
+from extender.sources.prometheus.prometheus import PrometheusSource
+from extender.sources.prometheus.prometheus_process import WorkerError, WorkerProcess
+from extender.sources.prometheus.prometheus_worker import PART_ITEMS
 from tests.extender.sources.fake_prometheus import FakePrometheus, series
 
 DEADLINE_SECONDS = 20.0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.readings import Column, Signal
-from extender.sources.dcgm import DEFAULT_METRICS, Metric
-from extender.sources.prometheus_steady import FULL_SECONDS, SteadyColumns
+from extender.core.devices.readings import Column, Signal
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
+from extender.sources.prometheus.prometheus_steady import FULL_SECONDS, SteadyColumns
 from tests.extender.sources.asking import NOW, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus, Series, series, util
 

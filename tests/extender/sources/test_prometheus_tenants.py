@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from extender.core.readings import DeviceKey, Signal
+from extender.core.devices.readings import DeviceKey, Signal
 from tests.extender.sources.asking import EXPORTER, NODES, NOW, PLAIN, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series, util
 

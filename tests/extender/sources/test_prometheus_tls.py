@@ -11,10 +11,10 @@ import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extender.config import Prometheus
-from extender.sources.prometheus_common import PrometheusError
-from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_rows import Recognized, Rows
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.prometheus_common import PrometheusError
+from extender.sources.prometheus.prometheus_http import PrometheusClient
+from extender.sources.prometheus.prometheus_rows import Recognized, Rows
 
 ANSWER = {
     "status": "success",

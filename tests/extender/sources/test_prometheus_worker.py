@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from extender.config import Prometheus
-from extender.sources.prometheus_process import _portable
-from extender.sources.prometheus_worker import read_settings
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.prometheus_process import _portable
+from extender.sources.prometheus.prometheus_worker import read_settings
 
 FULL = Prometheus.model_validate(
     {
@@ -37,7 +37,7 @@ def test_settings_arrive_as_they_are() -> None:
 
 def test_worker_does_without_what_takes_much_memory() -> None:
     code = (
-        "import sys, extender.sources.prometheus_worker as worker;"
+        "import sys, extender.sources.prometheus.prometheus_worker as worker;"
         "print(*{'pydantic', 'aiohttp', 'kubernetes_asyncio', 'pandas'} & sys.modules.keys())"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

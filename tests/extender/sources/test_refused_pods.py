@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.filtering import Rejection
-from extender.core.inventory import PodRecord
-from extender.core.resources import ResourceNames
-from extender.core.scheduled import MAX_MESSAGE
-from extender.sources.kube_records import MAX_WISHES, reduce_pod
+from extender.core.decision.filtering import Rejection
+from extender.core.nodes.inventory import PodRecord
+from extender.core.request.resources import ResourceNames
+from extender.core.request.scheduled import MAX_MESSAGE
+from extender.sources.kubernetes.kube_records import MAX_WISHES, reduce_pod
 from tests.extender.kube_objects import Object, pod
 
 PREEMPTION = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.request import ParsedRequest, PodRef
+from extender.core.request.request import ParsedRequest, PodRef
 from extender.placement.placer import Placer, Weighed
 from extender.webhook import handlers
 from extender.webhook.handlers import Webhooks

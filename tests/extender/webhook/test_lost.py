@@ -9,8 +9,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from extender.core.unasked import Verdict
 from extender.placement.asked import MAX_PATHS, SHOWN_PATH
+from extender.placement.bypass_causes import Verdict
 from extender.webhook.about import ABOUT
 from extender.webhook.handlers import Webhooks
 from extender.webhook.lost import noting_wrong_paths

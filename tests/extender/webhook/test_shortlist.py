@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision import Decision
-from extender.core.filtering import Code
+from extender.core.decision.decision import Decision
+from extender.core.decision.filtering import Code
 from extender.webhook import wire
 
 

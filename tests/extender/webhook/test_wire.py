@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.names import NamesAt
-from extender.core.roll import Roll
-from extender.decoding import MOST_VALUES
+from extender.core.nodes.names import NamesAt
+from extender.core.nodes.roll import Roll
+from extender.runtime.decoding import MOST_VALUES
 from extender.webhook import wire
 from extender.webhook.folded import WireError
 

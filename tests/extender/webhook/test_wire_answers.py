@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision import Decision
-from extender.core.filtering import Code
-from extender.core.scoring import UNITS
+from extender.core.decision.decision import Decision
+from extender.core.decision.filtering import Code
+from extender.core.decision.scoring import UNITS
 from extender.webhook import wire
 
 ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}

@@ -18,8 +18,8 @@ from agent.report import (
     Update,
     decode_farewell,
 )
+from extender.core.devices.readings import Readings, Signal
 from extender.core.policy import Foreign
-from extender.core.readings import Readings, Signal
 from extender.settings.agents import Agents
 from extender.sources.agents.refusal import Refusal
 from extender.sources.agents.source import AgentSource

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.report import XID_AGE, Layout, Part, Update
+from extender.core.devices.readings import Signal
 from extender.core.policy import Foreign, Strategy
-from extender.core.readings import Signal
 from extender.sources.agents.states import _ROWS, AgentState, readings_of
 from tests.builders import request
 from tests.worlds import one_node

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from extender.sources.agents import source
 from extender.sources.agents.connection import MOST_UPDATES
 from extender.sources.agents.refusal import Refusal, RefusedError

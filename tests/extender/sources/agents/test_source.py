@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.report import Layout, Part, frame
-from extender.core.readings import Signal
+from extender.core.devices.readings import Signal
 from extender.sources.agents.refusal import Refusal
 from simulation.agents import REPORTS, run_agents
 from simulation.devices import PodRef

@@ -1,4 +1,5 @@
-"""Reports over TLS: real links and the real source, certificates as `extender.certs` makes them."""
+"""Reports over TLS: real links and the real source, certificates as `extender.server.certificates`
+makes them."""
 
 import asyncio
 import logging
@@ -15,9 +16,9 @@ import pytest
 import uvloop
 
 from agent.options import ReportOptions
-from extender import tls as tls_module
+from extender.server import tls as tls_module
+from extender.server.tls import ServerContext, TlsError, follow_certificate
 from extender.sources.agents.refusal import Refusal
-from extender.tls import ServerContext, TlsError, follow_certificate
 from simulation.agents import REPORTS, run_agents
 from tests.controlplane.waiting import wait_for
 from tests.extender.certificates import issue, reissue
@@ -224,5 +225,5 @@ async def test_a_certificate_that_is_bad_changes_nothing_and_is_named(
 
 
 def test_files_that_are_no_certificate_are_named_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(TlsError, match=r"extender/tls\.crt and .*must be a certificate"):
+    with pytest.raises(TlsError, match=r"extender/server/tls\.crt and .*must be a certificate"):
         followed(tmp_path)

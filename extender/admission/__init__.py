@@ -1,1 +1,0 @@
-"""The admission webhook: gives GPU pods their scheduler as they are created."""

@@ -1,0 +1,1 @@
+"""The HTTP API: its routes, who may read what, and metrics."""

@@ -1,0 +1,235 @@
+"""Feed of the fleet's state: encoded once for all viewers, in steps, only while there are viewers.
+
+A `fleet` event contains everything, a `looks` event the state of every device, a `delta` event the
+devices that changed since the previous version. Columns are base64 of little-endian numbers.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from extender.api.page.looks import (
+    LOOKS,
+    Looked,
+    Looks,
+    looked_at,
+    looks_again_in_steps,
+    looks_in_steps,
+    rows_since,
+)
+from extender.api.page.roster import (
+    MEMORY_UNIT_BYTES,
+    Roster,
+    is_current_in_steps,
+    roster_in_steps,
+)
+from extender.core.nodes.snapshot import Snapshot
+from extender.core.policy import Policy
+from extender.core.steps import Steps
+from extender.fleet.fleet import Fleet
+from extender.server.seen import write_json
+
+Json = Mapping[str, object]
+
+WHOLE_SHARE: Final = 0.3
+"""Share of changed devices from which on a `looks` event is smaller than a `delta`."""
+
+LOOKED_A_SECOND: Final = 8_000
+"""Budget for updating all devices, in devices per second: 40,000 devices every five seconds."""
+LISTED_A_SECOND: Final = 4_000
+"""Budget for rebuilding the device index when nodes change, which takes five times as long."""
+
+PACKED: Final = (
+    *("standing", "counts", "card", "index", "model", "profile", "resource", "replicas"),
+    "memory_total",
+)
+"""Columns of the device index that a `fleet` event contains."""
+
+
+class FleetFeed:
+    """Versioned state of all devices.
+
+    Args:
+        fleet: state of the fleet.
+        pool_labels: node labels for grouping, besides `GROUP_LABELS`.
+
+    Attributes:
+        version: grows when any device's state changes; 0 before the first update.
+        roster_version: grows when the devices or their nodes change.
+        pool_labels: node labels for grouping, besides `GROUP_LABELS`.
+    """
+
+    def __init__(self, fleet: Fleet, pool_labels: tuple[str, ...] = ()) -> None:
+        self.pool_labels = pool_labels
+        self.version = 0
+        self.roster_version = 0
+        self._fleet = fleet
+        self._roster: Roster | None = None
+        self._looks = Looks.blank(0)
+        self._at = 0.0
+        self._seen: tuple[int, float] = (-1, 0.0)
+        self._looked: Looked = {}
+        self._looked_all_at = 0.0
+        self._policy: Policy | None = None
+        self._fixed: Mapping[str, orjson.Fragment] = {}
+        self._delta = b""
+        self._encoded: dict[str, tuple[int, bytes]] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the state has been built and not been dropped."""
+        return self._roster is not None
+
+    def refresh_in_steps(self) -> Steps[bool]:
+        """Update the state in steps; return whether anything changed.
+
+        After pod changes only their nodes are updated, after new readings all devices.
+        """
+        snapshot, policy = self._fleet.snapshot(), self._fleet.policy
+        roster = self._roster
+        if roster is not None and self._seen == (snapshot.version, snapshot.at):
+            return False
+        rows = rows_since(snapshot, self._looked) if policy is self._policy else None
+        if rows is None and self._rests(snapshot.at, LOOKED_A_SECOND):
+            return False
+        yield
+        if (
+            roster is None
+            or roster.pool_labels != self.pool_labels
+            or not (yield from is_current_in_steps(roster, self._fleet, snapshot))
+        ):
+            if not self._rests(snapshot.at, LISTED_A_SECOND):
+                yield from self._rebuild(snapshot, policy)
+                return True
+            return False
+        if rows is None:
+            looks = yield from looks_in_steps(roster, snapshot, policy)
+            self._looked_all_at = snapshot.at
+        else:
+            looks = yield from looks_again_in_steps(self._looks, roster, snapshot, policy, rows)
+        changed = looks.changed(self._looks)
+        self._note(snapshot, policy, looks)
+        if not len(changed):
+            return False
+        yield
+        delta = self._encode_delta(looks, self.version + 1, changed)
+        self.version, self._delta = self.version + 1, delta
+        return True
+
+    def _rests(self, at: float, devices_a_second: int) -> bool:
+        """Check whether the last update of all devices is too recent for the budget."""
+        rest_seconds = 0 if self._roster is None else len(self._roster) // devices_a_second
+        return 0 <= at - self._looked_all_at < rest_seconds
+
+    def _rebuild(self, snapshot: Snapshot, policy: Policy) -> Steps[None]:
+        """Rebuild the device index and every device's state."""
+        roster = yield from roster_in_steps(self._fleet, snapshot, self.pool_labels)
+        fixed = yield from _encoded_in_steps(roster)
+        looks = yield from looks_in_steps(roster, snapshot, policy)
+        self._looked_all_at = snapshot.at
+        self._note(snapshot, policy, looks)
+        self._roster, self._fixed = roster, fixed
+        self.version += 1
+        self.roster_version, self._delta = self.version, b""
+
+    def _note(self, snapshot: Snapshot, policy: Policy, looks: Looks) -> None:
+        self._seen, self._at = (snapshot.version, snapshot.at), snapshot.at
+        self._looked, self._policy, self._looks = looked_at(snapshot), policy, looks
+
+    def forget(self) -> None:
+        """Free the state while there are no viewers."""
+        self._roster, self._looks, self._looked = None, Looks.blank(0), {}
+        self._delta, self._encoded, self._fixed = b"", {}, {}
+
+    def since(self, version: int) -> tuple[int, bytes]:
+        """Return the event that updates a viewer from a version, and the version it leads to.
+
+        Args:
+            version: the viewer's version, 0 for none.
+        """
+        if version < self.roster_version:
+            # The cached event may be older than the current version: a delta follows.
+            return self._cached("fleet", self.roster_version, self._encode_fleet)
+        if version == self.version - 1 and self._delta:
+            return self.version, self._delta
+        return self._cached("looks", self.version, self._encode_looks)
+
+    def _cached(self, name: str, least: int, encode: Callable[[], bytes]) -> tuple[int, bytes]:
+        """Return an event that is at least as new as a version, and its version."""
+        cached = self._encoded.get(name)
+        if cached is None or cached[0] < least:
+            cached = self._encoded[name] = (self.version, encode())
+        return cached
+
+    def _encode_delta(self, looks: Looks, version: int, changed: npt.NDArray[np.intp]) -> bytes:
+        if len(changed) > WHOLE_SHARE * len(looks.state):
+            return b""
+        return event(
+            "delta",
+            {
+                "version": version,
+                "at": self._at,
+                "places": packed(changed.astype(np.uint32)),
+                **_columns(looks, changed),
+            },
+        )
+
+    def _encode_looks(self) -> bytes:
+        return event("looks", {**self._head(), **_columns(self._looks, slice(None))})
+
+    def _head(self) -> Json:
+        return {"version": self.version, "at": self._at}
+
+    def _encode_fleet(self) -> bytes:
+        limits = self._fleet.policy.thresholds
+        return event(
+            "fleet",
+            {
+                **self._head(),
+                "looks": LOOKS,
+                "thresholds": {"utilization": limits.utilization, "memory": limits.memory},
+                "memory_unit_bytes": MEMORY_UNIT_BYTES,
+                **self._fixed,
+                **_columns(self._looks, slice(None)),
+            },
+        )
+
+
+def _encoded_in_steps(roster: Roster) -> Steps[dict[str, orjson.Fragment]]:
+    """Encode the columns of the device index as JSON, one per step."""
+    fixed = {}
+    for name in ("nodes", "models", "profiles", "resources"):
+        fixed[name] = orjson.Fragment(orjson.dumps(getattr(roster, name)))
+        yield
+    labels = {
+        label: {"values": values, "of": packed(numbers)}
+        for label, (values, numbers) in roster.labels.items()
+    }
+    fixed["labels"] = orjson.Fragment(orjson.dumps(labels))
+    yield
+    for name in PACKED:
+        fixed[name] = orjson.Fragment(orjson.dumps(packed(getattr(roster, name))))
+        yield
+    return fixed
+
+
+def _columns(looks: Looks, places: npt.NDArray[np.intp] | slice) -> Json:
+    return {
+        name: packed(getattr(looks, name)[places])
+        for name in ("state", "activity", "memory", "used")
+    }
+
+
+def packed(column: npt.NDArray[np.generic]) -> str:
+    """Encode a column as base64 of little-endian numbers."""
+    little = column.astype(column.dtype.newbyteorder("<"), copy=False)
+    return b64encode(little.tobytes()).decode("ascii")
+
+
+def event(name: str, document: Json) -> bytes:
+    """Encode a server-sent event, redacted for the current caller; JSON contains no line breaks."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), write_json(document))

@@ -1,0 +1,326 @@
+"""Typed Python client for the extender's HTTP API: one method for each route.
+
+docs/command-line.md has an example.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from extender.cli.remote import answers
+from extender.cli.remote.advice import Advice
+from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.remote.holding import Costs, Holders
+from extender.cli.remote.regret import Regret
+from extender.cli.remote.ways import Login, UrlWay, Way
+from extender.runtime.decoding import MalformedError, decode_with
+
+__all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]
+
+Kind = TypeVar("Kind", bound=answers.Answer)
+T = TypeVar("T")
+
+_ANYTHING: Final = msgspec.json.Decoder()
+
+SERVICE: Final = "idlegpu/idlegpu-extender:status"
+"""Service that the manifests create for the extender's API, as `namespace/name:port`."""
+
+
+class Client:
+    """Client for the extender's read-only HTTP API.
+
+    Every method that sends a request raises `ClientError` if the extender cannot be reached,
+    refuses the request, or sends an answer that cannot be decoded.
+
+    Args:
+        way: transport to the extender; `Client.at` and `Client.in_cluster_of` create one.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    @classmethod
+    def at(
+        cls,
+        url: str,
+        *,
+        token: str = "",
+        ca_file: str | None = None,
+        timeout_seconds: float = 30.0,
+    ) -> "Client":
+        """Return a client for the extender at a URL.
+
+        Args:
+            url: base URL of the extender's API port.
+            token: bearer token for the extender, "" for none.
+            ca_file: PEM file of the CA that signed the extender's certificate, None for the
+                system's CAs.
+            timeout_seconds: time limit for one request.
+
+        Raises:
+            ClientError: the URL is invalid.
+        """
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        login = Login(headers=headers, ca_file=ca_file, timeout_seconds=timeout_seconds)
+        return cls(UrlWay(url, login))
+
+    @classmethod
+    def in_cluster_of(
+        cls,
+        kubeconfig: str | None = None,
+        *,
+        context: str | None = None,
+        service: str = SERVICE,
+        token: str = "",
+        timeout_seconds: float = 30.0,
+    ) -> "Client":
+        """Return a client that reaches the extender through the API server's service proxy.
+
+        Args:
+            kubeconfig: path of the kubeconfig, None for the one that kubectl would use.
+            context: name of the kubeconfig's context, None for the current one.
+            service: the extender's Service as `namespace/name:port`.
+            token: bearer token for the extender, "" for none. The kubeconfig's own token does not
+                reach the extender: the API server does not forward it.
+            timeout_seconds: time limit for one request.
+
+        Raises:
+            ClientError: the kubeconfig is missing or invalid.
+        """
+        from extender.cli.remote.cluster import Cluster
+
+        cluster = Cluster.of(kubeconfig, context=context, timeout_seconds=timeout_seconds)
+        return cls(cluster.service(service, token=token))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Client":
+        """Return a client configured as the command line is: IDLEGPU_URL, else the kubeconfig.
+
+        Args:
+            environment: environment variables. IDLEGPU_TOKEN or IDLEGPU_TOKEN_FILE,
+                IDLEGPU_CA_FILE, IDLEGPU_SERVICE and KUBECONFIG are read too.
+
+        Raises:
+            ClientError: the URL or the kubeconfig is invalid, or the token file cannot be read.
+        """
+        file = environment.get("IDLEGPU_TOKEN_FILE", "")
+        token = environment.get("IDLEGPU_TOKEN", "") or (read_token(file) if file else "")
+        url = environment.get("IDLEGPU_URL", "")
+        if url:
+            return cls.at(url, token=token, ca_file=environment.get("IDLEGPU_CA_FILE") or None)
+        service = environment.get("IDLEGPU_SERVICE", "") or SERVICE
+        return cls.in_cluster_of(
+            environment.get("KUBECONFIG") or None, service=service, token=token
+        )
+
+    def nodes(self) -> answers.Nodes:
+        """Return all nodes that have GPUs."""
+        return self._get(answers.Nodes, "/v1/nodes")
+
+    def node(self, name: str) -> answers.Node:
+        """Return one node and its GPUs."""
+        return self._get(answers.Node, f"/v1/nodes/{quote(name, safe='')}")
+
+    def gpus(self, node: str | None = None) -> answers.Gpus:
+        """Return all GPUs of the cluster, or of one node."""
+        return self._get(answers.Gpus, "/v1/gpus", {"node": node})
+
+    def best(
+        self,
+        *,
+        gpus: int = 1,
+        memory: str | None = None,
+        model: str | None = None,
+        **wishes: str | int | None,
+    ) -> answers.Best:
+        """Return the nodes that would suit a pod now, best first.
+
+        Args:
+            gpus: number of GPUs that the pod requests.
+            memory: memory that it needs on each GPU, as a quantity (`20Gi`).
+            model: GPU models that it prefers, separated by commas (`H100,A100`).
+            **wishes: further query parameters: `resource`, `strategy`, `require_idle`,
+                `max_utilization`, `max_memory`, `limit`.
+        """
+        asked = {"gpus": gpus, "memory": memory, "model": model, **wishes}
+        return self._get(answers.Best, "/v1/best", asked)
+
+    def decisions(
+        self, *, pod: str | None = None, limit: int = 100, brief: bool = True
+    ) -> answers.Decisions:
+        """Return the latest scheduling decisions, newest first."""
+        asked = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
+        return self._get(answers.Decisions, "/v1/decisions", asked)
+
+    def pending(self, *, namespace: str | None = None, limit: int = 200) -> answers.Pending:
+        """Return the GPU pods that are not bound to a node yet."""
+        return self._get(answers.Pending, "/v1/pending", {"namespace": namespace, "limit": limit})
+
+    def holders(
+        self,
+        *,
+        idle_for_seconds: int = 3600,
+        namespace: str | None = None,
+        some: bool = False,
+        limit: int = 200,
+    ) -> Holders:
+        """Return the pods that hold GPUs without using them.
+
+        Args:
+            idle_for_seconds: shortest time for which the pod's GPUs have been idle.
+            namespace: only pods of this namespace.
+            some: include pods that use some of their GPUs.
+            limit: largest number of pods to return.
+        """
+        asked = {
+            "idle_for": idle_for_seconds,
+            "namespace": namespace,
+            "some": "true" if some else None,
+            "limit": limit,
+        }
+        return self._get(Holders, "/v1/holders", asked)
+
+    def costs(
+        self,
+        *,
+        by: str = "owner",
+        idle_for_seconds: int = 0,
+        namespace: str | None = None,
+        some: bool = False,
+        limit: int = 200,
+    ) -> Costs:
+        """Return the cost of the GPUs that pods hold, split into used and idle.
+
+        Args:
+            by: grouping: `pod`, `owner` or `namespace`.
+            idle_for_seconds: only pods whose GPUs have been idle this long; 0 for every pod with
+                GPUs.
+            namespace: only pods of this namespace.
+            some: with `idle_for_seconds`, include pods that use some of their GPUs.
+            limit: largest number of groups to return.
+        """
+        asked = {
+            "by": by,
+            "idle_for": idle_for_seconds,
+            "namespace": namespace,
+            "some": "true" if some else None,
+            "limit": limit,
+        }
+        return self._get(Costs, "/v1/costs", asked)
+
+    def explain(
+        self,
+        pod: str | None = None,
+        *,
+        number: int | str | None = None,
+        limit: int = 100,
+        node: str | None = None,
+    ) -> answers.Explanation:
+        """Return the reasons for a pod's placement, or why the pod is still pending.
+
+        Args:
+            pod: `namespace/name`, a unique name, or a UID.
+            number: look up a decision instead of a pod: its number, or, as a string, its id, which
+                is unique across replicas.
+            limit: largest number of nodes to list of those without full detail.
+            node: name of a node to return in full detail.
+        """
+        name = "id" if isinstance(number, str) else "number"
+        asked = {"pod": pod, name: number, "limit": limit, "node": node}
+        return self._get(answers.Explanation, "/v1/explain", asked)
+
+    def foresee(
+        self, pod: Mapping[str, object], *, limit: int = 100, node: str | None = None
+    ) -> answers.Explanation:
+        """Return the placement that the extender would choose now for a pod that does not exist.
+
+        Args:
+            pod: Pod object as in a manifest.
+            limit: largest number of nodes to list of those without full detail.
+            node: name of a node to return in full detail, also if it ranks low.
+        """
+        path, body = "/v1/explain", msgspec.json.encode(pod)
+        asked = {"limit": str(limit), **({"node": node} if node else {})}
+        return _read(answers.Explanation, self._way.ask("POST", path, asked, body), path)
+
+    def advice(
+        self,
+        *,
+        node: str | None = None,
+        namespace: str | None = None,
+        over_seconds: int = 3600,
+        all_cards: bool = False,
+        limit: int = 200,
+    ) -> Advice:
+        """Return recommendations for sharing GPUs, and pods that request far more than they use.
+
+        Args:
+            node: only GPUs and pods of this node.
+            namespace: only pods of this namespace.
+            over_seconds: length of the period to evaluate, ending now.
+            all_cards: include GPUs that need no change.
+            limit: largest number of GPUs, and of pods, to return.
+        """
+        asked = {
+            "node": node,
+            "namespace": namespace,
+            "over": over_seconds,
+            "all": "true" if all_cards else None,
+            "limit": limit,
+        }
+        return self._get(Advice, "/v1/advice", asked)
+
+    def regret(self, *, namespace: str | None = None, limit: int = 50) -> Regret:
+        """Return the measured outcome of placements some time after the pods were bound."""
+        return self._get(Regret, "/v1/regret", {"namespace": namespace, "limit": limit})
+
+    def unasked(self) -> answers.Unasked:
+        """Return the pods that were bound without the extender, each with the likely reason."""
+        return self._get(answers.Unasked, "/v1/unasked")
+
+    def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
+        """Return the decoded JSON of any route; parameters that are None are omitted."""
+        return _decode(_ANYTHING, self._way.ask("GET", path, _params(asked)), path)
+
+    def text(self, path: str) -> str:
+        """Return the body of any route as text, such as `/metrics`."""
+        return self._way.ask("GET", path).decode(errors="replace")
+
+    def _get(self, kind: type[Kind], path: str, asked: Mapping[str, object] | None = None) -> Kind:
+        return _read(kind, self._way.ask("GET", path, _params(asked)), path)
+
+
+def _params(asked: Mapping[str, object] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (asked or {}).items() if value is not None}
+
+
+def _read(kind: type[Kind], body: bytes, path: str) -> Kind:
+    return _decode(msgspec.json.Decoder(kind), body, path)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, path: str) -> T:
+    try:
+        return decode_with(decoder.decode, body)
+    except MalformedError as error:
+        raise ClientError(
+            f"the answer for {path} cannot be read: {error}: is that an idlegpu extender, and not "
+            "an older one?",
+            Failure.FAULT,
+        ) from error
+
+
+def read_token(file: str) -> str:
+    """Return the token in a file, without surrounding whitespace.
+
+    Raises:
+        ClientError: the file cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ClientError(
+            f"token file {file!r} cannot be read: {error}", Failure.BAD_QUESTION
+        ) from error

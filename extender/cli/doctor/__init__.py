@@ -1,0 +1,1 @@
+"""The doctor: finds what is wrong with an installation, and the remedy."""

@@ -1,0 +1,104 @@
+"""Check that nodes with free GPUs have CPU and memory left to use them."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from extender.cli.doctor.facts import Facts, Object
+from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.objects import (
+    allocatable,
+    asked,
+    is_over,
+    key_of,
+    name_of,
+    node_of,
+    some,
+)
+from extender.cli.doctor.remedies import named
+from extender.core.nodes.host_resources import (
+    CPU,
+    MEMORY,
+    NONE,
+    HostResources,
+    read_quantities,
+    requested,
+)
+from extender.core.untyped import mapping_of, objects_of, text_of
+
+TAINT: Final = "nvidia.com/gpu"
+ENOUGH: Final = 0.5
+"""Share of a GPU's even part of the node's CPU and memory that is enough to use the GPU."""
+_KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+def filled(facts: Facts) -> Iterator[Problem]:
+    """Find free GPUs that are unusable because pods without GPUs hold the node's CPU or memory."""
+    evidence, nodes = [], []
+    pods: dict[str, list[Object]] = {}
+    for pod in facts.pods or ():
+        if node_of(pod) and not is_over(pod):
+            pods.setdefault(node_of(pod), []).append(pod)
+    for node in facts.nodes or ():
+        shortage = _shortage(node, pods.get(name_of(node), []))
+        if shortage and not _is_tainted(node):
+            nodes.append(name_of(node))
+            evidence.append(f"{name_of(node)}: {shortage}")
+    if evidence:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="pods without GPUs fill GPU nodes: GPUs are free, but no CPU or memory is left to "
+            "use them",
+            evidence=tuple(evidence),
+            remedy=f"kubectl taint node {named(nodes)} {TAINT}=present:NoSchedule: pods that ask "
+            "for GPUs tolerate it if the admission plugin ExtendedResourceToleration is on, "
+            "others need a toleration; then restart the pods on these nodes",
+        )
+
+
+def _shortage(node: Object, pods: list[Object]) -> str:
+    """Return which pods hold the CPU or memory that a node's free GPUs need, "" if none."""
+    gpus = sum(allocatable(node).values())
+    free = gpus - sum(sum(asked(pod).values()) for pod in pods)
+    offered = mapping_of(mapping_of(node.get("status")).get("allocatable"))
+    host = read_quantities(offered.get(CPU), offered.get(MEMORY))
+    if free <= 0 or not all(host):
+        return ""
+    others = [pod for pod in pods if not asked(pod) and not _is_of_daemon_set(pod)]
+    left = host.less(_sum(pods))
+    usable, without = (_usable(host, rest, gpus) for rest in (left, left.plus(_sum(others))))
+    if usable >= free or without <= usable:
+        return ""
+    taken = _sum(others)
+    by_need = sorted(others, key=requested, reverse=True)
+    cpus, gib = host.millicores / 1000, host.memory_bytes / (1 << 30)
+    return (
+        f"{free - max(usable, 0)} of {free} free GPUs cannot be used: "
+        f"{some([key_of(pod) for pod in by_need])} "
+        f"request {taken.millicores / 1000:g} of {cpus:g} CPUs and "
+        f"{taken.memory_bytes / (1 << 30):.0f} of {gib:.0f} GiB"
+    )
+
+
+def _usable(host: HostResources, left: HostResources, gpus: int) -> int:
+    """Return the number of GPUs for which the node's remaining CPU and memory suffice."""
+    return min(int(rest * gpus / (whole * ENOUGH)) for rest, whole in zip(left, host, strict=True))
+
+
+def _sum(pods: list[Object]) -> HostResources:
+    total = NONE
+    for pod in pods:
+        total = total.plus(requested(pod))
+    return total
+
+
+def _is_of_daemon_set(pod: Object) -> bool:
+    owners = objects_of(mapping_of(pod.get("metadata")).get("ownerReferences"))
+    return any(owner.get("kind") == "DaemonSet" for owner in owners)
+
+
+def _is_tainted(node: Object) -> bool:
+    """Check whether a taint already keeps pods without GPUs off the node."""
+    taints = objects_of(mapping_of(node.get("spec")).get("taints"))
+    return any(
+        "gpu" in text_of(taint.get("key")) and taint.get("effect") in _KEEPS_OUT for taint in taints
+    )

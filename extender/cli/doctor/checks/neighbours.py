@@ -1,0 +1,135 @@
+"""Check that other schedulers and autoscalers do not work against the extender."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from extender.cli.doctor.checks.schedulers import DOCUMENTATION
+from extender.cli.doctor.facts import Facts, Object
+from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.objects import (
+    annotations_of,
+    condition_of,
+    gpu_pods,
+    is_called,
+    is_over,
+    key_of,
+    name_of,
+    node_of,
+    setting,
+    some,
+)
+from extender.cli.doctor.remedies import MOST, named
+from extender.core.untyped import mapping_of, objects_of, text_of
+
+REFUSALS: Final = (
+    "node(s) had too few working GPUs",
+    "node(s) had GPUs in use by processes outside Kubernetes",
+    "node(s) had GPUs with less memory than the pod asks for",
+    "node(s) had too little free GPU memory",
+    "node(s) had too few GPUs known to be idle",
+    "node(s) had busier GPUs than other nodes",
+    "node(s) had GPUs that are being reconfigured",
+)
+"""Rejection reasons of the extender, as kube-scheduler counts them in a pod's condition."""
+REQUIRES_IDLE: Final = "idlegpu.io/require-idle"
+AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter")
+
+
+def two_schedulers(facts: Facts) -> Iterator[Problem]:
+    """Find nodes on which several schedulers place GPU pods."""
+    by_node: defaultdict[str, set[str]] = defaultdict(set)
+    for pod in gpu_pods(facts):
+        if node_of(pod):
+            by_node[node_of(pod)].add(_scheduler_name(pod))
+    homes = _homes(facts)
+    mixed: dict[str, set[str]] = {}
+    unsure: dict[str, set[str]] = {}
+    for node, names in by_node.items():
+        known = {homes[name] for name in names if name in homes}
+        unknown = {name for name in names if name not in homes}
+        if len(known) > 1 or (known and unknown):
+            mixed[node] = names
+        elif len(unknown) > 1:
+            unsure[node] = names
+    lost = [key_of(pod) for pod in facts.pods or () if _is_lost(pod)]
+    evidence = (f"UnexpectedAdmissionError: {some(lost)}",) if lost else ()
+    for found, severity, doubt in (
+        (mixed, Severity.ERROR, ""),
+        (unsure, Severity.WARNING, ", unless these are profiles of one kube-scheduler"),
+    ):
+        if found:
+            yield Problem(
+                severity=severity,
+                what="several schedulers place GPU pods on the same nodes: two may assign the last "
+                f"GPU, and the kubelet rejects the second pod{doubt}",
+                evidence=(
+                    *(f"{node}: pods of {some(sorted(names))}" for node, names in found.items()),
+                    *evidence,
+                ),
+                remedy="reserve nodes for the second scheduler, for example: "
+                f"kubectl label node {named(found)} "
+                f"idlegpu.io/scheduler=idlegpu-scheduler && kubectl taint node {named(found)} "
+                f"idlegpu.io/scheduler=idlegpu-scheduler:NoSchedule ({DOCUMENTATION})",
+            )
+
+
+def _scheduler_name(pod: Object) -> str:
+    return text_of(mapping_of(pod.get("spec")).get("schedulerName")) or "default-scheduler"
+
+
+def _homes(facts: Facts) -> dict[str, str]:
+    """Return the configuration, and so the process, of each scheduler name."""
+    return {
+        text_of(profile.get("schedulerName")) or "default-scheduler": scheduler.source
+        for scheduler in facts.schedulers or ()
+        for profile in objects_of(scheduler.config.get("profiles")) or [{}]
+    }
+
+
+def _is_lost(pod: Object) -> bool:
+    return mapping_of(pod.get("status")).get("reason") == "UnexpectedAdmissionError"
+
+
+def no_new_nodes(facts: Facts) -> Iterator[Problem]:
+    """Find pods that wait because the extender rejects nodes that the autoscaler expects to fit."""
+    found = sorted({*_autoscalers(facts)})
+    if not found:
+        return
+    waiting: list[str] = []
+    picky: list[str] = []
+    for pod in gpu_pods(facts):
+        message = text_of(condition_of(pod, "PodScheduled").get("message"))
+        ours = [reason for reason in REFUSALS if reason in message]
+        if ours and not node_of(pod):
+            waiting.append(f"{key_of(pod)} waits: {'; '.join(ours)}")
+            if REQUIRES_IDLE in annotations_of(pod):
+                namespace, _, name = key_of(pod).partition("/")
+                picky.append(f"kubectl annotate pod -n {namespace} {name} {REQUIRES_IDLE}-")
+    if waiting:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="pods wait because the extender rejects nodes, and the autoscaler adds none: it "
+            "does not call extenders, and counts these nodes as fitting",
+            evidence=(f"autoscaler: {some(found)}", *waiting),
+            remedy="add a node by hand, or remove the reason: repair or cordon the nodes that "
+            "`idlegpu pending` names"
+            + (f"; if a busy GPU is acceptable: {'; '.join(picky[:MOST])}" if picky else ""),
+        )
+    if setting(facts, "load_filter.enabled") is True:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="nodes are rejected because of load, and the autoscaler does not add any for that",
+            evidence=(f"autoscaler: {some(found)}", "settings: load_filter.enabled: true"),
+            remedy="load_filter: {enabled: false} in the extender's settings: load then only "
+            "orders nodes",
+        )
+
+
+def _autoscalers(facts: Facts) -> Iterable[str]:
+    for pod in facts.pods or ():
+        if is_called(pod, AUTOSCALERS) and not is_over(pod):
+            yield f"pod {key_of(pod)}"
+    for item in facts.config_maps or ():
+        if name_of(item) == "cluster-autoscaler-status":
+            yield f"ConfigMap {key_of(item)}"

@@ -1,0 +1,255 @@
+"""Check that nodes offer their GPUs, partitioned and shared as their labels say."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from extender.cli.doctor.facts import Facts, Object
+from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.objects import (
+    GPU,
+    MIG,
+    SHARED,
+    allocatable,
+    annotations_of,
+    asked,
+    capacity,
+    gpu_pods,
+    is_called,
+    is_labelled,
+    is_running,
+    key_of,
+    labels_of,
+    name_of,
+    node_of,
+    number,
+    some,
+)
+from extender.cli.doctor.remedies import Part, delete, logs, named
+from extender.core.untyped import mapping_of, objects_of, text_of
+
+PLUGIN_WORDS: Final = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpu-feature-discovery")
+DRA_WORDS: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver")
+MPS_WORDS: Final = ("mps-control-daemon",)
+DISCOVERY: Final = Part(PLUGIN_WORDS[2:])
+# The plugin's Helm chart gives all three components the same name prefix.
+PLUGIN: Final = Part(PLUGIN_WORDS[:2], others=(*DISCOVERY.words, *MPS_WORDS))
+
+REPLICAS: Final = "nvidia.com/gpu.replicas"
+STRATEGY: Final = "nvidia.com/gpu.sharing-strategy"
+COUNT: Final = "nvidia.com/gpu.count"
+PRODUCT: Final = "nvidia.com/gpu.product"
+PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
+MEMORY: Final = "idlegpu.io/gpu-memory"
+
+
+def restart_plugin(facts: Facts) -> str:
+    """Return the command that restarts the device plugin."""
+    return PLUGIN.restart(
+        facts, "kubectl -n NAMESPACE rollout restart daemonset NVIDIA-DEVICE-PLUGIN"
+    )
+
+
+def restart_discovery(facts: Facts) -> str:
+    """Return the command that restarts gpu-feature-discovery."""
+    return DISCOVERY.restart(facts, "gpu-feature-discovery's")
+
+
+def no_plugin(facts: Facts) -> Iterator[Problem]:
+    """Find GPU nodes that offer no GPUs."""
+    names = [name_of(node) for node in facts.nodes or ()]
+    plugins = {
+        node_of(pod): pod for part in (DISCOVERY, PLUGIN) for pod in part.pods_on(facts, names)
+    }
+    broken: list[Object] = []
+    served = {node_of(pod) for pod in facts.pods or () if is_called(pod, DRA_WORDS)}
+    evidence = []
+    for node in facts.nodes or ():
+        name = name_of(node)
+        # A capacity of 0 means that a device plugin ran before: the kubelet keeps the resource.
+        has_gpus = is_labelled(node) or bool(capacity(node))
+        if not has_gpus or name in served or any(capacity(node).values()):
+            continue
+        if _is_excluded(node):
+            continue
+        pod = plugins.get(name)
+        state = "no pod of the device plugin"
+        if pod is not None:
+            state = f"{key_of(pod)} is {mapping_of(pod.get('status')).get('phase')}"
+            broken.append(pod)
+        evidence.append(f"{name}: capacity {GPU}: {capacity(node).get(GPU, 'none')}, {state}")
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="nodes with GPUs offer none: their device plugin is missing or does not work",
+            evidence=tuple(evidence),
+            remedy="helm upgrade -i nvdp nvdp/nvidia-device-plugin -n nvidia-device-plugin "
+            "--create-namespace --set gfd.enabled=true"
+            if not broken
+            else f"{logs(broken, '')} shows the cause (often the driver, or runtimeClassName: "
+            "nvidia); nodes without its pod need a toleration or another nodeSelector",
+        )
+
+
+def _is_excluded(node: Object) -> bool:
+    """Check whether labels exclude a node from the device plugin, for example to serve VMs."""
+    labels = labels_of(node)
+    workload = labels.get("nvidia.com/gpu.workload.config", "container")
+    return workload != "container" or labels.get("nvidia.com/gpu.deploy.device-plugin") == "false"
+
+
+def unlike_sharing(facts: Facts) -> Iterator[Problem]:
+    """Find nodes whose GPU sharing differs from their labels or from the plugin's configuration."""
+    evidence = []
+    for node in facts.nodes or ():
+        labels = labels_of(node)
+        name, configured = name_of(node), _configured(facts, labels)
+        labelled = (labels.get(STRATEGY, ""), labels.get(REPLICAS, ""))
+        if all(labelled) and configured is not None:
+            strategy, replicas = configured
+            # Without sharing, and with MIG, the label may be 0 or 1.
+            is_same = labelled[0] == strategy and max(number(labelled[1]), 1) == replicas
+            if not is_same:
+                evidence.append(
+                    f"{name}: labels say {labelled[0]} with {labelled[1]} replicas, the plugin's "
+                    f"configuration says {strategy} with {replicas}"
+                )
+                continue
+        cards, here = number(labels.get(COUNT)), _wholes(node)
+        if cards and here and not _has_mig(node):
+            expected = cards * max(number(labelled[1]), 1)
+            if here != expected:
+                evidence.append(
+                    f"{name}: {COUNT}={cards}, {REPLICAS}={labelled[1] or 'not set'}, so "
+                    f"{expected} expected; capacity is {here}"
+                )
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="GPU sharing differs from the node's labels: the extender counts the wrong number "
+            "of replicas",
+            evidence=tuple(evidence),
+            remedy=f"{restart_plugin(facts)} and, after it, {restart_discovery(facts)}: both read "
+            "the configuration only at start",
+        )
+
+
+def _wholes(node: Object) -> int:
+    counts = capacity(node)
+    return counts.get(GPU, 0) + counts.get(SHARED, 0)
+
+
+def _has_mig(node: Object) -> bool:
+    return any(name.startswith(MIG) for name in capacity(node)) or "-MIG-" in labels_of(node).get(
+        PRODUCT, ""
+    )
+
+
+def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int] | None:
+    """Return sharing strategy and replicas from the plugin's configuration, None if unknown."""
+    configs = facts.plugin_configs or {}
+    key = text_of(mapping_of(labels).get(PLUGIN_CONFIG))
+    if key not in configs:
+        return None
+    sharing = mapping_of(configs[key].get("sharing"))
+    for field, strategy in (("timeSlicing", "time-slicing"), ("mps", "mps")):
+        for resource in objects_of(mapping_of(sharing.get(field)).get("resources")):
+            if resource.get("name") == GPU:
+                return strategy, number(resource.get("replicas"))
+    return "none", 1
+
+
+def not_offered(facts: Facts) -> Iterator[Problem]:
+    """Find GPUs in a node's capacity that are not allocatable."""
+    evidence: list[str] = []
+    nodes: set[str] = set()
+    for node in facts.nodes or ():
+        offered = allocatable(node)
+        lines = [
+            f"{name_of(node)}: {name}: capacity {count}, allocatable {offered.get(name, 0)}"
+            for name, count in capacity(node).items()
+            if offered.get(name, 0) < count
+        ]
+        if lines:
+            nodes.add(name_of(node))
+        evidence += lines
+    if evidence:
+        plugins = PLUGIN.pods_on(facts, nodes)
+        read_logs = logs(plugins, "kubectl -n NAMESPACE logs of the device plugin's pod there")
+        again = delete(plugins, "kubectl -n NAMESPACE delete pod POD")
+        yield Problem(
+            severity=Severity.WARNING,
+            what="nodes have GPUs that they do not offer: the device plugin reports them "
+            "unhealthy, or does not run",
+            evidence=tuple(evidence),
+            remedy=f"{read_logs} (which GPU, which XID); once the GPU works again, restart that "
+            f"pod: {again}",
+        )
+
+
+def dead_mps(facts: Facts) -> Iterator[Problem]:
+    """Find MPS nodes whose MPS control daemon does not run."""
+    daemons = [pod for pod in facts.pods or () if is_called(pod, MPS_WORDS)]
+    alive = {node_of(pod) for pod in daemons if is_running(pod)}
+    dead = {node_of(pod): pod for pod in daemons if not is_running(pod)}
+    evidence: list[str] = []
+    without: list[str] = []
+    broken: list[Object] = []
+    for node in facts.nodes or ():
+        name = name_of(node)
+        if labels_of(node).get(STRATEGY) != "mps" or name in alive:
+            continue
+        pod = dead.get(name)
+        if pod is None:
+            without.append(name)
+            state = "no pod of the MPS control daemon"
+        else:
+            broken.append(pod)
+            state = f"{key_of(pod)} is {_state(pod)}"
+        evidence.append(f"{name}: {STRATEGY}=mps, {state}")
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="the MPS control daemon does not run: CUDA does not start in pods on these nodes",
+            evidence=tuple(evidence),
+            remedy="; ".join(
+                [
+                    f"kubectl label node {named(without)} nvidia.com/mps.capable=true --overwrite, "
+                    "because its DaemonSet selects by this label"
+                ][: bool(without)]
+                + [f"{logs(broken, '')} shows why; then {delete(broken, '')}"][: bool(broken)]
+            ),
+        )
+
+
+def _state(pod: Object) -> str:
+    """Return a pod's phase, with its container's waiting reason and restarts if there are any."""
+    status = mapping_of(pod.get("status"))
+    for one in objects_of(status.get("containerStatuses")):
+        reason = mapping_of(mapping_of(one.get("state")).get("waiting")).get("reason")
+        if reason:
+            return f"{status.get('phase')}, {reason}, {one.get('restartCount', 0)} restarts"
+    return str(status.get("phase"))
+
+
+def no_memory_limits(facts: Facts) -> Iterator[Problem]:
+    """Find pods on time-sliced GPUs that do not declare their GPU memory."""
+    sliced = {
+        name_of(node)
+        for node in facts.nodes or ()
+        if labels_of(node).get(STRATEGY) == "time-slicing"
+    }
+    evidence: defaultdict[str, list[str]] = defaultdict(list)
+    for pod in gpu_pods(facts):
+        is_share = bool({GPU, SHARED} & asked(pod).keys())
+        if node_of(pod) in sliced and is_share and not annotations_of(pod).get(MEMORY):
+            evidence[node_of(pod)].append(key_of(pod))
+    if evidence:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="pods share time-sliced GPUs and do not say how much memory they need: one can "
+            "exhaust the memory of another, and the extender cannot reject a GPU that is too full",
+            evidence=tuple(f"{node}: {some(pods)}" for node, pods in sorted(evidence.items())),
+            remedy=f'annotations: {{{MEMORY}: "8Gi"}} in the pod\'s template; or MPS, which caps '
+            "each share (sharing.mps in the device plugin's configuration)",
+        )

@@ -1,0 +1,383 @@
+"""Check that kube-scheduler calls the extender for all GPU pods, in time, and uses its scores."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from extender.cli.doctor.facts import Facts, Object, Scheduler
+from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.objects import (
+    capacity,
+    is_gpu,
+    name_of,
+    number,
+    number_setting,
+    some,
+)
+from extender.core.untyped import mapping_of, objects_of, text_of
+
+DOCUMENTATION: Final = "docs/kube-scheduler.md"
+RESTART: Final = (
+    "put it into the file that kube-scheduler's --config names, and restart kube-scheduler "
+    f"({DOCUMENTATION})"
+)
+
+PLUGIN_WEIGHTS: Final = {
+    "TaintToleration": 3,
+    "NodeAffinity": 2,
+    "PodTopologySpread": 2,
+    "InterPodAffinity": 2,
+    "NodeResourcesFit": 1,
+    "NodeResourcesBalancedAllocation": 1,
+    "ImageLocality": 1,
+}
+"""Default weights of kube-scheduler's score plugins (1.29 to 1.37)."""
+
+MAX_SCORE: Final = 400
+"""Default of the setting wire.max_score."""
+MATERIAL: Final = 0.4
+"""Smallest gap between an idle and a busy node, as a share of the maximum score."""
+LEAD: Final = 0.005
+"""Lead of the first choice over equal nodes, as a share of the maximum score."""
+WISH: Final = 100
+"""Smallest number of points that soft topology spread or preferred affinity adds among equal
+nodes."""
+SHORTLIST: Final = 100
+"""Default of the setting wire.shortlist."""
+PLUGIN_POINTS: Final = 100
+"""Maximum score of one kube-scheduler plugin, before its weight."""
+
+SLOW_SHARE: Final = 0.001
+"""Share of late answers above which the check reports them."""
+DEFAULT_TIMEOUT_SECONDS: Final = 5.0
+
+OTHERS: Final = {
+    "http-timeout": "IG002",
+    "prioritize-verb": "IG005",
+    "managed-resources": "IG006",
+}
+"""Likely causes of /v1/unasked that other checks report, by code."""
+MILD: Final = frozenset({"started-late", "other-replica", "other-scheduler"})
+
+_DURATION: Final = re.compile(r"([0-9.]+)(ms|us|µs|ns|s|m|h)")
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def seconds_of(duration: object) -> float | None:
+    """Parse a Go duration into seconds; None if it is malformed.
+
+    Example:
+        >>> seconds_of("1s"), seconds_of("1m500ms"), seconds_of("soon")
+        (1.0, 60.5, None)
+    """
+    text = text_of(duration)
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(count) * _UNITS[unit] for count, unit in parts)
+
+
+def our_entry(config: Object) -> Object | None:
+    """Return the entry of idlegpu among a configuration's extenders, None if there is none.
+
+    That is the entry with "idlegpu" in its address or certificate, else one with GPU resources,
+    else the only entry.
+    """
+    entries = objects_of(config.get("extenders"))
+    for entry in entries:
+        if _has_our_name(entry):
+            return entry
+    for entry in entries:
+        if any(is_gpu(name) for name in managed(entry)):
+            return entry
+    return entries[0] if len(entries) == 1 else None
+
+
+def _has_our_name(entry: Object) -> bool:
+    server = text_of(mapping_of(entry.get("tlsConfig")).get("serverName"))
+    return "idlegpu" in text_of(entry.get("urlPrefix")) + server
+
+
+def managed(entry: Object) -> list[str]:
+    """Return the resource names for which an extender is called; none means every pod."""
+    return [text_of(one.get("name")) for one in objects_of(entry.get("managedResources"))]
+
+
+def _ours(facts: Facts) -> Iterator[tuple[Scheduler, Object]]:
+    """Yield the configurations that have an entry for idlegpu, with that entry."""
+    for scheduler in facts.schedulers or ():
+        entry = our_entry(scheduler.config)
+        if entry is not None:
+            yield scheduler, entry
+
+
+def _causes(facts: Facts) -> list[Object]:
+    return list(objects_of((facts.unasked or {}).get("likely_causes")))
+
+
+def _groups(facts: Facts) -> tuple[str, ...]:
+    """Format a line for each group of pods that were bound without the extender's answer."""
+    lines = []
+    for group in objects_of((facts.unasked or {}).get("bound")):
+        if group.get("verdict") == "asked":
+            continue
+        resources = group.get("resources")
+        asked = ", ".join(map(str, resources)) if isinstance(resources, list) else ""
+        lines.append(
+            f"{group.get('count')} pods of {group.get('scheduler')} that request {asked}: "
+            f"{group.get('verdict')}, for example {group.get('example')}"
+        )
+    return tuple(lines)
+
+
+def _reported(facts: Facts, code: str) -> Iterator[Problem]:
+    """Yield the likely causes that the extender reports, as far as they belong to this check."""
+    for cause in _causes(facts):
+        kind = text_of(cause.get("kind"))
+        if OTHERS.get(kind, "IG001") != code:
+            continue
+        yield Problem(
+            severity=Severity.WARNING if kind in MILD else Severity.ERROR,
+            what=f"GPU pods are bound without our answer: {cause.get('text')}",
+            evidence=(*_groups(facts), f"likely cause: {kind}, {cause.get('pods')} pods"),
+            remedy=f"{_remedy(kind)}: {RESTART}",
+        )
+
+
+def _remedy(kind: str) -> str:
+    known = {
+        "http-timeout": "httpTimeout: 1s, and requests of CPU for the extender",
+        "prioritize-verb": "prioritizeVerb: prioritize",
+        "managed-resources": "managedResources: [{name: RESOURCE, ignoredByScheduler: false}] "
+        "with the resource named above",
+        "wrong-path": "urlPrefix: https://ADDRESS:8888 (no path), filterVerb: filter, "
+        "prioritizeVerb: prioritize, preemptVerb: preempt",
+        "unreadable": "nodeCacheCapable: true",
+        "other-replica": "set peers.service in the extender's settings; in kube-scheduler's file "
+        "ignorable: true",
+        "started-late": "replicas: 2 in the extender's Deployment; in kube-scheduler's file "
+        "ignorable: false, if pods should wait instead",
+        "other-scheduler": "unasked.schedulers: [NAMES] in the extender's settings if that is "
+        "intended; else the entry under extenders of scheduler-config/kube-scheduler.yaml",
+    }
+    return known.get(
+        kind,
+        "the entry under extenders of scheduler-config/kube-scheduler.yaml, with urlPrefix at an "
+        "address that kube-scheduler reaches",
+    )
+
+
+def not_asked(facts: Facts) -> Iterator[Problem]:
+    """Find configurations or bindings that show that kube-scheduler does not call the extender."""
+    yield from _reported(facts, "IG001")
+    if facts.schedulers and not any(True for _ in _ours(facts)):
+        yield Problem(
+            severity=Severity.ERROR,
+            what="kube-scheduler's configuration has no entry for idlegpu",
+            evidence=tuple(
+                f"{one.source}: extenders: {_prefixes(one.config)}" for one in facts.schedulers
+            ),
+            remedy=f"the entry under extenders of scheduler-config/kube-scheduler.yaml: {RESTART}",
+        )
+
+
+def _prefixes(config: Object) -> str:
+    entries = objects_of(config.get("extenders"))
+    return some(text_of(entry.get("urlPrefix")) for entry in entries) or "none"
+
+
+def late(facts: Facts) -> Iterator[Problem]:
+    """Find answers that arrive after kube-scheduler's timeout."""
+    yield from _reported(facts, "IG002")
+    asking = [(one.source, entry) for one, entry in _ours(facts)]
+    for source, entry in asking or [("as shipped", {"httpTimeout": "1s"})]:
+        limit = seconds_of(entry.get("httpTimeout")) or DEFAULT_TIMEOUT_SECONDS
+        for verb, slow, every in _slow(facts, limit):
+            if slow / every > SLOW_SHARE:
+                yield Problem(
+                    severity=Severity.WARNING,
+                    what=f"answers to {verb} take longer than kube-scheduler waits",
+                    evidence=(
+                        f"{slow:.0f} of {every:.0f} answers took longer than {limit:g} s",
+                        f"{source}: httpTimeout: {entry.get('httpTimeout', 'not set')}",
+                    ),
+                    remedy=f"httpTimeout: {max(2 * limit, 1):g}s, or more CPU for the extender "
+                    f"(resources.requests.cpu in its Deployment): {RESTART}",
+                )
+
+
+def _slow(facts: Facts, limit: float) -> Iterator[tuple[str, float, float]]:
+    """Yield verb, number of answers slower than a limit, and number of all answers."""
+    in_time: defaultdict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for sample in facts.metrics or ():
+        if sample.name == "idlegpu_request_duration_seconds_bucket":
+            verb, bound = sample.labels.get("verb", ""), float(sample.labels.get("le", "inf"))
+            in_time[verb][bound] += sample.value
+    for verb, counts in sorted(in_time.items()):
+        every = counts.get(float("inf"), 0.0)
+        within = [count for bound, count in counts.items() if bound >= limit]
+        if every and within:
+            yield verb, every - min(within), every
+
+
+def whole_nodes(facts: Facts) -> Iterator[Problem]:
+    """Find configurations that make kube-scheduler send whole Node objects."""
+    for scheduler, entry in _ours(facts):
+        if entry.get("nodeCacheCapable") is not True:
+            shown = str(entry.get("nodeCacheCapable", "not set")).lower()
+            yield Problem(
+                severity=Severity.ERROR,
+                what="kube-scheduler sends whole Node objects with every call: 25 times the bytes, "
+                "a tenth of the pods per second",
+                evidence=(f"{scheduler.source}: nodeCacheCapable: {shown}",),
+                remedy=f"nodeCacheCapable: true: {RESTART}",
+            )
+
+
+def drowned(facts: Facts) -> Iterator[Problem]:
+    """Find weights with which kube-scheduler's plugins outvote the extender, or never count."""
+    scale = number_setting(facts, "wire.max_score", MAX_SCORE)
+    for scheduler, entry in _ours(facts):
+        weight = number(entry.get("weight"))
+        for profile in objects_of(scheduler.config.get("profiles")) or [{}]:
+            theirs = sum(plugin_weights(profile).values())
+            # kube-scheduler multiplies an extender's score by 10.
+            ours_most, theirs_most = weight * scale * 10, theirs * PLUGIN_POINTS
+            is_weak = ours_most * MATERIAL < theirs_most
+            if not is_weak and (ours_most * LEAD < WISH or not theirs):
+                continue
+            name = text_of(profile.get("schedulerName")) or "default-scheduler"
+            weighted = (
+                f"{scheduler.source}: weight: {weight}: our first choice counts {ours_most:g}"
+            )
+            ours = f"{weighted} (weight {weight} x score {scale:g} x 10)"
+            if is_weak:
+                needed = -int(-theirs_most // (scale * 10 * MATERIAL))
+                yield Problem(
+                    severity=Severity.ERROR if ours_most < theirs_most else Severity.WARNING,
+                    what=f"profile {name}: kube-scheduler's own plugins outvote our scores",
+                    evidence=(
+                        f"{ours}: idle against busy counts {ours_most * MATERIAL:g} of it",
+                        f"its plugins' weights sum to {theirs}: they count up to {theirs_most}",
+                    ),
+                    remedy=f"weight: {needed}: {RESTART}",
+                )
+            else:
+                needed = max(-int(-theirs_most // (scale * 10 * MATERIAL)), 1)
+                yield Problem(
+                    severity=Severity.INFO,
+                    what=f"profile {name}: our scores decide alone, even among equal nodes: soft "
+                    "topology spread and preferred affinity never count",
+                    evidence=(
+                        f"{ours}: it leads equal nodes by {ours_most * LEAD:g}",
+                        f"a soft constraint of kube-scheduler is worth {WISH} to 300",
+                    ),
+                    remedy=f"weight: {needed}: {RESTART}",
+                )
+
+
+def plugin_weights(profile: Object) -> dict[str, int]:
+    """Return the weights of a profile's score plugins.
+
+    Example:
+        >>> sum(plugin_weights({}).values())
+        12
+    """
+    weights = dict(PLUGIN_WEIGHTS)
+    plugins = mapping_of(profile.get("plugins"))
+    for point in ("multiPoint", "score"):
+        changes = mapping_of(plugins.get(point))
+        for one in objects_of(changes.get("disabled")):
+            if one.get("name") == "*":
+                weights.clear()
+            weights.pop(text_of(one.get("name")), None)
+        for one in objects_of(changes.get("enabled")):
+            name, weight = text_of(one.get("name")), number(one.get("weight"))
+            # At multiPoint most plugins do not score: count only known score plugins.
+            if point == "score" or name in PLUGIN_WEIGHTS:
+                weights[name] = weight or weights.get(name) or PLUGIN_WEIGHTS.get(name, 1)
+    return weights
+
+
+def verbs(facts: Facts) -> Iterator[Problem]:
+    """Find verbs that kube-scheduler does not call."""
+    yield from _reported(facts, "IG005")
+    lost = {
+        "filterVerb": ("filter", Severity.ERROR, "broken and busy GPUs are not rejected"),
+        "prioritizeVerb": ("prioritize", Severity.ERROR, "our scores are lost"),
+        "preemptVerb": (
+            "preempt",
+            Severity.WARNING,
+            "pods are evicted for a pod that waits for load",
+        ),
+    }
+    for scheduler, entry in _ours(facts):
+        for field, (verb, severity, consequence) in lost.items():
+            if not text_of(entry.get(field)):
+                yield Problem(
+                    severity=severity,
+                    what=f"kube-scheduler does not call {verb}: {consequence}",
+                    evidence=(f"{scheduler.source}: {field}: not set",),
+                    remedy=f"{field}: {verb}: {RESTART}",
+                )
+
+
+def unmanaged(facts: Facts) -> Iterator[Problem]:
+    """Find GPU resources of nodes that are missing from managedResources."""
+    yield from _reported(facts, "IG006")
+    entries = [(scheduler, managed(entry)) for scheduler, entry in _ours(facts)]
+    if not entries or any(not names for _, names in entries):
+        return
+    known = {name for _, names in entries for name in names}
+    where: defaultdict[str, list[str]] = defaultdict(list)
+    for node in facts.nodes or ():
+        for name, count in capacity(node).items():
+            if count and name not in known:
+                where[name].append(name_of(node))
+    if where:
+        lines = [f"  - {{name: {name}, ignoredByScheduler: false}}" for name in sorted(where)]
+        yield Problem(
+            severity=Severity.ERROR,
+            what="nodes have GPU resources that managedResources does not list: pods that request "
+            "these are placed without the extender",
+            evidence=tuple(f"{name} on {some(nodes)}" for name, nodes in sorted(where.items())),
+            remedy="\n".join(["managedResources:", *lines, RESTART]),
+        )
+
+
+def shortened(facts: Facts) -> Iterator[Problem]:
+    """Find extenders that filter after idlegpu and so see only its shortlist."""
+    shortlist = number_setting(facts, "wire.shortlist", SHORTLIST)
+    if not shortlist:
+        return
+    for scheduler, entry in _ours(facts):
+        for other in _asked_after(scheduler.config, entry):
+            prefix = text_of(other.get("urlPrefix")) or "without urlPrefix"
+            is_last = _is_ignorable(other) and not _is_ignorable(entry)
+            yield Problem(
+                severity=Severity.WARNING,
+                what="another extender is called after ours and sees only our shortlist: if it "
+                "rejects all of it, pods wait although other nodes would suit",
+                evidence=(
+                    f"{scheduler.source}: extenders: {prefix}: filterVerb: "
+                    f"{text_of(other.get('filterVerb'))}, called for "
+                    f"{some(managed(other)) or 'every pod'}",
+                    f"the extender's settings: wire.shortlist: {shortlist:g}",
+                ),
+                remedy="wire.shortlist: 0 in the extender's settings (no restart); or the entry of "
+                f"{prefix} above ours{', with ignorable: false' if is_last else ''}: {RESTART}",
+            )
+
+
+def _asked_after(config: Object, entry: Object) -> Iterator[Object]:
+    """Yield the extenders that filter after idlegpu; kube-scheduler calls ignorable ones last."""
+    in_order = sorted(objects_of(config.get("extenders")), key=_is_ignorable)
+    ours = next(at for at, one in enumerate(in_order) if one is entry)
+    for other in in_order[ours + 1 :]:
+        if text_of(other.get("filterVerb")) and not _has_our_name(other):
+            yield other
+
+
+def _is_ignorable(entry: Object) -> bool:
+    return entry.get("ignorable") is True

@@ -1,0 +1,140 @@
+"""Check definitions, their findings, and the report of a run."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from extender.cli.doctor.facts import Facts
+
+
+class Severity(StrEnum):
+    """Severity of a finding, gravest first; reports are sorted in this order."""
+
+    ERROR = "error"
+    """Pods are placed without the extender, or wrongly, or cannot run."""
+    WARNING = "warning"
+    """A function is degraded, or will fail soon."""
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem that a check found.
+
+    Attributes:
+        severity: gravity of the problem.
+        what: the problem in one sentence.
+        evidence: values that prove the problem, one line each; at least one.
+        remedy: how to fix it: a command, or a line of YAML.
+    """
+
+    severity: Severity
+    what: str
+    evidence: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Definition of one check.
+
+    Attributes:
+        code: stable code, explained in docs/doctor.md.
+        title: the condition that should hold.
+        needs: names of `Facts` that are required; of `a|b` one is enough.
+        find: yields the problems in the facts.
+        unseen: returns the gaps in the facts, "" for none. If `find` yields nothing and there are
+            gaps, the check counts as not run.
+    """
+
+    code: str
+    title: str
+    needs: tuple[str, ...]
+    find: Callable[[Facts], Iterable[Problem]]
+    unseen: Callable[[Facts], str] = lambda _: ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem together with the code of its check."""
+
+    code: str
+    severity: Severity
+    what: str
+    evidence: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRun:
+    """A check that could not run; it does not count as passed.
+
+    Attributes:
+        code: code of the check.
+        title: title of the check.
+        why: missing facts, and how to provide them.
+    """
+
+    code: str
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Result of all checks.
+
+    Attributes:
+        findings: problems, gravest first, then by code.
+        passed: codes of the checks that ran and found nothing.
+        not_run: checks that could not run.
+    """
+
+    findings: tuple[Finding, ...]
+    passed: tuple[str, ...]
+    not_run: tuple[NotRun, ...]
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether any finding has severity error."""
+        return any(finding.severity is Severity.ERROR for finding in self.findings)
+
+
+def examine(facts: Facts, checks: Iterable[Check]) -> Report:
+    """Run every check whose facts are known, and sort the findings by severity."""
+    findings: list[Finding] = []
+    passed: list[str] = []
+    not_run: list[NotRun] = []
+    for check in checks:
+        why = _lacking(facts, check.needs)
+        problems = () if why else tuple(check.find(facts))
+        if not problems:
+            why = why or check.unseen(facts)
+        if why:
+            not_run.append(NotRun(code=check.code, title=check.title, why=why))
+            continue
+        findings += (
+            Finding(
+                code=check.code,
+                severity=problem.severity,
+                what=problem.what,
+                evidence=problem.evidence,
+                remedy=problem.remedy,
+            )
+            for problem in problems
+        )
+        if not problems:
+            passed.append(check.code)
+    ranks = {severity: rank for rank, severity in enumerate(Severity)}
+    findings.sort(key=lambda finding: (ranks[finding.severity], finding.code))
+    return Report(findings=tuple(findings), passed=tuple(passed), not_run=tuple(not_run))
+
+
+def _lacking(facts: Facts, needs: Iterable[str]) -> str:
+    """Return the reason why a check cannot run, "" if it can."""
+    whys = []
+    for need in needs:
+        names = need.split("|")
+        if all(getattr(facts, name) is None for name in names):
+            whys.append(" or ".join(facts.why_missing(name) for name in names))
+    return "; ".join(dict.fromkeys(whys))

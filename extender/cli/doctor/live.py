@@ -1,0 +1,198 @@
+"""Collect facts from a cluster and an extender; record what may not be read, and go on."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from extender.cli.client import Client
+from extender.cli.doctor.checks.layouts import MANAGER_WORDS
+from extender.cli.doctor.checks.neighbours import AUTOSCALERS
+from extender.cli.doctor.checks.nodes import DRA_WORDS, MPS_WORDS, PLUGIN_WORDS
+from extender.cli.doctor.exposition import parse_exposition
+from extender.cli.doctor.facts import Object
+from extender.cli.doctor.objects import (
+    AGENT_WORDS,
+    EXPORTER_WORDS,
+    asked,
+    is_called,
+    is_running,
+    name_of,
+    parse_time,
+)
+from extender.cli.doctor.pile import Pile
+from extender.cli.doctor.rights import ask_rights
+from extender.cli.remote.cluster import Cluster
+from extender.cli.remote.errors import ClientError, Failure
+from extender.core.untyped import mapping_of, objects_of, text_of
+
+PAGE: Final = "500"
+MOST_PAGES: Final = 1000
+"""Page limit of one list: half a million objects."""
+LISTS: Final = {
+    "nodes": ("Node", "/api/v1/nodes"),
+    "pods": ("Pod", "/api/v1/pods"),
+    "daemon_sets": ("DaemonSet", "/apis/apps/v1/daemonsets"),
+}
+CONFIG_WORDS: Final = (
+    *("kube-scheduler", "idlegpu", "nvidia-device-plugin", "nvidia-gpu-device-plugin"),
+    *("dcgm-exporter", "cluster-autoscaler"),
+)
+"""Names of pods whose namespaces are searched for ConfigMaps."""
+KEPT_WORDS: Final = (
+    *CONFIG_WORDS,
+    *PLUGIN_WORDS,
+    *DRA_WORDS,
+    *MPS_WORDS,
+    *MANAGER_WORDS,
+    *AUTOSCALERS,
+    *EXPORTER_WORDS,
+    *AGENT_WORDS,
+)
+"""Names of pods that checks need although they request no GPUs; other such pods are dropped."""
+SECRETS: Final = ("idlegpu-extender-tls", "idlegpu-kube-scheduler-tls", "idlegpu-ca")
+EXPORTER_PORT: Final = 9400
+MOST_EXPORTERS: Final = 2
+"""Number of dcgm-exporter pods to query: usually all belong to one DaemonSet."""
+
+NO_SCHEDULER: Final = (
+    "no readable ConfigMap holds one (kubeadm keeps it in a file on the control plane): pass "
+    "the file, idlegpu doctor FILE"
+)
+
+
+def gather_cluster(collector: Pile, cluster: Callable[[], Cluster], account: str) -> None:
+    """Collect facts from an API server.
+
+    Args:
+        collector: receives the facts, and the reason for each missing one.
+        cluster: returns the client, or raises ClientError.
+        account: the extender's service account, `namespace/name`.
+    """
+    try:
+        server = cluster()
+    except ClientError as error:
+        names = (*LISTS, "config_maps", "schedulers", "exporter", "certificates", "rights")
+        collector.missing |= dict.fromkeys(names, str(error))
+        return
+    found: dict[str, list[Object]] = {}
+    for name, (kind, path) in LISTS.items():
+        try:
+            found[name] = [item for item in _pages(server, path) if _is_needed(kind, item)]
+            collector.add_list(kind, found[name])
+        except ClientError as error:
+            collector.missing[name] = str(error)
+    pods, namespace = found.get("pods", []), account.partition("/")[0]
+    _add_config_maps(collector, server, pods, namespace)
+    _add_secrets(collector, server, namespace)
+    _add_exporters(collector, server, pods)
+    try:
+        collector.rights = ask_rights(server, account, collector.facts(0.0).settings or {})
+    except ClientError as error:
+        collector.missing["rights"] = str(error)
+
+
+def _is_needed(kind: str, item: Object) -> bool:
+    return kind != "Pod" or bool(asked(item)) or is_called(item, KEPT_WORDS)
+
+
+def _pages(server: Cluster, path: str) -> Iterator[Object]:
+    """List all objects of a collection, page by page.
+
+    Raises:
+        ClientError: a page cannot be read, or the list does not end.
+    """
+    params, tokens = {"limit": PAGE}, set[str]()
+    while len(tokens) < MOST_PAGES:
+        page = mapping_of(server.get(path, params))
+        yield from objects_of(page.get("items"))
+        rest = text_of(mapping_of(page.get("metadata")).get("continue"))
+        if not rest:
+            return
+        if rest in tokens:
+            break
+        tokens.add(rest)
+        params = {"limit": PAGE, "continue": rest}
+    raise ClientError(f"cannot list {path}: the list does not end", Failure.FAULT)
+
+
+def _add_config_maps(collector: Pile, server: Cluster, pods: list[Object], own: str) -> None:
+    """Add the ConfigMaps in the namespaces of kube-scheduler, device plugin and extender."""
+    namespaces = {"kube-system", own} | {
+        text_of(mapping_of(pod.get("metadata")).get("namespace"))
+        for pod in pods
+        if is_called(pod, CONFIG_WORDS)
+    }
+    refused = ""
+    for namespace in sorted(namespaces - {""}):
+        path = f"/api/v1/namespaces/{namespace}/configmaps"
+        try:
+            collector.add_list("ConfigMap", list(_pages(server, path)))
+        except ClientError as error:
+            refused = str(error)
+    if refused:
+        collector.missing["config_maps"] = refused
+    collector.missing["schedulers"] = f"{refused}; {NO_SCHEDULER}" if refused else NO_SCHEDULER
+
+
+def _add_secrets(collector: Pile, server: Cluster, namespace: str) -> None:
+    """Add the certificates of the extender's Secrets; each Secret is read by name, no others."""
+    why = f"no Secret {' or '.join(SECRETS)} in {namespace}"
+    for name in SECRETS:
+        try:
+            secret = mapping_of(server.get(f"/api/v1/namespaces/{namespace}/secrets/{name}"))
+        except ClientError as error:
+            if error.failure is not Failure.NOT_FOUND:
+                why = str(error)
+            continue
+        collector.add_list("Secret", [secret])
+    collector.missing["certificates"] = why
+
+
+def _add_exporters(collector: Pile, server: Cluster, pods: list[Object]) -> None:
+    """Add the metrics of some dcgm-exporters, read through the API server's proxy."""
+    collector.missing["exporter"] = "no pod of dcgm-exporter runs"
+    running = (pod for pod in pods if is_called(pod, EXPORTER_WORDS) and is_running(pod))
+    for _, pod in zip(range(MOST_EXPORTERS), running, strict=False):
+        namespace = text_of(mapping_of(pod.get("metadata")).get("namespace"))
+        where = f"/api/v1/namespaces/{namespace}/pods/{name_of(pod)}:{EXPORTER_PORT}"
+        try:
+            collector.add_samples(parse_exposition(server.text(f"{where}/proxy/metrics")))
+        except (ClientError, ValueError) as error:
+            collector.missing["exporter"] = str(error)
+
+
+def gather_extender(collector: Pile, client: Callable[[], Client], at: float) -> None:
+    """Collect facts from the extender's API.
+
+    Args:
+        collector: receives the facts, and the reason for each missing one.
+        client: returns the client, or raises ClientError.
+        at: time of the facts, seconds since the epoch.
+    """
+    paths = {
+        "degraded": "/readyz",
+        "unasked": "/v1/unasked",
+        "devices": "/v1/gpus",
+        "sources": "/v1/nodes",
+    }
+    try:
+        extender = client()
+    except ClientError as error:
+        collector.missing |= dict.fromkeys((*paths, "metrics"), str(error))
+        return
+    for name, path in paths.items():
+        try:
+            collector.add_answer(name, extender.get(path))
+        except ClientError as error:
+            collector.missing[name] = str(error)
+    try:
+        collector.add_samples(parse_exposition(extender.text("/metrics")))
+    except (ClientError, ValueError) as error:
+        collector.missing["metrics"] = str(error)
+    try:
+        answer: Any = extender.get("/v1/holders", {"limit": 1})
+    except ClientError:
+        return
+    then = parse_time(mapping_of(answer).get("at"))
+    if then is not None:
+        collector.extender_at = then + at - time.time()

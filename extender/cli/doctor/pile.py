@@ -1,0 +1,234 @@
+"""Fact collector: recognize documents from files or an API server and sort them into facts."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from extender.cli.doctor.certificates import read_secret
+from extender.cli.doctor.facts import (
+    Certificate,
+    Facts,
+    Object,
+    Right,
+    Sample,
+    Scheduler,
+)
+from extender.cli.doctor.objects import key_of
+from extender.cli.doctor.rbac import HOW, KINDS, read_rights
+from extender.cli.doctor.rights import ACCOUNT
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
+from extender.runtime.decoding import MalformedError, decode_with
+from extender.runtime.yaml_documents import yaml_documents
+
+END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
+SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
+SETTINGS_KEYS: Final = frozenset(
+    {"listen", "status_listen", "prometheus", "freshness", "tls", "agents", "peers", "wire"}
+)
+"""Sections that identify an extender settings file; two of them are enough."""
+PLURALS: Final = {
+    "nodes": "Node",
+    "pods": "Pod",
+    "daemonsets": "DaemonSet",
+    "configmaps": "ConfigMap",
+    "secrets": "Secret",
+    **{f"{kind.lower()}s": kind for kind in KINDS},
+}
+
+
+class Pile:
+    """Collects documents and builds `Facts` from them.
+
+    Attributes:
+        missing: reason why a fact is unknown, by the fact's name.
+        extender_at: the extender's clock at the time of the facts, None if unknown.
+        rights: rights of the extender's account according to the API server, None if unknown.
+        account: the extender's service account, `namespace/name`.
+    """
+
+    def __init__(self) -> None:
+        self.missing: dict[str, str] = {}
+        self.extender_at: float | None = None
+        self.rights: tuple[Right, ...] | None = None
+        self.account = ACCOUNT
+        self._objects: dict[str, list[Object]] = {}
+        self._schedulers: list[Scheduler] = []
+        self._plugin_configs: dict[str, Object] = {}
+        self._settings: Object | None = None
+        self._answers: dict[str, Object] = {}
+        self._metrics: list[Sample] | None = None
+        self._exporter: list[Sample] | None = None
+        self._certificates: list[Certificate] = []
+
+    def add_list(self, kind: str, items: Iterable[object]) -> None:
+        """Add all objects of a kind; an empty list means that there are none."""
+        objects = self._objects.setdefault(kind, [])
+        for item in items:
+            if not isinstance(item, dict):
+                continue
+            self._unpack(kind, item)
+            if kind != "Secret":  # do not keep private keys in memory
+                objects.append(item)
+
+    def add_certificates(self, found: Iterable[Certificate]) -> None:
+        """Add parsed certificates to the facts."""
+        self._certificates += found
+
+    def add_samples(self, samples: Iterable[Sample]) -> bool:
+        """Add the samples of an exposition; return whether they are metrics of DCGM or idlegpu."""
+        every = list(samples)
+        ours = [one for one in every if one.name.startswith("idlegpu_")]
+        theirs = [one for one in every if one.name.lower().startswith(("dcgm_fi_", "dcgm_"))]
+        # Metrics of a node agent are not the extender's.
+        if any(not one.name.startswith("idlegpu_agent_") for one in ours):
+            self._metrics = [*(self._metrics or ()), *ours]
+        if theirs:
+            self._exporter = [*(self._exporter or ()), *theirs]
+        return bool(ours or theirs)
+
+    def add_answer(self, name: str, answer: object) -> None:
+        """Add an answer of the extender's API under its fact name, such as unasked or devices."""
+        self._answers[name] = mapping_of(answer)
+
+    def add(self, source: str, document: object, *, stem: str = "") -> bool:
+        """Add a document; return whether its kind was recognized.
+
+        Args:
+            source: file or object that contains the document, for messages.
+            document: the decoded document.
+            stem: the file's name up to the first dot.
+        """
+        if not isinstance(document, dict):
+            return False
+        kind = text_of(document.get("kind"))
+        if kind == SCHEDULER_KIND:
+            self._schedulers.append(Scheduler(source=source, config=document))
+            return True
+        if kind.endswith("List"):
+            return self._add_items(kind.removesuffix("List"), document, stem)
+        if kind in PLURALS.values():
+            self.add_list(kind, [document])
+            return True
+        return not kind and self._add_unnamed(source, document, stem)
+
+    def _add_items(self, kind: str, document: Object, stem: str) -> bool:
+        """Add a list; take the kind of a kubectl List from its items or from the file name."""
+        items = objects_of(document.get("items"))
+        of_kind = kind or PLURALS.get(stem.lower(), "")
+        if of_kind in PLURALS.values() and not items:
+            self.add_list(of_kind, ())
+            return True
+        is_known = False
+        for item in items:
+            item_kind = text_of(item.get("kind")) or kind
+            if item_kind in PLURALS.values():
+                self.add_list(item_kind, [item])
+                is_known = True
+        return is_known
+
+    def _add_unnamed(self, source: str, document: Object, stem: str) -> bool:
+        """Add a document without a kind: an answer of the extender, or a settings file."""
+        if "likely_causes" in document:
+            self.add_answer("unasked", document)
+        elif "gpus" in document:
+            self.add_answer("devices", document)
+        elif "sources" in document:
+            self.add_answer("sources", document)
+        elif "degraded" in document:
+            self.add_answer("degraded", document)
+        elif document.get("version") == "v1" and ("sharing" in document or "flags" in document):
+            self._plugin_configs[stem or source] = document
+        elif len(SETTINGS_KEYS & document.keys()) > 1:
+            self._settings = document
+        else:
+            return False
+        return True
+
+    def _unpack(self, kind: str, item: Object) -> None:
+        """Add the certificates in a Secret, and the documents in a ConfigMap."""
+        data = mapping_of(item.get("data"))
+        if kind == "Secret":
+            self._certificates += read_secret(f"Secret {key_of(item)}", data)
+        if kind != "ConfigMap":
+            return
+        for name, value in data.items():
+            try:
+                documents = decode_with(yaml_documents, text_of(value))
+            except MalformedError:
+                continue  # a ConfigMap may hold anything
+            for document in documents:
+                if isinstance(document, dict) and not text_of(document.get("kind")).endswith(
+                    "List"
+                ):
+                    self.add(f"ConfigMap {key_of(item)} {name}", document, stem=name)
+
+    def facts(self, at: float) -> Facts:
+        """Return the collected facts.
+
+        Args:
+            at: time of the facts, seconds since the epoch.
+        """
+        answers = self._answers
+        degraded = answers.get("degraded")
+        devices = answers.get("devices")
+        return Facts(
+            at=at,
+            extender_at=self.extender_at,
+            nodes=self._kind("Node"),
+            pods=self._kind("Pod"),
+            daemon_sets=self._kind("DaemonSet"),
+            config_maps=self._kind("ConfigMap"),
+            schedulers=tuple(self._schedulers) or None,
+            plugin_configs=self._plugin_configs or None,
+            settings=self._settings,
+            unasked=answers.get("unasked"),
+            degraded=None if degraded is None else _texts(degraded.get("degraded")),
+            devices=None if devices is None else tuple(objects_of(devices.get("gpus"))),
+            sources=self._sources(),
+            unreadable=self._unreadable(),
+            metrics=_tuple(self._metrics),
+            exporter=_tuple(self._exporter),
+            certificates=(*self._certificates, *self._from_metrics()) or None,
+            rights=self._rights(),
+            missing={"rights": HOW, **self.missing},
+        )
+
+    def _rights(self) -> tuple[Right, ...] | None:
+        """Return the account's rights, according to the API server or else to the RBAC objects."""
+        if self.rights is None and all(kind in self._objects for kind in KINDS):
+            return read_rights(self._objects, self.account, self._settings or {})
+        return self.rights
+
+    def _sources(self) -> Mapping[str, Object] | None:
+        answer = self._answers.get("sources")
+        if answer is None:
+            return None
+        sources = mapping_of(answer.get("sources"))
+        return {name: mapping_of(state) for name, state in sources.items()}
+
+    def _unreadable(self) -> Mapping[str, tuple[str, ...]]:
+        unreadable = mapping_of(self._answers.get("sources", {}).get("unreadable"))
+        return {
+            resource: tuple(
+                text_of(name) or "one that you may not read" for name in items_of(names)
+            )
+            for resource, names in unreadable.items()
+        }
+
+    def _kind(self, kind: str) -> tuple[Object, ...] | None:
+        found = self._objects.get(kind)
+        return None if found is None else tuple(found)
+
+    def _from_metrics(self) -> Iterable[Certificate]:
+        """Yield the certificates whose expiry time the extender exports as a metric."""
+        for sample in self._metrics or ():
+            if sample.name == END_METRIC:
+                source = f"the extender's {sample.labels.get('certificate', '')}"
+                yield Certificate(source=source, subject="", ends_at=sample.value)
+
+
+def _tuple(samples: list[Sample] | None) -> tuple[Sample, ...] | None:
+    return None if samples is None else tuple(samples)
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    return {name: str(text) for name, text in mapping_of(value).items()}

@@ -1,0 +1,211 @@
+"""The RBAC rights that the extender's account needs, and whether the API server grants them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from extender.cli.doctor.facts import Object, Right
+from extender.cli.remote.cluster import Cluster
+from extender.cli.remote.errors import ClientError, Failure
+from extender.core.untyped import mapping_of, text_of
+
+ACCOUNT: Final = "idlegpu/idlegpu-extender"
+SELF: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+REVIEWS: Final = "/apis/authorization.k8s.io/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A right that the extender's account needs.
+
+    Attributes:
+        group: API group, "" for the core group.
+        resource: plural name of the resource.
+        verbs: Kubernetes verbs.
+        is_own: whether the right is limited to the account's own namespace.
+        name: name of a single object, "" for any.
+        manifest: manifest that grants the right.
+        when: whether the settings require the right.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    is_own: bool = False
+    name: str = ""
+    manifest: str = "manifests/rbac"
+    when: Callable[[Object], bool] = lambda _: True
+
+
+def _leads(settings: Object) -> bool:
+    return mapping_of(settings.get("wake")).get("enabled") is not False
+
+
+def _wakes(settings: Object) -> bool:
+    return _leads(settings) and _target(settings) not in {"node", "pod"}
+
+
+def _wakes_nodes(settings: Object) -> bool:
+    return _leads(settings) and _target(settings) == "node"
+
+
+def _wakes_pods(settings: Object) -> bool:
+    return _leads(settings) and _target(settings) == "pod"
+
+
+def _target(settings: Object) -> object:
+    return mapping_of(settings.get("wake")).get("target")
+
+
+def _writes_events(settings: Object) -> bool:
+    return mapping_of(settings.get("events")).get("enabled") is not False
+
+
+def _takes_tokens(settings: Object) -> bool:
+    return mapping_of(settings.get("api")).get("access") != "open"
+
+
+NEEDS: Final[tuple[Need, ...]] = (
+    Need(group="", resource="nodes", verbs=("list", "watch")),
+    Need(group="", resource="pods", verbs=("list", "watch")),
+    Need(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
+    Need(group="resource.k8s.io", resource="resourceslices", verbs=("list", "watch")),
+    Need(group="events.k8s.io", resource="events", verbs=("create", "patch"), when=_writes_events),
+    Need(
+        group="authentication.k8s.io",
+        resource="tokenreviews",
+        verbs=("create",),
+        when=_takes_tokens,
+    ),
+    Need(
+        group="authorization.k8s.io",
+        resource="subjectaccessreviews",
+        verbs=("create",),
+        when=_takes_tokens,
+    ),
+    Need(
+        group="storage.k8s.io",
+        resource="csistoragecapacities",
+        verbs=("create",),
+        is_own=True,
+        when=_wakes,
+    ),
+    Need(
+        group="storage.k8s.io",
+        resource="csistoragecapacities",
+        verbs=("patch",),
+        is_own=True,
+        name="idlegpu-state",
+        when=_wakes,
+    ),
+    Need(
+        group="coordination.k8s.io", resource="leases", verbs=("create",), is_own=True, when=_leads
+    ),
+    Need(
+        group="coordination.k8s.io",
+        resource="leases",
+        verbs=("get", "patch"),
+        is_own=True,
+        name="idlegpu-wake",
+        when=_leads,
+    ),
+    Need(
+        group="",
+        resource="nodes",
+        verbs=("patch",),
+        manifest="manifests/components/wake-nodes",
+        when=_wakes_nodes,
+    ),
+    Need(
+        group="",
+        resource="pods",
+        verbs=("patch",),
+        manifest="manifests/components/wake-pods",
+        when=_wakes_pods,
+    ),
+)
+
+
+def ask_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Right, ...]:
+    """Check each needed right of an account with the API server.
+
+    The caller needs `create` on subjectaccessreviews, unless the caller is the account itself.
+
+    Args:
+        cluster: client for the API server.
+        account: service account, `namespace/name`.
+        settings: the extender's settings, as far as they are known.
+
+    Raises:
+        ClientError: the API server refuses a review.
+    """
+    namespace, user = account.partition("/")[0], user_of(account)
+    is_self = _own_user(cluster) == user
+    found = []
+    for need in NEEDS:
+        if not need.when(settings):
+            continue
+        where = namespace if need.is_own else ""
+        for verb in need.verbs:
+            attributes = _attributes(need, verb, where)
+            found.append(
+                Right(
+                    account=account,
+                    verb=verb,
+                    group=need.group,
+                    resource=need.resource,
+                    namespace=where,
+                    name=need.name,
+                    is_allowed=_is_allowed(cluster, None if is_self else user, attributes),
+                    manifest=need.manifest,
+                )
+            )
+    return tuple(found)
+
+
+def _own_user(cluster: Cluster) -> str:
+    """Return the caller's user name according to the API server, "" if it does not answer."""
+    kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        review = cluster.create(SELF, kind)
+    except ClientError as error:
+        if error.failure is Failure.UNREACHABLE:
+            raise
+        return ""
+    info = mapping_of(mapping_of(mapping_of(review).get("status")).get("userInfo"))
+    return text_of(info.get("username"))
+
+
+def _attributes(need: Need, verb: str, namespace: str) -> dict[str, str]:
+    every = {
+        "group": need.group,
+        "resource": need.resource,
+        "verb": verb,
+        "namespace": namespace,
+        "name": need.name,
+    }
+    return {key: value for key, value in every.items() if value}
+
+
+def _is_allowed(cluster: Cluster, user: str | None, attributes: Mapping[str, str]) -> bool:
+    kind = "SelfSubjectAccessReview" if user is None else "SubjectAccessReview"
+    spec: dict[str, Any] = {"resourceAttributes": dict(attributes)}
+    if user is not None:
+        spec |= {"user": user, "groups": list(groups_of(user))}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+    result = cluster.create(f"{REVIEWS}/{kind.lower()}s", review)
+    return mapping_of(mapping_of(result).get("status")).get("allowed") is True
+
+
+def user_of(account: str) -> str:
+    """Return the user name of a service account, `namespace/name`."""
+    return f"system:serviceaccount:{account.replace('/', ':', 1)}"
+
+
+def groups_of(user: str) -> tuple[str, ...]:
+    """Return the groups of a service account's user name."""
+    return (
+        "system:serviceaccounts",
+        f"system:serviceaccounts:{user.split(':')[2]}",
+        "system:authenticated",
+    )

@@ -1,0 +1,216 @@
+"""All checks, by code; a code is never reused for another check."""
+
+from typing import Final
+
+from extender.cli.doctor.checks import (
+    clocks,
+    coverage,
+    fields,
+    gpu_operator,
+    hosts,
+    layouts,
+    neighbours,
+    nodes,
+    pods,
+    replicas,
+    schedulers,
+    service,
+    telemetry,
+)
+from extender.cli.doctor.findings import Check
+
+CHECKS: Final[tuple[Check, ...]] = (
+    Check(
+        code="IG001",
+        title="kube-scheduler calls the extender",
+        needs=("unasked|schedulers",),
+        find=schedulers.not_asked,
+    ),
+    Check(
+        code="IG002",
+        title="the extender answers in time",
+        needs=("unasked|metrics",),
+        find=schedulers.late,
+    ),
+    Check(
+        code="IG003",
+        title="kube-scheduler sends node names only",
+        needs=("schedulers",),
+        find=schedulers.whole_nodes,
+    ),
+    Check(
+        code="IG004",
+        title="the extender's scores and kube-scheduler's own both count",
+        needs=("schedulers",),
+        find=schedulers.drowned,
+    ),
+    Check(
+        code="IG005",
+        title="kube-scheduler calls every verb",
+        needs=("unasked|schedulers",),
+        find=schedulers.verbs,
+    ),
+    Check(
+        code="IG006",
+        title="managedResources lists every GPU resource",
+        needs=("unasked|schedulers", "nodes"),
+        find=schedulers.unmanaged,
+    ),
+    Check(
+        code="IG007",
+        title="one scheduler places GPU pods on a node",
+        needs=("pods",),
+        find=neighbours.two_schedulers,
+    ),
+    Check(
+        code="IG008",
+        title="the autoscaler adds nodes for waiting pods",
+        needs=("pods",),
+        find=neighbours.no_new_nodes,
+    ),
+    Check(
+        code="IG009",
+        title="no other extender sees only our shortlist",
+        needs=("schedulers",),
+        find=schedulers.shortened,
+    ),
+    Check(
+        code="IG101",
+        title="dcgm-exporter exports the fields that decisions need",
+        needs=("exporter|devices",),
+        find=fields.not_exported,
+    ),
+    Check(
+        code="IG102",
+        title="series name nodes of the cluster",
+        needs=("sources|metrics|exporter",),
+        find=telemetry.unmatched,
+    ),
+    Check(
+        code="IG103",
+        title="readings are fresh when they arrive",
+        needs=("metrics|pods",),
+        find=telemetry.stale,
+    ),
+    Check(
+        code="IG104",
+        title="clocks agree",
+        needs=("nodes",),
+        find=clocks.skewed,
+        unseen=clocks.unknown,
+    ),
+    Check(
+        code="IG105",
+        title="every GPU node is measured",
+        needs=("nodes", "pods"),
+        find=coverage.unmeasured,
+    ),
+    Check(
+        code="IG106",
+        title="the extender reads its sources and settings",
+        needs=("degraded",),
+        find=coverage.degraded,
+    ),
+    Check(
+        code="IG107",
+        title="telemetry shows every GPU of a node",
+        needs=("nodes", "devices|exporter"),
+        find=coverage.unlike_telemetry,
+    ),
+    Check(
+        code="IG201",
+        title="nodes offer their GPUs",
+        needs=("nodes",),
+        find=nodes.no_plugin,
+    ),
+    Check(
+        code="IG202",
+        title="GPU sharing matches the labels",
+        needs=("nodes",),
+        find=nodes.unlike_sharing,
+    ),
+    Check(
+        code="IG203",
+        title="nodes offer all their GPUs",
+        needs=("nodes",),
+        find=nodes.not_offered,
+    ),
+    Check(
+        code="IG204",
+        title="the MPS control daemon runs",
+        needs=("nodes", "pods"),
+        find=nodes.dead_mps,
+    ),
+    Check(
+        code="IG205",
+        title="nodes offer the MIG instances that they have",
+        needs=("nodes",),
+        find=layouts.unlike_layout,
+    ),
+    Check(
+        code="IG206",
+        title="pods on time-sliced GPUs state their memory",
+        needs=("nodes", "pods"),
+        find=nodes.no_memory_limits,
+    ),
+    Check(
+        code="IG207",
+        title="nodes with free GPUs have free CPU and memory",
+        needs=("nodes", "pods"),
+        find=hosts.filled,
+    ),
+    Check(
+        code="IG301",
+        title="drivers are new enough for the CUDA of pods",
+        needs=("nodes", "pods"),
+        find=pods.old_driver,
+    ),
+    Check(
+        code="IG302",
+        title="pods do not set CUDA_VISIBLE_DEVICES",
+        needs=("pods",),
+        find=pods.set_by_hand,
+    ),
+    Check(
+        code="IG303",
+        title="model servers use as many GPUs as their pods request",
+        needs=("pods",),
+        find=pods.unlike_parallel,
+    ),
+    Check(
+        code="IG401",
+        title="the extender accepts the agents' reports",
+        needs=("metrics",),
+        find=service.refused_agents,
+    ),
+    Check(
+        code="IG402",
+        title="certificates do not expire soon",
+        needs=("certificates",),
+        find=service.ending,
+    ),
+    Check(
+        code="IG403",
+        title="the extender's account has its rights",
+        needs=("rights",),
+        find=service.lacking_rights,
+    ),
+    Check(
+        code="IG404",
+        title="the extender has time to shut down",
+        needs=("pods", "settings"),
+        find=replicas.short_grace,
+    ),
+    Check(
+        code="IG405",
+        title="replicas know each other",
+        needs=("pods", "settings"),
+        find=replicas.strangers,
+    ),
+    Check(
+        code="IG406",
+        title="agents leave when the GPU operator asks",
+        needs=("nodes", "pods", "daemon_sets"),
+        find=gpu_operator.stays_in_the_way,
+    ),
+)

@@ -1,0 +1,87 @@
+"""The answer of /v1/advice, typed: field by field as docs/advice.md has it."""
+
+from extender.cli.remote.answers import Answer
+
+
+class Rules(Answer):
+    """The numbers that advice goes by."""
+
+    quantile: float
+    full_ratio: float
+    kept_back_bytes: int
+    least_samples: int
+    most_replicas: int
+    tenth_ratio: float
+
+
+class CardAdvice(Answer):
+    """What is said of a card."""
+
+    node: str
+    index: int | None
+    uuid: str
+    model: str
+    resource: str
+    shared_by: str | None
+    replicas: int
+    replicas_used: int
+    memory_total_bytes: float | None
+    verdict: str
+    recommended_replicas: int
+    bound_by: str | None
+    way: str | None
+    mig_layout: str | None
+    replica_memory_bytes: float
+    activity_ratio: float | None
+    memory_bytes: float | None
+    memory_most_bytes: float | None
+    samples: int
+    looked_seconds: float
+    source: str
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The card as people write it: `node::index`."""
+        return f"{self.node}::{'?' if self.index is None else self.index}"
+
+
+class PodAdvice(Answer):
+    """What is said of a pod; what it asked for is None where the caller may not read it."""
+
+    pod: str
+    uid: str | None
+    owner: str | None
+    node: str
+    resources: dict[str, int]
+    gpus: int
+    kind: str
+    memory_total_bytes: float
+    pods_per_gpu: int | None
+    asked_memory_bytes: int | None
+    suggested_memory_bytes: int | None
+    activity_ratio: float | None
+    memory_bytes: float | None
+    memory_most_bytes: float | None
+    samples: int
+    looked_seconds: float
+    source: str
+    why: str
+
+
+class Advice(Answer):
+    """How to share which cards, and which pods ask for far too much, or too little."""
+
+    at: str
+    devices: int
+    looked_seconds: float
+    samples: int
+    sources: list[str]
+    over_seconds: float
+    note: str
+    rules: Rules
+    cards_total: int
+    pods_total: int
+    pods_unjudged: int
+    cards: list[CardAdvice]
+    pods: list[PodAdvice]

@@ -1,0 +1,1 @@
+"""The decision: signals, health, landing set, filtering, scoring, explanation."""

@@ -1,0 +1,298 @@
+"""Compute the landing set: the devices of a node that the kubelet could allocate to a pod.
+
+The kubelet chooses the device, not kube-scheduler and not the extender. For whole devices it may
+take any free one. For shared devices it follows the device plugin's policy. If the device holders
+and the API server's count disagree, it may take any device: most likely one that is not in use, as
+long as the count confirms that number of holders.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from extender.core.nodes.snapshot import (
+    AnyColumn,
+    Batch,
+    Flags,
+    PoolRow,
+    Ratios,
+    Rows,
+    Tenant,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """Landing set of a pod that asks for `count` devices; one row per node.
+
+    Attributes:
+        devices: per slot, whether the pod could get this device.
+        size: number of devices in the set.
+        needed: number of distinct devices that the pod will get.
+        taken: number of devices in the set that are allocated, without knowing which.
+        unoffered: number of devices in the set that the kubelet does not offer, without knowing
+            which.
+        certainty: probability that the set is right; below 1 if the device holders were guessed
+            from devices in use.
+    """
+
+    devices: Flags
+    size: Rows
+    needed: Rows
+    taken: Rows
+    unoffered: Rows
+    certainty: Ratios
+
+
+BY_USE: Final = 0.95
+"""Probability that the devices in use are the allocated ones, without known device holders. A
+tenant may leave its device unused while a process outside Kubernetes uses a free one."""
+
+
+_OF_FORMER_TENANT: Final = (
+    *("utilization", "latest", "peak", "spread", "freshness", "stress", "is_in_use"),
+    *("memory_used", "memory_free_bytes", "memory_freshness"),
+)
+"""Telemetry columns that describe the former tenant of a freed device."""
+
+
+def count_freed(batch: Batch) -> Batch:
+    """Return a batch that treats devices of pods that have just ended as free.
+
+    If readings show more devices in use than pods hold, the surplus was freed by the pods that
+    ended, without knowing which devices these are. The calmest devices are taken: for the landing
+    odds any choice is equal.
+    """
+    if not batch.just_freed.any():
+        return batch
+    return batch.memo.get("freed", lambda: _count_freed(batch))
+
+
+def _count_freed(batch: Batch) -> Batch:
+    telemetry = batch.telemetry
+    in_use = batch.present & telemetry.is_in_use
+    beyond = np.clip(in_use.sum(axis=1) - batch.held, 0, batch.just_freed)
+    is_guessed = ~batch.is_agreed & ~batch.is_shared
+    is_freed = _calmest(in_use, telemetry.peak, np.where(is_guessed, beyond, 0))
+    fresh = np.maximum(telemetry.freshness, telemetry.memory_freshness)
+    presumed = np.where(batch.is_presumed[:, None], fresh, 0.0)
+    return replace(
+        batch,
+        just_freed=np.zeros_like(batch.just_freed),
+        telemetry=replace(
+            telemetry,
+            presumed=_with(telemetry.presumed, is_freed, presumed[is_freed]),
+            **{name: _with(getattr(telemetry, name), is_freed, 0) for name in _OF_FORMER_TENANT},
+        ),
+    )
+
+
+def _with(column: AnyColumn, at: Flags, values: Ratios | int) -> AnyColumn:
+    changed = column.copy(order="K")
+    changed[at] = values
+    return changed
+
+
+def _calmest(among: Flags, peak: Ratios, count: Rows) -> Flags:
+    """Select `count` of the flagged devices per node, those with the lowest recent utilization."""
+    order = np.argsort(np.where(among, peak, np.inf), axis=1, kind="stable")
+    rank = np.argsort(order, axis=1, kind="stable")
+    found: Flags = among & (rank < count[:, None])
+    return found
+
+
+def landing_set(batch: Batch, count: Rows) -> Landing:
+    """Compute the landing set of each node for a pod that asks for devices or replicas.
+
+    Args:
+        batch: the nodes.
+        count: devices that the pod asks for: one value per node, or one value for all nodes.
+    """
+    offered, unoffered = _offered(batch, count)
+    open_devices = offered & (batch.used < batch.replicas[:, None])
+    free_whole = open_devices.sum(axis=1)
+    # kube-scheduler found room for the pod. If the device holders leave fewer free devices than
+    # that, or than the API server's count, they are wrong or late: any device may be free.
+    by_count = np.maximum(batch.allocatable - batch.held, count)
+    is_late = ~batch.is_shared & (free_whole < np.minimum(by_count, offered.sum(axis=1)))
+    is_open = ~batch.is_agreed | is_late | ~open_devices.any(axis=1)
+    policy = _policy_choice(batch, offered, count)
+    devices = np.where(
+        is_open[:, None],
+        offered,
+        np.where(batch.is_shared[:, None], policy, open_devices),
+    )
+    # If any device may be landed on, the allocated ones are among them.
+    held_inside = np.where(is_open & ~batch.is_shared, batch.held, batch.taken)
+    certainty = np.ones(len(batch))
+    at = np.flatnonzero(~batch.is_agreed & ~batch.is_shared & (batch.held > 0))
+    if at.size:
+        held = _held_by_use(batch, offered, at)
+        left = offered[at] & ~held
+        known = held.sum(axis=1)
+        has_room = (
+            left.sum(axis=1) - (batch.held[at] - known) >= np.broadcast_to(count, len(batch))[at]
+        )
+        is_useful = (known > 0) & has_room
+        at, left, known = at[is_useful], left[is_useful], known[is_useful]
+        devices[at], certainty[at] = left, BY_USE
+        held_inside[at] -= known
+    size = devices.sum(axis=1)
+    needed = np.minimum(count, size)
+    taken = np.minimum(np.where(batch.is_shared, 0, held_inside), size)
+    return Landing(
+        devices=devices,
+        size=size,
+        needed=needed,
+        taken=taken,
+        unoffered=unoffered,
+        certainty=certainty,
+    )
+
+
+def _held_by_use(batch: Batch, offered: Flags, at: Rows) -> Flags:
+    """Guess the allocated devices of some nodes from the devices in use.
+
+    If more devices are in use than pods hold, some of them are free and in foreign use. The calmest
+    count as allocated, so that the free ones are assumed to be the busiest: the worst case.
+    """
+    in_use = offered[at] & batch.telemetry.is_in_use[at]
+    return _calmest(in_use, batch.telemetry.peak[at], batch.held[at])
+
+
+def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
+    """Return the present devices without those that the kubelet certainly does not offer.
+
+    If the kubelet offers fewer devices than there are, and no more devices are out than it leaves
+    out, those are the withdrawn ones. Ill health alone is no proof unless the kubelet withdrew
+    devices: devices may also be left out for ResourceClaims.
+
+    Returns:
+        The devices, and the number of further withdrawn devices, without knowing which.
+    """
+    size = batch.present.sum(axis=1)
+    withdrawn = batch.withdrawn // batch.replicas
+    left_out = np.maximum(size + -batch.allocatable // batch.replicas, withdrawn)
+    if not left_out.any():
+        return batch.present, withdrawn
+    telemetry = batch.telemetry
+    is_withdrawn = (withdrawn > 0)[:, None] | ~telemetry.is_excluded
+    out = batch.present & telemetry.is_out & is_withdrawn
+    known = out.sum(axis=1)
+    # kube-scheduler found room for the pod: if the other devices have none, our data is late.
+    has_room = (size - known) * batch.replicas >= np.minimum(count, size * batch.replicas)
+    is_known = (known <= left_out) & has_room
+    unknown = np.maximum(withdrawn - np.where(is_known, known, 0), 0)
+    return batch.present & ~(out & is_known[:, None]), unknown
+
+
+def _policy_choice(batch: Batch, offered: Flags, count: Rows) -> Flags:
+    """Return the shared devices that the device plugin may allocate next.
+
+    `distributed` takes the device with the fewest replicas in use, `packed` the fullest device that
+    has room. Several replicas are allocated one after the other. All tied devices are included.
+    """
+    if not batch.is_shared.any():
+        return offered
+    sign = np.where(batch.is_packed, -1, 1)[:, None]
+    used = batch.used.copy(order="K")
+    nodes = np.arange(len(batch))
+    chosen = np.zeros_like(offered)
+    most = np.minimum(count, batch.replicas * batch.present.sum(axis=1)).max()
+    for drawn in range(int(most)):
+        has_room = offered & (used < batch.replicas[:, None]) & (drawn < count)[:, None]
+        rank = np.where(has_room, used * sign, np.iinfo(np.intp).max)
+        chosen |= has_room & (rank == rank.min(axis=1)[:, None])
+        used[nodes, rank.argmin(axis=1)] += 1
+    return chosen
+
+
+REMEMBERED_ROWS = 4096
+"""Cache size of `assume`: rows with assumed tenants, reused between the decisions of a burst."""
+
+
+NONE_OUT: Final[Flags] = np.zeros(0, dtype=np.bool_)
+"""Initial `is_out` flags, before any telemetry exists."""
+
+
+def closed_slots(row: PoolRow, is_out: Flags) -> tuple[int, ...]:
+    """Return the slots of shared devices that the kubelet has withdrawn, or () if they are unknown.
+
+    Args:
+        row: the node's row.
+        is_out: `Telemetry.is_out` by device row; may be shorter than the highest device row.
+    """
+    if not (row.is_shared and row.withdrawn):
+        return ()
+    known = len(is_out)
+    out = tuple(at for at, slot in enumerate(row.slots) if slot < known and is_out[slot])
+    # As in `_offered`: if more devices are out than withdrawn, any of them may be offered.
+    is_known = len(out) <= row.withdrawn // row.replicas and len(out) < len(row.slots)
+    return out if is_known else ()
+
+
+@lru_cache(maxsize=REMEMBERED_ROWS)
+def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = ()) -> PoolRow:
+    """Return a pool row with assumed tenants added: pods that readings do not show yet.
+
+    On whole devices the tenants hold some of the free ones, without knowing which. On shared
+    devices each replica goes to the device that the device plugin's policy selects.
+
+    Args:
+        row: the node's row.
+        tenants: the pods to add.
+        closed: slots that no tenant gets; must leave at least one slot open.
+
+    Example:
+        >>> from extender.core.nodes.snapshot import empty_row
+        >>> assume(empty_row((0, 1)), (Tenant(uid="a", count=1),)).taken
+        1
+    """
+    if not tenants:
+        return row
+    if not row.is_shared:
+        count = sum(tenant.count for tenant in tenants)
+        return replace(row, held=row.held + count, taken=row.taken + count)
+    used = list(row.used)
+    assumed = list(row.assumed)
+    assumed_shares = list(row.assumed_shares)
+    guessed_bytes, kindred = list(row.guessed_bytes), list(row.kindred)
+    declared_bytes = list(row.declared_bytes)
+    undeclared = list(row.undeclared or (0,) * len(used))
+    open_slots = [slot for slot in range(len(used)) if slot not in closed]
+    for tenant in tenants:
+        for _ in range(min(tenant.count, row.replicas * len(open_slots))):
+            slot = _next_slot(used, open_slots, row)
+            used[slot] += 1
+            assumed[slot] += 1
+            if tenant.memory_bytes is not None:
+                declared_bytes[slot] += tenant.memory_bytes
+                continue
+            undeclared[slot] += 1
+            if tenant.expected_bytes is None:
+                assumed_shares[slot] += 1
+            else:
+                guessed_bytes[slot] += tenant.expected_bytes
+                kindred[slot] += 1
+    return replace(
+        row,
+        held=row.held + sum(tenant.count for tenant in tenants),
+        used=tuple(used),
+        assumed=tuple(assumed),
+        assumed_shares=tuple(assumed_shares),
+        guessed_bytes=tuple(guessed_bytes),
+        kindred=tuple(kindred),
+        declared_bytes=tuple(declared_bytes),
+        undeclared=tuple(undeclared),
+    )
+
+
+def _next_slot(used: list[int], open_slots: list[int], row: PoolRow) -> int:
+    """Return the slot whose device the device plugin's policy allocates next."""
+    if row.is_packed:
+        with_room = [slot for slot in open_slots if used[slot] < row.replicas]
+        if with_room:
+            return max(with_room, key=lambda slot: (used[slot], -slot))
+    return min(open_slots, key=lambda slot: (used[slot], slot))

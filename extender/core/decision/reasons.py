@@ -1,0 +1,119 @@
+"""Explain a node's rank in one line, in the words of docs/decision.md."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from extender.core.decision.certainty import Band
+from extender.core.policy import Strategy
+
+LEAST_PRESUMED: Final = 0.95
+"""Idle probability of a device that is presumed idle."""
+
+
+ROOM: Final = "room for such a pod's memory on"
+ILL_HEALTH: Final = "ill health costs"
+EARLY_FAILURES: Final = "early failures of pods cost"
+PREFERRED: Final = "preferred model"
+NOMINATED: Final = "nominated: pods that are being deleted make it do"
+"""Reason of a nominated node that passes only after deleted pods have left it."""
+BETWEEN: Final = "; "
+"""Separator between the clauses of a reason: certainty of idle GPUs, further factors, fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """Inputs of a node's reason.
+
+    Attributes:
+        band: likelihood of landing on good devices.
+        chance: probability that all devices of the pod are good.
+        least: lowest probability among the devices that the pod may get.
+        is_sure: all devices that the pod may get are known to be idle.
+        is_unknown: none of the devices that the pod may get has data.
+        needed: number of distinct devices that the pod gets.
+        room: share of working devices with enough memory for the pod.
+        unhealthy: share of the certainty that ill health costs.
+        suspicion: share of the certainty that early failures cost.
+        place: rank in the pod's list of models, from 1; 0 if unlisted, None without a list.
+        strategy: the pod's strategy.
+        is_shared: the resource counts replicas.
+        allocatable: devices or replicas that the kubelet offers.
+        left: usable devices or replicas that stay free beside the pod.
+        idle: number of idle landing devices.
+        utilization: mean utilization of the landing devices.
+        memory_used: mean ratio of memory in use on the landing devices.
+    """
+
+    band: Band
+    chance: float
+    least: float
+    is_sure: bool
+    is_unknown: bool
+    needed: int
+    room: float
+    unhealthy: float
+    suspicion: float
+    place: int | None
+    strategy: Strategy
+    is_shared: bool
+    allocatable: int
+    left: int
+    idle: int
+    utilization: float
+    memory_used: float
+
+
+def reason(grounds: Grounds) -> str:
+    """Return the reason for the rank of a node that passes, in one line.
+
+    Example:
+        >>> reason(Grounds(band=Band.LIKELY, chance=1.0, least=1.0, is_sure=True, is_unknown=False,
+        ...     needed=1, room=1.0, unhealthy=0.0, suspicion=0.0, place=None,
+        ...     strategy=Strategy.AUTO, is_shared=False, allocatable=8, left=4, idle=5,
+        ...     utilization=0.0, memory_used=0.0))
+        'certain to land on an idle GPU; leaves 4 of 8 together'
+    """
+    return BETWEEN.join([_landing(grounds), *_doubts(grounds), _fit(grounds)])
+
+
+def _landing(grounds: Grounds) -> str:
+    """Return the clause about the certainty of idle GPUs."""
+    gpus = "an idle GPU" if grounds.needed == 1 else f"{grounds.needed} idle GPUs"
+    if grounds.is_sure:
+        return f"certain to land on {gpus}"
+    if grounds.least >= LEAST_PRESUMED:
+        return f"presumed to land on {gpus}, just freed"
+    if grounds.is_unknown:
+        return "nothing is known of its GPUs"
+    if not grounds.chance:
+        return f"certain not to land on {gpus}"
+    words = {Band.LIKELY: "likely to", Band.UNKNOWN: "may", Band.UNLIKELY: "unlikely to"}
+    return f"{words[grounds.band]} land on {gpus} ({_percent(grounds.chance)})"
+
+
+def _doubts(grounds: Grounds) -> Iterator[str]:
+    """Yield the clauses about preferred model, memory, health and early failures."""
+    if grounds.place is not None:
+        yield f"{PREFERRED} {grounds.place}" if grounds.place else f"no {PREFERRED}"
+    if grounds.room < 1:
+        yield f"{ROOM} {_percent(grounds.room)} of its GPUs"
+    if grounds.unhealthy:
+        yield f"{ILL_HEALTH} {_percent(grounds.unhealthy)}"
+    if grounds.suspicion:
+        yield f"{EARLY_FAILURES} {_percent(grounds.suspicion)}"
+
+
+def _fit(grounds: Grounds) -> str:
+    """Return the clause about the strategy's criterion."""
+    if grounds.strategy is Strategy.SPREAD and not grounds.is_shared:
+        return f"{grounds.idle} idle of {grounds.allocatable}"
+    if grounds.is_shared and grounds.strategy is not Strategy.PACK:
+        busy, used = _percent(grounds.utilization), _percent(grounds.memory_used)
+        return f"{busy} active, {used} of memory in use"
+    of_all = f"of {grounds.allocatable}{' replicas' if grounds.is_shared else ''}"
+    return f"leaves {grounds.left} {of_all} together" if grounds.left else f"leaves none {of_all}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio * 100:.3g} %"

@@ -1,0 +1,247 @@
+"""Score nodes for a pod: one number from 0 to 1 per node, higher is better.
+
+docs/decision.md explains the order of the criteria:
+
+    (band, model, room, certainty x health, fit, load)
+
+The score encodes them as one number in mixed radix, so that comparing scores compares the criteria
+from left to right:
+
+    score = ((((band x 17 + model) x 17 + room) x 17 + certainty) x 320 + fit) / 4,716,480
+
+`band` is 0 to 2; `model`, `room` and `certainty` are 0 to 16; `fit` includes the load and stays
+below `FIT` / 2. No digit overflows into the next. `fit` fills only half of its digit, so that nodes
+of different certainty stay clearly apart, also after rounding for kube-scheduler.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from extender.core.decision.assessment import Assessment
+from extender.core.decision.certainty import (
+    LEAST,
+    STEPS,
+    Band,
+    bands,
+    certainty,
+    steps_of,
+)
+from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
+from extender.core.policy import Strategy, Weights
+
+PLACES: Final = 16
+"""Ranks in a pod's list of preferred models: the maximum length of the list."""
+
+FIT: Final = 320
+"""Units between two steps of certainty."""
+
+UNITS: Final = len(Band) * (PLACES + 1) * (STEPS + 1) * (STEPS + 1) * FIT
+"""Total units of a score."""
+
+GPU: Final = 4
+"""Units of fit per whole device, ..."""
+
+MANY: Final = 16
+"""... for up to this many devices; each further one counts less, but never nothing."""
+
+MOST_FIT: Final = GPU * (MANY + 4)
+
+LOAD: Final = 0.003
+"""Units of the load on whole devices: less than the smallest difference of fit."""
+
+SHARED: Final = 160
+"""Units of the load on shared devices, where the load is the fit."""
+
+SHARED_CERTAINTY: Final = dict(
+    zip(LEAST, (steps_of(np.array([*LEAST.values()])) / STEPS).tolist(), strict=True)
+)
+"""Certainty of shared devices by band: the band's lower bound, rounded to whole steps."""
+
+QUARTERS: Final = 4
+"""Idle devices are counted in quarters: an unknown device counts half."""
+
+WEIGHTS: Final = Weights()
+"""Default weights of the terms of `calm`."""
+
+DECIMALS: Final = 12
+"""Means are rounded to this many decimals, so that the order of additions cannot separate equal
+nodes."""
+
+KINDS: Final = {strategy: kind for kind, strategy in enumerate(Strategy)}
+"""Number of each strategy, for columns."""
+
+
+def score(
+    batch: Batch,
+    assessment: Assessment,
+    strategy: Rows,
+    model: Rows,
+    spare: Ratios,
+    weights: Weights = WEIGHTS,
+) -> tuple[Ratios, Rows]:
+    """Score each node of the batch.
+
+    More load on any landing device never raises a node's score.
+
+    Args:
+        batch: the nodes.
+        assessment: the nodes' devices, assessed for the pod.
+        strategy: the pod's strategy as a number of `KINDS`; one per node, or one for all.
+        model: rank of the node's model in the pod's list, `PLACES` for the first; one per node, or
+            one for all.
+        spare: number of further devices for which the node has CPU and memory once it runs the pod.
+        weights: weights of the terms of `calm`.
+
+    Returns:
+        Scores from 0 to 1, and bands; one per node.
+    """
+    needed = assessment.landing.needed
+    band = bands(assessment.band_chance, needed)
+    certain = sure(batch, assessment, band) * health(batch, assessment)
+    # The same for all requests with the same grounds, hence cached.
+    quiet = batch.memo.get(
+        assessment.grounds and ("calm", weights, assessment.grounds),
+        lambda: calm(batch, assessment, weights),
+    )
+    digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(assessment.room)
+    digits = digits * (STEPS + 1) + steps_of(certain)
+    fitting = fit(batch, assessment, strategy, spare, quiet)
+    return (digits * FIT + fitting) / UNITS, band
+
+
+def unknown_score(model: int) -> float:
+    """Return the score of a node without any data.
+
+    Args:
+        model: rank of the node's model in the pod's list.
+    """
+    digits = (Band.UNKNOWN * (PLACES + 1) + model) * (STEPS + 1) + STEPS
+    return (digits * (STEPS + 1) + STEPS // 2) * FIT / UNITS
+
+
+def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
+    """Return the certainty of each node before health is applied, 0 to 1.
+
+    For shared devices only the band counts here, and the load goes to `fit`: a finer certainty
+    would stack pods on the device with the smallest lead. A whole device that is as likely idle
+    ranks before shared ones. Broken shared devices look idle because pods die there at once, so
+    they cost their share of the certainty, at least one step.
+
+    Args:
+        batch: the nodes.
+        assessment: the nodes' devices, assessed for the pod.
+        band: band of each node.
+    """
+    certain = certainty(assessment.chance, band, assessment.landing.needed)
+    shared = np.where(
+        band == Band.LIKELY, SHARED_CERTAINTY[Band.LIKELY], SHARED_CERTAINTY[Band.UNKNOWN]
+    )
+    at = np.flatnonzero(assessment.working < assessment.offered)
+    if at.size:
+        working = assessment.working[at] / assessment.offered[at]
+        shared[at] = np.minimum(shared[at] * working, shared[at] - 1 / STEPS)
+    return np.where(batch.is_shared, shared, certain)
+
+
+def health(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return the share of certainty that ill health and early failures leave, 0 to 1."""
+    return (1.0 - penalty(batch, assessment)) * (1.0 - batch.suspicion)
+
+
+def penalty(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return the mean health penalty of each node's landing devices, 0 to 1."""
+    landing, memo, grounds = assessment.landing, batch.memo, assessment.grounds
+    return memo.get(
+        grounds and ("penalty", grounds[2]),
+        lambda: mean(batch.telemetry.penalty, landing.devices, landing.size),
+    )
+
+
+def fit(
+    batch: Batch, assessment: Assessment, strategy: Rows, spare: Ratios, quiet: Ratios
+) -> Ratios:
+    """Return the fit of the pod on each node, in units from 0 to below `FIT`.
+
+    Args:
+        batch: the nodes.
+        assessment: the nodes' devices, assessed for the pod.
+        strategy: as in `score`.
+        spare: as in `score`.
+        quiet: result of `calm` for each node.
+    """
+    is_packing = strategy == KINDS[Strategy.PACK]
+    left = free_after(batch, assessment)
+    is_auto = strategy == KINDS[Strategy.AUTO]
+    room = np.where(is_auto, np.minimum(left, spare), left)
+    whole = _fullness(room)
+    is_spreading = strategy == KINDS[Strategy.SPREAD]
+    if is_spreading.any():
+        whole = np.where(is_spreading, MOST_FIT - _fullness(idle_devices(assessment)), whole)
+    units = whole + LOAD * quiet
+    if not batch.is_shared.any():
+        return units
+    shared = SHARED * quiet
+    if is_packing.any():
+        replicas = np.maximum(batch.replicas, 1)
+        shared = np.where(is_packing, _fullness(left / replicas) + LOAD * quiet, shared)
+    return np.where(batch.is_shared, shared, units)
+
+
+def _fullness(left: Ratios) -> Ratios:
+    """Return the units of fit by the number of devices left free: fewer left, more units."""
+    beyond = (MOST_FIT - GPU * MANY) * MANY / np.maximum(left, MANY)
+    return np.where(left <= MANY, MOST_FIT - GPU * left, beyond)
+
+
+def free_after(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return the number of devices or replicas of each node that stay free beside the pod."""
+    asked = np.where(batch.is_shared, 1, assessment.landing.needed)
+    free: Ratios = np.maximum(batch.allocatable - batch.held - asked, 0).astype(np.float64)
+    return free
+
+
+def idle_devices(assessment: Assessment) -> Ratios:
+    """Return the number of idle devices per node; an unknown device counts half."""
+    landing = assessment.landing
+    hopes = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0).sum(axis=1)
+    counted = np.floor(hopes * QUARTERS + 0.5) / QUARTERS
+    idle: Ratios = np.maximum(counted - landing.taken, 0.0)
+    return idle
+
+
+def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ratios:
+    """Return the mean calmness of each node's working landing devices, 0 (busy) to 1.
+
+    The weighted mean of `calm_terms`. The bursts term is the root mean square of the load, which
+    joins mean and spread: unlike the spread alone, it never falls while the load rises. It
+    outweighs plain utilization, because mean plus standard deviation of the last hour best predicts
+    the next. The number of tenants weighs most: at 100 % activity the demand is invisible.
+    """
+    shares = weights.shares
+    total = sum(shares[name] * value for name, value in calm_terms(batch, assessment).items())
+    return mean(np.asarray(total), assessment.works, assessment.working)
+
+
+def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
+    """Return the terms of `calm` per device, by their names in `Weights.shares`."""
+    telemetry = batch.telemetry
+    shares_in_use = np.minimum(batch.used / np.maximum(batch.replicas[:, None], 1), 1.0)
+    bursts = np.hypot(assessment.utilization, telemetry.spread * telemetry.freshness)
+    return {
+        "utilization": 1.0 - assessment.utilization,
+        "headroom": assessment.headroom,
+        "sharing": 1.0 - shares_in_use,
+        "bursts": 1.0 - np.minimum(bursts, 1.0),
+        "stress": 1.0 - telemetry.stress,
+    }
+
+
+def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:
+    """Return per node the mean of `values` over the flagged devices; 0 without any.
+
+    Results are rounded, so that they do not depend on the number of rows in the batch.
+    """
+    total = np.where(devices, values, 0.0).sum(axis=1)
+    result: Ratios = np.round(total / np.maximum(size, 1), DECIMALS)
+    return result

@@ -1,0 +1,1 @@
+"""Devices: readings, expected devices, windows of use, models."""

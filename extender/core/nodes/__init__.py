@@ -1,0 +1,1 @@
+"""Nodes and pods: the inventory, names, labels, and the snapshot of the fleet."""

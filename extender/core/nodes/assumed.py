@@ -1,0 +1,206 @@
+"""Track assumed pods: answered for, and not yet bound according to the API server."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Final
+
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import Tenant
+
+MOST_PODS: Final = 20_000
+"""Maximum number of assumed pods: kube-scheduler binds some hundred per second."""
+
+MOST_ON_NODE: Final = 1_000
+"""Maximum number of assumed pods per node: kubelets run 110 by default."""
+
+MOST_RESOURCES: Final = 64
+"""Maximum number of resources among assumed pods: each decision copies one mapping per resource."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A pod that is being placed.
+
+    Attributes:
+        uid: the pod's UID.
+        key: `namespace/name`.
+        node: the node that we ranked first, or the pod's nominated node.
+        resources: requested (resource, count) pairs.
+        memory_bytes: declared memory per device, None if not declared.
+        expected_bytes: measured memory use of similar pods, None without such a pod.
+        expires_at: expiry, seconds since the epoch; None for a nominated pod, which counts until it
+            is bound, deleted or nominated elsewhere.
+        last_word: kube-scheduler's message of the previous failed attempt, None without one or if
+            unknown.
+    """
+
+    uid: str
+    key: str
+    node: str
+    resources: tuple[tuple[str, int], ...]
+    memory_bytes: int | None
+    expires_at: float | None
+    last_word: str | None = None
+    expected_bytes: int | None = None
+
+    def is_ended_by(self, before: PodRecord | None, record: PodRecord) -> bool:
+        """Return whether an update of the unbound pod ends the assumption.
+
+        An "unschedulable" message ends it only if the message differs from the previous attempt's,
+        because the watch may deliver the old message late. If the previous message is unknown, only
+        a first message ends it.
+
+        Args:
+            before: the pod's record before the update, None if it is new.
+            record: the pod's record after the update.
+        """
+        if self.expires_at is None:
+            return True
+        if not record.is_unscheduled:
+            return False
+        if self.last_word is None:
+            return before is None or not before.is_unscheduled
+        return record.message != self.last_word
+
+
+Overlays = Mapping[str, Mapping[str, tuple[Tenant, ...]]]
+"""Assumed tenants by resource and node."""
+
+
+class Ledger:
+    """Assumed pods by UID. Only the event loop's thread changes it, never across an await."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, Assumption] = {}
+        # Updated incrementally, because every decision reads it.
+        self._overlays: dict[str, dict[str, tuple[Tenant, ...]]] = {}
+        self._gone: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def assume(self, assumption: Assumption) -> None:
+        """Add an assumption, replacing an earlier one of the same pod.
+
+        A tentative assumption is ignored if the pod is gone, or if the ledger is full.
+        """
+        if assumption.uid in self._gone and assumption.expires_at is not None:
+            return
+        before = self._by_uid.get(assumption.uid)
+        self.drop(assumption.uid)
+        is_same = (
+            before is not None
+            and before.node == assumption.node
+            and before.resources == assumption.resources
+        )
+        if not is_same and assumption.expires_at is not None and self._is_full(assumption):
+            return
+        self._by_uid[assumption.uid] = assumption
+        for resource, tenant in _tenants(assumption):
+            nodes = self._overlays.setdefault(resource, {})
+            nodes[assumption.node] = (*nodes.get(assumption.node, ()), tenant)
+
+    def _is_full(self, assumption: Assumption) -> bool:
+        """Return whether the ledger has more pods than kube-scheduler can have placed in time."""
+        resources = {*self._overlays, *(resource for resource, _ in assumption.resources)}
+        if len(self._by_uid) >= MOST_PODS or len(resources) > MOST_RESOURCES:
+            return True
+        return any(
+            len(self._overlays.get(resource, {}).get(assumption.node, ())) >= MOST_ON_NODE
+            for resource, _ in assumption.resources
+        )
+
+    def drop(self, uid: str) -> None:
+        """Remove a pod that is bound, deleted or unschedulable."""
+        assumption = self._by_uid.get(uid)
+        if assumption is not None:
+            self._drop_all([assumption])
+
+    def _drop_all(self, assumptions: Iterable[Assumption]) -> None:
+        """Remove pods, in time proportional to their number."""
+        gone: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for assumption in assumptions:
+            del self._by_uid[assumption.uid]
+            for resource, _ in assumption.resources:
+                gone[resource, assumption.node].add(assumption.uid)
+        for (resource, node), uids in gone.items():
+            _remove(self._overlays[resource], node, uids)
+            if not self._overlays[resource]:
+                del self._overlays[resource]
+
+    def end(self, uid: str, until: float) -> None:
+        """Remove a deleted pod, and ignore tentative assumptions of it until a given time.
+
+        A request for the pod, or a message from another replica, may still arrive after its
+        deletion, while a new pod has its name.
+
+        Args:
+            uid: the pod's UID.
+            until: time after which no answer about the pod can arrive, seconds since the epoch.
+        """
+        self.drop(uid)
+        self._gone[uid] = until
+
+    def put_back(self, seconds: float) -> None:
+        """Shift all times back, after the clock was set back by `seconds`."""
+        self._gone = {uid: until - seconds for uid, until in self._gone.items()}
+        for uid, assumption in self._by_uid.items():
+            if assumption.expires_at is not None:
+                expires_at = assumption.expires_at - seconds
+                self._by_uid[uid] = replace(assumption, expires_at=expires_at)
+
+    def expire(self, now: float) -> None:
+        """Remove expired tentative pods and expired records of deleted pods."""
+        while self._gone and self._gone[gone := next(iter(self._gone))] <= now:
+            del self._gone[gone]
+        self._drop_all(
+            [
+                assumption
+                for assumption in self._by_uid.values()
+                if assumption.expires_at is not None and assumption.expires_at <= now
+            ]
+        )
+
+    def get(self, uid: str) -> Assumption | None:
+        """Return the assumption of a pod, None without one."""
+        return self._by_uid.get(uid)
+
+    def overlays(self, *, without: str) -> Overlays:
+        """Return the assumed tenants by resource and node, without one pod.
+
+        The result is a copy and does not change later.
+
+        Args:
+            without: UID of the pod that is being placed; it must not count against itself.
+        """
+        overlays = {resource: nodes.copy() for resource, nodes in self._overlays.items()}
+        own = self._by_uid.get(without)
+        if own is not None:
+            for resource, _ in own.resources:
+                _remove(overlays[resource], own.node, {without})
+        return {resource: nodes for resource, nodes in overlays.items() if nodes}
+
+
+def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
+    """Yield the pod as a tenant of each requested resource."""
+    for resource, count in assumption.resources:
+        yield (
+            resource,
+            Tenant(
+                uid=assumption.uid,
+                count=count,
+                memory_bytes=assumption.memory_bytes,
+                expected_bytes=assumption.expected_bytes,
+            ),
+        )
+
+
+def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uids: AbstractSet[str]) -> None:
+    """Remove pods from a node."""
+    left = tuple(tenant for tenant in nodes[node] if tenant.uid not in uids)
+    if left:
+        nodes[node] = left
+    else:
+        del nodes[node]

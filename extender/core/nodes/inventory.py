@@ -1,0 +1,222 @@
+"""Node and pod records: the fields of API objects that GPU placement needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from extender.core.nodes.host_resources import NONE, HostResources
+from extender.core.nodes.kin import Kin, owner_key
+from extender.core.nodes.labels import HOSTNAME
+from extender.core.nodes.selection import Selection
+
+EMPTY: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint from a node's `spec.taints`.
+
+    Attributes:
+        key: the taint's key.
+        value: its value, "" without one.
+        effect: NoSchedule, PreferNoSchedule or NoExecute.
+    """
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    @property
+    def repels(self) -> bool:
+        """Whether the taint keeps pods without a toleration away."""
+        return self.effect in {"NoSchedule", "NoExecute"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One node of the cluster.
+
+    Attributes:
+        name: the node's name.
+        addresses: internal IP addresses and host names that differ from the name.
+        allocatable: `status.allocatable` of the GPU resources: count by resource name.
+        capacity: `status.capacity` of the GPU resources. Includes unhealthy devices.
+        labels: labels about GPUs (GFD, MIG manager, cloud providers), node pool and zone.
+        other_labels: other stored labels except the host name; pods may select by them.
+        hostname: label `kubernetes.io/hostname`, "" without one.
+        taints: taints about GPUs or that keep pods away.
+        host: allocatable CPU and memory, None if unknown.
+        is_unschedulable: `spec.unschedulable` (cordoned).
+        is_ready: the Ready condition is True.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    allocatable: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    capacity: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    other_labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    hostname: str = ""
+    taints: tuple[Taint, ...] = ()
+    host: HostResources | None = None
+    is_unschedulable: bool = False
+    is_ready: bool = True
+
+    def label(self, key: str) -> str | None:
+        """Return the value of a stored label, or None if the node lacks it."""
+        if key == HOSTNAME:
+            return self.hostname or None
+        found = self.labels.get(key)
+        return self.other_labels.get(key) if found is None else found
+
+    def offers_as(self, other: "NodeRecord") -> bool:
+        """Return whether another record of the node is equal except for labels that pods select by.
+
+        Some controllers rewrite such labels all the time; they do not change the node's devices.
+        """
+        return replace(self, other_labels=other.other_labels, hostname=other.hostname) == other
+
+
+class PodPhase(StrEnum):
+    """Phase of a pod; in Succeeded and Failed it holds no devices any more."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the pod has ended."""
+        return self in {PodPhase.SUCCEEDED, PodPhase.FAILED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedDevice:
+    """A GPU that is allocated to a ResourceClaim.
+
+    Attributes:
+        uuid: UUID of the card, or of the parent card of a MIG instance; "" if no ResourceSlice has
+            it.
+        mig_profile: profile of the MIG instance (`1g.10gb`), "" for a whole card.
+        name: device name in the claim (`gpu-0-mig-1g10gb-19-0`), unique per node.
+    """
+
+    uuid: str
+    mig_profile: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """One pod that requests GPUs, or holds GPUs through ResourceClaims.
+
+    Times are in seconds since the epoch.
+
+    Attributes:
+        uid: `metadata.uid`.
+        namespace: its namespace.
+        name: its name.
+        node: `spec.nodeName`, "" if not bound.
+        nominated_node: `status.nominatedNodeName`, "" if none.
+        phase: `status.phase`.
+        resources: effective device count by GPU resource name.
+        lasting: `resources` without the part that only init containers request; None if equal.
+        has_claims: the pod uses ResourceClaims, which may hold devices outside `resources`.
+        has_gpu_claims: one of its claims certainly holds GPUs outside `resources`.
+        claimed: GPUs that it holds through ResourceClaims, each once; None if unknown, as for every
+            unbound pod.
+        memory_bytes: GPU memory from its annotation, per device; None if not set.
+        host: requested CPU and memory of the node; only while unbound.
+        bound_at: time of binding, from the PodScheduled condition; None if not bound.
+        started_at: start of its first container, None before that. Init containers count only as
+            sidecars with GPUs.
+        last_started_at: latest start of any of its containers with GPUs; None if equal to
+            `started_at`.
+        ended_at: end of its last container, in terminal phases; None if unknown.
+        is_failed_early: the pod failed, or one of its containers restarts repeatedly, soon after
+            its start.
+        is_device_fault: the pod failed early, and its status names a device as the cause.
+        failed_at: time of the early failure; None without one, or while it is still failing.
+        is_unscheduled: PodScheduled is False with reason Unschedulable.
+        is_refused: the pod is unscheduled, and the message contains one of our rejections. Every
+            replica reads it there, also after a restart.
+        has_preferences: as in `GpuRequest`; only while unbound.
+        wishes: name and value of its `idlegpu.io/` annotations, sorted; only while unbound.
+        version: `metadata.resourceVersion`, "" if the record lacks part of the request; only while
+            unbound; not compared.
+        scheduler_name: `spec.schedulerName`.
+        created_at: `metadata.creationTimestamp`.
+        is_deleting: `metadata.deletionTimestamp` is set.
+        message: kube-scheduler's message why the pod is unscheduled, truncated; only while unbound.
+        is_gated: a scheduling gate holds the pod back.
+        awaits_room: its only scheduling gate is `core.request.scheduled.GATE`.
+        priority: `spec.priority`.
+        owner: kind and name of its controller (`Job train`), "" without one.
+        likeness: keys of its images and its requests; similar pods share them.
+        wanted_model: requested GPU model, a word of `core.devices.cards.NAMES` or `other`, "" if
+            none; only while unbound.
+        gives_way: its priority is negative: any pod may preempt it.
+        selection: its node selector, required affinity and tolerations; only while unbound. None if
+            it requests no GPU resource or exceeds the size limit.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str = ""
+    nominated_node: str = ""
+    phase: PodPhase = PodPhase.PENDING
+    resources: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    lasting: Mapping[str, int] | None = None
+    has_claims: bool = False
+    has_gpu_claims: bool = False
+    claimed: tuple[ClaimedDevice, ...] | None = None
+    memory_bytes: int | None = None
+    host: HostResources = NONE
+    bound_at: float | None = None
+    started_at: float | None = None
+    last_started_at: float | None = None
+    ended_at: float | None = None
+    is_failed_early: bool = False
+    is_device_fault: bool = False
+    failed_at: float | None = None
+    is_unscheduled: bool = False
+    is_refused: bool = False
+    has_preferences: bool = False
+    wishes: tuple[tuple[str, str], ...] = ()
+    version: str = field(default="", compare=False)
+    scheduler_name: str = "default-scheduler"
+    created_at: float = 0.0
+    is_deleting: bool = False
+    message: str = ""
+    is_gated: bool = False
+    awaits_room: bool = False
+    priority: int = 0
+    owner: str = ""
+    likeness: Kin = ()
+    wanted_model: str = ""
+    gives_way: bool = False
+    selection: Selection | None = None
+
+    @property
+    def key(self) -> str:
+        """The pod's `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def kin(self) -> Kin:
+        """Keys that identify similar pods, the most similar first."""
+        return owner_key(self.namespace, self.owner, self.name), *self.likeness
+
+    @property
+    def works_since(self) -> float | None:
+        """Latest start of its containers with GPUs, None before the first start."""
+        return self.started_at if self.last_started_at is None else self.last_started_at
+
+    @property
+    def holds_devices(self) -> bool:
+        """Whether the pod is bound and has not ended, so that it holds devices of its node."""
+        return bool(self.node) and not self.phase.is_terminal

@@ -1,0 +1,1 @@
+"""What a pod requests: GPUs, annotations, and why it is not scheduled yet."""

@@ -1,0 +1,183 @@
+"""Parse a pod's GPU request from the Pod object that kube-scheduler or the API server sends.
+
+Parsing never raises: an unreadable field counts as absent, an invalid annotation as unset.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from extender.core.nodes.host_resources import requested
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.kin import Kin, kin_of
+from extender.core.nodes.selection import has_preferences
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request.annotations import (
+    AnnotationProblem,
+    own_settings,
+    read_annotations,
+)
+from extender.core.request.resources import ResourceNames, count_devices, has_claims
+from extender.core.request.scheduled import last_word
+from extender.core.untyped import mapping_of, text_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRef:
+    """Identity of a pod.
+
+    Attributes:
+        uid: `metadata.uid`.
+        namespace: its namespace.
+        name: its name.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, record: PodRecord) -> "PodRef":
+        """Return the identity of a record's pod."""
+        return cls(uid=record.uid, namespace=record.namespace, name=record.name)
+
+    @property
+    def key(self) -> str:
+        """The pod's `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRequest:
+    """A pod's GPU request.
+
+    Fields from `avoided` on do not take part in comparison: they do not change the evaluation of
+    most nodes, so requests that differ only there share cached results.
+
+    Attributes:
+        resource: requested GPU resource (`nvidia.com/gpu`); of several, the first in the setting's
+            order.
+        count: devices or replicas of `resource`, at least 1.
+        resources: every requested GPU resource with its count, `resource` first.
+        memory_bytes: required memory per device, None if the pod does not specify any.
+        expected_bytes: measured memory use of similar pods per device; None without such a pod, or
+            if the pod specifies its memory.
+        requires_idle: the pod waits for devices known to be idle.
+        thresholds: a device below both thresholds is idle for this pod.
+        strategy: order among nodes of equal certainty.
+        preferred_models: preferred GPU models, best first, as the pod writes them.
+        millicores: requested CPU of the node.
+        host_bytes: requested memory of the node.
+        nominated_node: node on which preemption frees devices for the pod, "" if none.
+        avoided: nodes where pods of the same owner failed soon after their start, with the share of
+            its certainty that each node loses, 0 to 1.
+        has_preferences: the pod has soft topology spread or preferred affinity for kube-scheduler.
+        last_word: message of kube-scheduler's last failed attempt, None without one.
+        own: names of settings that the pod's annotations override.
+    """
+
+    resource: str
+    count: int
+    resources: tuple[tuple[str, int], ...] = ()
+    memory_bytes: int | None = None
+    expected_bytes: int | None = None
+    requires_idle: bool = False
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    strategy: Strategy = Strategy.AUTO
+    preferred_models: tuple[str, ...] = ()
+    millicores: int = 0
+    host_bytes: int = 0
+    nominated_node: str = ""
+    avoided: Mapping[str, float] = field(default_factory=dict, compare=False)
+    has_preferences: bool = field(default=False, compare=False)
+    last_word: str | None = field(default=None, compare=False)
+    own: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.resources:
+            object.__setattr__(self, "resources", ((self.resource, self.count),))
+        if self.resources[0] != (self.resource, self.count):
+            raise ValueError(f"{self.resources}: the first must be {self.resource}: {self.count}")
+        if min(count for _, count in self.resources) < 1:
+            raise ValueError(f"{self.resources}: each count must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRequest:
+    """Result of parsing a Pod object.
+
+    Attributes:
+        request: the GPU request; None if the pod requests no GPU or disables the extender.
+        kin: keys that identify similar pods.
+        is_disabled: the pod has `idlegpu.io/enabled: "false"`.
+        has_claims: the pod uses ResourceClaims, which may hold devices outside any resource count.
+        problems: invalid annotations.
+    """
+
+    request: GpuRequest | None
+    kin: Kin = field(default=(), compare=False)
+    is_disabled: bool = False
+    has_claims: bool = False
+    problems: tuple[AnnotationProblem, ...] = ()
+
+
+def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) -> ParsedRequest:
+    """Parse a pod's GPU request, its annotations and its ResourceClaims.
+
+    Args:
+        pod: the Pod object as decoded from JSON, of any shape.
+        resources: names of the GPU resources.
+        defaults: values for annotations that the pod does not set.
+
+    Example:
+        >>> container = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        >>> metadata = {"annotations": {"idlegpu.io/gpu-memory": "20Gi"}}
+        >>> pod = {"metadata": metadata, "spec": {"containers": [container]}}
+        >>> parse_request(pod, resources=ResourceNames(), defaults=Policy()).request.memory_bytes
+        21474836480
+    """
+    fields = mapping_of(pod)
+    wishes = read_annotations(fields, defaults)
+    counts = tuple(count_devices(fields, resources).items())
+    status = mapping_of(fields.get("status"))
+    request = None
+    if wishes.is_enabled and counts:
+        resource, count = counts[0]
+        host = requested(fields)
+        request = GpuRequest(
+            resource=resource,
+            count=count,
+            resources=counts,
+            memory_bytes=wishes.memory_bytes,
+            requires_idle=wishes.requires_idle,
+            thresholds=wishes.thresholds,
+            strategy=wishes.strategy,
+            preferred_models=wishes.preferred_models,
+            millicores=host.millicores,
+            host_bytes=host.memory_bytes,
+            nominated_node=text_of(status.get("nominatedNodeName")),
+            has_preferences=has_preferences(fields),
+            last_word=last_word(status),
+            own=own_settings(fields, wishes),
+        )
+    return ParsedRequest(
+        request=request,
+        kin=kin_of(fields) if request is not None else (),
+        is_disabled=not wishes.is_enabled,
+        has_claims=has_claims(fields),
+        problems=wishes.problems,
+    )
+
+
+def parse_pod_ref(pod: object) -> PodRef:
+    """Parse the identity of a Pod object; a missing field is "".
+
+    Example:
+        >>> parse_pod_ref({"metadata": {"namespace": "ns", "name": "a", "uid": "1"}}).key
+        'ns/a'
+    """
+    metadata = mapping_of(mapping_of(pod).get("metadata"))
+    return PodRef(
+        uid=text_of(metadata.get("uid")),
+        namespace=text_of(metadata.get("namespace")),
+        name=text_of(metadata.get("name")),
+    )

@@ -1,1 +1,0 @@
-"""The doctor: checks an installation, reports problems with evidence and a remedy."""

@@ -1,1 +1,0 @@
-"""The checks, one module per subject: pure functions over `Facts`."""

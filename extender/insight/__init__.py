@@ -1,0 +1,1 @@
+"""What operators ask: explanations, idle holders, costs, advice, demand, regret."""

@@ -1,0 +1,225 @@
+"""The route /v1/advice: recommend how to share GPUs, and find pods with oversized requests."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from extender.fleet.fleet import Fleet
+from extender.fleet.pod_memory import LEAST_SAMPLES, Use
+from extender.insight import advice_rules as rules
+from extender.insight.advice_findings import KINDS, CardFinding, Findings, PodFinding, find
+from extender.insight.advice_rules import Verdict
+from extender.insight.advice_words import card_words, memory_words, tenth_words
+from extender.insight.measured import OWN_SECONDS, Kept, Measured, ShortMemory
+from extender.insight.past import Plots
+from extender.insight.pending import moment
+from extender.insight.views import Json
+from extender.runtime.turns import BusyError, Turns
+from extender.server.answers import chunks, error_answer, json_answer, unknown_node
+from extender.server.parameters import (
+    QueryError,
+    check_parameters,
+    read_boolean,
+    read_number,
+    refusing,
+)
+from extender.server.seen import VIEWER, of_pod, pod_name
+
+PATH: Final = "/v1/advice"
+DEFAULT_LIMIT: Final = 200
+MOST_LIMIT: Final = 1000
+LEAST_SECONDS: Final = 900
+MOST_SECONDS: Final = 30 * 86_400
+
+WINDOWS: Final = tuple(
+    hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 2 * 24, 3 * 24, 7 * 24, 14 * 24, 30 * 24)
+)
+"""Periods for Prometheus queries: a request is rounded up, so that callers share cached answers."""
+
+AT_ONCE: Final = 2
+WAITING_EACH: Final = 4
+WAIT_SECONDS: Final = 60.0
+"""Limits of the fair queue: answers at once, waiting requests of each caller, and waiting time. In
+a large fleet one answer takes seconds."""
+
+PIECE_VIEWS: Final = 100
+"""Number of records to build between two yields to the event loop."""
+
+Found = TypeVar("Found")
+
+
+class Advice:
+    """Answers /v1/advice.
+
+    Args:
+        fleet: state of the fleet.
+        memory: samples of the last hour.
+        plots: reads older samples from Prometheus; None if there is no Prometheus.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, fleet: Fleet, memory: ShortMemory, plots: Plots | None, clock: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._memory = memory
+        self._plots = plots
+        self._clock = clock
+        self._cache = Kept(clock)
+        self._queue = Turns(at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/advice."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"node", "namespace", "over", "all", "limit"}))
+        node, namespace = query.get("node"), query.get("namespace")
+        limit = read_number(query, "limit", default=DEFAULT_LIMIT, low=1, high=MOST_LIMIT)
+        seconds = read_number(
+            query, "over", default=OWN_SECONDS, low=LEAST_SECONDS, high=MOST_SECONDS
+        )
+        is_all = read_boolean(query, "all")
+        if node is not None and node not in self._fleet.nodes:
+            return error_answer(404, unknown_node(node))
+        plots = self._source(seconds)
+        if plots is not None:
+            seconds = next(window for window in WINDOWS if window >= seconds)
+        measured = Measured(self._fleet, self._memory, plots, float(seconds), self._cache)
+        try:
+            async with self._queue.of(VIEWER.get().name or request.remote or ""):
+                found = await find(
+                    self._fleet, measured, node=node, namespace=namespace, most=limit
+                )
+        except BusyError as error:
+            return error_answer(429, f"too many requests for advice at once: {error}")
+        if not is_all:
+            found.cards[Verdict.KEEP].clear()
+            found.counts[Verdict.KEEP.value] = 0
+        cards = chain.from_iterable(found.cards.values())
+        pods = chain.from_iterable(found.pods.values())
+        return json_answer(
+            {
+                "at": moment(self._clock()),
+                **_basis(found),
+                "over_seconds": float(seconds),
+                "note": measured.note,
+                "rules": _rules(),
+                "cards_total": sum(found.counts[verdict.value] for verdict in Verdict),
+                "pods_total": sum(found.counts[kind] for kind in KINDS),
+                "pods_unjudged": found.unjudged,
+                "cards": await _views(islice(cards, limit), _card_view),
+                "pods": await _views(islice(pods, limit), _pod_view),
+            }
+        )
+
+    def _source(self, seconds: int) -> Plots | None:
+        """Return the source for a period: Prometheus, or None for our own samples.
+
+        Raises:
+            QueryError: no source has samples that old.
+        """
+        if seconds <= OWN_SECONDS:
+            return None
+        if self._plots is None or not self._plots.is_there:
+            raise QueryError(
+                "over",
+                str(seconds),
+                f"must be at most {OWN_SECONDS}: nothing older is known without prometheus.url",
+            )
+        return self._plots
+
+
+async def _views(found: Iterable[Found], view: Callable[[Found], Json]) -> list[Json]:
+    """Build JSON-ready records in batches, yielding to the event loop after each."""
+    views: list[Json] = []
+    for some in chunks(found, PIECE_VIEWS):
+        views += map(view, some)
+        await asyncio.sleep(0)
+    return views
+
+
+def _basis(found: Findings) -> Json:
+    """Return the number of samples, devices and sources that the advice is based on."""
+    return {
+        "devices": found.devices,
+        "looked_seconds": found.seconds,
+        "samples": found.samples,
+        "sources": sorted(found.sources),
+    }
+
+
+def _rules() -> Json:
+    """Return the thresholds of the advice."""
+    return {
+        "quantile": rules.QUANTILE,
+        "full_ratio": rules.FULL_RATIO,
+        "kept_back_bytes": rules.KEPT_BACK_BYTES,
+        "least_samples": LEAST_SAMPLES,
+        "most_replicas": rules.MOST_REPLICAS,
+        "tenth_ratio": rules.TENTH,
+    }
+
+
+def _figures(use: Use, source: str) -> Json:
+    return {
+        "activity_ratio": use.activity_ratio,
+        "memory_bytes": use.memory_bytes,
+        "memory_most_bytes": use.memory_most_bytes,
+        "samples": use.samples,
+        "looked_seconds": use.seconds,
+        "source": source,
+    }
+
+
+def _card_view(found: CardFinding) -> Json:
+    device, card, advice = found.device, found.card, found.advice
+    shared_by = "mps" if device.pool_row.is_mps else "time-slicing"
+    return {
+        "node": device.node,
+        "index": device.info.index,
+        "uuid": device.info.uuid,
+        "model": device.model,
+        "resource": device.resource,
+        "shared_by": shared_by if card.is_shared else None,
+        "replicas": card.replicas,
+        "replicas_used": device.used,
+        "memory_total_bytes": card.memory_bytes or None,
+        "verdict": advice.verdict.value,
+        "recommended_replicas": advice.replicas,
+        "bound_by": None if advice.bound is None else advice.bound.value,
+        "way": None if advice.way is None else advice.way.value,
+        "mig_layout": advice.layout or None,
+        "replica_memory_bytes": advice.memory_bytes,
+        **_figures(card.use, found.source),
+        "why": card_words(card, advice),
+    }
+
+
+def _pod_view(found: PodFinding) -> Json:
+    record, hidden = found.record, found.record.namespace
+    if found.memory is not None:
+        why = memory_words(float(record.memory_bytes or 0), found.use, found.memory)
+    else:
+        why = tenth_words(found.gpus, found.use, found.memory_bytes, found.per_card or 1)
+    return {
+        "pod": pod_name(record.namespace, record.name),
+        "uid": of_pod(hidden, record.uid),
+        "owner": of_pod(hidden, record.owner or None),
+        "node": record.node,
+        "resources": dict(record.resources),
+        "gpus": found.gpus,
+        "kind": found.kind,
+        "memory_total_bytes": found.memory_bytes,
+        "pods_per_gpu": found.per_card,
+        "asked_memory_bytes": of_pod(hidden, record.memory_bytes),
+        "suggested_memory_bytes": of_pod(
+            hidden, None if found.memory is None else found.memory.suggested_bytes
+        ),
+        **_figures(found.use, found.source),
+        "why": why,
+    }

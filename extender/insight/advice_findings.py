@@ -1,0 +1,361 @@
+"""Evaluate the measured use of all held or shared devices and their pods for /v1/advice."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+import numpy as np
+
+from extender.core.devices.readings import DeviceInfo
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import PoolRow, Snapshot
+from extender.fleet.fleet import Fleet
+from extender.fleet.pod_memory import LEAST_SAMPLES, PodMemory, Use
+from extender.insight.advice_rules import (
+    Ask,
+    Card,
+    CardAdvice,
+    MemoryAdvice,
+    Verdict,
+    advise,
+    fit,
+    judge_memory,
+    uses,
+    uses_a_tenth,
+)
+from extender.insight.measured import Measured
+from extender.insight.views import PRODUCT_LABEL
+from extender.server.answers import chunks
+from extender.server.seen import sees
+
+PIECE_NODES: Final = 8
+"""Number of nodes to evaluate between two yields to the event loop."""
+PIECE_DEVICES: Final = 64
+"""Number of devices in one Prometheus query."""
+
+BY_AGENT: Final = "agent"
+"""Source name of a pod's memory on a shared device."""
+
+TENTH: Final = "uses-a-tenth"
+KINDS: Final = (*(ask.value for ask in Ask), TENTH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device that pods hold or can share.
+
+    Attributes:
+        node: name of the node.
+        resource: resource name under which the node offers the device.
+        row: row in the telemetry.
+        info: identity of the device.
+        model: model name from a source or a node label.
+        pool_row: the node's row in the pool.
+        used: replicas in use.
+        tenants: pods known to hold the device.
+        memory_bytes: total memory, 0 if unknown.
+    """
+
+    node: str
+    resource: str
+    row: int
+    info: DeviceInfo
+    model: str
+    pool_row: PoolRow
+    used: int
+    tenants: tuple[str, ...]
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Measured use of a device, and the source of the samples."""
+
+    use: Use
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFinding:
+    """Advice for a card."""
+
+    device: Device
+    card: Card
+    advice: CardAdvice
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFinding:
+    """A pod that requests far too much or too little.
+
+    Attributes:
+        record: the pod.
+        kind: kind of finding.
+        gpus: number of its GPUs.
+        use: combined use: the highest activity and the highest memory of any of its GPUs.
+        memory_bytes: total memory of each GPU.
+        per_card: number of such pods that would fit on one GPU; None for findings about memory.
+        memory: recommended memory; None for other findings.
+        source: source of the samples.
+    """
+
+    record: PodRecord
+    kind: str
+    gpus: int
+    use: Use
+    memory_bytes: float
+    per_card: int | None
+    memory: MemoryAdvice | None
+    source: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """Findings in the order of node names.
+
+    Attributes:
+        most: findings of each kind to keep; further ones are only counted, which bounds memory and
+            the time to free it.
+        cards: cards with advice, by verdict.
+        pods: pods with oversized or undersized requests, by kind.
+        counts: number of all findings by verdict and kind.
+        unjudged: pods that hold devices but have too few samples.
+        devices: number of evaluated devices.
+        samples: largest number of samples of one device.
+        seconds: longest sampled period of one device.
+        sources: sources of the samples.
+    """
+
+    most: int
+    cards: dict[Verdict, list[CardFinding]] = field(
+        default_factory=lambda: {verdict: [] for verdict in Verdict}
+    )
+    pods: dict[str, list[PodFinding]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    counts: Counter[str] = field(default_factory=Counter)
+    unjudged: int = 0
+    devices: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    sources: set[str] = field(default_factory=set)
+
+    def add_card(self, card: CardFinding) -> None:
+        """Add a card's advice."""
+        verdict = card.advice.verdict
+        self.counts[verdict.value] += 1
+        if len(self.cards[verdict]) < self.most:
+            self.cards[verdict].append(card)
+
+    def add_pod(self, pod: PodFinding) -> None:
+        """Add a pod's finding."""
+        self.counts[pod.kind] += 1
+        if len(self.pods[pod.kind]) < self.most:
+            self.pods[pod.kind].append(pod)
+
+    def note(self, looks: Iterable[Look]) -> None:
+        """Add the use of devices to the totals."""
+        for look in looks:
+            self.devices += 1
+            self.samples = max(self.samples, look.use.samples)
+            self.seconds = max(self.seconds, look.use.seconds)
+            self.sources.add(look.source)
+
+
+async def find(
+    fleet: Fleet,
+    measured: Measured,
+    *,
+    node: str | None = None,
+    namespace: str | None = None,
+    most: int,
+) -> Findings:
+    """Evaluate all devices that pods hold or share, and their pods.
+
+    Args:
+        fleet: state of the fleet.
+        measured: samples of the devices.
+        node: only this node; None for all.
+        namespace: only this namespace's pods; None for all. Empty if the caller may not read them.
+        most: number of findings of each kind to keep.
+    """
+    snapshot = fleet.snapshot()
+    nodes = {name for pool in snapshot.pools.values() for name in pool.nodes}
+    found = Findings(most=most)
+    for names in chunks(sorted(nodes) if node is None else [node], PIECE_NODES):
+        by_node = {name: list(_devices(fleet, snapshot, name)) for name in names}
+        looks: dict[int, Look] = {}
+        for some in chunks(chain.from_iterable(by_node.values()), PIECE_DEVICES):
+            looks |= await _look(fleet, measured, some)
+        found.note(looks.values())
+        await asyncio.sleep(0)
+        for name, devices in by_node.items():
+            if devices:
+                _judge_node(devices, fleet.pods_on(name), namespace, (found, looks, fleet))
+                await asyncio.sleep(0)
+    return found
+
+
+def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[Device]:
+    """Yield the devices of a node that pods hold or share."""
+    record = fleet.nodes.get(node)
+    for pool in snapshot.pools.values():
+        at = pool.row_of.get(node)
+        if at is None or record is None:
+            continue
+        pool_row = pool.rows[at]
+        for row, used in zip(pool_row.slots, pool_row.used, strict=True):
+            info, tenants = fleet.store.info(row), fleet.tenants_of(row)
+            is_meant = pool_row.is_shared or bool(tenants)
+            if info is None or row >= len(snapshot.telemetry.latest) or not is_meant:
+                continue
+            yield Device(
+                node=node,
+                resource=pool.resource,
+                row=row,
+                info=info,
+                model=info.model or record.labels.get(PRODUCT_LABEL, ""),
+                pool_row=pool_row,
+                used=used,
+                tenants=tenants,
+                memory_bytes=float(snapshot.telemetry.memory_total_bytes[row]),
+            )
+
+
+async def _look(fleet: Fleet, measured: Measured, devices: Sequence[Device]) -> dict[int, Look]:
+    """Return the use of devices since their tenants last changed."""
+    samples = await measured.of([device.row for device in devices])
+    since = np.array([fleet.store.tenants_since(device.row) for device in devices])
+    found = uses(samples.times, samples.activity, samples.memory_bytes, since)
+    return {
+        device.row: Look(use=use, source=samples.source)
+        for device, use in zip(devices, found, strict=True)
+    }
+
+
+def _cards(
+    devices: Sequence[Device], pods: Mapping[str, PodRecord], looks: Mapping[int, Look]
+) -> Iterator[CardFinding]:
+    """Yield the cards of a node that get advice."""
+    for device in devices:
+        if device.info.gpu_instance_id:
+            continue  # already partitioned by MIG: single instances cannot be divided further
+        row, look = device.pool_row, looks[device.row]
+        count = max(device.used, len(device.tenants)) if device.tenants and row.is_agreed else 0
+        if not row.is_shared:
+            holder = pods.get(device.tenants[0]) if len(device.tenants) == 1 else None
+            # A pod with several GPUs should not share them: its processes wait for each other.
+            is_one = holder is not None and sum(holder.resources.values()) == 1
+            count = int(is_one and holder is not None and not holder.gives_way)
+        card = Card(
+            model=device.model,
+            memory_bytes=device.memory_bytes,
+            replicas=row.replicas,
+            is_shared=row.is_shared,
+            pods=count,
+            use=look.use,
+        )
+        advice = advise(card)
+        if advice is not None:
+            yield CardFinding(device=device, card=card, advice=advice, source=look.source)
+
+
+def _judge_node(
+    devices: Sequence[Device],
+    records: Sequence[PodRecord],
+    namespace: str | None,
+    into: tuple[Findings, Mapping[int, Look], Fleet],
+) -> None:
+    """Add the findings of a node's cards and pods."""
+    found, looks, fleet = into
+    pods = {record.key: record for record in records}
+    for card in _cards(devices, pods, looks):
+        found.add_card(card)
+    for record in records:
+        if namespace is None or (record.namespace == namespace and sees(namespace)):
+            _judge(record, devices, found, looks, fleet.pod_memory)
+
+
+def _judge(
+    record: PodRecord,
+    devices: Sequence[Device],
+    found: Findings,
+    looks: Mapping[int, Look],
+    shares: PodMemory,
+) -> None:
+    """Add the findings about a pod."""
+    if record.gives_way:
+        return  # a placeholder uses nothing
+    own = [device for device in devices if record.key in device.tenants]
+    is_whole = not any(device.pool_row.is_shared or device.info.gpu_instance_id for device in own)
+    asked = record.memory_bytes
+    if not is_whole and asked is None:
+        return  # a share without a memory request: nothing to compare
+    is_complete = len(own) == sum(record.resources.values()) or not is_whole
+    is_alone = all(device.tenants == (record.key,) for device in own)
+    total = min((device.memory_bytes for device in own), default=0.0)
+    if own and total and not is_alone and not is_whole:
+        keys = [device.info.key for device in own]
+        look = Look(use=shares.use(record.uid, keys), source=BY_AGENT)
+        if look.use.samples >= LEAST_SAMPLES:
+            _judge_memory(record, own, look, found)
+        else:
+            found.unjudged += 1
+        return
+    used = [looks[device.row].use for device in own]
+    if not (own and is_complete and is_alone and total and all(use.is_enough for use in used)):
+        found.unjudged += 1
+        return
+    use, source = _together(used), looks[own[0].row].source
+    if is_whole and uses_a_tenth(used):
+        fitting = fit(1, use.activity_ratio or 0.0, use.memory_bytes or 0.0, total)
+        found.add_pod(
+            PodFinding(
+                record=record,
+                kind=TENTH,
+                gpus=len(own),
+                use=use,
+                memory_bytes=total,
+                per_card=fitting.count,
+                memory=None,
+                source=source,
+            )
+        )
+    _judge_memory(record, own, Look(use=use, source=source), found)
+
+
+def _judge_memory(record: PodRecord, own: Sequence[Device], look: Look, found: Findings) -> None:
+    """Add a finding if a pod requests far more memory than it uses, or less."""
+    asked, use = record.memory_bytes, look.use
+    # The annotation's value is visible only to callers who may read the pod.
+    if asked is None or not sees(record.namespace):
+        return
+    total = min(device.memory_bytes for device in own)
+    memory = judge_memory(float(asked), use.memory_most_bytes or 0.0, total)
+    if memory is not None:
+        found.add_pod(
+            PodFinding(
+                record=record,
+                kind=memory.ask.value,
+                gpus=len(own),
+                use=use,
+                memory_bytes=total,
+                per_card=None,
+                memory=memory,
+                source=look.source,
+            )
+        )
+
+
+def _together(used: Sequence[Use]) -> Use:
+    """Combine devices into the highest activity and memory of any, and the fewest samples."""
+    fewest = min(used, key=lambda use: use.samples)
+    return Use(
+        activity_ratio=max(use.activity_ratio or 0.0 for use in used),
+        memory_bytes=max(use.memory_bytes or 0.0 for use in used),
+        memory_most_bytes=max(use.memory_most_bytes or 0.0 for use in used),
+        samples=fewest.samples,
+        seconds=fewest.seconds,
+    )

@@ -1,0 +1,322 @@
+"""Compute sharing and memory advice from measured use.
+
+All advice uses the 95th percentile of the samples, and assumes that the use grows in proportion to
+the number of similar pods.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from extender.core.devices.cards import GIB, Way, mig_layout, way_without_mig
+from extender.fleet.pod_memory import Use
+
+Matrix = npt.NDArray[np.float64]
+"""One row per sample, one column per device; NaN for a missing value."""
+Column = npt.NDArray[np.float64]
+
+QUANTILE: Final = 0.95
+"""Percentile of the samples used as a device's use; higher peaks may wait."""
+
+FULL_RATIO: Final = 0.9
+"""Maximum summed activity of a shared card. Below 1, because tenants of a fully busy card wait for
+each other, and their further demand is invisible."""
+
+KEPT_BACK_BYTES: Final = 1 * GIB
+"""Reserve of a shared card's memory: each CUDA context takes some hundred MiB, and one tenant's
+excess allocation crashes another's process."""
+
+
+MOST_REPLICAS: Final = 16
+"""Maximum recommended replicas: with more, time slices are too short and contexts fill the
+memory."""
+
+DEFAULT_REPLICAS: Final = 2
+"""Recommended replicas without measurements."""
+
+TENTH: Final = 0.1
+"""Share of time busy up to which a pod does not need whole GPUs."""
+
+FAR_RATIO: Final = 2.0
+FAR_BYTES: Final = 2 * GIB
+"""A pod requests too much memory if it exceeds its use by this factor and by this many bytes."""
+
+SHORT_RATIO: Final = 1.1
+"""A pod requests too little memory if its use exceeds the request by this factor."""
+
+ROOM_RATIO: Final = 1.2
+"""Suggested memory relative to the maximum use, rounded up to whole GiB."""
+
+
+class Verdict(StrEnum):
+    """Advice on a card."""
+
+    FEWER = "fewer"
+    """Its tenants together use more than the card has: fewer replicas."""
+    DO_NOT_SHARE = "do-not-share"
+    """One tenant is enough for the card."""
+    SHARE = "share"
+    """One pod holds the whole card, and two such pods would fit."""
+    MORE = "more"
+    """More replicas would fit."""
+    KEEP = "keep"
+    """The number of replicas is right."""
+    NOT_MEASURED = "not-measured"
+    """No measurements of its tenants: the defaults."""
+
+
+class Bound(StrEnum):
+    """Limiting factor for the number of pods on a card."""
+
+    ACTIVITY = "activity"
+    MEMORY = "memory"
+    MOST = "most"
+    """`MOST_REPLICAS`, the maximum that is ever recommended."""
+
+
+def quantiles(samples: Matrix, quantile: float = QUANTILE) -> Column:
+    """Return a quantile per column: the lowest value that this share of values does not exceed.
+
+    The result is always a measured value, never interpolated; NaN for an empty column.
+
+    Example:
+        >>> quantiles(np.array([[1.0], [3.0], [np.nan], [2.0]]), 0.5).tolist()
+        [2.0]
+    """
+    counts = (~np.isnan(samples)).sum(axis=0)
+    if not samples.shape[0]:
+        return np.full(samples.shape[1], np.nan)
+    ordered = np.sort(samples, axis=0)  # NaN comes last
+    # The tolerance keeps exact products exact, such as 0.95 of 20 = 19.
+    places = np.maximum(np.ceil(quantile * counts - 1e-9).astype(np.intp) - 1, 0)
+    return np.asarray(ordered[places, np.arange(samples.shape[1])], dtype=np.float64)
+
+
+def uses(times: Column, activity: Matrix, memory_bytes: Matrix, since: Column) -> list[Use]:
+    """Summarize the use of each device since a start time per device.
+
+    Args:
+        times: time of each sample, seconds since the epoch, ascending.
+        activity: activity ratio by sample and device.
+        memory_bytes: memory in use by sample and device.
+        since: start time of each device; only later samples count, seconds since the epoch.
+    """
+    is_old = times[:, None] <= since[None, :]
+    activity = np.where(is_old, np.nan, activity)
+    memory_bytes = np.where(is_old, np.nan, memory_bytes)
+    is_known = ~np.isnan(activity)
+    counts = is_known.sum(axis=0).tolist()
+    columns = zip(
+        quantiles(activity).tolist(),
+        quantiles(memory_bytes).tolist(),
+        quantiles(memory_bytes, 1.0).tolist(),
+        strict=True,
+    )
+    return [
+        Use(
+            activity_ratio=_known(active),
+            memory_bytes=_known(used),
+            memory_most_bytes=_known(most),
+            samples=counts[at],
+            seconds=float(np.ptp(times[is_known[:, at]])) if counts[at] else 0.0,
+        )
+        for at, (active, used, most) in enumerate(columns)
+    ]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Number of similar pods that fit on a card.
+
+    Attributes:
+        count: at least 1.
+        bound: the limiting factor.
+    """
+
+    count: int
+    bound: Bound
+
+
+def fit(pods: int, activity_ratio: float, memory_bytes: float, total_bytes: float) -> Fit:
+    """Compute the number of pods that fit on a card, each with the measured average use.
+
+    Args:
+        pods: number of measured pods on the card.
+        activity_ratio: activity of all of them together.
+        memory_bytes: memory of all of them together.
+        total_bytes: memory of the card.
+
+    Example:
+        >>> fit(1, 0.2, 20 * GIB, 80 * GIB)
+        Fit(count=3, bound=<Bound.MEMORY: 'memory'>)
+        >>> fit(4, 0.97, 10 * GIB, 80 * GIB)
+        Fit(count=3, bound=<Bound.ACTIVITY: 'activity'>)
+    """
+    limits = {
+        Bound.ACTIVITY: _times(FULL_RATIO, activity_ratio / pods),
+        Bound.MEMORY: _times(max(total_bytes - KEPT_BACK_BYTES, 0.0), memory_bytes / pods),
+        Bound.MOST: MOST_REPLICAS,
+    }
+    bound = min(limits, key=limits.__getitem__)
+    return Fit(count=max(limits[bound], 1), bound=bound)
+
+
+def _times(room: float, each: float) -> int:
+    """Return how often `each` fits into `room`, at most `MOST_REPLICAS` + 1."""
+    if each * (MOST_REPLICAS + 1) <= room:
+        return MOST_REPLICAS + 1
+    # An exact fit must not be lost to rounding.
+    return math.floor(room / each + 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A card to give advice on.
+
+    Attributes:
+        model: model name from any source.
+        memory_bytes: total memory.
+        replicas: replicas it is sold as; 1 for a whole card.
+        is_shared: whether the resource counts replicas.
+        pods: replicas in use; for a whole card 1 if a pod with a single GPU holds it.
+        use: measured use since its tenants last changed.
+    """
+
+    model: str
+    memory_bytes: float
+    replicas: int
+    is_shared: bool
+    pods: int
+    use: Use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardAdvice:
+    """Advice on a card.
+
+    Attributes:
+        verdict: the advice.
+        replicas: recommended replicas; 1 is a whole card.
+        bound: the limiting factor; None without measurements.
+        way: recommended way of sharing; None if the present one is right.
+        layout: MIG profile with its count (`2x 3g.40gb`); "" for another way.
+        memory_bytes: memory per replica.
+    """
+
+    verdict: Verdict
+    replicas: int
+    bound: Bound | None
+    way: Way | None
+    layout: str
+    memory_bytes: float
+
+
+def advise(card: Card) -> CardAdvice | None:
+    """Return advice on a card, or None if there is none.
+
+    A whole card gets advice only if it was measured with one pod and two such pods would fit.
+    """
+    use = card.use
+    is_known = card.pods > 0 and use.is_enough and card.memory_bytes > 0
+    if not is_known or use.activity_ratio is None or use.memory_bytes is None:
+        return (
+            _shared(card, Verdict.NOT_MEASURED, DEFAULT_REPLICAS, None) if card.is_shared else None
+        )
+    fitting = fit(card.pods, use.activity_ratio, use.memory_bytes, card.memory_bytes)
+    if not card.is_shared:
+        if fitting.count < DEFAULT_REPLICAS:
+            return None
+        return _shared(card, Verdict.SHARE, fitting.count, fitting.bound)
+    return _shared(card, _compare(card.replicas, fitting.count), fitting.count, fitting.bound)
+
+
+def _compare(replicas: int, fitting: int) -> Verdict:
+    if fitting < DEFAULT_REPLICAS:
+        return Verdict.DO_NOT_SHARE
+    if fitting == replicas:
+        return Verdict.KEEP
+    return Verdict.FEWER if fitting < replicas else Verdict.MORE
+
+
+def _shared(card: Card, verdict: Verdict, replicas: int, bound: Bound | None) -> CardAdvice:
+    room = max(card.memory_bytes - KEPT_BACK_BYTES, 0.0)
+    way, layout = None, ""
+    if verdict is Verdict.DO_NOT_SHARE:
+        replicas = 1
+    elif verdict in {Verdict.SHARE, Verdict.NOT_MEASURED}:
+        each = (card.use.memory_bytes or 0.0) / max(card.pods, 1) if card.pods else 0.0
+        cut = mig_layout(card.model, card.memory_bytes, replicas, each)
+        way = Way.MIG if cut is not None else way_without_mig(card.model)
+        layout = "" if cut is None else f"{cut[0]}x {cut[1]}"
+    return CardAdvice(
+        verdict=verdict,
+        replicas=replicas,
+        bound=bound,
+        way=way,
+        layout=layout,
+        memory_bytes=room / replicas,
+    )
+
+
+def uses_a_tenth(used: list[Use]) -> bool:
+    """Return whether a pod keeps all of its whole devices busy at most a tenth of the time.
+
+    Args:
+        used: measured use of each device since the pod holds it.
+    """
+    return bool(used) and all(
+        use.is_enough and use.activity_ratio is not None and use.activity_ratio <= TENTH
+        for use in used
+    )
+
+
+class Ask(StrEnum):
+    """Comparison of a pod's memory request with its use."""
+
+    TOO_MUCH = "asks-too-much"
+    TOO_LITTLE = "asks-too-little"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAdvice:
+    """Advice on a pod's memory request.
+
+    Attributes:
+        ask: whether the request is too high or too low.
+        suggested_bytes: suggested memory per GPU, in whole GiB, at most the device's memory.
+    """
+
+    ask: Ask
+    suggested_bytes: int
+
+
+def judge_memory(asked_bytes: float, most_bytes: float, total_bytes: float) -> MemoryAdvice | None:
+    """Compare a pod's memory request with its use; None if the request is right.
+
+    Args:
+        asked_bytes: memory per device from its annotation.
+        most_bytes: maximum memory in use on one of its devices.
+        total_bytes: total memory of that device.
+
+    Example:
+        >>> judge_memory(40 * GIB, 8 * GIB, 80 * GIB).suggested_bytes // GIB
+        10
+        >>> judge_memory(10 * GIB, 9 * GIB, 80 * GIB) is None
+        True
+    """
+    suggested = math.ceil(most_bytes * ROOM_RATIO / GIB) * GIB
+    suggested = int(max(min(suggested, total_bytes), GIB))
+    if most_bytes > asked_bytes * SHORT_RATIO:
+        return MemoryAdvice(ask=Ask.TOO_LITTLE, suggested_bytes=suggested)
+    is_far = asked_bytes >= most_bytes * FAR_RATIO and asked_bytes - most_bytes >= FAR_BYTES
+    if is_far and suggested < asked_bytes:
+        return MemoryAdvice(ask=Ask.TOO_MUCH, suggested_bytes=suggested)
+    return None

@@ -1,0 +1,147 @@
+"""The route /v1/costs: cost of the GPUs that pods hold, by pod, owner or namespace."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import nsmallest
+
+from aiohttp import web
+
+from extender.insight.holders import MAX_SECONDS, PIECE_PODS, PIECE_SHOWN, Holders
+from extender.insight.holding import Holder, Sums
+from extender.insight.pending import moment
+from extender.insight.views import Json
+from extender.server.answers import chunks, stream_answer
+from extender.server.parameters import (
+    QueryError,
+    check_parameters,
+    read_boolean,
+    read_number,
+    refusing,
+)
+from extender.server.seen import sees
+
+PATH = "/v1/costs"
+DEFAULT_GROUPS, MAX_GROUPS = 200, 1000
+
+
+class By(StrEnum):
+    """Grouping of costs."""
+
+    POD = "pod"
+    OWNER = "owner"
+    NAMESPACE = "namespace"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Sums over the pods of one group.
+
+    Attributes:
+        namespace: namespace of the pods.
+        name: name of the pod or owner; "" if the pods have no owner, or if the group is a
+            namespace.
+        sums: the sums.
+    """
+
+    namespace: str
+    name: str
+    sums: Sums = field(default_factory=Sums)
+
+    @property
+    def rank(self) -> tuple[float, float, str, str]:
+        """Sort key: highest idle cost first, then most idle GPU-hours."""
+        return -self.sums.cost_idle, -self.sums.gpu_hours_idle, self.namespace, self.name
+
+
+class Costs:
+    """Answers /v1/costs; pods that the caller may not read count in no sum.
+
+    Args:
+        holders: finds pods that hold GPUs.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, holders: Holders, clock: Callable[[], float]) -> None:
+        self._holders = holders
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/costs."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"by", "namespace", "limit", "idle_for", "some"}))
+        by = _read_by(query.get("by", By.OWNER))
+        namespace = query.get("namespace")
+        limit = read_number(query, "limit", default=DEFAULT_GROUPS, low=1, high=MAX_GROUPS)
+        seconds = float(read_number(query, "idle_for", default=0, low=0, high=MAX_SECONDS))
+        found = await self._holders.find(seconds, namespace, is_any=read_boolean(query, "some"))
+        groups, total, hidden = await _grouped(found, by)
+        shown = await _first(groups, limit)
+        rest: Json = {
+            "at": moment(self._clock()),
+            "watched_since": moment(self._holders.watched_since),
+            "idle_for_seconds": seconds,
+            "by": by.value,
+            "is_priced": bool(self._holders.prices),
+            "total": len(groups),
+            "sums": total.view(),
+            "hidden_pods": hidden,
+            "unknown": await self._holders.unknown(namespace),
+        }
+        pieces = ([_view(group, by) for group in some] for some in chunks(shown, PIECE_SHOWN))
+        return await stream_answer(request, "costs", pieces, rest)
+
+
+async def _grouped(found: Sequence[Holder], by: By) -> tuple[list[_Group], Sums, int]:
+    """Group pods; return the groups, the total, and the number of pods hidden from the caller."""
+    groups: dict[tuple[str, str], _Group] = {}
+    total, hidden = Sums(), 0
+    for some in chunks(found, PIECE_PODS):
+        for holder in some:
+            record = holder.record
+            if not sees(record.namespace):
+                hidden += 1
+                continue
+            name = {By.POD: record.name, By.OWNER: record.owner, By.NAMESPACE: ""}[by]
+            key = (record.namespace, name)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Group(namespace=record.namespace, name=name)
+            group.sums.add(holder)
+            total.add(holder)
+        await asyncio.sleep(0)
+    return list(groups.values()), total, hidden
+
+
+async def _first(groups: Iterable[_Group], count: int) -> list[_Group]:
+    """Return the first groups by rank, in batches that yield to the event loop."""
+    first: list[_Group] = []
+    for some in chunks(groups, PIECE_PODS):
+        first = nsmallest(count, [*first, *some], key=lambda group: group.rank)
+        await asyncio.sleep(0)
+    return first
+
+
+def _view(group: _Group, by: By) -> Json:
+    return {
+        "namespace": group.namespace,
+        "pod": f"{group.namespace}/{group.name}" if by is By.POD else None,
+        "owner": group.name or None if by is By.OWNER else None,
+        **group.sums.view(),
+    }
+
+
+def _read_by(text: str) -> By:
+    """Parse the parameter `by`.
+
+    Raises:
+        QueryError: the value is not a grouping.
+    """
+    try:
+        return By(text)
+    except ValueError as error:
+        raise QueryError("by", text, f"must be one of {', '.join(By)}") from error

@@ -1,0 +1,1 @@
+"""The decision log: write decisions as JSON lines, and read them again."""

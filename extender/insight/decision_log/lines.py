@@ -1,0 +1,260 @@
+"""Encode decisions as JSON lines: the whole fleet once, then only its changes.
+
+A line omits what the lines before it state, back to the last `fleet` line. Every file begins with
+the full state that its decisions need.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
+
+import msgspec
+import numpy as np
+import orjson
+
+from extender.core.decision.decision import Decision
+from extender.core.decision.evaluation import Overlay
+from extender.core.nodes.batches import current_batch
+from extender.core.nodes.names import NamesAt
+from extender.core.nodes.roll import Roll
+from extender.core.nodes.snapshot import Pool, Snapshot, Tenant, batch_rows
+from extender.core.policy import Policy
+from extender.core.request.request import GpuRequest
+from extender.insight.decision_log.columns import VERSION, write_columns
+from extender.placement.history import DecisionRecord
+from extender.placement.placer import Weighed
+
+Json = dict[str, object]
+
+BEST: Final = 10
+"""Number of best nodes written with their scores; all other verdicts are covered by a digest."""
+
+_OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+
+
+class LineWriter:
+    """Builds the lines of one file after another. Not thread-safe.
+
+    Args:
+        rest: callback to yield the processor, called repeatedly while a large fleet is written.
+    """
+
+    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
+        self._rest = rest
+        self._fleets = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was written: the next line begins a new file."""
+        self._policy: Policy | None = None
+        self._roll: Roll | None = None
+        self._models: tuple[str, ...] = ()
+        self._pools: dict[str, tuple[int, int]] = {}
+        self._overlays: dict[str, Overlay] = {}
+
+    def decision(self, record: DecisionRecord, weighed: Weighed) -> list[bytes]:
+        """Return the lines for a decision, preceded by the state that the file lacks.
+
+        Args:
+            record: the decision; fields that are filled in later are not written.
+            weighed: inputs of the decision.
+        """
+        lines: list[Json] = []
+        if weighed.policy != self._policy:
+            self._policy = weighed.policy
+            lines.append({"kind": "settings", "version": VERSION, "policy": _policy(self._policy)})
+        snapshot = weighed.snapshot
+        if not self._is_based_on(snapshot):
+            lines.append(self._fleet(snapshot))
+        decision, request = weighed.decision, weighed.request
+        line: Json = {
+            "kind": "decision",
+            "version": VERSION,
+            "number": record.number,
+            "at": record.at,
+            "verb": record.verb,
+            "mode": "shadow" if record.is_shadow else "active",
+            "pod": asdict(record.pod),
+            "request": _request(request),
+            "candidates": _candidates(decision.candidates, snapshot.roll),
+            "result": _result(decision),
+            "seconds": round(record.seconds, 6),
+        }
+        changes = {
+            "rows": self._changed_rows(snapshot),
+            "overlay": self._changed_overlay(weighed.overlays),
+            "models": self._changed_models(snapshot),
+        }
+        lines.append(line | {name: change for name, change in changes.items() if change})
+        return [orjson.dumps(line, option=_OPTIONS) for line in lines]
+
+    def bound(self, uid: str, node: str, at: float) -> list[bytes]:
+        """Return the line that records a pod's binding to a node."""
+        line = {"kind": "bound", "version": VERSION, "at": at, "uid": uid, "node": node}
+        return [orjson.dumps(line, option=_OPTIONS)]
+
+    def _is_based_on(self, snapshot: Snapshot) -> bool:
+        """Check whether a snapshot differs from the last written fleet only in patched rows."""
+        return (
+            snapshot.roll is self._roll
+            and snapshot.pools.keys() == self._pools.keys()
+            and all(
+                self._pools[resource][0] == pool.base
+                and self._pools[resource][1] <= len(pool.patched)
+                for resource, pool in snapshot.pools.items()
+            )
+        )
+
+    def _fleet(self, snapshot: Snapshot) -> Json:
+        """Build the line that states the whole fleet."""
+        self._fleets += 1
+        self._roll, self._models = snapshot.roll, snapshot.models
+        self._overlays = {}
+        self._pools = {
+            resource: (pool.base, len(pool.patched)) for resource, pool in snapshot.pools.items()
+        }
+        place = {name: number for number, name in enumerate(snapshot.roll.names)}
+        self._rest()
+        names = orjson.Fragment(orjson.dumps(snapshot.roll.names))
+        self._rest()
+        return {
+            "kind": "fleet",
+            "version": VERSION,
+            "number": self._fleets,
+            "at": snapshot.at,
+            "models": snapshot.models,
+            "nodes": names,
+            "pools": {
+                resource: {
+                    "nodes": [place[name] for name in pool.nodes],
+                    "width": int(pool.batch.slots.shape[1]),
+                    "columns": write_columns(current_batch(pool, snapshot.telemetry), self._rest),
+                    **_leaving(pool, range(len(pool.rows))),
+                }
+                for resource, pool in snapshot.pools.items()
+            },
+        }
+
+    def _changed_rows(self, snapshot: Snapshot) -> Json:
+        """Return, by resource, the rows patched since they were last written."""
+        return {
+            resource: changed
+            for resource, pool in snapshot.pools.items()
+            if (changed := self._changed_of(resource, pool, snapshot)) is not None
+        }
+
+    def _changed_of(self, resource: str, pool: Pool, snapshot: Snapshot) -> Json | None:
+        base, known = self._pools[resource]
+        rows = sorted(set(pool.patched[known:]))
+        if not rows:
+            return None
+        self._pools[resource] = (base, len(pool.patched))
+        batch = batch_rows(
+            tuple(pool.rows[row] for row in rows),
+            snapshot.telemetry,
+            pool.batch.suspicion[np.array(rows, dtype=np.intp)],
+            width=pool.batch.slots.shape[1],
+        )
+        return {"rows": rows, "columns": write_columns(batch), **_leaving(pool, rows)}
+
+    def _changed_models(self, snapshot: Snapshot) -> Sequence[str]:
+        if snapshot.models == self._models:
+            return ()
+        self._models = snapshot.models
+        return snapshot.models
+
+    def _changed_overlay(self, overlays: Mapping[str, Overlay]) -> Json:
+        """Return, by resource and node, the tentative tenants that changed since the last line."""
+        before, self._overlays = self._overlays, dict(overlays)
+        changes: Json = {}
+        for resource in before.keys() | overlays.keys():
+            was, now = before.get(resource, {}), overlays.get(resource, {})
+            changed = {
+                node: [_tenant(tenant) for tenant in now.get(node, ())]
+                for node in was.keys() | now.keys()
+                if was.get(node) is not now.get(node) and was.get(node) != now.get(node)
+            }
+            if changed:
+                changes[resource] = changed
+        return changes
+
+
+def _tenant(tenant: Tenant) -> tuple[int | None, ...]:
+    values = tenant.count, tenant.memory_bytes
+    return values if tenant.expected_bytes is None else (*values, tenant.expected_bytes)
+
+
+def _leaving(pool: Pool, rows: Iterable[int]) -> Json:
+    """Return the state of nodes once their terminating pods are gone, if there are any."""
+    found = {str(row): leaving for row in rows if (leaving := pool.rows[row].leaving) is not None}
+    return {"leaving": found} if found else {}
+
+
+def digest(names: Sequence[str], decision: Decision) -> str:
+    """Hash the verdicts on all candidates, independently of the candidates' order.
+
+    Args:
+        names: candidate nodes.
+        decision: codes and full-precision scores, in the order of `names`.
+    """
+    if isinstance(names, NamesAt):  # node numbers are in the order of names
+        order = np.argsort(names.rows, kind="stable")
+    else:
+        order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
+    hashed = hashlib.blake2b(digest_size=8)
+    hashed.update(np.ascontiguousarray(decision.codes[order], dtype="<u1").tobytes())
+    hashed.update(np.ascontiguousarray(decision.scores[order], dtype="<f8").tobytes())
+    return hashed.hexdigest()
+
+
+def _policy(policy: Policy) -> orjson.Fragment:
+    return orjson.Fragment(msgspec.json.encode(policy, enc_hook=_plain))
+
+
+def _plain(value: object) -> object:
+    """Convert a read-only mapping to a dict for the JSON encoder."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
+
+
+def _request(request: GpuRequest) -> Json:
+    return {
+        "resources": request.resources,
+        "memory_bytes": request.memory_bytes,
+        "expected_bytes": request.expected_bytes,
+        "requires_idle": request.requires_idle,
+        "thresholds": asdict(request.thresholds),
+        "strategy": request.strategy.value,
+        "preferred_models": request.preferred_models,
+        "millicores": request.millicores,
+        "host_bytes": request.host_bytes,
+        "nominated_node": request.nominated_node,
+        "avoided": request.avoided,
+        "own": sorted(request.own),
+    }
+
+
+def _candidates(names: Sequence[str], roll: Roll) -> object:
+    """Encode the candidates as a bit per node of the fleet, or as names if some are unknown."""
+    if not (isinstance(names, NamesAt) and names.names is roll.names):
+        return list(names)
+    if len(names) == len(roll.names):
+        return "all"
+    among = np.zeros(len(roll.names), dtype=np.bool_)
+    among[names.rows] = True
+    return {"bits": base64.b64encode(np.packbits(among).tobytes()).decode()}
+
+
+def _result(decision: Decision) -> Json:
+    """Encode the verdicts: the best nodes in full, all of them as a digest."""
+    best = decision.order[:BEST].tolist()
+    codes = np.bincount(decision.codes)
+    return {
+        "feasible": decision.feasible,
+        "best": [(decision.candidates[at], float(decision.scores[at])) for at in best],
+        "rejections": {code: int(codes[code]) for code in np.flatnonzero(codes).tolist() if code},
+        "digest": digest(decision.candidates, decision),
+    }

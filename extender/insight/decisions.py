@@ -1,0 +1,304 @@
+"""Routes for decisions: every replica answers for all replicas."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from extender.core.untyped import text_of
+from extender.insight.hearing import Form, hear
+from extender.insight.replicas import ONE, Replicas
+from extender.insight.views import Json, decision_in_steps, veiled
+from extender.placement.history import DecisionHistory, DecisionRecord
+from extender.runtime.stepping import in_turns
+from extender.server.answers import (
+    CONTENT_TYPE,
+    chunks,
+    document_answer,
+    json_answer,
+    stream_answer,
+    unknown_decision,
+    write_in_pieces,
+)
+from extender.server.parameters import check_parameters, read_boolean, read_number, refusing
+from extender.server.seen import VIEWER, namespace_of, sees, write_json_in_full
+
+PEERS_PATH: Final = "/v1/peers/decisions"
+"""Path for other replicas; its prefix requires a replica's client certificate."""
+
+MAX_DECISIONS: Final = 1000
+PIECE_DECISIONS: Final = 32
+"""Decisions to encode for another replica between two yields to the event loop."""
+
+VERSION: Final = 1
+"""Version of the format; it grows when an older replica would misread it."""
+
+
+class Told(msgspec.Struct, kw_only=True, frozen=True):
+    """A replica's answer to another replica.
+
+    Attributes:
+        version: version of the format.
+        replica: short name of the answering replica.
+        decisions: decisions, not redacted: the asking replica redacts them for its caller.
+    """
+
+    version: int
+    replica: str
+    decisions: list[dict[str, object]] = []
+
+
+class _Written(msgspec.Struct, kw_only=True, frozen=True):
+    """A replica's answer to another replica, with its decisions still encoded as JSON."""
+
+    version: int
+    replica: str
+    decisions: list[msgspec.Raw] = []
+
+
+_WRITTEN: Final = msgspec.json.Decoder(_Written)
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VIEW: Final = msgspec.json.Decoder(dict[str, object])
+
+LONG_BYTES: Final = 1 << 16
+"""Size from which a decision is decoded field by field; one in short form is below a kilobyte."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Far:
+    """A decision of another replica, in short form."""
+
+    address: str
+    view: Json
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heard:
+    """Decisions of the other replicas.
+
+    Attributes:
+        decisions: decisions of all other replicas, newest first for each.
+        unreachable: addresses of replicas that did not answer or sent a malformed answer.
+    """
+
+    decisions: Sequence[_Far]
+    unreachable: Sequence[str]
+
+
+class Decisions:
+    """Routes under /v1/decisions, for clients and for other replicas.
+
+    A decision's `number` is unique within its replica's process, its `id` across all of them.
+
+    Args:
+        history: decisions of this replica.
+        replicas: this replica and the others.
+    """
+
+    def __init__(self, history: DecisionHistory, replicas: Replicas = ONE) -> None:
+        self._history = history
+        self._replicas = replicas
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes GET /v1/decisions and GET /v1/decisions/{id}."""
+        return [
+            web.get("/v1/decisions", refusing(self._list)),
+            web.get("/v1/decisions/{id}", refusing(self._one)),
+        ]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the route at which other replicas query decisions."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"limit", "pod", "brief"}))
+        limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
+        brief = read_boolean(query, "brief")
+        pod = query.get("pod")
+        # Pods of this name in namespaces that the caller may not read are left out below.
+        asked = {"limit": str(limit)} if pod is None else {"limit": str(MAX_DECISIONS), "pod": pod}
+        heard = await self._hear(asked)
+        near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
+        far = [it for it in heard.decisions if pod is None or sees(_namespace(it.view))]
+        both: list[DecisionRecord | _Far] = [*near, *far]
+        newest = sorted(both, key=lambda it: -it.at)[:limit]
+        return await stream_answer(
+            request,
+            "decisions",
+            self._pieces(newest, brief=brief),
+            {"unreachable": heard.unreachable},
+        )
+
+    async def _pieces(
+        self, newest: Sequence[DecisionRecord | _Far], *, brief: bool
+    ) -> AsyncIterator[list[Json]]:
+        """Yield the decisions; fetch other replicas' decisions in full one by one.
+
+        If a replica stops answering, its remaining decisions are returned in short form.
+        """
+        silent: set[str] = set()
+        for decision in newest:
+            if isinstance(decision, DecisionRecord):
+                yield [await self._view(decision, brief=brief)]
+                continue
+            view = None
+            if not brief and decision.address not in silent:
+                query = urlencode({"id": text_of(decision.view["id"])})
+                body = await self._replicas.others.ask_one(
+                    decision.address, f"{PEERS_PATH}?{query}"
+                )
+                if body is None:
+                    silent.add(decision.address)
+                answer = FORM.read(body)
+                view = answer.decisions[0] if answer and answer.decisions else None
+            # If the replica has dropped the decision by now, return the short form.
+            yield [veiled(view or decision.view)]
+
+    async def _one(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset())
+        wanted = request.match_info["id"]
+        own = [record for record in self._history if self._is(record, wanted)]
+        near = [await self._view(record, brief=False) for record in own]
+        heard = _Heard(decisions=(), unreachable=())
+        if not self._replicas.is_ours(wanted):
+            heard = await self._hear({"id": wanted})
+        found = [*near, *(veiled(it.view) for it in heard.decisions)]
+        rest: Json = {"unreachable": heard.unreachable} if heard.unreachable else {}
+        if len(found) == 1:
+            return await document_answer(request, found[0] | rest)
+        if found:
+            ids = ", ".join(sorted(text_of(view["id"]) for view in found))
+            error = f"several replicas have a decision {wanted!r}: ask for one of {ids}"
+            return json_answer({"error": error} | rest, 409)
+        error = unknown_decision(wanted)
+        return json_answer({"error": error} | rest, 404)
+
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica."""
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
+        query = request.query
+        check_parameters(query, frozenset({"limit", "pod", "id", "after"}))
+        limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
+        wanted, after = query.get("id"), query.get("after")
+        if wanted is not None:
+            records = [record for record in self._history if self._is(record, wanted)]
+        elif after is not None:
+            records = self._after(after)[:limit]
+        else:
+            records = self._near(query.get("pod"))[:limit]
+        written: list[bytes] = []
+        if wanted is not None:
+            written += [await self._written(record) for record in records]
+        else:
+            for some in chunks(records, PIECE_DECISIONS):
+                written += [
+                    write_json_in_full(await self._view(record, brief=True)) for record in some
+                ]
+                await asyncio.sleep(0)
+        body = b'{"version":%d,"replica":%b,"decisions":[%b]}' % (
+            VERSION,
+            write_json_in_full(self._replicas.name),
+            b",".join(written),
+        )
+        return web.Response(body=body, content_type=CONTENT_TYPE)
+
+    async def _written(self, record: DecisionRecord) -> bytes:
+        """Encode a decision in full for another replica, in steps."""
+        pieces: list[bytes] = []
+        for piece in write_in_pieces(await self._view(record, brief=False), write_json_in_full):
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        return b"".join(pieces)
+
+    def _near(self, pod: str | None) -> list[DecisionRecord]:
+        """Return this replica's decisions about a pod, or all, newest first."""
+        return [
+            record
+            for record in self._history
+            if pod is None or pod in {record.pod.key, record.pod.uid, record.pod.name}
+        ]
+
+    def _after(self, known: str) -> list[DecisionRecord]:
+        """Return this replica's decisions after the last one that the other replica has.
+
+        Args:
+            known: comma-separated decision ids of any replicas.
+        """
+        ours = (one for one in known.split(",") if self._replicas.is_ours(one))
+        numbers = (one.rpartition("-")[2] for one in ours)
+        last = max((int(one) for one in numbers if one.isdecimal()), default=0)
+        return list(takewhile(lambda record: record.number > last, self._history))
+
+    def _is(self, record: DecisionRecord, wanted: str) -> bool:
+        return wanted in {str(record.number), self._replicas.id_of(record.number)}
+
+    async def _view(self, record: DecisionRecord, *, brief: bool) -> Json:
+        view = await in_turns(decision_in_steps(record, brief=brief))
+        return named(self._replicas, record) | view
+
+    async def _hear(self, query: Mapping[str, str]) -> _Heard:
+        """Query the other replicas, and review the caller's rights for the answers' namespaces."""
+        heard = await hear(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
+        decisions = [it for address, answer in heard.told for it in _far(address, answer)]
+        await VIEWER.get().learn({_namespace(it.view) for it in decisions})
+        return _Heard(decisions=decisions, unreachable=heard.unreachable)
+
+
+def named(replicas: Replicas, record: DecisionRecord) -> Json:
+    """Return the id and the replica's name of a decision of this replica."""
+    return {"id": replicas.id_of(record.number), "replica": replicas.host}
+
+
+def _decode(body: bytes) -> Told:
+    """Decode another replica's answer; large fields stay encoded as `msgspec.Raw`.
+
+    Raises:
+        Exception: the answer is malformed.
+    """
+    written = _WRITTEN.decode(body)
+    return Told(
+        version=written.version,
+        replica=written.replica,
+        decisions=[_read_view(view) for view in written.decisions],
+    )
+
+
+def _read_view(written: msgspec.Raw) -> dict[str, object]:
+    if not _is_long(written):
+        return _VIEW.decode(written)
+    fields = _FIELDS.decode(written).items()
+    return {name: raw if _is_long(raw) else msgspec.json.decode(raw) for name, raw in fields}
+
+
+def _is_long(written: msgspec.Raw) -> bool:
+    return memoryview(written).nbytes >= LONG_BYTES
+
+
+FORM: Final = Form(_decode, VERSION)
+
+
+def _far(address: str, answer: Told) -> list[_Far]:
+    """Return the decisions in an answer; skip those without a valid time or id."""
+    found = []
+    for view in answer.decisions:
+        try:
+            at = datetime.fromisoformat(text_of(view.get("at"))).timestamp()
+        except ValueError:
+            continue
+        if text_of(view.get("id")).startswith(f"{answer.replica}-"):
+            found.append(_Far(address=address, view=view, at=at))
+    return found
+
+
+def _namespace(view: Mapping[str, object]) -> str:
+    return namespace_of(text_of(view.get("pod")))

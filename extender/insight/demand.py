@@ -1,0 +1,158 @@
+"""Metrics for autoscalers: GPUs that pods wait for, and idle GPUs by node pool.
+
+Label values are bounded: models are mapped to a fixed list, sizes to steps, and pools beyond
+`MOST_POOLS` to one value.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from extender.core.decision.assessment import Assessment
+from extender.core.devices.cards import ANY, OTHER, short_model
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.labels import POOL_LABELS
+from extender.core.nodes.snapshot import Batch, Pool, Snapshot
+from extender.core.steps import Steps
+
+NO_POOL: Final = "none"
+MOST_POOLS: Final = 64
+"""Number of pools with a label value of their own, first by name."""
+
+SIZES: Final = (1, 2, 4, 8)
+LARGER: Final = "more"
+"""Label value for pods that request more GPUs than the largest size."""
+
+PIECE_NODES: Final = 1000
+"""Nodes to count in one step: about a millisecond's work."""
+
+
+class Supply:
+    """Counts GPUs by node pool, resource and model.
+
+    Args:
+        nodes: nodes by name.
+        models: model names by number, as in the snapshot.
+        labels: node labels that name a pool; they override the cloud providers' labels.
+    """
+
+    def __init__(
+        self, nodes: Mapping[str, NodeRecord], models: tuple[str, ...], labels: tuple[str, ...] = ()
+    ) -> None:
+        self._nodes = nodes
+        self._models = [short_model(model) if model else OTHER for model in models]
+        self._all: Counter[tuple[str, str, str]] = Counter()
+        self._idle: Counter[tuple[str, str, str]] = Counter()
+        self._pools = {name: pool_of(record, labels) for name, record in nodes.items()}
+        names = sorted(set(self._pools.values()) - {NO_POOL})
+        self._labelled = {NO_POOL, *names[:MOST_POOLS]}
+
+    def add_in_steps(self, pool: Pool, batch: Batch, assessment: Assessment) -> Steps[None]:
+        """Count the devices of a resource pool.
+
+        A device counts as idle if a pod could get it: its node accepts pods, and no pod holds the
+        device or, with replicas, not all replicas are held.
+        """
+        telemetry = batch.telemetry
+        is_idle = batch.present & (assessment.idle_chance >= 1.0)
+        is_idle &= ~telemetry.is_excluded & ~(telemetry.is_foreign & ~batch.is_shared[:, None])
+        is_idle &= batch.used < batch.replicas[:, None]
+        # `taken` counts pods on whole devices whose device is unknown.
+        idle = np.maximum(is_idle.sum(axis=1) - batch.taken, 0).tolist()
+        present = batch.present.sum(axis=1).tolist()
+        models = batch.model_id.tolist()
+        for at, name in enumerate(pool.nodes):
+            if at % PIECE_NODES == 0:
+                yield
+            record, label = self._nodes.get(name), self._pools.get(name)
+            if record is None or label is None:  # the node came or went since this count began
+                continue
+            key = (
+                label if label in self._labelled else OTHER,
+                pool.resource,
+                self._models[models[at]],
+            )
+            self._all[key] += present[at]
+            is_open = record.is_ready and not record.is_unschedulable
+            self._idle[key] += idle[at] if is_open else 0
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the gauges of all and of idle GPUs."""
+        labels = ["pool", "resource", "model"]
+        every = GaugeMetricFamily(
+            "idlegpu_pool_gpus", "GPUs, or MIG instances, by pool of nodes.", labels=labels
+        )
+        idle = GaugeMetricFamily(
+            "idlegpu_pool_idle_gpus",
+            "Idle GPUs, or MIG instances, that a pod could get, by pool of nodes.",
+            labels=labels,
+        )
+        for key, count in self._all.items():
+            every.add_metric(key, count)
+            idle.add_metric(key, self._idle[key])
+        yield from (every, idle)
+
+
+def pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:
+    """Return the pool of a node by the first label that is set, custom labels first.
+
+    Example:
+        >>> pool_of(NodeRecord(name="a", labels={"karpenter.sh/nodepool": "h100"}))
+        'h100'
+    """
+    for label in (*wished, *POOL_LABELS):
+        if value := record.labels.get(label):
+            return value
+    return NO_POOL
+
+
+def size_of(count: int) -> str:
+    """Map a number of GPUs to its size step.
+
+    Example:
+        >>> size_of(1), size_of(3), size_of(8), size_of(16)
+        ('1', '4', '8', 'more')
+    """
+    return next((str(size) for size in SIZES if count <= size), LARGER)
+
+
+def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield metrics of the pods, and their GPUs, for which kube-scheduler found no node.
+
+    Excluded are pods that need no new node: nominated by preemption, being deleted, or gated; and
+    placeholder pods, which an autoscaler adds itself.
+    """
+    waiting: Counter[tuple[str, str, str]] = Counter()
+    gpus: Counter[tuple[str, str, str]] = Counter()
+    for record in pods:
+        if not record.node and _lacks_a_node(record):
+            for resource, count in record.resources.items():
+                key = (resource, record.wanted_model or ANY, size_of(count))
+                waiting[key] += 1
+                gpus[key] += count
+    labels = ["resource", "model", "size"]
+    pods_metric = GaugeMetricFamily(
+        "idlegpu_waiting_pods",
+        "Pods for which kube-scheduler found no node, by request; size: GPUs of each pod.",
+        labels=labels,
+    )
+    gpus_metric = GaugeMetricFamily(
+        "idlegpu_waiting_gpus", "GPUs that waiting pods request.", labels=labels
+    )
+    for key, count in waiting.items():
+        pods_metric.add_metric(key, count)
+        gpus_metric.add_metric(key, gpus[key])
+    # An autoscaler treats a missing series as an error, so export zeros.
+    for resource in snapshot.pools.keys() - {key[0] for key in waiting}:
+        for metric in (pods_metric, gpus_metric):
+            metric.add_metric((resource, ANY, str(SIZES[0])), 0)
+    yield from (pods_metric, gpus_metric)
+
+
+def _lacks_a_node(record: PodRecord) -> bool:
+    is_tried = record.is_unscheduled and not record.is_gated and not record.nominated_node
+    is_leaving = record.is_deleting or record.phase.is_terminal
+    return is_tried and not is_leaving and not record.gives_way

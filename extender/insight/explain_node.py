@@ -1,0 +1,167 @@
+"""The record that a decision has of one requested node, and why it is not more detailed."""
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from extender.core.decision.decision import Decision
+from extender.core.decision.filtering import Code
+from extender.insight.views import Json
+from extender.server.parameters import read_number
+
+DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
+FEW_NAMES: Final = 20
+"""Rejected nodes to name for each reason, unless the caller asks for more."""
+
+SAME: Final = 1e-6
+"""Scores closer than this count as equal: recorded scores have seven digits."""
+
+NOT_IN_FULL: Final = (
+    "its GPUs and readings at that time are not recorded: a decision records only its best nodes, "
+    "the node bound to, and some rejected ones if few pass (decisions.detailed_nodes sets how many)"
+)
+NOT_ASKED: Final = (
+    "it was no candidate for this pod: kube-scheduler's own filters had rejected it, "
+    "kube-scheduler had found enough nodes before this one, or the node was added later"
+)
+NO_SUCH_NODE: Final = "it was no candidate, and no node has this name now"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The caller's request for detail of the nodes.
+
+    Attributes:
+        limit: largest number of nodes without full detail.
+        node: name of a node to return in full detail, "" for none.
+    """
+
+    limit: int
+    node: str
+
+    @classmethod
+    def read(cls, query: Mapping[str, str]) -> "Wish":
+        """Parse the request's parameters.
+
+        Raises:
+            QueryError: a parameter has an invalid value.
+        """
+        limit = read_number(query, "limit", default=DEFAULT_OTHERS, low=0, high=MAX_OTHERS)
+        return cls(limit, query.get("node", ""))
+
+    @property
+    def names(self) -> int:
+        """Largest number of rejected nodes to name for each reason."""
+        return self.limit if self.limit > DEFAULT_OTHERS else FEW_NAMES
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The request as query parameters; an older replica accepts them if no node is named."""
+        return {"limit": str(self.limit)} | ({"node": self.node} if self.node else {})
+
+
+class Kept(StrEnum):
+    """Detail that a decision has of a node."""
+
+    IN_FULL = "in-full"
+    IN_SHORT = "in-short"
+    """Score and rank, or the reason of the rejection."""
+    NOT_ASKED = "not-asked"
+    """The node was no candidate."""
+    UNKNOWN = "unknown"
+    """No node has this name."""
+
+
+def asked_node(
+    wish: Wish,
+    decision: Decision,
+    in_full: Iterable[str],
+    nodes: Container[str],
+    closed_by: str = "",
+    now: Callable[[str], list[Json]] = lambda _: [],
+) -> Json | None:
+    """Return a decision's record of the requested node, None if no node is requested.
+
+    Args:
+        wish: names the node.
+        decision: verdicts on all candidates.
+        in_full: nodes with full detail.
+        nodes: present nodes of the cluster.
+        closed_by: reason why kube-scheduler itself would filter out the node, "" if unknown.
+        now: evaluates the node for the pod with current readings; used if there is no full detail.
+    """
+    name, is_known = wish.node, wish.node in nodes
+    if not name:
+        return None
+    at = decision.place_of(name)
+    if at is None:
+        kept = Kept.NOT_ASKED if is_known else Kept.UNKNOWN
+        why = NOT_ASKED if is_known else NO_SUCH_NODE
+        if closed_by:
+            why = f"kube-scheduler itself would reject it: {closed_by}"
+        return _view(NodeTold(node=name, kept=kept, why=why))
+    score, rejection = float(decision.scores[at]), Code(int(decision.codes[at])).text
+    report = NodeTold(
+        node=name,
+        kept=Kept.IN_FULL,
+        rank=None if rejection else _rank(decision, score),
+        score=score,
+        rejection=rejection or None,
+    )
+    known = set(in_full)
+    if name not in known and is_known:
+        report = msgspec.structs.replace(report, now=now(name))
+    return in_short_or_full(report, known, decision.feasible)
+
+
+class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
+    """Record of the requested node; `now` is its evaluation with current readings."""
+
+    node: str
+    kept: Kept
+    rank: int | None = None
+    score: float | None = None
+    rejection: str | None = None
+    why: str | None = None
+    now: list[Json] = []
+
+
+def in_short_or_full(report: NodeTold, in_full: Container[str], feasible: int) -> Json:
+    """Return the record of the requested node, depending on its detail.
+
+    Args:
+        report: record of the node.
+        in_full: nodes with full detail.
+        feasible: number of nodes that passed.
+    """
+    if report.kept not in {Kept.IN_FULL, Kept.IN_SHORT}:
+        return _view(report)
+    if report.node in in_full:
+        return _view(msgspec.structs.replace(report, kept=Kept.IN_FULL, why=None, now=[]))
+    short = f"it was refused: {report.rejection}"
+    if report.rank is not None:
+        short = (
+            f"it passed, in place {report.rank} of {feasible} with score {report.score or 0.0:.6f}"
+        )
+    return _view(msgspec.structs.replace(report, kept=Kept.IN_SHORT, why=f"{short}; {NOT_IN_FULL}"))
+
+
+def _rank(decision: Decision, score: float) -> int:
+    passing = decision.scores[decision.codes == Code.PASSES]
+    return int(np.count_nonzero(passing > score + SAME)) + 1
+
+
+def _view(report: NodeTold) -> Json:
+    return {
+        "node": report.node,
+        "kept": report.kept.value,
+        "rank": report.rank,
+        "score": None if report.score is None else round(report.score, 7),
+        "rejection": report.rejection,
+        "why": report.why,
+        "now": report.now,
+    }

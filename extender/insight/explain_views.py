@@ -1,0 +1,250 @@
+"""Build the nodes of an explanation: some in full with their devices, the others in short."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from extender.core.decision.decision import Decision
+from extender.core.decision.explain import NodeScore, NodeVerdict
+from extender.core.decision.filtering import Code
+from extender.core.decision.parts import (
+    BAND,
+    CERTAINTY,
+    EARLY_FAILURES,
+    ILL_HEALTH,
+    MODEL,
+    Part,
+)
+from extender.core.decision.reasons import BETWEEN, PREFERRED
+from extender.core.decision.reasons import EARLY_FAILURES as COSTS_FAILURES
+from extender.core.decision.reasons import ILL_HEALTH as COSTS_HEALTH
+from extender.core.steps import Steps, let_go
+from extender.insight.explain_node import SAME
+from extender.insight.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_view
+from extender.placement.history import DecisionRecord
+
+_NOTHING: Final = 1e-12
+"""Scores closer than this count as equal."""
+
+MORE_LOAD: Final = "a little more load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """A decision with the nodes that are recorded in full.
+
+    Attributes:
+        decision: verdicts on all candidates.
+        details: nodes recorded in full.
+        bound_node: node that the pod was bound to, "" if none or unknown.
+    """
+
+    decision: Decision
+    details: Sequence[NodeVerdict]
+    bound_node: str = ""
+
+
+def details_in_steps(
+    decided: DecisionRecord, filtered: DecisionRecord | None
+) -> Steps[list[NodeVerdict]]:
+    """Build the verdicts of the recorded nodes in steps, including those that filter rejected.
+
+    Args:
+        decided: the decision.
+        filtered: filter decision of the same attempt, which covers the nodes that prioritize did
+            not see; None if `decided` is that one, or if it is not remembered.
+    """
+    found = yield from decided.details_in_steps()
+    if filtered is not None:
+        refused = _refused_by(filtered.decision) - {verdict.node for verdict in found}
+        for part in filtered.evidence:
+            if not refused.isdisjoint(part.nodes):
+                verdicts = yield from part.explain_in_steps()
+                found += (verdict for verdict in verdicts if verdict.node in refused)
+                yield from let_go(verdicts)
+    # "Busier than other nodes" is relative, so it is not in the node's own verdict: add it here.
+    asked = (filtered or decided).decision
+    busy = _refused_by(asked, Code.BUSY)
+    return [
+        replace(verdict, rejection=Code.BUSY.text)
+        if verdict.node in busy
+        else _as_decided(verdict, asked)
+        for verdict in found
+    ]
+
+
+def _as_decided(verdict: NodeVerdict, decision: Decision) -> NodeVerdict:
+    """Replace the rejection of a verdict from the time of binding with the decision's own."""
+    at = decision.place_of(verdict.node) if verdict.is_late else None
+    return verdict if at is None else replace(verdict, rejection=Code(int(decision.codes[at])).text)
+
+
+def _refused_by(decision: Decision, code: Code | None = None) -> set[str]:
+    """Return the rejected nodes, for one reason if given."""
+    is_meant = decision.codes != Code.PASSES if code is None else decision.codes == code
+    return {decision.candidates[at] for at in np.flatnonzero(is_meant).tolist()}
+
+
+def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
+    """Build the records of the nodes in full, best first and rejected ones last, in steps."""
+    decision = ranking.decision
+    scores = decision.scores
+    passing = np.sort(scores[decision.codes == Code.PASSES])[::-1]
+    place = {decision.candidates[at]: rank for rank, at in enumerate(decision.order.tolist(), 1)}
+    first = _first(ranking)
+    found: list[tuple[bool, int, str, Json]] = []
+    for verdict in ranking.details:
+        if len(found) % PIECE_VERDICTS == 0:
+            yield
+        rank = None if verdict.rejection else place.get(verdict.node)
+        if rank is None and not verdict.rejection:
+            # Not among the ranked best: count the nodes with a higher score.
+            rank = int((passing > _decided_score(verdict, decision) + SAME).sum()) + 1
+        view = verdict_view(verdict) | {
+            "rank": rank,
+            "is_bound": verdict.node == ranking.bound_node,
+            "assumed": sum(device.assumed for device in verdict.devices),
+            "lost_by": _lost_late(ranking, verdict) or lost_by(first, verdict),
+        }
+        found.append((rank is None, rank or 0, verdict.node, view))
+    return [view for *_, view in sorted(found, key=lambda one: one[:3])]
+
+
+def _decided_score(verdict: NodeVerdict, decision: Decision) -> float:
+    """Return a node's score in the decision, which differs from a verdict at binding time."""
+    at = decision.place_of(verdict.node) if verdict.is_late else None
+    return verdict.score if at is None else float(decision.scores[at])
+
+
+def _lost_late(ranking: Ranking, verdict: NodeVerdict) -> str:
+    """Compare the scores of a node that is recorded only from the binding, "" for other nodes.
+
+    Parts of a score from another time than the first choice's cannot be compared one by one.
+    """
+    decision = ranking.decision
+    if not verdict.is_late or verdict.rejection or not len(decision.order):
+        return ""
+    mine, first = _decided_score(verdict, decision), float(decision.scores[decision.order[0]])
+    return f"scored {mine:.6f} in the decision, {decision.best} {first:.6f}"
+
+
+def _first(ranking: Ranking) -> NodeVerdict | None:
+    """Return the verdict on the first choice, None if no node passed or it is not recorded."""
+    best = ranking.decision.best
+    mine = [verdict for verdict in ranking.details if verdict.node == best]
+    return min(mine, key=lambda verdict: verdict.score) if mine else None
+
+
+def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
+    """Explain in one sentence why a node ranks behind the first choice; None for that one."""
+    if other.rejection:
+        return f"refused: {other.rejection}"
+    if first is None or other.node == first.node:
+        return None
+    for mine, theirs in zip(first.parts, other.parts, strict=False):
+        if mine.name != theirs.name or mine.adds - theirs.adds > _NOTHING:
+            return _behind(first, other, mine)
+        if theirs.adds - mine.adds > _NOTHING:
+            break  # the node leads in this part: only the sum of the rest decides
+    if first.score - other.score < _NOTHING:
+        return f"as good as {first.node}: ties go by name"
+    return MORE_LOAD
+
+
+def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
+    """Return the clause of a node's reason that states its deficit."""
+    clauses = other.reason.split(BETWEEN)
+    if mine.name == MODEL:
+        return next((one for one in clauses if PREFERRED in one), clauses[0])
+    if mine.name == BAND:
+        return clauses[0]
+    if mine.name == CERTAINTY:
+        pairs = zip(first.factors, other.factors, strict=True)
+        worst = max(pairs, key=lambda pair: pair[0].keeps - pair[1].keeps)[1].name
+        starts = {ILL_HEALTH: COSTS_HEALTH, EARLY_FAILURES: COSTS_FAILURES}.get(worst, "")
+        return next(one for one in clauses if one.startswith(starts))
+    same = clauses[-1] == first.reason.split(BETWEEN)[-1]
+    return MORE_LOAD if same else clauses[-1]
+
+
+def short_nodes(
+    decision: Decision, known: Iterable[str], limit: int
+) -> Steps[tuple[list[Json], int]]:
+    """Return the passing nodes without full detail, best first, and the number beyond the limit.
+
+    Runs in steps.
+
+    Args:
+        decision: verdicts on all candidates.
+        known: nodes with full detail.
+        limit: largest number of nodes to return.
+    """
+    skipped, candidates = set(known), decision.candidates
+    passing = np.flatnonzero(decision.codes == Code.PASSES)
+    ordered = passing[np.argsort(-decision.scores[passing], kind="stable")]
+    rows = zip(ordered.tolist(), decision.scores[ordered].tolist(), strict=True)
+    shown: list[Json] = []
+    count = 0
+    while some := list(islice(rows, PIECE_SHORT)):
+        yield
+        others = [(candidates[at], score) for at, score in some if candidates[at] not in skipped]
+        shown += (
+            {"node": node, "score": round(score, 7), "rejection": None}
+            for node, score in others[: max(limit - len(shown), 0)]
+        )
+        count += len(others)
+    return shown, count - len(shown)
+
+
+def rejected_nodes(decision: Decision, most: int) -> list[Json]:
+    """Group the rejected nodes by reason, most frequent first, with up to `most` names each."""
+    groups: list[Json] = []
+    counts = np.bincount(decision.codes, minlength=len(Code)).tolist()
+    for code in Code:
+        if not code.text or not counts[code]:
+            continue
+        rows = np.flatnonzero(decision.codes == code)[:most].tolist()
+        names = [decision.candidates[at] for at in rows]
+        groups.append({"count": counts[code], "reason": code.text, "nodes": names})
+    return sorted(groups, key=_count)
+
+
+def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[Json]:
+    """Group the nodes that kube-scheduler itself would reject by reason, most frequent first."""
+    groups: list[Json] = [
+        {"count": len(names), "reason": reason, "nodes": names[:most]}
+        for reason, names in closed.items()
+    ]
+    return sorted(groups, key=_count)
+
+
+def _count(group: Json) -> int:
+    count = group["count"]
+    return -count if isinstance(count, int) else 0
+
+
+def kept(decision: Decision, names: Iterable[str]) -> Json:
+    """Summarize how many candidates of a decision are recorded in full and in short.
+
+    Args:
+        decision: verdicts on all candidates.
+        names: nodes with full detail.
+    """
+    return kept_view(len(decision.candidates), len(set(names)))
+
+
+def kept_view(candidates: int, in_full: int) -> Json:
+    """Summarize how many candidates are recorded in full and in short, from their numbers."""
+    in_short = max(candidates - in_full, 0)
+    note = "every candidate is recorded in full: devices and readings at the time of the decision"
+    if in_short:
+        note = (
+            f"{in_full} of {candidates} candidates are recorded in full, with devices and "
+            "readings at the time of the decision: the best ones, the node bound to, and if few "
+            f"pass some rejected ones; the other {in_short} only with score and reason "
+            "(decisions.detailed_nodes sets how many)"
+        )
+    return {"in_full": in_full, "in_short": in_short, "note": note}

@@ -1,0 +1,379 @@
+"""The route /v1/holders: pods that hold GPUs, how long these have been idle, and their cost."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+from aiohttp import web
+
+from extender.core.devices.readings import DeviceInfo, Signal
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import Snapshot
+from extender.fleet.fleet import Fleet
+from extender.insight.holding import HeldDevice, Holder, Sums
+from extender.insight.idleness import ACTIVE_FROM, SWEEP_SECONDS, Idleness
+from extender.insight.pending import moment
+from extender.insight.prices import PriceList, card_share
+from extender.insight.shared import Shared
+from extender.insight.views import GIB, PRODUCT_LABEL, Json
+from extender.server.answers import chunks, stream_answer
+from extender.server.parameters import check_parameters, read_boolean, read_number, refusing
+from extender.server.seen import of_pod, pod_name, sees
+
+PATH = "/v1/holders"
+DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000
+DEFAULT_SECONDS, MAX_SECONDS = 3600, 30 * 86_400
+PIECE_ROWS = 1000
+"""Devices to check between two yields to the event loop; fewer nodes and pods, which cost more."""
+PIECE_HOLDERS = 64
+PIECE_PODS = 500
+PIECE_SHOWN = 16
+SHARED_SECONDS = 5.0
+"""Lifetime of a result that several callers share: ten open pages cost as much as one."""
+LEAST_SECONDS = 2 * SWEEP_SECONDS
+"""Shortest idle time that counts, even if the caller asks for less: two sweeps."""
+EMPTY_BYTES = 64 << 20
+"""Memory below which a device counts as empty: the driver itself uses some."""
+
+
+class Holders:
+    """Handler of /v1/holders.
+
+    Args:
+        fleet: state of the fleet.
+        idleness: time of each device's last activity.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, fleet: Fleet, idleness: Idleness, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._idleness = idleness
+        self._clock = clock
+        self._prices = PriceList({})
+        self._found = Shared[Sequence[Holder]](clock, SHARED_SECONDS)
+        self._unknown = Shared[Mapping[str, int]](clock, SHARED_SECONDS)
+
+    @property
+    def prices(self) -> PriceList:
+        """Price list of a GPU-hour."""
+        return self._prices
+
+    @prices.setter
+    def prices(self, prices: PriceList) -> None:
+        self._prices = prices
+        self._found.clear()
+
+    @property
+    def watched_since(self) -> float | None:
+        """Start of the activity watch, seconds since the epoch; None before the first sweep."""
+        return self._idleness.began_at
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/holders."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"namespace", "limit", "idle_for", "some"}))
+        namespace = query.get("namespace")
+        limit = read_number(query, "limit", default=DEFAULT_HOLDERS, low=1, high=MAX_HOLDERS)
+        idle_for = read_number(query, "idle_for", default=DEFAULT_SECONDS, low=0, high=MAX_SECONDS)
+        is_any = read_boolean(query, "some")
+        seconds = float(idle_for)
+        found = await self.find(seconds, namespace, is_any=is_any)
+        longest = found[:limit]
+        snapshot = self._fleet.snapshot()
+        pieces = (
+            [self._view(one, snapshot) for one in longest[start : start + PIECE_SHOWN]]
+            for start in range(0, len(longest), PIECE_SHOWN)
+        )
+        rest = {
+            "at": moment(self._clock()),
+            "watched_since": moment(self.watched_since),
+            "idle_for_seconds": seconds,
+            "active_from_ratio": ACTIVE_FROM,
+            "total": len(found),
+            "unknown": await self.unknown(namespace),
+            "is_priced": bool(self.prices),
+            "sums": (await sum_seen(found)).view(),
+        }
+        return await stream_answer(request, "holders", pieces, rest)
+
+    async def find(
+        self, seconds: float, namespace: str | None = None, *, is_any: bool = False
+    ) -> Sequence[Holder]:
+        """Return the pods whose devices have been idle long enough, longest first.
+
+        Args:
+            seconds: shortest idle time; 0 for all pods that hold devices.
+            namespace: only pods of this namespace; None for all.
+            is_any: include pods that use some of their devices.
+        """
+        if namespace is not None and not sees(namespace):
+            return ()
+        found = await self._found.get((seconds, is_any), lambda: self._find(seconds, is_any=is_any))
+        if namespace is None:
+            return found
+        return [holder for holder in found if holder.record.namespace == namespace]
+
+    async def _find(self, seconds: float, *, is_any: bool) -> Sequence[Holder]:
+        """Find the pods in all namespaces; the caller redacts them."""
+        nodes: dict[str, None] = {}
+        rows = iter(self._idleness.idle_rows(seconds))
+        while some := list(islice(rows, PIECE_ROWS)):
+            nodes.update(dict.fromkeys(self._nodes_of(some)))
+            await asyncio.sleep(0)
+        found: list[Holder] = []
+        idle: list[float] = []
+        for few in chunks(self._on_all(nodes, seconds), PIECE_HOLDERS):
+            wanted = [
+                holder
+                for holder in few
+                if holder.is_idle or not seconds or (is_any and bool(holder.idle))
+            ]
+            found += wanted
+            idle += (holder.idle_seconds for holder in wanted)
+            await asyncio.sleep(0)
+        order = iter(np.argsort(-np.array(idle), kind="stable").tolist())
+        ranked: list[Holder] = []
+        while places := list(islice(order, PIECE_ROWS)):
+            ranked += map(found.__getitem__, places)
+            await asyncio.sleep(0)
+        return ranked
+
+    def _on_all(self, nodes: Iterable[str], seconds: float) -> Iterator[Holder]:
+        for node in nodes:
+            yield from self._on(node, seconds)
+
+    def _nodes_of(self, rows: Iterable[int]) -> Iterator[str]:
+        """Yield the nodes of the devices that pods hold."""
+        for row in rows:
+            if self._fleet.tenants_of(row):
+                info = self._fleet.store.info(row)
+                if info is not None and info.node in self._fleet.nodes:
+                    yield info.node
+
+    def _on(self, node: str, seconds: float) -> Iterator[Holder]:
+        """Yield the pods on a node whose devices are known."""
+        rows_by_pod: dict[str, list[int]] = {}
+        for row in self._fleet.store.rows_of_node(node):
+            for key in self._fleet.tenants_of(row):
+                rows_by_pod.setdefault(key, []).append(row)
+        snapshot = self._fleet.snapshot()
+        for record in self._fleet.pods_on(node):
+            rows = rows_by_pod.get(record.key)
+            if rows:
+                yield self._holder(record, rows, seconds, snapshot)
+
+    def _holder(
+        self, record: PodRecord, rows: list[int], seconds: float, snapshot: Snapshot
+    ) -> Holder:
+        devices = tuple(filter(None, (self._device(record, row) for row in rows)))
+        whole = shared = 0
+        cards, counted, is_partial = 0.0, set[int](), not record.resources
+        for resource, count in record.resources.items():
+            pool = snapshot.pools.get(resource)
+            at = pool.row_of.get(record.node) if pool is not None else None
+            row = pool.rows[at] if pool is not None and at is not None else None
+            is_shared = row is not None and row.is_shared
+            shared += is_shared
+            whole += 0 if is_shared else count
+            if row is None:
+                is_partial = True
+                continue
+            slots = set(row.slots)
+            counted |= slots
+            infos = [device.info for device in devices if device.row in slots]
+            replicas = max(row.replicas, 1) if is_shared else 1
+            cards += count * _mean_share(infos) / replicas
+        if is_partial:  # ResourceClaims, or a resource that the node lost: count the devices
+            cards += sum(_own_share(device) for device in devices if device.row not in counted)
+        least = max(seconds, LEAST_SECONDS)
+        idle = tuple(device for device in devices if device.idle_seconds >= least)
+        return Holder(
+            record=record,
+            devices=devices,
+            missing=0 if shared else max(whole - len(devices), 0),
+            cards=cards,
+            idle=idle,
+            idle_seconds=min((device.idle_seconds for device in idle), default=0.0),
+            held_seconds=max(self._clock() - (record.bound_at or record.created_at), 0.0),
+            price=self._price(record, devices),
+        )
+
+    def _price(self, record: PodRecord, devices: Iterable[HeldDevice]) -> float | None:
+        """Return the price of one card-hour for a pod; all cards of a node are of one model."""
+        if not self.prices:
+            return None
+        model = next((device.info.model for device in devices if device.info.model), "")
+        node = self._fleet.nodes.get(record.node)
+        return self.prices.of(model or (node.labels.get(PRODUCT_LABEL, "") if node else ""))
+
+    def _device(self, record: PodRecord, row: int) -> HeldDevice | None:
+        info = self._fleet.store.info(row)
+        if info is None:
+            return None
+        used_at, is_guess = self._idleness.last_used(row)
+        bound_at = record.bound_at or record.created_at
+        return HeldDevice(
+            row=row,
+            info=info,
+            idle_seconds=max(self._clock() - max(used_at, bound_at), 0.0),
+            is_at_least=is_guess and used_at > bound_at,
+            tenants=len(self._fleet.tenants_of(row)),
+        )
+
+    async def unknown(self, namespace: str | None) -> int:
+        """Return the number of pods that hold devices which no source attributes to them."""
+        if namespace is not None and not sees(namespace):
+            return 0
+        counts = await self._unknown.get(None, self._count_unknown)
+        return sum(counts.values()) if namespace is None else counts.get(namespace, 0)
+
+    async def _count_unknown(self) -> Mapping[str, int]:
+        """Count by namespace the pods that hold devices which no source attributes to them."""
+        counts: Counter[str] = Counter()
+        for some in chunks(tuple(self._fleet.pods.values()), PIECE_PODS):
+            counts.update(
+                record.namespace
+                for record in some
+                if record.holds_devices
+                and record.resources
+                and not self._fleet.is_shown(record.uid)
+            )
+            await asyncio.sleep(0)
+        return counts
+
+    def _view(self, holder: Holder, snapshot: Snapshot) -> Json:
+        record, hidden = holder.record, holder.record.namespace
+        devices = [
+            _device_view(device, snapshot, self._processes(device.row)) for device in holder.devices
+        ]
+        memory = _sum_known(device["memory_used_bytes"] for device in devices)
+        gpus = holder.gpus
+        is_at_least = any(device.is_at_least for device in holder.idle)
+        return {
+            "pod": pod_name(record.namespace, record.name),
+            "uid": of_pod(hidden, record.uid),
+            "owner": of_pod(hidden, record.owner or None),
+            "node": record.node,
+            "resources": dict(record.resources),
+            "gpus": gpus,
+            "gpus_idle": len(holder.idle),
+            "gpus_in_use": gpus - len(holder.idle),
+            "bound_at": moment(record.bound_at or record.created_at),
+            "held_seconds": holder.held_seconds,
+            "idle_seconds": holder.idle_seconds,
+            "is_at_least": is_at_least,
+            "gpu_hours": holder.gpu_hours,
+            "gpu_hours_idle": holder.gpu_hours_idle,
+            "cost": of_pod(hidden, holder.cost),
+            "cost_used": of_pod(hidden, holder.cost_used),
+            "cost_idle": of_pod(hidden, holder.cost_idle),
+            "memory_used_bytes": memory,
+            "why": _why(holder, gpus, devices, is_at_least=is_at_least),
+            "devices": devices,
+        }
+
+    def _processes(self, row: int) -> int | None:
+        """Return the number of processes on a device, None if unknown or stale."""
+        reading = self._fleet.store.told((Signal.PROCESSES,), row)
+        count = self._fleet.store.value(Signal.PROCESSES, row)
+        if reading is None or count is None:
+            return None
+        is_fresh = self._clock() - reading[1] <= self._fleet.policy.freshness.max_age_seconds
+        return int(count) if is_fresh else None
+
+
+async def sum_seen(holders: Iterable[Holder]) -> Sums:
+    """Sum over the pods that the caller may read."""
+    sums = Sums()
+    for some in chunks(holders, PIECE_PODS):
+        for holder in some:
+            if sees(holder.record.namespace):
+                sums.add(holder)
+        await asyncio.sleep(0)
+    return sums
+
+
+def _mean_share(infos: Sequence[DeviceInfo]) -> float:
+    """Return the devices' mean share of a card's compute; 1 if none is known."""
+    shares = [card_share(info.model, info.mig_profile) for info in infos]
+    return sum(shares) / len(shares) if shares else 1.0
+
+
+def _own_share(device: HeldDevice) -> float:
+    """Return one tenant's share of a card, if all tenants of the device have equal shares."""
+    return card_share(device.info.model, device.info.mig_profile) / max(device.tenants, 1)
+
+
+def _device_view(device: HeldDevice, snapshot: Snapshot, processes: int | None) -> Json:
+    telemetry, row = snapshot.telemetry, device.row
+    is_there = row < len(telemetry.latest)
+    used = None
+    if is_there and telemetry.memory_freshness[row] and telemetry.memory_total_bytes[row]:
+        used = int(telemetry.memory_used[row] * telemetry.memory_total_bytes[row])
+    is_known = is_there and bool(telemetry.freshness[row])
+    return {
+        "index": device.info.index,
+        "uuid": device.info.uuid,
+        "gpu_instance_id": device.info.gpu_instance_id,
+        "utilization_ratio": float(telemetry.latest[row]) if is_known else None,
+        "memory_used_bytes": used,
+        "processes": processes,
+        "idle_seconds": device.idle_seconds,
+        "tenants": device.tenants,
+    }
+
+
+def _sum_known(values: Iterable[object]) -> int | None:
+    """Sum the known values, None if there is none."""
+    known = [one for one in values if isinstance(one, int)]
+    return sum(known) if known else None
+
+
+def _why(holder: Holder, gpus: int, devices: list[Json], *, is_at_least: bool) -> str:
+    """Describe in one line the observations that a pod does not use its devices."""
+    if not holder.idle:
+        return "uses its GPUs"
+    least = "at least " if is_at_least else ""
+    parts = [
+        f"no activity on {len(holder.idle)} of {gpus} GPUs for {least}" + span(holder.idle_seconds)
+    ]
+    processes = [one["processes"] for one in devices]
+    if None not in processes:
+        # On a shared device the processes may belong to another pod.
+        count = _sum_known(processes) or 0
+        parts.append(
+            {0: "no process there", 1: "1 process there"}.get(count, f"{count} processes there")
+        )
+    memory = _sum_known(one["memory_used_bytes"] for one in devices)
+    if memory is None:
+        parts.append("memory unknown")
+    elif memory < EMPTY_BYTES * len(devices):
+        parts.append("almost no memory held")
+    else:
+        parts.append(f"{memory / GIB:.1f} GiB of memory held")
+    return ", ".join(parts)
+
+
+def span(seconds: float) -> str:
+    """Format a duration in words, with two units at most.
+
+    Example:
+        >>> span(59.4), span(3600), span(5400), span(90000)
+        ('59 s', '1 h', '1 h 30 min', '1 d 1 h')
+    """
+    whole = int(seconds)
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    for place, (name, length) in enumerate(units):
+        if whole >= length:
+            count, rest = divmod(whole, length)
+            if place + 1 < len(units):
+                lesser, smaller = units[place + 1]
+                if rest >= smaller:
+                    return f"{count} {name} {rest // smaller} {lesser}"
+            return f"{count} {name}"
+    return "0 s"

@@ -1,0 +1,143 @@
+"""A pod with its devices, their GPU-hours and cost, and sums over pods."""
+
+from dataclasses import dataclass
+
+from extender.core.devices.readings import DeviceInfo
+from extender.core.nodes.inventory import PodRecord
+from extender.insight.views import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDevice:
+    """A device that a pod holds.
+
+    Attributes:
+        row: row in the telemetry.
+        info: identity of the device.
+        idle_seconds: time since its last activity, limited to the time since the pod's binding.
+        is_at_least: whether activity before that time is unknown, so that the time may be longer.
+        tenants: number of pods on the device.
+    """
+
+    row: int
+    info: DeviceInfo
+    idle_seconds: float
+    is_at_least: bool
+    tenants: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A pod that holds devices.
+
+    Attributes:
+        record: the pod.
+        devices: devices known to be the pod's.
+        missing: number of further devices that the pod holds but no source attributes to it.
+        cards: number of whole cards that these amount to; shares and MIG instances count in part.
+        idle: members of `devices` that have been idle long enough.
+        idle_seconds: time for which all of these have been idle.
+        held_seconds: time since the binding.
+        price: price of one card-hour, None if unknown.
+    """
+
+    record: PodRecord
+    devices: tuple[HeldDevice, ...]
+    missing: int
+    cards: float
+    idle: tuple[HeldDevice, ...]
+    idle_seconds: float
+    held_seconds: float
+    price: float | None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the pod uses none of its devices."""
+        return not self.missing and len(self.idle) == len(self.devices)
+
+    @property
+    def gpus(self) -> int:
+        """Number of the pod's devices."""
+        return len(self.devices) + self.missing
+
+    @property
+    def gpu_hours(self) -> float:
+        """Card-hours since the binding."""
+        return self.cards * self.held_seconds / 3600
+
+    @property
+    def gpu_hours_idle(self) -> float:
+        """Card-hours since the last activity of each device that is idle now."""
+        idle_seconds = sum(device.idle_seconds for device in self.idle)
+        return self.cards * idle_seconds / max(self.gpus, 1) / 3600
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of all card-hours, None if the price is unknown."""
+        return None if self.price is None else self.price * self.gpu_hours
+
+    @property
+    def cost_used(self) -> float | None:
+        """Cost of the card-hours that were not idle, None if the price is unknown."""
+        if self.price is None:
+            return None
+        return self.price * max(self.gpu_hours - self.gpu_hours_idle, 0.0)
+
+    @property
+    def cost_idle(self) -> float | None:
+        """Cost of the idle card-hours, None if the price is unknown."""
+        return None if self.price is None else self.price * self.gpu_hours_idle
+
+
+@dataclass(slots=True, kw_only=True)
+class Sums:
+    """Sums over pods.
+
+    Attributes:
+        pods: number of pods.
+        gpus: devices that they hold.
+        gpus_idle: idle devices among these.
+        gpu_hours: card-hours.
+        gpu_hours_idle: idle card-hours among these.
+        unpriced_pods: pods without a known price; the costs exclude them.
+        cost: cost of all card-hours with a price.
+        cost_idle: cost of the idle ones among these.
+    """
+
+    pods: int = 0
+    gpus: int = 0
+    gpus_idle: int = 0
+    gpu_hours: float = 0.0
+    gpu_hours_idle: float = 0.0
+    unpriced_pods: int = 0
+    cost: float = 0.0
+    cost_idle: float = 0.0
+
+    def add(self, holder: Holder) -> None:
+        """Add one pod."""
+        self.pods += 1
+        self.gpus += holder.gpus
+        self.gpus_idle += len(holder.idle)
+        self.gpu_hours += holder.gpu_hours
+        self.gpu_hours_idle += holder.gpu_hours_idle
+        if holder.price is None:
+            self.unpriced_pods += 1
+            return
+        self.cost += holder.price * holder.gpu_hours
+        self.cost_idle += holder.price * holder.gpu_hours_idle
+
+    def view(self) -> Json:
+        """Return the sums as a JSON-ready record; costs are null if no pod has a price."""
+        is_priced = self.pods > self.unpriced_pods
+        return {
+            "pods": self.pods,
+            "gpus": self.gpus,
+            "gpus_idle": self.gpus_idle,
+            "gpu_hours": self.gpu_hours,
+            "gpu_hours_used": max(self.gpu_hours - self.gpu_hours_idle, 0.0),
+            "gpu_hours_idle": self.gpu_hours_idle,
+            "cost": self.cost if is_priced else None,
+            "cost_used": max(self.cost - self.cost_idle, 0.0) if is_priced else None,
+            "cost_idle": self.cost_idle if is_priced else None,
+            "unpriced_pods": self.unpriced_pods,
+        }

@@ -1,0 +1,196 @@
+"""The route /v1/pending: GPU pods that wait, with kube-scheduler's reasons and ours."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+
+from aiohttp import web
+
+from extender.core.nodes.inventory import PodRecord
+from extender.fleet.fleet import Fleet
+from extender.insight.last_decisions import Last, LastDecisions, LastHeard
+from extender.insight.reasons import Counted, hints, of_nodes, read_message
+from extender.insight.replicas import ONE, Replicas
+from extender.insight.views import Json
+from extender.placement.history import DecisionHistory
+from extender.server.answers import stream_answer
+from extender.server.parameters import check_parameters, read_number, refusing
+from extender.server.seen import OfPod, of_pod, pod_name, sees
+
+PATH = "/v1/pending"
+DEFAULT_PODS, MAX_PODS = 200, 1000
+PIECE_SCANNED = 2000
+"""Pods to scan between two yields to the event loop."""
+PIECE_SHOWN = 16
+
+GATED = "a scheduling gate holds it back: the controller that set the gate must remove it"
+UNTRIED = "kube-scheduler has not reported on it yet: is the scheduler that it names running?"
+NOMINATED = "preemption makes room for it: it is placed once the victims are gone"
+PLACING = "the extender chose a node for it a moment ago; its binding is not seen yet"
+
+
+class Pending:
+    """Handler of /v1/pending.
+
+    Args:
+        fleet: state of the fleet.
+        history: decisions of this replica.
+        clock: seconds since the epoch.
+        replicas: this replica and the others, which may have made the latest decision.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        history: DecisionHistory,
+        clock: Callable[[], float],
+        replicas: Replicas = ONE,
+    ) -> None:
+        self.last = LastDecisions(fleet, history, replicas)
+        self._fleet = fleet
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/pending."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"namespace", "limit"}))
+        namespace = request.query.get("namespace")
+        limit = read_number(request.query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS)
+        found = await self._waiting(namespace)
+        heard = await self.last.hear(namespace=namespace or "")
+        shown = sorted(found, key=lambda record: (record.created_at, record.key))[:limit]
+        pieces = ([self.view(one, heard) for one in some] for some in _pieces(shown))
+        nodes = {name for pool in self._fleet.snapshot().pools.values() for name in pool.nodes}
+        rest = {"total": len(found), "nodes": len(nodes), "unreachable": heard.unreachable}
+        return await stream_answer(request, "pods", pieces, rest)
+
+    async def _waiting(self, namespace: str | None) -> list[PodRecord]:
+        """Return the waiting pods, of one namespace if given."""
+        if namespace is not None and not sees(namespace):
+            return []
+        found: list[PodRecord] = []
+        records = iter(tuple(self._fleet.pods.values()))
+        while some := list(islice(records, PIECE_SCANNED)):
+            found += (
+                record for record in some if waits(record) and namespace in {None, record.namespace}
+            )
+            await asyncio.sleep(0)
+        return found
+
+    def view(self, record: PodRecord, heard: LastHeard) -> Json:
+        """Describe a waiting pod.
+
+        Args:
+            record: the pod.
+            heard: latest decisions of the other replicas.
+        """
+        parsed = read_message(record.message)
+        decided = self.last.of(record.uid, heard)
+        by_us = parsed.by_us
+        state = self._state(record, decided)
+        # A newer try of ours counts only where kube-scheduler has not said anything yet.
+        if not record.message and decided is not None and decided.leaves_none:
+            by_us = decided.refused
+        reasons = (*parsed.by_scheduler, *by_us)
+        assumed = self._fleet.ledger.get(record.uid)
+        hidden = record.namespace
+        return {
+            "pod": pod_name(record.namespace, record.name),
+            "uid": of_pod(hidden, record.uid),
+            "owner": of_pod(hidden, record.owner or None),
+            "scheduler": record.scheduler_name,
+            "created_at": moment(record.created_at),
+            "waiting_seconds": max(self._clock() - record.created_at, 0.0),
+            "resources": dict(record.resources),
+            "gpu_memory_bytes": of_pod(hidden, record.memory_bytes),
+            "nominated_node": record.nominated_node or None,
+            "assumed_node": assumed.node if assumed else None,
+            "state": state,
+            "nodes": parsed.nodes,
+            "by_scheduler": _counted(hidden, parsed.by_scheduler),
+            "by_us": _counted(hidden, by_us),
+            "message": of_pod(hidden, record.message or None),
+            "preemption": of_pod(hidden, parsed.preemption or None),
+            "hints": OfPod(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
+            "decision": None if decided is None else _brief(decided),
+        }
+
+    def _state(self, record: PodRecord, decided: Last | None) -> str:
+        """Return a pod's state in a word, such as gated, nominated or refused."""
+        if record.is_deleting:
+            return "deleting"
+        if record.is_gated:
+            return "gated"
+        if record.nominated_node:
+            return "nominated"
+        if self._fleet.ledger.get(record.uid) is not None:
+            return "placing"
+        if record.is_refused:
+            return "refused"
+        if record.is_unscheduled:
+            return "unschedulable"
+        if decided is not None:
+            return "refused" if decided.leaves_none else "placing"
+        return "untried"
+
+
+_SELF_EVIDENT = {
+    "gated": GATED,
+    "untried": UNTRIED,
+    "nominated": NOMINATED,
+    "placing": PLACING,
+}
+
+
+def _help(reasons: Iterable[Counted], state: str) -> list[str]:
+    """Return hints for the reasons, else for the state."""
+    return hints(reasons) or [text for name, text in _SELF_EVIDENT.items() if name == state]
+
+
+def _counted(namespace: str, reasons: Iterable[Counted]) -> OfPod:
+    """Return reasons for an answer, redacted: some contain names from the pod's namespace."""
+    every = tuple(reasons)
+    return OfPod(
+        namespace, [asdict(one) for one in every], [asdict(one) for one in of_nodes(every)]
+    )
+
+
+def waits(record: PodRecord) -> bool:
+    """Check whether a pod requests GPUs and is neither bound nor finished."""
+    asks = bool(record.resources) or record.has_gpu_claims
+    return asks and not record.node and not record.phase.is_terminal
+
+
+def _brief(decided: Last) -> Json:
+    return {
+        "id": decided.id,
+        "replica": decided.replica,
+        "number": decided.number,
+        "at": moment(decided.at),
+        "verb": decided.verb,
+        "candidates": decided.candidates,
+        "feasible": decided.feasible,
+        "node": decided.node,
+    }
+
+
+def moment(at: float | None) -> str | None:
+    """Format a time as RFC 3339 with milliseconds, in UTC.
+
+    Example:
+        >>> moment(0.5)
+        '1970-01-01T00:00:00.500+00:00'
+    """
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def _pieces(records: Iterable[PodRecord]) -> Iterable[list[PodRecord]]:
+    rest = iter(records)
+    while some := list(islice(rest, PIECE_SHOWN)):
+        yield some

@@ -1,0 +1,1 @@
+"""Decide a decision log again under other settings, offline."""

@@ -1,0 +1,77 @@
+"""This replica's identity, and the interface to the other replicas."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from extender.server.answers import error_answer
+
+ALONE: Final = "here"
+
+
+class Others(Protocol):
+    """Interface to the other replicas."""
+
+    async def ask(self, path: str) -> Mapping[str, bytes | None]:
+        """Query all other replicas; return each answer by address, None for no answer."""
+
+    async def ask_one(self, address: str, path: str) -> bytes | None:
+        """Query one replica; return its answer, None for no answer."""
+
+
+class Nobody:
+    """Implementation of `Others` without other replicas."""
+
+    async def ask(self, path: str) -> Mapping[str, bytes | None]:  # noqa: ARG002 - see Others
+        """Return an empty mapping."""
+        return {}
+
+    async def ask_one(self, address: str, path: str) -> bytes | None:  # noqa: ARG002 - see Others
+        """Return None."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """This replica's identity, and its connection to the others.
+
+    Attributes:
+        name: short unique name of this process, without hyphens.
+        host: name of the extender pod.
+        others: the other replicas.
+        tells: whether peer requests may be answered: they are authenticated, or no data is
+            protected.
+    """
+
+    name: str = ALONE
+    host: str = ""
+    others: Others = field(default_factory=Nobody)
+    tells: bool = False
+
+    @classmethod
+    def of(cls, identity: str, others: Others | None, *, tells: bool) -> "Replicas":
+        """Create from an identity of the form `host_name`."""
+        host, _, name = identity.rpartition("_")
+        return cls(name=name, host=host, others=others or Nobody(), tells=tells)
+
+    def id_of(self, number: int) -> str:
+        """Return a decision's id, which is unique across replicas and restarts."""
+        return f"{self.name}-{number}"
+
+    def is_ours(self, wanted: str) -> bool:
+        """Check whether a decision's id belongs to this replica."""
+        return wanted.startswith(f"{self.name}-")
+
+    def refusal(self) -> web.Response | None:
+        """Return the error for peer requests that cannot be authenticated, None to accept them."""
+        if self.tells:
+            return None
+        return error_answer(
+            403, "without TLS (tls.*) replicas cannot be authenticated: decisions are not shared"
+        )
+
+
+ONE: Final = Replicas()
+"""Default for a process without other replicas."""

@@ -1,0 +1,367 @@
+"""JSON-ready records of nodes, GPUs and decisions, from the same numbers that decisions use."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from itertools import islice
+
+import numpy as np
+
+from extender.core.decision.assessment import Ask, assess
+from extender.core.decision.causes import ill_health, shown_by
+from extender.core.decision.evaluation import estimates
+from extender.core.decision.explain import DeviceVerdict, NodeVerdict, device_states
+from extender.core.decision.filtering import Code
+from extender.core.devices.readings import DeviceInfo, Signal
+from extender.core.nodes.snapshot import PoolRow, Snapshot, batch_rows
+from extender.core.request.request import GpuRequest
+from extender.core.steps import Steps, finish, let_go
+from extender.core.untyped import mapping_of, text_of
+from extender.fleet.fleet import Fleet
+from extender.fleet.latest import FILLING
+from extender.insight.gpu_state import GpuState, counts
+from extender.insight.order import order_of
+from extender.placement.history import DecisionRecord
+from extender.server.seen import OfPod, namespace_of, of_pod, pod_key, pod_name
+
+Json = dict[str, object]
+
+PIECE_VERDICTS = 16
+"""Verdicts to convert between two yields to the event loop: two milliseconds."""
+PIECE_SHORT = 1000
+"""Nodes in short form to convert between two yields: one millisecond."""
+
+_VERDICT = tuple(one.name for one in fields(NodeVerdict))
+_DEVICE = tuple(one.name for one in fields(DeviceVerdict) if one.name != "row")
+
+GIB = 1 << 30
+OUTSIDE = "; a process outside Kubernetes uses it"
+PRODUCT_LABEL = "nvidia.com/gpu.product"
+DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
+"""Labels of gpu-feature-discovery, used if telemetry lacks the value."""
+
+
+def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[GpuState]]:
+    """Return the devices of each node, in the order of `order_of`."""
+    by_node: dict[str, list[GpuState]] = {node: [] for node in nodes}
+    for pool in snapshot.pools.values():
+        here = [node for node in by_node if node in pool.row_of]
+        if not here:
+            continue
+        rows = tuple(pool.rows[pool.row_of[node]] for node in here)
+        batch = batch_rows(rows, snapshot.telemetry, np.zeros(len(rows)), width=1)
+        ask = Ask(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
+        assessment = assess(batch, ask.columns, estimates(fleet.policy))
+        words = device_states(batch, assessment)
+        for index, (node, row) in enumerate(zip(here, rows, strict=True)):
+            counted = assessment.peak[index].tolist()
+            by_node[node].extend(
+                _gpu(fleet, snapshot, (node, pool.resource), (row, slot), (word, counted[slot]))
+                for slot, word in enumerate(words[index][: len(row.slots)])
+            )
+    for gpus in by_node.values():
+        gpus.sort(key=order_of)
+    return by_node
+
+
+def _gpu(
+    fleet: Fleet,
+    snapshot: Snapshot,
+    where: tuple[str, str],
+    at: tuple[PoolRow, int],
+    verdict: tuple[str, float],
+) -> GpuState:
+    """Build the state of one device.
+
+    Args:
+        fleet: state of the fleet.
+        snapshot: the fleet as decisions see it.
+        where: node and resource.
+        at: the node's row in the resource's pool, and the slot in it.
+        verdict: the device's state, and the utilization that it was judged by, including pods just
+            placed on it.
+    """
+    (node, resource), (pool_row, slot), (state, counted) = where, at, verdict
+    row = pool_row.slots[slot]
+    telemetry, store = snapshot.telemetry, fleet.store
+    info = store.info(row) or DeviceInfo(node=node, uuid="")
+    fresh = float(telemetry.freshness[row])
+    memory_fresh = float(telemetry.memory_freshness[row])
+    health = ill_health(telemetry, row, lambda other: _name(fleet, other))
+    signals = _signals(fleet, snapshot, row)
+    activity = signals.get("utilization", {})
+    besides = OUTSIDE if telemetry.is_foreign[row] and state != "foreign" else ""
+    return GpuState(
+        node=node,
+        resource=resource,
+        index=info.index if info.uuid else None,
+        uuid=info.uuid,
+        gpu_instance_id=info.gpu_instance_id,
+        mig_profile=info.mig_profile,
+        model=info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, ""),
+        state=state,
+        why=health
+        if state == "unhealthy"
+        else _why(fleet, snapshot, row, state, counted) + besides,
+        health=health,
+        utilization_ratio=float(telemetry.utilization[row]) if fresh else None,
+        utilization_latest_ratio=float(telemetry.latest[row]) if fresh else None,
+        utilization_spread_ratio=float(telemetry.spread[row]) if fresh else None,
+        memory_used_ratio=float(telemetry.memory_used[row]) if memory_fresh else None,
+        memory_free_bytes=_whole(float(telemetry.memory_free_bytes[row])) if memory_fresh else None,
+        memory_total_bytes=_whole(float(telemetry.memory_total_bytes[row])) or None,
+        temperature_celsius=store.value(Signal.TEMPERATURE, row),
+        power_watts=store.value(Signal.POWER, row),
+        xid=_whole(store.value(Signal.XID, row)),
+        freshness=freshness_word(max(fresh, memory_fresh)),
+        age_seconds=_age(fleet, snapshot, row),
+        source=str(activity.get("source") or store.source(row) or "none"),
+        replicas=pool_row.replicas,
+        replicas_used=pool_row.used[slot],
+        assumed=pool_row.assumed[slot],
+        tenants=tuple(map(pod_key, fleet.tenants_of(row))),
+        signals=signals,
+    )
+
+
+def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
+    """Return source and age of a device's activity, memory and health readings."""
+    causes = snapshot.telemetry.cause
+    sources = {
+        "utilization": fleet.store.told_activity(row),
+        "memory": fleet.store.told(FILLING, row),
+        "health": fleet.store.told(*shown_by(int(causes[row]), row, causes)),
+    }
+    return {
+        name: {"source": one[0], "age_seconds": max(snapshot.at - one[1], 0.0)}
+        for name, one in sources.items()
+        if one is not None
+    }
+
+
+def _whole(value: float | None) -> int | None:
+    """Convert a value to an integer, None if it is missing or not finite."""
+    return int(value) if value is not None and math.isfinite(value) else None
+
+
+def freshness_word(freshness: float) -> str:
+    """Convert a freshness from 0 to 1 to a word: fresh, stale or missing.
+
+    Example:
+        >>> freshness_word(0.4)
+        'stale'
+    """
+    if freshness >= 1.0:
+        return "fresh"
+    return "stale" if freshness > 0 else "missing"
+
+
+def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float) -> str:
+    """Explain a device's state in one sentence; name the load that is expected, not measured."""
+    telemetry, limits = snapshot.telemetry, fleet.policy.thresholds
+    used, measured = float(telemetry.memory_used[row]), float(telemetry.peak[row])
+    if state == "foreign":
+        gib = used * float(telemetry.memory_total_bytes[row]) / GIB
+        return f"{gib:.1f} GiB and {counted:.0%} in use, and no pod holds it"
+    busy = f"{counted:.0%}"
+    if counted > measured:
+        busy += f" ({measured:.0%} measured, the rest expected of new pods)"
+    if state == "idle":
+        return (
+            f"utilization {busy} is below {limits.utilization:.0%}, "
+            f"memory {used:.0%} is below {limits.memory:.0%}"
+        )
+    age = _age(fleet, snapshot, row)
+    if state == "unknown":
+        return _why_unknown(float(telemetry.freshness[row]), age)
+    if counted >= limits.utilization:
+        return f"utilization {busy} is not below {limits.utilization:.0%}"
+    if used >= limits.memory:
+        return f"memory {used:.0%} is not below {limits.memory:.0%}"
+    expected = (
+        f"memory that its pods asked for or are expected to use is not below {limits.memory:.0%}"
+    )
+    return f"{expected}, {used:.0%} is measured"
+
+
+def _name(fleet: Fleet, row: int) -> str:
+    """Return a device's name in messages about other devices of its node."""
+    info = fleet.store.info(row)
+    return "another GPU" if info is None or info.index is None else f"GPU {info.index}"
+
+
+def _age(fleet: Fleet, snapshot: Snapshot, row: int) -> float | None:
+    """Return the age of a device's newest reading, None if there is none."""
+    measured_at = fleet.store.measured_at(row)
+    return None if measured_at is None else max(snapshot.at - measured_at, 0.0)
+
+
+def _why_unknown(freshness: float, age: float | None) -> str:
+    """Explain why a device's state is unknown."""
+    if age is None:
+        return "no source has shown it"
+    if freshness >= 1.0:
+        return "its memory in use is unknown"
+    if freshness > 0:
+        return f"its last reading is stale: it was measured {age:.0f} s ago"
+    return f"it has no usable reading since its tenants changed; the last is {age:.0f} s old"
+
+
+def node_views(fleet: Fleet, snapshot: Snapshot, names: Iterable[str], *, gpus: bool) -> list[Json]:
+    """Build the records of nodes, in their order, optionally with their devices."""
+    overlays = fleet.ledger.overlays(without="")
+    views = []
+    for name, states in gpus_of(fleet, snapshot, names).items():
+        assumed = {
+            resource: sum(tenant.count for tenant in overlay.get(name, ()))
+            for resource, overlay in overlays.items()
+        }
+        view = _node_view(fleet, snapshot, name, states, assumed)
+        if gpus:
+            view["gpus"] = [asdict(state) for state in states]
+        views.append(view)
+    return views
+
+
+def _node_view(
+    fleet: Fleet,
+    snapshot: Snapshot,
+    name: str,
+    states: list[GpuState],
+    assumed: Mapping[str, int],
+) -> Json:
+    record = fleet.nodes[name]
+    return {
+        "name": name,
+        "model": next((state.model for state in states if state.model), ""),
+        "driver_version": _driver_version(fleet, name),
+        "is_ready": record.is_ready,
+        "is_unschedulable": record.is_unschedulable,
+        "resources": {
+            resource: {
+                "capacity": record.capacity.get(resource, 0),
+                "allocatable": record.allocatable.get(resource, 0),
+                "held": pool.rows[pool.row_of[name]].held,
+                "assumed": assumed.get(resource, 0),
+            }
+            for resource, pool in sorted(snapshot.pools.items())
+            if name in pool.row_of
+        },
+        **counts(states),
+        "utilization_mean_ratio": _mean([state.utilization_ratio for state in states]),
+        "memory_used_mean_ratio": _mean([state.memory_used_ratio for state in states]),
+        "early_failures": fleet.early_failures(name),
+        "pods": [pod_key(key) for key in sorted(pod.key for pod in fleet.pods_on(name))],
+    }
+
+
+def _driver_version(fleet: Fleet, name: str) -> str:
+    """Return a node's driver version from telemetry, else from its labels."""
+    infos = (fleet.store.info(row) for row in fleet.store.rows_of_node(name))
+    versions = {info.driver_version for info in infos if info is not None and info.driver_version}
+    label = fleet.nodes[name].labels.get(DRIVER_LABEL, "")
+    return ", ".join(sorted(versions)) or label
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """Return the mean of the known values, None if there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
+    """Build a decision's record; in full with all verdicts and the best nodes explained."""
+    return finish(decision_in_steps(record, brief=brief))
+
+
+def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
+    """Build a decision's record in steps, because the full form takes long."""
+    decision, pod = record.decision, record.pod
+    names, wishes = decision.candidates, request_view(record.request)
+    view: Json = {
+        "number": record.number,
+        "at": datetime.fromtimestamp(record.at, UTC).isoformat(timespec="milliseconds"),
+        "verb": record.verb,
+        "pod": pod_name(pod.namespace, pod.name),
+        "uid": of_pod(pod.namespace, pod.uid),
+        # Annotations are visible only to callers who may read the pod.
+        "request": OfPod(pod.namespace, wishes, {"resources": wishes["resources"]}),
+        "candidates": len(names),
+        "feasible": decision.feasible,
+        "node": decision.best,
+        "runner_up": names[decision.order[1]] if len(decision.order) > 1 else None,
+        "bound_node": record.bound_node or None,
+        "is_followed": record.bound_node == decision.best if record.bound_node else None,
+        "is_shadow": record.is_shadow,
+        "snapshot": record.snapshot_version,
+        "duration_seconds": record.seconds,
+    }
+    if brief:
+        return view
+    details = yield from record.details_in_steps()
+    explained: list[Json] = []
+    for verdict in details:
+        explained.append(verdict_view(verdict))
+        if len(explained) % PIECE_VERDICTS == 0:
+            yield
+    yield from let_go(details)
+    nodes: Json = {}
+    texts = {int(code): code.text or None for code in Code}
+    rows = zip(names, decision.scores.tolist(), decision.codes.tolist(), strict=True)
+    while some := list(islice(rows, PIECE_SHORT)):
+        yield
+        nodes |= {
+            name: {"score": round(score, 7), "rejection": texts[code]} for name, score, code in some
+        }
+    return view | {"explained": explained, "nodes": nodes}
+
+
+def request_view(request: GpuRequest) -> Json:
+    """Build the record of a pod's request."""
+    return {
+        "resources": dict(request.resources),
+        "gpu_memory_bytes": request.memory_bytes,
+        "require_idle": request.requires_idle,
+        "max_utilization_ratio": request.thresholds.utilization,
+        "max_memory_ratio": request.thresholds.memory,
+        "strategy": request.strategy.value,
+        "prefer_models": list(request.preferred_models),
+    }
+
+
+def veiled(view: Mapping[str, object]) -> Json:
+    """Make another replica's decision redactable, like one of this replica."""
+    namespace = namespace_of(text_of(view.get("pod")))
+    request = mapping_of(view.get("request"))
+    return dict(view) | {
+        "pod": pod_key(text_of(view.get("pod"))),
+        "uid": of_pod(namespace, view.get("uid")),
+        "request": OfPod(namespace, dict(request), {"resources": request.get("resources")}),
+    }
+
+
+def verdict_view(verdict: NodeVerdict) -> Json:
+    """Build the record of a node's verdict with its devices."""
+    # Not `asdict`, which takes five times as long: there may be thousands of nodes.
+    view: Json = {name: getattr(verdict, name) for name in _VERDICT}
+    return view | {
+        "rejection": verdict.rejection or None,
+        "devices": [_device_view(device) for device in verdict.devices],
+        "parts": [asdict(part) for part in verdict.parts],
+        "factors": [asdict(factor) for factor in verdict.factors],
+    }
+
+
+def _device_view(device: DeviceVerdict) -> Json:
+    """Build the record of a device as the pod's decision saw it, without its internal row."""
+    view: Json = {name: getattr(device, name) for name in _DEVICE}
+    return view | {
+        "freshness": freshness_word(device.freshness),
+        "source": device.source or "none",
+        "signals": {
+            name: {"source": told.source, "age_seconds": told.age_seconds}
+            | ({"signal": told.signal} if told.signal else {})
+            for name, told in device.signals.items()
+        },
+    }

@@ -1,0 +1,135 @@
+"""Predict which nodes kube-scheduler would send for a pod that does not exist."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.nodes.labels import is_kept
+from extender.core.nodes.matching import CORDON, selects, tolerates
+from extender.core.nodes.selection import (
+    ANYWHERE,
+    REQUIRED,
+    Selection,
+    is_excessive,
+    read_selection,
+)
+from extender.core.request.request import GpuRequest
+from extender.core.untyped import mapping_of, objects_of
+from extender.fleet.fleet import Fleet
+
+NO_ROOM = "node(s) had too few free GPUs by kube-scheduler's count"
+CORDONED = "node(s) were unschedulable"
+NOT_READY = "node(s) were not ready"
+TAINTED = "node(s) had taints that a plain GPU pod does not tolerate"
+TOLERATED_TAINT = "nvidia.com/gpu"
+"""Key of the taint that keeps other pods off GPU nodes. The admission plugin
+ExtendedResourceToleration adds a toleration for the taint named like the requested resource."""
+
+
+NOT_SELECTED: Final = "node(s) didn't match Pod's node affinity/selector"
+MOST_REQUIREMENTS: Final = 100
+"""Limit of label requirements to evaluate; a pod with more is not evaluated by labels."""
+PIECE_NODES: Final = 512
+"""Nodes to check between two yields to the event loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedSelection:
+    """A pod's constraints on its nodes.
+
+    Attributes:
+        selection: constraints that the extender can evaluate.
+        not_checked: fields of the pod that it cannot evaluate.
+    """
+
+    selection: Selection
+    not_checked: tuple[str, ...]
+
+
+def read_asked(pod: Mapping[str, object]) -> AskedSelection:
+    """Parse a pod's constraints on its nodes; malformed fields count as absent.
+
+    The work per node must stay bounded, so label constraints are ignored if there are very many.
+    """
+    spec = mapping_of(pod.get("spec"))
+    if is_excessive(pod):
+        unjudged = [name for name in ("nodeSelector", "affinity", "tolerations") if spec.get(name)]
+        return AskedSelection(selection=ANYWHERE, not_checked=(*unjudged, *_unjudged(spec)))
+    selection = read_selection(pod)
+    if len(selection.labels) + sum(1 for _ in selection.requirements) > MOST_REQUIREMENTS:
+        unjudged = [name for name in ("nodeSelector", "affinity") if spec.get(name)]
+        selection = Selection(tolerations=selection.tolerations)
+    else:
+        unjudged = list(_unkept(selection, mapping_of(spec.get("affinity"))))
+    return AskedSelection(selection=selection, not_checked=(*unjudged, *_unjudged(spec)))
+
+
+def _unjudged(spec: Mapping[str, object]) -> list[str]:
+    """Return the parts of a pod that are never judged."""
+    fields = ("topologySpreadConstraints", "nodeName", "volumes", "runtimeClassName")
+    unjudged = [name for name in fields if spec.get(name)]
+    containers = objects_of(spec.get("containers"))
+    asked = {
+        name
+        for container in containers
+        for kind in ("requests", "limits")
+        for name in mapping_of(mapping_of(container.get("resources")).get(kind))
+        if name in {"cpu", "memory", "ephemeral-storage"}
+    }
+    unjudged += sorted(asked)
+    if any(port.get("hostPort") for one in containers for port in objects_of(one.get("ports"))):
+        unjudged.append("hostPort")
+    return [*unjudged, "quotas"]
+
+
+def _unkept(selection: Selection, affinity: Mapping[str, object]) -> Iterator[str]:
+    """Yield the parts of selector and affinity whose labels the extender does not store."""
+    yield from (f"nodeSelector {key}" for key, _ in selection.labels if not is_kept(key))
+    by_node = mapping_of(affinity.get("nodeAffinity"))
+    is_more = affinity.keys() - {"nodeAffinity"} or by_node.keys() - {REQUIRED}
+    if is_more or not all(is_kept(one.key) for one in selection.requirements):
+        yield "affinity"
+
+
+async def open_nodes(
+    fleet: Fleet, request: GpuRequest, selection: Selection
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the nodes that kube-scheduler would send, and the others by reason."""
+    pool = fleet.snapshot().pools.get(request.resource)
+    names: list[str] = []
+    closed: dict[str, list[str]] = {}
+    overlay = fleet.ledger.overlays(without="").get(request.resource, {})
+    nodes = iter(pool.nodes if pool is not None else ())
+    while some := list(islice(nodes, PIECE_NODES)):
+        for name in some:
+            record = fleet.nodes.get(name)
+            if pool is None or record is None:
+                continue
+            row = pool.rows[pool.row_of[name]]
+            assumed = sum(tenant.count for tenant in overlay.get(name, ()))
+            is_full = row.allocatable - row.held - assumed < request.count
+            reason = _closed(record, request.resource, selection) or (NO_ROOM if is_full else "")
+            if reason:
+                closed.setdefault(reason, []).append(name)
+            else:
+                names.append(name)
+        await asyncio.sleep(0)
+    return names, closed
+
+
+def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:
+    """Return the reason why kube-scheduler itself would filter out a node, "" if none."""
+    if node.is_unschedulable and not tolerates(selection, CORDON):
+        return CORDONED
+    if not node.is_ready:
+        return NOT_READY
+    if not selects(selection, node):
+        return NOT_SELECTED
+    by_default = {TOLERATED_TAINT, resource}  # ExtendedResourceToleration adds these
+    for taint in node.taints:
+        if taint.repels and taint.key not in by_default and not tolerates(selection, taint):
+            return TAINTED
+    return ""

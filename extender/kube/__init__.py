@@ -1,0 +1,1 @@
+"""The API server: client, kubeconfig, Lease, token review."""

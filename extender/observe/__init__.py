@@ -1,1 +1,0 @@
-"""Metrics and the JSON API for operators."""

@@ -1,1 +1,0 @@
-"""Read-only web page that shows the fleet in a browser."""

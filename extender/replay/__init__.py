@@ -1,1 +1,0 @@
-"""Repeat the decisions of a decision log with the extender's own code and other settings."""

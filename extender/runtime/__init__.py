@@ -1,0 +1,1 @@
+"""Helpers of the process: logs, metrics, tasks, cooperative steps, decoding."""

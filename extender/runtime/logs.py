@@ -1,0 +1,187 @@
+"""Format log records as one JSON object each, or as lines of text for people.
+
+Messages are constant event names; variable data goes to `extra={...}`. Formatting never raises,
+even for odd values in `extra`.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+import orjson
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.runtime.escaping import escape_json, escape_text
+from extender.runtime.log_choices import LogFormat, LogLevel
+from extender.runtime.log_writer import BackgroundHandler
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""Attributes of every log record; all others came from `extra`."""
+
+_QUIET: Final = (
+    "aiohttp.access",
+    "asyncio",
+    "kubernetes_asyncio",
+    "prometheus_client",
+    "urllib3",
+    "watchfiles",
+)
+"""Loggers that are limited to warnings, because they log more than an operator needs."""
+
+_LEVELS: Final[Mapping[LogLevel, int]] = {
+    LogLevel.DEBUG: logging.DEBUG,
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+}
+_MAX_DEPTH: Final = 8
+"""Nesting depth below which values are written as their repr."""
+
+_MAX_LINE: Final = 32_768
+_MAX_TRACEBACK: Final = 8_192
+_MAX_FIELD: Final = 2_048
+"""Limits in characters, so that one request cannot fill the log. Fields are cut in long lines
+only."""
+
+_JSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
+
+
+def configure(
+    level: LogLevel,
+    format: LogFormat,  # noqa: A002 - the setting's name
+    stream: TextIO | None = None,
+    *,
+    in_background: bool = False,
+) -> None:
+    """Send all log records and Python's warnings to one stream, replacing earlier handlers.
+
+    Args:
+        level: lowest level that is written.
+        format: JSON or text.
+        stream: the stream, or None for standard error.
+        in_background: write from a separate thread, so that no caller waits for the stream.
+    """
+    make = BackgroundHandler if in_background else logging.StreamHandler
+    handler = make(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if format is LogFormat.JSON else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=_LEVELS[level], force=True)
+    logging.captureWarnings(capture=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, _LEVELS[level]))
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object: time, level, logger, event, extra fields, traceback."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _event_of(record),
+        }
+        for name, value in _extra_of(record).items():
+            fields[f"extra_{name}" if name in fields else name] = value
+        traceback = _traceback_of(self, record)
+        if traceback:
+            fields["traceback"] = traceback
+        line = _dump(fields)
+        if len(line) > _MAX_LINE:
+            short = {name: _shorten(_text(value), _MAX_FIELD) for name, value in fields.items()}
+            line = _dump(short)
+        return line
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as a line for people: time, level, logger, event, extra fields."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={_dump(value)}" for name, value in _extra_of(record).items())
+        start = f"{_time_of(record)} {record.levelname:<7} {record.name}: {_event_of(record)}"
+        traceback = _traceback_of(self, record)
+        line = f"{start}{fields}" + (f"\n{traceback}" if traceback else "")
+        return _shorten(_printable(line), _MAX_LINE)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _event_of(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - arguments of others' loggers may fail in any way
+        return f"{record.msg} {_repr(record.args)}"
+
+
+def _extra_of(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _traceback_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_info and record.exc_info[0] is not None:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return _shorten("\n".join(parts), _MAX_TRACEBACK)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _dump(value)
+
+
+def _dump(value: object) -> str:
+    """Encode a value as JSON; values that JSON cannot express become their repr."""
+    try:
+        return escape_json(orjson.dumps(value, default=_repr, option=_JSON_OPTIONS).decode())
+    except (TypeError, ValueError, RecursionError):
+        # Text that is not UTF-8, integers over 64 bits, keys of odd types, reference cycles.
+        return orjson.dumps(_plain(value, _MAX_DEPTH)).decode()
+
+
+def _plain(value: object, depth: int) -> object:
+    """Convert a value to types that JSON can always express."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _printable(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping) and depth:
+        return {_printable(_key_of(key)): _plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        return [_plain(item, depth - 1) for item in value]
+    if isinstance(value, int) and abs(value) < 1 << 53:
+        return int(value)
+    return _repr(value)
+
+
+def _key_of(key: object) -> str:
+    return key if isinstance(key, str) else _repr(key)
+
+
+def _repr(value: object) -> str:
+    try:
+        return _printable(repr(value))
+    except Exception:  # noqa: BLE001 - a class's own repr may fail in any way
+        return f"<{type(value).__name__}>"
+
+
+def _printable(text: str) -> str:
+    """Escape characters that UTF-8 cannot encode or that control a terminal."""
+    return escape_text(text.encode("utf-8", "backslashreplace").decode())
+
+
+def _shorten(text: str, most: int) -> str:
+    """Replace the middle of a text that is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} characters ... {text[-half:]}"

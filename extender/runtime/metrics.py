@@ -1,0 +1,198 @@
+"""Define the extender's Prometheus metrics, with labels from small fixed sets only."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.runtime.supervision import FAULTS
+
+# rate() detects restarts without the `_created` series, which would double the number of series.
+disable_created_metrics()  # type: ignore[no-untyped-call] # has no types
+
+_LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_NODE_BUCKETS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+
+PEER_STATES: Final = ("known", "answering")
+PEER_MESSAGES: Final = (
+    ("sent", "taken"),
+    ("sent", "failed"),
+    ("received", "taken"),
+    ("received", "refused"),
+)
+
+
+class Metrics:
+    """Counters, gauges and histograms of the extender.
+
+    Attributes:
+        registry: the registry of these metrics, and of collectors of state.
+        requests: answered requests of kube-scheduler, by verb and outcome.
+        latency: seconds from a request's headers to its answer, by verb and outcome.
+        between_verbs: seconds from filter's answer to prioritize's request.
+        candidates: nodes in a request, by verb.
+        feasible: nodes that passed filter.
+        rejections: rejected nodes, by reason.
+        faults: internal errors, by verb.
+        followed: bound pods by whether kube-scheduler bound them to our first choice; only the
+            replica that answered last counts a pod.
+        annotation_problems: invalid pod annotations, by annotation.
+        settings_reloads: changes of the settings file, by outcome.
+        settings_loaded_at: time of the last valid settings file, seconds since the epoch.
+        settings_restart_needed: changed settings that need a restart.
+        settings_file_bad: 1 if the current settings file is invalid.
+        unasked: pods bound without our answer, by scheduler and reason.
+        unjudged: bound pods for which no replica knows whether kube-scheduler asked one.
+        peer_messages: messages between replicas, by direction and outcome.
+        peers: other replicas, by state.
+        api_requests: API requests, by the outcome of authentication and authorization.
+        admissions: pods reviewed by the admission webhook, by outcome.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_BackgroundFaults())
+        self.requests = Counter(
+            "idlegpu_requests",
+            "Questions of kube-scheduler that were answered.",
+            ["verb", "outcome"],
+            registry=self.registry,
+        )
+        self.latency = Histogram(
+            "idlegpu_request_duration_seconds",
+            "Time to answer a question of kube-scheduler.",
+            ["verb", "outcome"],
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.between_verbs = Histogram(
+            "idlegpu_between_verbs_seconds",
+            "Time that kube-scheduler took from filter's answer to its question of prioritize.",
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.candidates = Histogram(
+            "idlegpu_candidates",
+            "Nodes that a question asked about.",
+            ["verb"],
+            buckets=_NODE_BUCKETS,
+            registry=self.registry,
+        )
+        self.feasible = Histogram(
+            "idlegpu_feasible",
+            "Nodes that passed filter.",
+            buckets=_NODE_BUCKETS,
+            registry=self.registry,
+        )
+        self.rejections = Counter(
+            "idlegpu_rejections",
+            "Nodes refused by filter.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.faults = Counter(
+            "idlegpu_faults",
+            "Faults of the extender itself; filter passes every candidate then.",
+            ["verb"],
+            registry=self.registry,
+        )
+        self.followed = Counter(
+            "idlegpu_bound_pods",
+            "Pods that were bound after we answered for them, as the last replica that did.",
+            ["choice"],
+            registry=self.registry,
+        )
+        self.annotation_problems = Counter(
+            "idlegpu_annotation_problems",
+            "Annotations of pods that could not be used.",
+            ["annotation"],
+            registry=self.registry,
+        )
+        self.unasked = Counter(
+            "idlegpu_pods_bound_unasked",
+            "GPU pods that were bound without our answer: no replica was asked about them, the "
+            "answer came too late, or scores are never asked for.",
+            ["scheduler", "reason"],
+            registry=self.registry,
+        )
+        self.unjudged = Counter(
+            "idlegpu_pods_bound_unjudged",
+            "GPU pods that were bound, and of which a replica that is silent, or gone, may have "
+            "been asked.",
+            registry=self.registry,
+        )
+        self.peer_messages = Counter(
+            "idlegpu_peer_messages",
+            "Messages between replicas about what they were asked.",
+            ["direction", "outcome"],
+            registry=self.registry,
+        )
+        self.peers = Gauge(
+            "idlegpu_peers",
+            "Other replicas: known by their address, and those of them that answer.",
+            ["state"],
+            registry=self.registry,
+        )
+        # Without other replicas no other code creates these series.
+        for state in PEER_STATES:
+            self.peers.labels(state)
+        for direction, outcome in PEER_MESSAGES:
+            self.peer_messages.labels(direction, outcome)
+        self.api_requests = Counter(
+            "idlegpu_api_requests",
+            "Questions to the API and the page, by authentication outcome.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.admissions = Counter(
+            "idlegpu_admissions",
+            "Pods that the admission webhook was asked about, by what became of them.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.settings_reloads = Counter(
+            "idlegpu_settings_reloads",
+            "Changes of the settings file that were applied, rejected because the file is bad, or "
+            "changed nothing that is in force.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.settings_loaded_at = Gauge(
+            "idlegpu_settings_loaded_timestamp_seconds",
+            "When the settings were last loaded well.",
+            registry=self.registry,
+        )
+        self.settings_restart_needed = Gauge(
+            "idlegpu_settings_restart_needed",
+            "Settings that were changed in the file and wait for a restart.",
+            registry=self.registry,
+        )
+        self.settings_file_bad = Gauge(
+            "idlegpu_settings_file_bad",
+            "Whether the settings file is bad: the settings before it stay in force.",
+            registry=self.registry,
+        )
+
+
+class _BackgroundFaults(Collector):
+    """Exports the failure counts of background tasks."""
+
+    @override
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "idlegpu_background_faults",
+            "Failures of background tasks; each of these tasks was started again.",
+            labels=["task"],
+        )
+        for task, count in FAULTS.items():
+            family.add_metric([task], count)
+        yield family

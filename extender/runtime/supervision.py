@@ -1,0 +1,71 @@
+"""Keep background tasks going: one that fails is logged, counted and started again."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from extender.runtime.seldom import Seldom
+
+FAULTS: Final[Counter[str]] = Counter()
+"""Failures since the start of the process, by task."""
+
+FIRST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 30.0
+"""Wait before a restart: doubled with each failure that follows soon after the last one."""
+
+HEALTHY_SECONDS: Final = 60.0
+"""After a run of this length the next wait is the shortest one again."""
+
+logger = logging.getLogger(__name__)
+
+_SELDOM: Final = Seldom()
+
+
+async def keep(
+    name: str,
+    run: Callable[[], Awaitable[None]],
+    *,
+    fatal: tuple[type[Exception], ...] = (),
+) -> None:
+    """Run a task until it returns or is cancelled; start it again whenever it fails.
+
+    A failing task must not end the process: its input came from outside, and would come again
+    after a restart of the process.
+
+    Args:
+        name: what the task is called in logs and metrics.
+        run: starts the task.
+        fatal: exceptions that are raised and not retried: an address that is in use.
+    """
+    clock = asyncio.get_running_loop().time
+    FAULTS[name] += 0  # rate() sees the first failure only of a series that was there before it
+    seconds = FIRST_SECONDS
+    while True:
+        started = clock()
+        try:
+            await run()
+        except fatal:
+            raise
+        # A future that someone else has cancelled ends no task either.
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            FAULTS[name] += 1
+            unlogged = _SELDOM.due(name, type(error).__name__)
+            if unlogged is not None:
+                extra = {"task": name, "also_unlogged": unlogged}
+                logger.exception("background task failed: starting it again", extra=extra)
+        else:
+            return
+        if clock() - started >= HEALTHY_SECONDS:
+            seconds = FIRST_SECONDS
+        await asyncio.sleep(seconds)
+        seconds = min(2 * seconds, MOST_SECONDS)
+
+
+def _is_cancelled() -> bool:
+    """Return whether the current task was asked to end."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

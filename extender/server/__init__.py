@@ -1,0 +1,1 @@
+"""Ports, TLS, connection limits, request tracker, and the form of HTTP answers."""

@@ -1,0 +1,1 @@
+"""Create and renew the certificates of the webhooks; run as a program."""

@@ -1,0 +1,186 @@
+"""Decide whether a replica reports itself as ready.
+
+A replica is ready when it has the data for good answers, unless another ready replica reaches more
+sources. Readiness never stops all replicas. After the start it waits a limited time for the first
+readings: without Prometheus all replicas answer without readings. A replica with failing sources
+becomes unready only if another replica reaches them and receives probes and requests.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from extender.server.in_flight import InFlight
+from extender.settings.config import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """Health of a source, for metrics and /readyz.
+
+    Attributes:
+        name: name of the source.
+        last_success_at: seconds since the epoch, None before the first success.
+        failures: failed attempts since the start.
+        error: current error, "" if there is none.
+        failed_queries: failed queries of the last round.
+        partial_answers: answers since the start that the source itself marked incomplete.
+        restarts: restarts of the source's worker process.
+        is_partial: whether only parts of the last answer are missing.
+        unreadable: malformed objects since the start, which were left out.
+        is_unreadable_in_part: whether the last complete answer contained malformed objects.
+    """
+
+    name: str
+    last_success_at: float | None
+    failures: int
+    error: str
+    failed_queries: int = 0
+    partial_answers: int = 0
+    restarts: int = 0
+    is_partial: bool = False
+    unreadable: int = 0
+    is_unreadable_in_part: bool = False
+
+
+TOLD_SECONDS: Final = 30.0
+"""A replica that was not probed for this long gets no requests. Kubelets probe more often, and
+Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
+
+
+class Standing(StrEnum):
+    """Readiness state of a replica, as /readyz reports it."""
+
+    STARTING = "starting"
+    """Nodes and pods are not known yet, or the first readings have not arrived."""
+    READY = "ready"
+    BEHIND = "behind"
+    """A source fails here that another replica reaches."""
+    ENDING = "ending"
+    """It is shutting down: it answers requests, but must receive no new ones."""
+
+
+class Readiness:
+    """Decides whether kube-scheduler should send requests to this replica.
+
+    Args:
+        settings: returns the current settings.
+        in_flight: reports whether the shutdown has begun.
+        states: returns the status of each source.
+        awaited: returns the names of the sources that the start waits for.
+        others: returns the unreached sources of each other ready replica; see `Peers`.
+        unset: returns the names of the sources that are not configured, and so not reached either.
+        make_ready: runs once, right before the replica becomes ready, so that slow work delays no
+            request.
+        monotonic: returns a monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        in_flight: InFlight,
+        *,
+        states: Callable[[], Iterable[SourceStatus]],
+        awaited: Callable[[], Iterable[str]],
+        others: Callable[[], Iterable[Collection[str]]],
+        unset: Callable[[], Iterable[str]] = tuple,
+        make_ready: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._in_flight = in_flight
+        self._states = states
+        self._awaited = awaited
+        self._others = others
+        self._unset = unset
+        self._make_ready = make_ready
+        self._monotonic = monotonic
+        self._laid_out_at: float | None = None
+        self._is_started = False
+        self._told_ready_at: float | None = None
+        self._failing_since: dict[str, float] = {}
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether the inventory is complete and allocated, so that requests can be answered."""
+        return self._laid_out_at is not None
+
+    def lay_out(self) -> None:
+        """Record that the inventory is complete and allocated."""
+        self._laid_out_at = self._monotonic()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether kube-scheduler should send requests to this replica."""
+        return self.standing is Standing.READY
+
+    @property
+    def standing(self) -> Standing:
+        """Readiness state of this replica now."""
+        if self._in_flight.is_draining:
+            return Standing.ENDING
+        if not self._has_started():
+            return Standing.STARTING
+        # Some replica has a smallest set of faults: it stays ready.
+        if self._failing():
+            ours = self._unreached()
+            if any(ours > frozenset(theirs) for theirs in self._others()):
+                return Standing.BEHIND
+        return Standing.READY
+
+    def tell(self) -> Standing:
+        """Return the state for a readiness probe, and record that the probe was answered."""
+        standing = self.standing
+        self._told_ready_at = self._monotonic() if standing is Standing.READY else None
+        return standing
+
+    def causes(self) -> dict[str, str]:
+        """Return the reasons why a replica that could answer is not ready; empty if it is ready."""
+        match self.standing:
+            case Standing.STARTING if self.is_laid_out:
+                return {"start": f"no first readings or peers yet: {', '.join(self._awaited())}"}
+            case Standing.BEHIND:
+                names = ", ".join(sorted(self._failing()))
+                return {"replica": f"behind: another one reaches sources that fail here: {names}"}
+            case _:
+                return {}
+
+    def faults(self) -> tuple[str, ...] | None:
+        """Return the unreached sources to report to other replicas, or None if not ready.
+
+        It is None before a probe was answered with ready, and after probes have stopped: then this
+        replica gets no requests, and no other replica may rely on it.
+        """
+        unreached = self._unreached()  # always: it starts the timers of failing sources
+        told_at = self._told_ready_at
+        if self._in_flight.is_draining or told_at is None:
+            return None
+        return tuple(sorted(unreached)) if self._monotonic() - told_at < TOLD_SECONDS else None
+
+    def _has_started(self) -> bool:
+        if not self._is_started and self._laid_out_at is not None:
+            waited = self._monotonic() - self._laid_out_at
+            self._is_started = waited >= self._settings().ready.wait_seconds or not any(
+                True for _ in self._awaited()
+            )
+            if self._is_started:
+                self._make_ready()
+        return self._is_started
+
+    def _unreached(self) -> frozenset[str]:
+        """Return the sources that this replica does not reach, including unconfigured ones.
+
+        So a replica with one more configured source is not behind a replica without that source.
+        """
+        return self._failing() | frozenset(self._unset())
+
+    def _failing(self) -> frozenset[str]:
+        """Return the sources that have failed for `ready.behind_seconds` without a success."""
+        now = self._monotonic()
+        failing = {state.name for state in self._states() if state.error and not state.is_partial}
+        self._failing_since = {name: self._failing_since.get(name, now) for name in failing}
+        behind_seconds = self._settings().ready.behind_seconds
+        since = self._failing_since.items()
+        return frozenset(name for name, at in since if now - at >= behind_seconds)

@@ -1,0 +1,361 @@
+"""Every setting of the extender with its unit, default and bounds.
+
+No other module reads the environment.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.core.policy import Policy, SharedPolicy, Strategy
+from extender.core.request.resources import DEFAULT_NAMES, ResourceNames
+from extender.settings import decision, service, trying
+from extender.settings.admission import Admission
+from extender.settings.agents import Agents
+from extender.settings.api import Api
+from extender.settings.layers import Layer, parse_file, read_environment, read_file, without
+from extender.settings.peers import MAX_PORT, Peers, Unasked
+from extender.settings.problems import Origin, describe
+from extender.settings.prometheus import Prometheus as Prometheus  # noqa: PLC0414 - re-exported
+from extender.settings.section import MIB, TIB, AnyCase, Form, Quantity, Section
+from extender.settings.spec import Setting, list_settings
+from extender.settings.tls import Tls, is_loopback
+from extender.settings.wake import Wake
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be used; the message has one line for each problem.
+
+    Attributes:
+        problems: the lines of the message.
+    """
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class Settings(Section, BaseSettings):
+    """All settings. The constructor reads no file and no environment: `load_settings` does."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
+        default="127.0.0.1:8888",
+        description="host:port of the webhooks, and of health, metrics and API unless these have "
+        "status_listen; in a pod 0.0.0.0:8888 or [::]:8888, with tls",
+    )
+    status_listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
+        default="",
+        description="host:port of health, metrics, API and page, over TLS if api.cert_file or "
+        "tls is set; without TLS only on loopback, unless api.allow_plain is set; empty: as "
+        "listen",
+    )
+    allow_plain: bool = Field(
+        default=False,
+        description="serve webhooks without TLS to other machines, too: every client that reaches"
+        " the port may call, and send messages as another replica",
+    )
+    tls: Tls = Tls()
+    kubeconfig: Path | None = Field(
+        default=None, description="kubeconfig file; without one, the service account of the pod"
+    )
+    resources: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
+        default=DEFAULT_NAMES,
+        description="names of GPU resources, most important first; a trailing * matches any "
+        "rest, so nvidia.com/mig-* also matches the shared forms",
+    )
+    mode: Annotated[trying.Mode, AnyCase] = Field(
+        default=trying.Mode.ACTIVE, description=trying.MODE
+    )
+    thresholds: decision.Thresholds = decision.Thresholds()
+    strategy: Annotated[Strategy, AnyCase] = Field(
+        default=decision.DEFAULT.strategy,
+        description="preferred node among nodes equally certain to have idle GPUs: auto leaves "
+        "the fewest usable whole GPUs over and spreads shared ones by load, spread takes the "
+        "idlest, pack the fullest by count",
+    )
+    shared_policy: Annotated[SharedPolicy, AnyCase] = Field(
+        default=decision.DEFAULT.shared_policy,
+        description="which shared GPU the device plugin hands out first: its "
+        "shared-devices-allocation-policy",
+    )
+    mps_share: Annotated[Quantity, Field(ge=MIB, le=TIB)] | None = Field(
+        default=decision.DEFAULT.mps_share_bytes,
+        description="memory that a pod on an MPS share may use; empty: an even share",
+    )
+    window_seconds: float = Field(
+        default=decision.DEFAULT.window_seconds,
+        ge=60,
+        le=86_400,
+        description="time over which a GPU's activity is averaged to order GPUs with tenants",
+    )
+    recent_seconds: float = Field(
+        default=decision.DEFAULT.recent_seconds,
+        ge=10,
+        le=3600,
+        description="time over which a GPU's activity is averaged to call a GPU with tenants "
+        "idle or busy",
+    )
+    prometheus: Prometheus = Prometheus()
+    agents: Agents = Agents()
+    api: Api = Api()
+    admission: Admission = Admission()
+    freshness: decision.Freshness = decision.Freshness()
+    foreign: decision.Foreign = decision.Foreign()
+    assumed: decision.Assumed = decision.Assumed()
+    early_failures: decision.EarlyFailures = decision.EarlyFailures()
+    health: decision.Health = decision.Health()
+    weights: decision.Weights = decision.Weights()
+    load_filter: decision.LoadFilter = decision.LoadFilter()
+    wire: service.Wire = service.Wire()
+    ready: service.Ready = service.Ready()
+    cluster: service.Cluster = service.Cluster()
+    events: service.Events = service.Events()
+    wake: Wake = Wake()
+    peers: Peers = Peers()
+    unasked: Unasked = Unasked()
+    decisions: service.Decisions = service.Decisions()
+    decision_log: trying.DecisionLog = trying.DecisionLog()
+    regret: trying.Regret = trying.Regret()
+    prices: service.Prices = Field(default={}, description=service.PRICES)
+    pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
+    log: service.Log = service.Log()
+    max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
+        default=256 * MIB,
+        description="largest body of a request; once the nodes are known, 8Mi plus 64Ki for each "
+        "node is a limit as well",
+    )
+    max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
+        default=1000,
+        description="most connections at a time to listen; other ports have their own limits, "
+        "and leave it that many file descriptors. At the limit, connections without a certificate "
+        "are closed first, then those of the address that holds the most",
+    )
+    keepalive_seconds: float = Field(
+        default=120.0,
+        gt=90,
+        le=3600,
+        description="time after which an idle connection is closed; kube-scheduler closes its "
+        "own after 90 s, and loses a call if the server closes first",
+    )
+    drain_seconds: float = Field(
+        default=5.0,
+        ge=0,
+        le=300,
+        description="time after SIGTERM during which requests are answered, each as the last of "
+        "its connection, because a Service needs time to send new ones elsewhere; 0: stop at once",
+    )
+    shutdown_seconds: float = Field(
+        default=95.0,
+        ge=0,
+        le=300,
+        description="time after drain_seconds to answer accepted requests, and for "
+        "kube-scheduler to close idle connections, as it does after 90 s; the sum must be less "
+        "than the pod's terminationGracePeriodSeconds",
+    )
+
+    @field_validator("listen", "status_listen")
+    @classmethod
+    def _check_listen(cls, listen: str, info: ValidationInfo) -> str:
+        if listen or info.field_name == "listen":
+            _split_address(listen)
+        return listen
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return ResourceNames(names).names
+
+    @model_validator(mode="after")
+    def _check_age(self) -> Self:
+        """Reject an age limit that is shorter than the time between two Prometheus values."""
+        source = self.prometheus
+        normal_seconds = source.exporter_interval_seconds + source.interval_seconds
+        if source.url and self.freshness.max_age_seconds < normal_seconds:
+            raise ValueError(
+                f"freshness.max_age_seconds ({self.freshness.max_age_seconds:g}) must be at least "
+                "prometheus.exporter_interval_seconds + prometheus.interval_seconds "
+                f"({normal_seconds:g}): else no value would ever be fresh"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> Self:
+        """Reject ports that other machines can reach without TLS, unless a setting allows it."""
+        if self.admission.listen:
+            self.admission.files(self.tls)
+        if self.tls.is_used and not self.status_listen:
+            raise ValueError(
+                "status_listen must be set with tls: clients of health and metrics have no "
+                "client certificate"
+            )
+        if self.api.cert_file and not self.status_listen:
+            raise ValueError(
+                "status_listen must be set with api.cert_file, which is the certificate of that "
+                "port: the webhooks' is tls.cert_file"
+            )
+        is_plain = self.api.files(self.tls) is None and not self.api.allow_plain
+        if self.status_listen and is_plain and not is_loopback(self.status_address[0]):
+            raise ValueError(
+                f"status_listen ({self.status_listen}) is reached from other machines and there is "
+                "no TLS: set tls.*, or api.cert_file and api.key_file, or api.allow_plain where "
+                "the network protects tokens and answers"
+            )
+        if not (self.tls.is_used or self.allow_plain or is_loopback(self.listen_address[0])):
+            raise ValueError(
+                f"listen ({self.listen}) is reached from other machines and there is no TLS: set "
+                "tls.*, or allow_plain where the network restricts the clients"
+            )
+        if self.peers.is_used and not (self.tls.is_used or self.peer_secret()):
+            raise ValueError(
+                "peers without TLS need peers.secret_file: otherwise any client that reaches the "
+                "port can claim placements"
+            )
+        return self
+
+    def peer_secret(self) -> str:
+        """Return the secret that proves a replica, or "" if TLS is used or no secret is set.
+
+        Raises:
+            ValueError: the secret file cannot be read.
+        """
+        return "" if self.tls.is_used else self.peers.secret()
+
+    @classmethod
+    @override
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Restrict pydantic to constructor arguments: `load_settings` reads the environment."""
+        return (init_settings,)
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host and port of `listen`; an IPv6 address has no brackets."""
+        return _split_address(self.listen)
+
+    @property
+    def status_address(self) -> tuple[str, int]:
+        """Host and port of health, metrics and API: those of `listen` without `status_listen`."""
+        return _split_address(self.status_listen or self.listen)
+
+    @property
+    def resource_patterns(self) -> ResourceNames:
+        """Names and patterns of the GPU resources, as the core matches them."""
+        return ResourceNames(self.resources)
+
+    @property
+    def most_connections(self) -> int:
+        """Sum of the connection limits of all ports that are used."""
+        return (
+            self.max_connections
+            + (self.api.max_connections if self.status_listen else 0)
+            + (self.admission.max_connections if self.admission.listen else 0)
+            + (self.agents.max_connections if self.agents.listen else 0)
+        )
+
+    def policy(self) -> Policy:
+        """Build the core's policy from the settings that decide placements."""
+        return Policy(
+            thresholds=self.thresholds.value(),
+            strategy=self.strategy,
+            shared_policy=self.shared_policy,
+            freshness=self.freshness.value(),
+            foreign=self.foreign.value(),
+            assumed=self.assumed.value(),
+            early_failures=self.early_failures.value(),
+            health=self.health.value(),
+            weights=self.weights.value(),
+            load_filter=self.load_filter.value(),
+            mps_share_bytes=self.mps_share,
+            window_seconds=self.window_seconds,
+            recent_seconds=self.recent_seconds,
+        )
+
+
+def all_settings() -> dict[tuple[str, ...], Setting]:
+    """Return every setting by path, with its type, default, bounds and description."""
+    return list_settings(Settings)
+
+
+def load_settings(
+    path: Path | None, environ: Mapping[str, str], content: bytes | None = None
+) -> Settings:
+    """Load the settings: environment variables override the file, the file overrides defaults.
+
+    Args:
+        path: the settings file, or None for no file.
+        environ: environment variables by name; only those that start with IDLEGPU_ are read.
+        content: content of the file if it was read already.
+
+    Raises:
+        ConfigError: a setting is invalid; the message lists every problem found.
+    """
+    settings = all_settings()
+    file = _read_layer(path, content)
+    environment = read_environment(environ, settings)
+    problems = [*file.problems, *environment.problems]
+    origin = Origin(file="" if path is None else str(path), variables=environment.variables)
+    sources = (
+        InitSettingsSource(Settings, init_kwargs=environment.values),
+        InitSettingsSource(Settings, init_kwargs=without(file.values, environment.variables)),
+    )
+    try:
+        loaded = Settings(_build_sources=(sources, {}))  # type: ignore[call-arg] # of BaseSettings
+    except ValidationError as error:
+        problems += [
+            describe(details, origin, settings) for details in error.errors(include_url=False)
+        ]
+        raise ConfigError(tuple(dict.fromkeys(problems))) from error
+    if problems:
+        raise ConfigError(tuple(problems))
+    return loaded
+
+
+def _read_layer(path: Path | None, content: bytes | None) -> Layer:
+    if path is None:
+        return Layer()
+    return read_file(path) if content is None else parse_file(path, content)
+
+
+def _split_address(listen: str) -> tuple[str, int]:
+    """Split host:port into host and port.
+
+    Raises:
+        ValueError: the text is not host:port; the message says what it must be.
+    """
+    host, colon, port = listen.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    is_port = port.isascii() and port.isdigit() and int(port) <= MAX_PORT
+    if not colon or not host or not is_port or is_bracketed != _is_ipv6(host) or " " in host:
+        raise ValueError(
+            f"{listen!r} is not allowed: must be host:port with a port from 0 to {MAX_PORT}, "
+            "such as 127.0.0.1:8888 or [::]:8888"
+        )
+    return host, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
+    except ValueError:
+        return ":" in host

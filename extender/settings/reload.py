@@ -1,0 +1,246 @@
+"""Apply changes of the settings file at run time, and reject an invalid file."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from enum import StrEnum
+from typing import Final
+
+from extender.runtime.metrics import Metrics
+from extender.settings.changes import Change, list_changes
+from extender.settings.config import ConfigError, Settings, all_settings
+from extender.settings.settings_file import Content, SettingsFile
+
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS: Final = 0.2
+"""Time for which the content must stay the same: a file may be half written."""
+
+LIVE: Final = frozenset(
+    {
+        "resources",
+        "thresholds",
+        "strategy",
+        "shared_policy",
+        "mps_share",
+        "window_seconds",
+        "recent_seconds",
+        "prometheus",
+        "freshness",
+        "foreign",
+        "assumed",
+        "early_failures",
+        "health",
+        "load_filter",
+        "weights",
+        "mode",
+        "decision_log",
+        "regret",
+        "wire",
+        "ready",
+        "cluster",
+        "events",
+        "prices",
+        "pool_labels",
+        "wake",
+        "unasked",
+        "decisions",
+        "log",
+        "max_body_bytes",
+        "drain_seconds",
+        "shutdown_seconds",
+    }
+)
+"""Settings and sections that apply without a restart. All others need one, because sockets and
+logins are created once."""
+
+LIVE_PARTS: Final = {
+    "agents": frozenset(
+        {
+            "audience",
+            "service_accounts",
+            "hold_seconds",
+            "silence_seconds",
+            "batch_seconds",
+            "token_seconds",
+            "reviews_per_second",
+            "review_timeout_seconds",
+            "max_connections",
+        }
+    )
+}
+"""Settings of other sections that apply without a restart."""
+
+Adopt = Callable[[Settings], Awaitable[None]]
+"""Applies new settings."""
+
+
+class Outcome(StrEnum):
+    """Result of a change of the settings file, as a metric label."""
+
+    APPLIED = "applied"
+    REJECTED = "rejected"
+    """The file is invalid: the settings before it stay in force."""
+    UNCHANGED = "unchanged"
+    """No value changed, or all changed values need a restart."""
+    FAULT = "fault"
+    """Applying failed with an internal error: the settings before it are restored."""
+
+
+class Reloader:
+    """Watches the settings file and applies its changes.
+
+    Attributes:
+        problem: the reason why the current file is not in force, or "".
+
+    Args:
+        file: the settings file.
+        settings: the settings in force at the start.
+        adopt: applies new settings.
+        metrics: counts the outcomes.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        file: SettingsFile,
+        settings: Settings,
+        adopt: Adopt,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.problem = ""
+        self._file = file
+        self._in_force = settings
+        self._is_half_way = False
+        self._adopt = adopt
+        self._metrics = metrics
+        self._clock = clock
+        self._settings = all_settings()
+        self._last: Content | None = None
+        self._waiting: tuple[Change, ...] = ()
+        for outcome in Outcome:
+            metrics.settings_reloads.labels(outcome)
+
+    async def run(self) -> None:
+        """Watch the file and apply its changes until cancelled."""
+        await self.look()
+        async with aclosing(self._file.looks()) as looks:
+            async for _ in looks:
+                await self.look()
+
+    async def look(self) -> None:
+        """Apply the file if its content has changed since the last look."""
+        content = await asyncio.to_thread(self._file.read)
+        while content != self._last:
+            await asyncio.sleep(SETTLE_SECONDS)
+            before, content = content, await asyncio.to_thread(self._file.read)
+            if content == before:
+                await self._take(content)
+
+    async def _take(self, content: Content) -> None:
+        """Validate the content of the file, apply it, and record the outcome."""
+        before, self._last = self._last, content
+        try:
+            settings = await self._load(content, before)
+            changes, outcome = await self._put_in_force(settings)
+        except ConfigError as error:
+            self._refuse(error.problems)
+            return
+        except Exception:
+            # Placing pods must go on. Some parts may have the new settings, others the old.
+            logger.exception("fault", extra={"verb": "reload"})
+            self._note(Outcome.FAULT, await self._go_back())
+            return
+        self._metrics.settings_loaded_at.set(self._clock())
+        if before is None and not changes:
+            return  # the first look finds what the extender was started with
+        self._note(outcome, "")
+        logger.info(
+            "settings reloaded" if changes else "settings file changed, no setting in force did",
+            extra={"file": str(self._file.path), "changed": _shown(changes)},
+        )
+
+    async def _load(self, content: Content, before: Content | None) -> Settings:
+        """Build the settings from the file and the environment.
+
+        Raises:
+            ConfigError: a setting is invalid; the message lists every problem found.
+        """
+        if content.problem:
+            raise ConfigError((content.problem,))
+        # An empty file is a mistake: editors empty a file before they write it.
+        if before is not None and not content.data.strip():
+            raise ConfigError((f"{self._file.path}: is empty: write {{}} to set nothing",))
+        return await asyncio.to_thread(self._file.load, content)
+
+    async def _put_in_force(self, settings: Settings) -> tuple[tuple[Change, ...], Outcome]:
+        """Apply the settings that need no restart; return the changes and the outcome."""
+        if self._is_half_way:
+            await self._adopt_again()
+        wanted, settings = settings, _as_far_as_live(self._in_force, settings)
+        changes = list_changes(self._in_force, settings, self._settings)
+        if changes:
+            self._is_half_way = True
+            await self._adopt(settings)
+            self._in_force, self._is_half_way = settings, False
+        self._note_waiting(list_changes(settings, wanted, self._settings))
+        return changes, Outcome.APPLIED if changes else Outcome.UNCHANGED
+
+    async def _go_back(self) -> str:
+        """Restore the settings before a fault, and return a message about the result."""
+        fault = "a fault while the settings were taken over"
+        try:
+            await self._adopt_again()
+        except Exception:
+            logger.exception("fault", extra={"verb": "reload"})
+            return f"{fault}, and while those before them were put back: restart"
+        return f"{fault}, those before them stay in force: see the log"
+
+    async def _adopt_again(self) -> None:
+        """Apply all settings in force again, because some parts may have been replaced."""
+        await self._adopt(self._in_force)
+        self._is_half_way = False
+
+    def _note_waiting(self, waiting: tuple[Change, ...]) -> None:
+        """Log the settings that need a restart, once for each change of this list."""
+        self._metrics.settings_restart_needed.set(len(waiting))
+        before, self._waiting = self._waiting, waiting
+        if waiting and waiting != before:
+            logger.warning(
+                "settings wait for a restart",
+                extra={"file": str(self._file.path), "waiting": _shown(waiting)},
+            )
+
+    def _refuse(self, problems: tuple[str, ...]) -> None:
+        """Record and log the problems of an invalid file."""
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        self._note(
+            Outcome.REJECTED,
+            f"bad settings file, the settings before it stay in force: {problems[0]}{more}",
+        )
+        logger.warning(
+            "settings file is bad, the settings before it stay in force",
+            extra={"file": str(self._file.path), "problems": problems},
+        )
+
+    def _note(self, outcome: Outcome, problem: str) -> None:
+        self.problem = problem
+        self._metrics.settings_reloads.labels(outcome).inc()
+        self._metrics.settings_file_bad.set(bool(problem))
+
+
+def _as_far_as_live(in_force: Settings, wanted: Settings) -> Settings:
+    """Return the wanted settings, with the values in force for those that need a restart."""
+    kept: dict[str, object] = {
+        name: getattr(in_force, name) for name in Settings.model_fields if name not in LIVE
+    }
+    for section, names in LIVE_PARTS.items():
+        live = {name: getattr(getattr(wanted, section), name) for name in names}
+        kept[section] = getattr(in_force, section).model_copy(update=live)
+    return wanted.model_copy(update=kept)
+
+
+def _shown(changes: tuple[Change, ...]) -> dict[str, str]:
+    return {change.name: str(change) for change in changes}

@@ -1,0 +1,258 @@
+"""The inventory: nodes and GPU pods, with what they hold by claims, as the API server has them.
+
+Pods are followed but for those that have succeeded (field selector `status.phase!=Succeeded`): in
+clusters that run jobs these are most of all, and they hold nothing. A pod that succeeds leaves the
+selection, and the watch reports that as DELETED at once. Failed pods stay in: leaving the
+selection, they would be reported as they were before they failed, and early failures never be
+seen. Pending pods are needed for nominations, so there is no selection by node.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from extender.core.nodes.inventory import ClaimedDevice, NodeRecord, PodRecord
+from extender.core.request.resources import ResourceNames
+from extender.core.untyped import mapping_of, text_of
+from extender.kube.kube import KubeClient
+from extender.runtime.stepping import GiveWay, next_turn
+from extender.runtime.supervision import keep
+from extender.sources.kubernetes.claims import CLAIMS, SLICES, ClaimBook
+from extender.sources.kubernetes.kube_kind import Feed, FollowStatus, InventorySink, Kind
+from extender.sources.kubernetes.kube_records import reduce_node
+from extender.sources.kubernetes.kube_reflector import FollowSettings, Reflector
+from extender.sources.kubernetes.kube_shelf import Pace, Shelf
+from extender.sources.kubernetes.kube_text import Change
+from extender.sources.kubernetes.pod_feed import PodFeed
+
+logger = logging.getLogger(__name__)
+
+NODES: Final = Kind(resource="nodes", path="/api/v1/nodes")
+PODS: Final = Kind(resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded")
+
+
+class ClusterSource:
+    """Follows nodes and pods, and tells the sink what changes.
+
+    Where the API server shows claims and slices, pods are told with the GPUs that they hold so.
+
+    Args:
+        client: the API server.
+        sink: takes the records; of nodes, equal ones are not passed twice, and of pods only where
+            claims changed or were listed.
+        resources: which resources are GPUs.
+        early_seconds: a container's failure so soon after its start is early.
+        settings: how to follow.
+        clock: seconds since the epoch.
+        give_way: lets others have a turn.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        sink: InventorySink,
+        *,
+        resources: ResourceNames,
+        early_seconds: float = 60.0,
+        settings: FollowSettings | None = None,
+        clock: Callable[[], float] = time.time,
+        give_way: GiveWay = next_turn,
+    ) -> None:
+        follow = settings or FollowSettings()
+        self.on_resources: Callable[[ResourceNames], None] = lambda _: None
+        """Is told which resources are GPUs of which all is known, whenever that is otherwise."""
+        self._known = self._wanted = resources
+        self._nodes = _NodeFeed(sink, resources)
+        self._pods = PodFeed(
+            sink,
+            resources,
+            early_seconds=early_seconds,
+            exporter_words=follow.exporter_words,
+            held_by=self._held_by,
+            clock=clock,
+        )
+        self._claims = ClaimBook(
+            tell=self._pods.tell_again,
+            tell_all=self._pods.tell_all_again,
+            is_current=self._hears_of_claims,
+        )
+        feeds: tuple[tuple[Kind, Feed], ...] = (
+            (NODES, self._nodes),
+            (PODS, self._pods),
+            (CLAIMS, self._claims.claims),
+            (SLICES, self._claims.slices),
+        )
+        self._give_way = give_way
+        self._are_claims_regained = asyncio.Event()
+        calls = {CLAIMS.resource: self._are_claims_regained.set}
+        self._reflectors = {
+            kind.resource: Reflector(
+                client,
+                kind,
+                feed,
+                follow,
+                clock=clock,
+                give_way=give_way,
+                regained=calls.get(kind.resource, lambda: None),
+                relisted=self._note_relisted,
+            )
+            for kind, feed in feeds
+        }
+
+    def change(
+        self, *, resources: ResourceNames, early_seconds: float, settings: FollowSettings
+    ) -> None:
+        """Follow otherwise from the next `run` on; not while it runs.
+
+        What is held stays, and is corrected by complete lists where objects are read otherwise
+        now; the watches go on where they were. Resources that were none before are GPUs, as
+        `on_resources` says, once these lists are through.
+
+        Args:
+            resources: which resources are GPUs.
+            early_seconds: a container's failure so soon after its start is early.
+            settings: how to follow.
+        """
+        are_nodes_outdated = self._nodes.read_by(resources)
+        are_pods_outdated = self._pods.read_by(resources, early_seconds, settings.exporter_words)
+        outdated = {NODES.resource: are_nodes_outdated, PODS.resource: are_pods_outdated}
+        for resource, reflector in self._reflectors.items():
+            reflector.change(settings, is_outdated=outdated.get(resource, False))
+        self._wanted = resources
+        if self._known.covers(resources) or not self._is_outdated:
+            self._know(resources)
+        else:
+            self._know(self._known.shared_with(resources))
+            self._pods.known = self._known
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await self._pods.show_withheld(Pace(self._give_way))
+        async with asyncio.TaskGroup() as group:
+            for resource, reflector in self._reflectors.items():
+                group.create_task(keep(f"reflect {resource}", reflector.run), name=resource)
+            group.create_task(self._tell_when_regained(), name="tell pods again")
+
+    async def _tell_when_regained(self) -> None:
+        """Tell of the pods anew whenever claims are heard of again: some may have been unknown."""
+        while True:
+            await self._are_claims_regained.wait()
+            self._are_claims_regained.clear()
+            await self._pods.tell_all_again(Pace(self._give_way))
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether some of what is held is as it was read before a change."""
+        return any(self._reflectors[kind.resource].is_outdated for kind in (NODES, PODS))
+
+    async def _note_relisted(self) -> None:
+        """Go by all resources that are wanted, if all is listed anew."""
+        if not self._is_outdated and self._pods.known is not None:
+            self._know(self._wanted)
+            logger.info("all is known of other resources", extra={"resources": self._wanted.names})
+            await self._pods.show_withheld(Pace(self._give_way))
+
+    def _know(self, resources: ResourceNames) -> None:
+        self._known = resources
+        self._pods.known = None
+        self.on_resources(resources)
+
+    def _held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
+        return self._claims.held_by(uid)
+
+    def _hears_of_claims(self) -> bool:
+        """Whether a pod without a claim has none; a first list may be about to be taken over."""
+        status = self._reflectors[CLAIMS.resource].status
+        return status.is_connected or not status.is_listed
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether nodes and pods have been listed once, and claims too or in vain."""
+        status = {resource: reflector.status for resource, reflector in self._reflectors.items()}
+        return all(status[kind.resource].is_listed for kind in (NODES, PODS)) and all(
+            status[kind.resource].was_tried for kind in (CLAIMS, SLICES)
+        )
+
+    @property
+    def status(self) -> Mapping[str, FollowStatus]:
+        """How well each kind of object is followed, by resource; without those that are absent."""
+        return {
+            resource: reflector.status
+            for resource, reflector in self._reflectors.items()
+            if not reflector.status.is_absent
+        }
+
+    @property
+    def nodes(self) -> Mapping[str, NodeRecord]:
+        """Nodes by name."""
+        return self._nodes.shelf.records
+
+    @property
+    def pods(self) -> Mapping[str, PodRecord]:
+        """GPU pods by UID."""
+        return self._pods.shelf.records
+
+    @property
+    def exporter_pods(self) -> Mapping[str, str]:
+        """Node by the name of an exporter's pod; the same object until one changes."""
+        return self._pods.exporter_index()[0]
+
+    @property
+    def exporter_addresses(self) -> Mapping[str, str]:
+        """Node by the IP address of an exporter's pod; the same object until one changes."""
+        return self._pods.exporter_index()[1]
+
+
+class _NodeFeed:
+    """Reduces nodes as they arrive."""
+
+    def __init__(self, sink: InventorySink, resources: ResourceNames) -> None:
+        self._resources = resources
+        self.shelf: Shelf[NodeRecord] = Shelf(
+            replace=sink.replace_nodes, apply=sink.apply_node, remove=sink.remove_node
+        )
+
+    def read_by(self, resources: ResourceNames) -> bool:
+        """Read nodes so from now on; tell whether that is otherwise than before."""
+        is_changed = resources != self._resources
+        self._resources = resources
+        return is_changed
+
+    def may_matter(self, _: msgspec.Raw) -> bool:
+        return True
+
+    def idle_change(self, _: bytes) -> Change | None:
+        return None
+
+    def begin_list(self) -> None:
+        self.shelf.begin_list()
+
+    def add_listed(self, raw: Mapping[str, object]) -> None:
+        record = reduce_node(raw, self._resources)
+        if record is not None:
+            self.shelf.add_listed(record.name, record)
+
+    def keep_listed(self, raw: Mapping[str, object]) -> None:
+        self.shelf.keep_listed(_name(raw))
+
+    async def end_list(self, pace: Pace) -> int:
+        return await self.shelf.end_list(pace)
+
+    def abort_list(self) -> None:
+        self.shelf.abort_list()
+
+    def put(self, raw: Mapping[str, object]) -> None:
+        record = reduce_node(raw, self._resources)
+        if record is not None:
+            self.shelf.put(record.name, record)
+
+    def drop(self, raw: Mapping[str, object]) -> None:
+        self.shelf.drop(_name(raw))
+
+
+def _name(raw: Mapping[str, object]) -> str:
+    return text_of(mapping_of(raw.get("metadata")).get("name"))

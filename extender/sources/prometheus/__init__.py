@@ -1,0 +1,1 @@
+"""Prometheus as a source: DCGM metrics, queried in a child process."""

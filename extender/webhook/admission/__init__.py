@@ -1,0 +1,1 @@
+"""The admission webhook: assigns a scheduler to GPU pods at creation."""

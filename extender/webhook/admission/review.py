@@ -1,0 +1,139 @@
+"""AdmissionReview as the API server sends it (admission.k8s.io/v1), and the answer to it.
+
+Whatever comes is answered with leave to create the pod: this can change a pod, never stop one.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from extender.core.request.resources import excess_of
+from extender.core.untyped import items_of, mapping_of, text_of
+from extender.runtime.decoding import MalformedError, decode_with, excess_values
+
+API_VERSION: Final = "admission.k8s.io/v1"
+KIND: Final = "AdmissionReview"
+
+MAX_WARNINGS: Final = 3
+MAX_WARNING: Final = 250
+"""The API server cuts warnings of more than 256 characters."""
+
+
+class ReviewError(ValueError):
+    """What came is no review of a pod that is created; the message says what is wrong and where.
+
+    Attributes:
+        uid: of the review, "" where that cannot be read either.
+    """
+
+    def __init__(self, message: str, uid: str = "") -> None:
+        super().__init__(message)
+        self.uid = uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """A pod that is about to be created.
+
+    Attributes:
+        uid: of the review; the answer repeats it.
+        namespace: the pod's.
+        pod: the Pod object.
+    """
+
+    uid: str
+    namespace: str
+    pod: Mapping[str, object]
+
+
+def decode_review(body: bytes) -> Review:
+    """Read a review.
+
+    Raises:
+        ReviewError: it is none, or not of a pod that is created.
+    """
+    if excess := excess_values(body):
+        raise ReviewError(f"cannot read AdmissionReview: $ has {excess}")
+    try:
+        document = decode_with(orjson.loads, body)
+    except MalformedError as error:
+        raise ReviewError(f"cannot read AdmissionReview: {error}") from error
+    review = mapping_of(document)
+    request = mapping_of(review.get("request"))
+    uid = text_of(request.get("uid"))
+    kind = mapping_of(request.get("kind"))
+    for path, found, wanted in (
+        ("$.apiVersion", review.get("apiVersion"), API_VERSION),
+        ("$.kind", review.get("kind"), KIND),
+        ("$.request.kind.group", kind.get("group", ""), ""),
+        ("$.request.kind.version", kind.get("version"), "v1"),
+        ("$.request.kind.kind", kind.get("kind"), "Pod"),
+        ("$.request.operation", request.get("operation"), "CREATE"),
+        ("$.request.subResource", request.get("subResource", ""), ""),
+    ):
+        if found != wanted:
+            raise ReviewError(f"cannot use AdmissionReview: {path} must be {wanted!r}", uid)
+    if not uid:
+        raise ReviewError("cannot use AdmissionReview: $.request.uid is missing")
+    pod = request.get("object")
+    if not isinstance(pod, dict):
+        raise ReviewError("cannot use AdmissionReview: $.request.object must be a Pod", uid)
+    if excess := excess_of(pod):
+        raise ReviewError(f"cannot use AdmissionReview: $.request.object has {excess}", uid)
+    return Review(uid=uid, namespace=text_of(request.get("namespace")), pod=pod)
+
+
+def patch_pod(
+    pod: Mapping[str, object], *, scheduler: str, taint_key: str
+) -> Sequence[Mapping[str, object]]:
+    """Return the JSON patch that gives a pod its scheduler, and lets it on that one's nodes.
+
+    Args:
+        pod: the Pod object.
+        scheduler: `spec.schedulerName` to set.
+        taint_key: key of the taint that keeps other pods off that scheduler's nodes, whose value is
+            the scheduler's name; "" for none.
+    """
+    # "add" sets a field that is there, too.
+    patch: list[Mapping[str, object]] = [
+        {"op": "add", "path": "/spec/schedulerName", "value": scheduler}
+    ]
+    tolerations = mapping_of(pod.get("spec")).get("tolerations")
+    toleration = {
+        "key": taint_key,
+        "operator": "Equal",
+        "value": scheduler,
+        "effect": "NoSchedule",
+    }
+    if taint_key and toleration not in items_of(tolerations):
+        has_some = isinstance(tolerations, list)
+        patch.append(
+            {
+                "op": "add",
+                "path": "/spec/tolerations/-" if has_some else "/spec/tolerations",
+                "value": toleration if has_some else [toleration],
+            }
+        )
+    return patch
+
+
+def encode_answer(
+    uid: str, *, patch: Sequence[Mapping[str, object]] = (), warnings: Sequence[str] = ()
+) -> bytes:
+    """Return the answer: the pod may be created, as it is or changed.
+
+    Args:
+        uid: of the review.
+        patch: JSON patch of the pod, empty to leave it as it is.
+        warnings: for whoever creates the pod.
+    """
+    response: dict[str, object] = {"uid": uid, "allowed": True}
+    if patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(orjson.dumps(patch)).decode()
+    if warnings:
+        response["warnings"] = [text[:MAX_WARNING] for text in warnings[:MAX_WARNINGS]]
+    return orjson.dumps({"apiVersion": API_VERSION, "kind": KIND, "response": response})

@@ -1,0 +1,112 @@
+"""What the decisions show after the page heard nothing for a while."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from extender.core.policy import Policy, Strategy
+from extender.core.steps import finish
+from tests.extender.api.page.acting import decide, live
+from tests.extender.api.page.serving import Server, looking, serving
+from tests.extender.insight.whys import WhyWorld
+from tests.extender.served import BUSY, IDLE
+
+pytestmark = pytest.mark.page
+
+GONE = ("Failed to load resource: net::",)
+"""What the browser itself writes where no answer comes."""
+
+
+@pytest.fixture
+def world() -> WhyWorld:
+    world = WhyWorld(policy=Policy(strategy=Strategy.SPREAD))
+    world.add({"idle": [IDLE] * 3, "busy": [BUSY] * 2, "full": [IDLE]})
+    return world
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def server(world: WhyWorld) -> AsyncIterator[Server]:
+    async with serving(world) as server:
+        yield server
+
+
+@asynccontextmanager
+async def away(page: Page, server: Server) -> AsyncIterator[None]:
+    """Let the extender be out of reach for a while."""
+    await server.stop()
+    await expect(page.locator("#status")).to_have_attribute("data-lamp", "old")
+    server.world.now += 10.0
+    yield
+    await server.start()
+    await live(page)
+
+
+@pytest.mark.parametrize("other", ["decisions", "pending"])
+async def test_what_was_decided_and_bound_meanwhile_shows_after_a_reconnect(
+    browser: Browser, server: Server, world: WhyWorld, other: str
+) -> None:
+    async with looking(browser, server, "?view=decisions") as (page, faults):
+        faults.allowed = GONE
+        await live(page)
+        await decide(world, "early", "idle", "full")
+        early = page.get_by_role("row", name="team/early")
+        await expect(early.locator(".followed")).to_have_text("not bound yet")
+        await page.locator(f"[data-view={other}]").click()
+
+        async with away(page, server):
+            world.history.note_bound("uid-early", "full")
+            await decide(world, "missed", "idle", "full")
+        await page.locator("[data-view=decisions]").click()
+
+        await expect(early.locator(".followed")).to_contain_text("full")
+        names = page.locator("#decisions tbody tr button.link[aria-label]")
+        await expect(names).to_have_text(["team/missed", "team/early"])
+        await expect(page.locator("#decisions .gap")).to_have_count(0)
+
+
+async def test_what_no_replica_remembers_after_a_reconnect_is_marked_as_missing(
+    browser: Browser, server: Server, world: WhyWorld
+) -> None:
+    async with looking(browser, server, "?view=decisions") as (page, faults):
+        faults.allowed = GONE
+        await live(page)
+        await decide(world, "early", "idle", "full")
+        await expect(page.get_by_role("row", name="team/early")).to_be_visible()
+
+        async with away(page, server):
+            await decide(world, "lost", "idle", "full")
+            world.now += 10.0
+            await decide(world, "late", "idle", "full")
+            finish(world.history.resize_in_steps(1))
+
+        rows = page.locator("#decisions tbody tr")
+        await expect(rows).to_have_count(3)
+        await expect(rows.nth(0)).to_contain_text("team/late")
+        await expect(rows.nth(1)).to_contain_text("Decisions may be missing here")
+        await expect(rows.nth(2)).to_contain_text("team/early")
+        await expect(rows.nth(2).locator(".followed")).to_have_text("unknown")
+
+
+async def test_a_paused_page_catches_up_as_it_goes_on(
+    browser: Browser, server: Server, world: WhyWorld
+) -> None:
+    async with looking(browser, server, "?view=decisions") as (page, faults):
+        faults.allowed = GONE
+        await live(page)
+        await decide(world, "early", "idle", "full")
+        rows = page.locator("#decisions tbody tr")
+        await expect(rows).to_have_count(1)
+        await page.get_by_role("button", name="Pause").click()
+
+        async with away(page, server):
+            await decide(world, "missed", "idle", "full")
+        note = page.locator("#decisions [role=status]")
+        await expect(note).to_have_text("at least 0 decisions since")
+        await expect(rows).to_have_count(1)
+        await page.get_by_role("button", name="Go on").click()
+
+        await expect(rows).to_have_count(2)
+        await expect(rows.nth(0)).to_contain_text("team/missed")

@@ -1,0 +1,190 @@
+"""All that a GPU's view says, and what a decision's line says, against the numbers behind them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from playwright.async_api import Browser, Locator, expect
+
+from extender.core.devices.readings import DeviceKey, Signal
+from extender.sources.prometheus.prometheus_plots import Hour
+from tests.extender.api.page.acting import live
+from tests.extender.api.page.serving import looking, serving
+from tests.extender.cli.serving import ask
+from tests.extender.insight.asking import strict
+from tests.extender.insight.whys import WhyWorld
+from tests.extender.served import GPU, IDLE, Gpu, World
+
+pytestmark = pytest.mark.page
+
+GIB = 1 << 30
+
+
+def fact(detail: Locator, name: str) -> Locator:
+    """Return what stands beside a name in a list of facts."""
+    return detail.locator(".gpu .facts div").filter(has_text=name).locator("dd").first
+
+
+async def test_power_heat_and_throttling_are_reported(browser: Browser) -> None:
+    world = World()
+    signs = {
+        Signal.POWER: 312.4,
+        Signal.TEMPERATURE: 71.0,
+        Signal.CLOCK_EVENT_REASONS: float(0x04 | 0x40),
+    }
+    calm = signs | {Signal.CLOCK_EVENT_REASONS: 0.0}
+    cards = {"node-a": [Gpu(busy=0.9, used_gib=60.0, signs=signs), Gpu(signs=calm)]}
+    world.add(cards)
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?node=node-a&gpu=0") as (page, _),
+    ):
+        detail = page.locator("#detail")
+        await expect(fact(detail, "Power")).to_have_text("312 W")
+        await expect(fact(detail, "Temperature")).to_have_text("71 °C")
+        await expect(fact(detail, "Throttling")).to_have_text(
+            "software power cap, hardware thermal slowdown"
+        )
+        await expect(detail.get_by_role("row", name="power")).to_contain_text("312 W")
+
+        await detail.get_by_role("button", name="GPU 1").click()
+
+        await expect(fact(detail, "Throttling")).to_have_text("none")
+
+
+async def test_what_no_source_measures_is_not_shown_as_zero(browser: Browser) -> None:
+    world = World()
+    world.add({"node-a": [IDLE]})
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?node=node-a&gpu=0") as (page, _),
+    ):
+        detail = page.locator("#detail")
+        await expect(fact(detail, "Throttling")).to_have_text("unknown")
+        await expect(fact(detail, "Tenants")).to_have_text("none seen")
+        await expect(detail.locator(".facts dt").filter(has_text="Power")).to_have_count(0)
+
+
+async def test_replicas_in_use_and_pods_just_placed_are_reported(browser: Browser) -> None:
+    world = WhyWorld()
+    labels = {
+        "nvidia.com/gpu.count": "1",
+        "nvidia.com/gpu.replicas": "4",
+        "nvidia.com/gpu.sharing-strategy": "time-slicing",
+    }
+    world.add_node("shared", allocatable={GPU: 4}, capacity={GPU: 4}, labels=labels)
+    world.add_pod("tenant", "shared")
+    for _ in range(3):
+        world.now += 10.0
+        world.tell({"shared": [Gpu(busy=0.1, used_gib=4.0, tenants=("team/tenant",))]})
+        world.fleet.snapshot()
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?node=shared&gpu=0") as (page, _),
+    ):
+        detail = page.locator("#detail")
+        await expect(fact(detail, "Shares")).to_have_text("1 of 4 in use")
+        await expect(fact(detail, "Tenants")).to_have_text("team/tenant")
+        await expect(detail.locator(".facts dt").filter(has_text="Just placed")).to_have_count(0)
+
+        await ask(world, "prioritize", "shared", name="fresh")
+
+        await expect(detail.locator(".facts").first).to_contain_text("1 of 4 held, 1 assumed")
+
+        world.add_pod("fresh", "shared", started=world.now)
+
+        await expect(fact(detail, "Just placed")).to_contain_text("1 pod")
+        await expect(fact(detail, "Shares")).to_have_text("2 of 4 in use")
+
+
+@dataclass
+class FromPrometheus:
+    """A Prometheus that knows the last hour of every device.
+
+    Attributes:
+        world: says what time it is.
+        error: why it tells nothing, "" where it does.
+    """
+
+    world: World
+    error: str = ""
+    is_there: bool = True
+
+    async def hour(self, devices: Sequence[DeviceKey]) -> Hour:
+        if self.error:
+            return Hour(error=self.error)
+        steps = 61
+        times = tuple(self.world.now - 60.0 * (steps - 1 - step) for step in range(steps))
+        return Hour(
+            times=times,
+            activity={key: [*[0.25] * (steps - 1), 0.75] for key in devices},
+            memory_bytes={key: [40.0 * GIB] * steps for key in devices},
+        )
+
+    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Hour:
+        raise NotImplementedError
+
+
+async def test_the_last_hour_is_plotted_from_prometheus_where_it_reports(browser: Browser) -> None:
+    world = World()
+    world.add({"node-a": [IDLE] * 2})
+    async with (
+        serving(world, plots=FromPrometheus(world)) as server,
+        looking(browser, server, "?node=node-a&gpu=1") as (page, _),
+    ):
+        plots = page.locator("#detail .plots")
+        await expect(plots).to_contain_text("The last hour, from Prometheus")
+        await expect(plots.get_by_role("img", name="activity")).to_have_attribute(
+            "aria-label", "activity: now 75 %, at most 75 % in the last hour"
+        )
+        await expect(plots.get_by_role("img", name="memory")).to_have_attribute(
+            "aria-label", "memory: now 50 %, at most 50 % in the last hour"
+        )
+        # The line is the whole hour, a quarter high, and leaps up at its end.
+        line = await plots.locator("path.curve").first.get_attribute("d")
+        assert line is not None
+        assert line.startswith("M0.0 32.5L")
+        assert line.endswith("L320.0 11.5")
+
+
+async def test_without_an_answer_of_prometheus_the_page_shows_reason_and_source(
+    browser: Browser,
+) -> None:
+    world = World()
+    world.add({"node-a": [IDLE]})
+    plots = FromPrometheus(world, error="Prometheus does not answer: timed out")
+    async with (
+        serving(world, plots=plots) as server,
+        looking(browser, server, "?node=node-a&gpu=0") as (page, _),
+    ):
+        told = page.locator("#detail .plots")
+        await expect(told).to_contain_text("as far as this extender has run")
+        await expect(told).to_contain_text("Prometheus does not answer: timed out")
+
+
+async def test_a_decisions_line_says_what_the_runner_up_lost_by_and_how_long_it_took(
+    browser: Browser,
+) -> None:
+    world = WhyWorld()
+    world.add({"best": [IDLE], "next": [IDLE] * 3})
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?view=decisions") as (page, _),
+    ):
+        await live(page)
+        for verb in ("filter", "prioritize"):
+            await ask(world, verb, "best", "next", name="asker")
+        newer, older = list(world.history)[:2]
+        newer.seconds, older.seconds = 0.0123, 0.0045
+        answer = await page.request.get(f"{server.url}/v1/explain?pod=team/asker")
+        told = strict(await answer.text())
+        (runner_up,) = [one for one in told["nodes"] if one["node"] == "next"]
+        row = page.get_by_role("row", name="team/asker")
+
+        await expect(row.locator("td").nth(3)).to_have_text("best")
+        await expect(row.locator(".lost span").first).to_have_text("next")
+        assert runner_up["lost_by"]
+        await expect(row.locator(".reason")).to_have_text(runner_up["lost_by"])
+        await expect(row.locator("td.num").nth(1)).to_have_text("2 of 2")
+        await page.reload()  # what was told live was so before the times were set
+        await expect(row.locator("td.num").first).to_have_text("16.8 ms")

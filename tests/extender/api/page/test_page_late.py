@@ -1,0 +1,138 @@
+"""A late answer does not overwrite newer state of the page."""
+
+from collections.abc import Generator
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.extender.api.page.acting import choose, decide, hold, live
+from tests.extender.api.page.conftest import CARDS
+from tests.extender.api.page.serving import Server, looking, serving
+from tests.extender.api.page.test_page_holders import held_by
+from tests.extender.api.page.test_stream import until
+from tests.extender.insight.whys import WhyWorld
+from tests.extender.served import IDLE, World
+
+pytestmark = pytest.mark.page
+
+
+def world_of_holders() -> WhyWorld:
+    """Return two nodes, whose pods have held their GPU idle for two minutes."""
+    world = WhyWorld()
+    cards = {"a": [held_by("first", IDLE)], "b": [held_by("second", IDLE)]}
+    world.add(cards, readings=1)
+    for name, node in (("first", "a"), ("second", "b")):
+        world.add_pod(name, node, started=world.now)
+    world.tell(cards)
+    world.watch(120.0)
+    return world
+
+
+async def test_a_node_stays_as_it_was_asked_for_last(
+    browser: Browser, server: Server, world: World
+) -> None:
+    async with looking(browser, server, "?node=node-c&gpu=0") as (page, _):
+        state = page.locator("#detail .gpu .state")
+        await expect(state).to_have_text("sick")
+        older = await hold(page, "**/page/nodes/node-c")
+        await older.given()
+        world.now += 10.0
+        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+        await expect(state).to_have_text("idle")
+
+        await older.release()
+
+        assert await state.inner_text() == "idle"
+
+
+async def test_why_a_decision_is_not_explained_is_not_reported_of_another(browser: Browser) -> None:
+    world = WhyWorld()
+    world.add({"best": [IDLE], "next": [IDLE] * 3})
+    await decide(world, "asker", "best", "next")
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?view=decisions") as (page, faults),
+    ):
+        faults.allowed = ("Failed to load resource: the server responded with a status of 404",)
+        await live(page)
+        older = await hold(page, "**/explain?number=99")
+        await choose(page, decision="99")
+        await older.given()
+        await page.get_by_role("button", name="Why, for team/asker").click()
+        sheet = page.locator(".sheet")
+        await expect(sheet).to_contain_text("best was first of 2 nodes")
+
+        await older.release()
+
+        assert "best was first of 2 nodes" in await sheet.inner_text()
+
+
+async def test_holders_stay_as_they_were_asked_for_last(browser: Browser) -> None:
+    world = world_of_holders()
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?view=holders&idle=0&by=namespace") as (page, _),
+    ):
+        note = page.locator("#holders [role=status]")
+        await live(page)
+        older = await hold(page, "**/holders?*")
+        await choose(page, by="pod")
+        await older.given()
+        await choose(page, by="namespace")
+        world.fleet.remove_pod("uid-first", world.now)
+        world.watch(60.0)
+        await choose(page, by="pod")
+        await expect(note).to_contain_text("1 pod:")
+
+        await older.release()
+
+        assert "1 pod:" in await note.inner_text()
+
+
+async def _open_holder(page: Page, name: str) -> None:
+    await page.get_by_role("row", name=f"team/{name}").get_by_role("button").click()
+
+
+async def test_a_node_that_opens_late_does_not_lead_the_reader_back(browser: Browser) -> None:
+    async with (
+        serving(world_of_holders()) as server,
+        looking(browser, server, "?view=holders&idle=0") as (page, _),
+    ):
+        await live(page)
+        first = await hold(page, "**/page/nodes/a")
+        await _open_holder(page, "first")
+        await first.given()
+        second = await hold(page, "**/page/nodes/b")
+        await _open_holder(page, "second")
+        await second.given()
+
+        await first.release()
+
+        assert await page.locator("#holders").is_visible()
+        await page.locator("[data-view=decisions]").click()
+        await second.release()
+        assert await page.locator("#decisions").is_visible()
+        assert await page.locator("#detail").is_hidden()
+
+
+async def test_a_page_is_live_only_once_it_knows_the_fleet(
+    browser: Browser, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = server.page.hub.fleet
+    look = feed.refresh_in_steps
+    is_slow = True
+
+    def look_slowly() -> Generator[None, None, bool]:
+        while is_slow:
+            yield
+        return (yield from look())
+
+    monkeypatch.setattr(feed, "refresh_in_steps", look_slowly)
+    async with looking(browser, server) as (page, _):
+        await until(lambda: "GET /v1/session" in server.asked)  # asked as the stream comes up
+        assert await page.locator("#status-text").inner_text() == "Connecting"
+
+        is_slow = False
+
+        await live(page)
+        assert await page.locator("#totals").inner_text() == "4 nodes, 12 GPUs"

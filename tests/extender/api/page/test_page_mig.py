@@ -1,0 +1,113 @@
+"""MIG instances stand inside their card, as wide as their part of it."""
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.extender.api.page.acting import counts, drawn, live
+from tests.extender.api.page.serving import looking, serving
+from tests.extender.insight.mig import PROFILES, mig_world
+
+pytestmark = pytest.mark.page
+
+CELL = 70
+"""Pixels: a multiple of the seven slices of a card, so that no part is rounded."""
+SLICES = (0, 3, 5, 6, 7)
+"""Where the instances begin and end."""
+FOREIGN_COLOR = "122,63,208"
+"""Of the diamonds in the light theme."""
+
+
+async def told_at(page: Page, x: float, y: float) -> str:
+    """Return what the tip says of a place of the map."""
+    await page.mouse.move(x, y)
+    tip = page.locator("#tip .tip-title span")
+    return "" if await page.locator("#tip").is_hidden() else await tip.last.inner_text()
+
+
+async def card_of(page: Page) -> tuple[float, float]:
+    """Return where the card begins: the keyboard's pick frames its first instance."""
+    box = await page.locator("#map").bounding_box()
+    assert box is not None
+    for y in range(10, 160, 10):
+        for x in range(0, 60, 2):
+            if await told_at(page, box["x"] + x, box["y"] + y):
+                return box["x"] + x, box["y"] + y
+    raise AssertionError("no card is on the map")
+
+
+async def test_a_card_in_instances_counts_once(browser: Browser) -> None:
+    async with serving(mig_world()) as server, looking(browser, server) as (page, _):
+        await expect(page.locator("#totals")).to_have_text("1 node, 1 GPU, 4 MIG instances")
+
+
+async def test_the_table_and_the_choice_of_models_count_the_card_once(browser: Browser) -> None:
+    async with serving(mig_world()) as server, looking(browser, server, "?as=table") as (page, _):
+        row = page.locator("#table tbody tr")
+        await expect(row.locator("[data-label=GPUs]")).to_have_text("1, 4 MIG instances")
+        await expect(row.locator("[data-label=idle]")).to_have_text("2")
+        await expect(row.locator("[data-label=foreign]")).to_have_text("2")
+        await expect(page.locator("#table caption")).to_contain_text(
+            "each MIG instance has a state"
+        )
+        await expect(page.locator("#model option").nth(1)).to_contain_text("(1)")
+
+
+async def test_instances_are_as_wide_as_their_part_of_the_card(browser: Browser) -> None:
+    async with (
+        serving(mig_world()) as server,
+        looking(browser, server, f"?zoom={CELL}") as (page, _),
+    ):
+        await live(page)
+        left, y = await card_of(page)
+
+        told = [await told_at(page, left + x, y + 5) for x in range(0, CELL - 2, 2)]
+
+    widths = {name: 2 * told.count(name) for name in dict.fromkeys(told) if name}
+    assert list(widths) == ["GPU 0 3g.20gb", "GPU 0 2g.10gb", "GPU 0 1g.5gb"]
+    assert widths["GPU 0 3g.20gb"] == pytest.approx(CELL * 3 / 7, abs=4)
+    assert widths["GPU 0 2g.10gb"] == pytest.approx(CELL * 2 / 7, abs=4)
+    assert widths["GPU 0 1g.5gb"] == pytest.approx(CELL * 2 / 7, abs=4)
+
+
+async def test_each_instance_is_drawn_as_what_it_is(browser: Browser) -> None:
+    async with (
+        serving(mig_world()) as server,
+        looking(browser, server, f"?zoom={CELL}") as (page, _),
+    ):
+        await live(page)
+        assert (await counts(page))["foreign"] == "2"
+        box = await page.locator("#map").bounding_box()
+        assert box is not None
+        left, y = await card_of(page)
+        await page.mouse.move(0, 0)
+        await drawn(page)
+        has_diamond: list[bool] = await page.evaluate(
+            """([x, y, side, edges, color]) => {
+                const context = document.getElementById("map").getContext("2d");
+                const { data } = context.getImageData(x, y, side, side - 8);
+                const sums = new Array(side).fill(0);
+                for (let at = 0; at < data.length / 4; at++) {
+                    if (data.slice(at * 4, at * 4 + 3).join() === color) sums[at % side]++;
+                }
+                return edges.slice(1).map((end, part) => sums
+                    .slice(edges[part] * side / 7, end * side / 7 - 2)
+                    .some((count) => count > 0));
+            }""",
+            [left - box["x"], y - box["y"], CELL, SLICES, FOREIGN_COLOR],
+        )
+
+        assert has_diamond == [True, False, False, True]
+
+
+async def test_the_keyboard_goes_from_instance_to_instance(browser: Browser) -> None:
+    async with serving(mig_world()) as server, looking(browser, server) as (page, _):
+        await live(page)
+        await page.locator("#map").focus()
+
+        for profile, kind in zip(PROFILES, ("foreign", "idle", "idle", "foreign"), strict=True):
+            await page.keyboard.press("ArrowRight")
+            await expect(page.locator("#spoken")).to_contain_text(f"GPU 0 {profile}: {kind}")
+        await page.keyboard.press("Enter")
+
+        await expect(page.locator("#detail .gpu .state")).to_have_text("foreign")
+        await expect(page.locator("#detail")).to_contain_text("1g.5gb")

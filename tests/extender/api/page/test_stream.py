@@ -1,0 +1,292 @@
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import aiohttp
+import pytest
+from typing_extensions import override
+
+from extender.api.page import hub as hub_module
+from extender.api.page import stream as stream_module
+from extender.api.page.hub import Hub
+from extender.server.seen import AccessError, SeesNone
+from tests.extender.api.page.conftest import CARDS, wait_for_gpus
+from tests.extender.api.page.serving import Server, serving
+from tests.extender.api.page.test_fleet_feed import read
+from tests.extender.served import IDLE, World, names_question, pod
+
+STREAM = "/v1/page/stream"
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "LOOK_SECONDS", 0.02)
+
+
+@asynccontextmanager
+async def listening(server: Server) -> AsyncIterator[aiohttp.StreamReader]:
+    async with aiohttp.ClientSession() as session, session.get(server.url + STREAM) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        yield response.content
+
+
+async def event(content: aiohttp.StreamReader, name: str) -> dict[str, Any]:
+    """Return the next event of a name."""
+    async with asyncio.timeout(30):
+        while True:
+            block = await content.readuntil(b"\n\n")
+            reported, document = read(block)
+            if reported == name:
+                return document
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_viewer_receives_the_fleet_and_then_the_changes(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        assert (await event(content, "fleet"))["nodes"] == list(CARDS)
+
+        world.now += 10.0
+        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+
+        assert (await event(content, "delta"))["places"]
+
+
+async def test_signs_of_life_come_though_nothing_changes(server: Server) -> None:
+    async with listening(server) as content:
+        first = await event(content, "beat")
+        second = await event(content, "beat")
+
+    assert (first["at"], second["sources"]) == (server.world.now, [])
+
+
+@pytest.mark.looptime
+async def test_nothing_is_computed_without_viewers(world: World) -> None:
+    page = Server(world).make_page()
+    running = asyncio.create_task(page.run())
+    hub = page.hub
+    unseen = await looks_of(hub, 60.0)
+
+    viewer = hub.join()
+    seen = await looks_of(hub, 60.0)
+    known = hub.fleet.is_there
+
+    hub.leave(viewer)
+    await asyncio.sleep(hub_module.LOOK_SECONDS)  # a look that has begun ends
+    left = await looks_of(hub, 60.0)
+
+    assert seen > 1
+    assert known
+    assert (unseen, left) == (0, 0)
+    assert not hub.fleet.is_there
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def looks_of(hub: Hub, seconds: float) -> int:
+    """Return how often a hub makes the fleet's picture anew in some time."""
+    with mock.patch.object(
+        hub.fleet, "refresh_in_steps", wraps=hub.fleet.refresh_in_steps
+    ) as refresh:
+        await asyncio.sleep(seconds)
+    return refresh.call_count
+
+
+async def test_changes_of_waiting_pods_and_holders_are_reported(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        before = await event(content, "changes")
+
+        wait_for_gpus(world, "waits", 1)
+        first = await event(content, "changes")
+        world.add_pod("holds", "node-a")
+        second = await event(content, "changes")
+
+    assert first == before | {"pending": before["pending"] + 1}
+    assert second == first | {"holders": before["holders"] + 1}
+
+
+async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        await event(content, "fleet")
+        asked = names_question("node-a", "node-b", asker=pod("p"))
+        await world.webhooks().prioritize(json.dumps(asked).encode())
+        reported = await event(content, "decisions")
+        world.history.note_bound("uid-p", "node-a")
+        bound = await event(content, "decisions")
+
+    assert [one["pod"] for one in reported["decisions"]] == ["team/p"]
+    assert bound["bound"] == [{"id": "here-1", "bound_node": "node-a", "is_followed": False}]
+
+
+async def test_of_many_decisions_at_once_the_newest_are_reported_and_the_rest_counted(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        await event(content, "fleet")
+        for number in range(100):
+            asked = names_question("node-a", asker=pod(f"p{number}"))
+            await world.webhooks().prioritize(json.dumps(asked).encode())
+        reported: list[Any] = []
+        passed_over = 0
+        while len(reported) + passed_over < 100:
+            document = await event(content, "decisions")
+            reported += document["decisions"]
+            passed_over += document["passed_over"]
+
+    assert reported[-1]["pod"] == "team/p99"
+    assert [one["number"] for one in reported] == sorted(one["number"] for one in reported)
+
+
+async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
+    async with serving(world, viewer=SeesNone()) as server, listening(server) as content:
+        await event(content, "fleet")
+        asked = names_question("node-a", asker=pod("secret"))
+        await world.webhooks().prioritize(json.dumps(asked).encode())
+        reported = await event(content, "decisions")
+        async with aiohttp.ClientSession() as session:
+            detail = await (await session.get(f"{server.url}/v1/page/nodes/node-b")).text()
+
+    assert "secret" not in json.dumps(reported)
+    assert "train" not in detail
+
+
+@dataclass
+class Expiring(SeesNone):
+    """Somebody whose token ends."""
+
+    left: int = 2
+    asked: list[int] = field(default_factory=list)
+
+    @override
+    async def renew(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise AccessError(401, "the token has ended")
+
+
+async def test_a_stream_ends_with_the_right_to_read_it(world: World) -> None:
+    async with serving(world, viewer=Expiring()) as server, listening(server) as content:
+        async with asyncio.timeout(30):
+            assert await content.read()
+
+        await until(lambda: len(server.page.hub) == 0)
+
+
+async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_module, "WRITE_SECONDS", 0.5)
+    world = World()
+    world.add({f"{'long-name-' * 200}{at:04}": [IDLE] * 2 for at in range(4_000)}, readings=1)
+    async with serving(world) as server:
+        # A small window: what is reported soon fills it.
+        door = socket.socket()
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        door.connect(("127.0.0.1", server.port))
+        reader, writer = await asyncio.open_connection(sock=door, limit=1024)
+        writer.write(b"GET /v1/page/stream HTTP/1.1\r\nHost: page\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: len(server.page.hub) == 1)
+
+        await until(lambda: len(server.page.hub) == 0)
+
+        writer.close()
+
+
+async def test_one_page_too_many_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "MOST_VIEWERS", 1)
+    async with listening(server) as content, aiohttp.ClientSession() as session:
+        await event(content, "fleet")
+
+        async with session.get(server.url + STREAM) as response:
+            assert response.status == 503
+            assert "close one" in (await response.json())["error"]
+
+
+async def test_who_has_most_pages_open_gives_one_up_for_another_caller(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "MOST_VIEWERS", 3)
+    async with contextlib.AsyncExitStack() as open_pages:
+        greedy = [await open_pages.enter_async_context(listening(server)) for _ in range(3)]
+        await until(lambda: len(server.page.hub) == 3)
+        connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        other = await open_pages.enter_async_context(aiohttp.ClientSession(connector=connector))
+
+        async with other.head(server.url + STREAM) as response:
+            assert response.status == 200
+        assert len(server.page.hub) == 3  # nobody goes for who only looks at headers
+        async with other.get(server.url + STREAM) as response:
+            assert response.status == 200
+            async with asyncio.timeout(30):
+                await greedy[-1].read()  # the newest has ended
+            assert await event(greedy[0], "fleet")
+
+            async with other.get(server.url + STREAM) as more:
+                assert more.status == 503  # it would be left with more than the other
+            assert len(server.page.hub) == 3
+
+
+async def test_streams_end_when_the_server_does(world: World) -> None:
+    async with serving(world) as server:
+        async with listening(server) as content:
+            await event(content, "fleet")
+            await server.stop()
+            async with asyncio.timeout(30):
+                await content.read()
+        await server.start()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+async def test_every_file_comes_under_a_policy_that_lets_nothing_else_run(server: Server) -> None:
+    async with aiohttp.ClientSession() as session:
+        for path in ("/page/", "/page/main.js", "/page/page.css", "/page/icon.svg"):
+            async with session.get(server.url + path) as response:
+                policy = response.headers["Content-Security-Policy"]
+                assert response.status == 200
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_a_file_that_has_not_changed_is_not_sent_again(server: Server) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(server.url + "/page/main.js") as response:
+            tag = response.headers["ETag"]
+        headers = {"If-None-Match": tag}
+        async with session.get(server.url + "/page/main.js", headers=headers) as response:
+            assert response.status == 304
+
+
+@pytest.mark.parametrize("path", ["/", "/page"])
+async def test_the_address_alone_leads_to_the_page(server: Server, path: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(server.url + path) as response:
+        assert response.url.path == "/page/"
+        assert "<title>idlegpu</title>" in await response.text()
+
+
+@pytest.mark.parametrize("path", ["/page/../stream.py", "/page/%2e%2e/stream.py", "/page/nothing"])
+async def test_nothing_but_the_pages_files_is_served(server: Server, path: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(server.url + path) as response:
+        assert response.status == 404

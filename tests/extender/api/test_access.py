@@ -1,0 +1,322 @@
+"""Who is let in, what they see, and what the API server is asked for it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from pydantic import ValidationError
+
+from extender.api.access import COOKIE, MAX_COOKIE, make_access
+from extender.api.caller import GRACE
+from extender.api.callers import HEADER, REFUSED_SECONDS
+from extender.settings.api import Api, ApiAccess
+from extender.settings.config import Settings
+from tests.extender.api.reviewers import EVERYWHERE
+from tests.extender.insight.door import BEARER, TOKEN, Door, door_in, shown
+from tests.extender.served import MakeClient, World
+
+
+@pytest_asyncio.fixture
+async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
+    async with door_in(tmp_path, aiohttp_client) as found:
+        yield found
+
+
+async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(door: Door) -> None:
+    door.reviewers.rights["alice"] = {"red"}
+    client = await door.open()
+
+    assert await shown(client) == ["another pod", "red/b"]
+    assert door.count("admitted") == 1
+
+
+async def test_who_may_list_all_pods_sees_all_and_is_asked_about_once(door: Door) -> None:
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await door.open()
+
+    assert await shown(client) == ["blue/a", "red/b"]
+    assert door.reviewers.rights_asked == [("alice", "")]
+
+
+async def test_who_may_list_nothing_sees_that_there_are_pods_and_no_more(door: Door) -> None:
+    client = await door.open()
+
+    assert await shown(client) == ["another pod", "another pod"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"Authorization": "Bearer"}, id="empty"),
+        pytest.param({"Authorization": "Basic YTpi"}, id="password"),
+        pytest.param({"Authorization": "Bearer stolen"}, id="unknown"),
+        pytest.param({"Authorization": "Bearer a b\tc"}, id="malformed"),
+        pytest.param({"Authorization": f"Bearer {'x' * 8000}=y"}, id="malformed-and-long"),
+    ],
+)
+async def test_without_a_good_token_nothing_is_reported(
+    door: Door, headers: dict[str, str]
+) -> None:
+    client = await door.open()
+
+    for path in ("/v1/pods", "/v1/session"):
+        response = await client.get(path, headers=headers)
+
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"].startswith("Bearer")
+        assert "kubectl create token ACCOUNT --audience idlegpu-api" in await response.text()
+
+
+async def test_health_the_pages_files_and_paths_that_look_after_themselves_need_no_token(
+    door: Door,
+) -> None:
+    client = await door.open()
+
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    assert await shown(client) == ["blue/a", "red/b"]  # on the connection that is used again
+    for path in ("/healthz", "/page/app.js", "/webhook"):
+        response = await client.get(path)
+
+        assert response.status == 200
+        # Nobody said who asks: whatever is in there, no pod is.
+        assert (await response.json())["pods"] == ["another pod", "another pod"]
+
+
+async def test_an_unknown_path_is_404_only_for_callers_who_may_read(door: Door) -> None:
+    client = await door.open()
+
+    assert (await client.get("/v1/nothing")).status == 401
+    assert (await client.get("/v1/nothing", headers=BEARER)).status == 404
+
+
+async def test_a_token_for_another_caller_is_refused(door: Door) -> None:
+    door.reviewers.knows_audiences = False  # as a token for the API server itself is answered
+    client = await door.open()
+
+    response = await client.get("/v1/pods", headers=BEARER)
+
+    assert response.status == 401
+    assert "it is not for 'idlegpu-api'" in await response.text()
+
+
+async def test_tokens_for_the_api_server_are_taken_where_that_is_set(door: Door) -> None:
+    door.reviewers.knows_audiences = False
+    door.reviewers.rights["alice"] = {"blue"}
+    client = await door.open(audience="")
+
+    assert await shown(client) == ["blue/a", "another pod"]
+
+
+async def test_a_token_in_the_own_header_passes_where_a_proxy_keeps_the_other(door: Door) -> None:
+    door.reviewers.rights["alice"] = {"blue"}
+    client = await door.open()
+
+    assert await shown(client, **{HEADER: TOKEN}) == ["blue/a", "another pod"]
+
+
+async def test_rights_are_asked_for_once_until_they_are_old(door: Door) -> None:
+    door.reviewers.rights["alice"] = {"red"}
+    client = await door.open()
+    await shown(client)
+    asked = list(door.reviewers.rights_asked)
+    assert sorted(asked) == [("alice", ""), ("alice", "blue"), ("alice", "red")]
+
+    await shown(client)
+    assert door.reviewers.rights_asked == asked
+
+    door.now += Api().rights_seconds
+    door.reviewers.rights["alice"] = {"blue"}
+    assert await shown(client) == ["blue/a", "another pod"]
+    assert len(door.reviewers.rights_asked) == 2 * len(asked)
+
+
+async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(door: Door) -> None:
+    client = await door.open()
+    await shown(client)
+    del door.reviewers.users[TOKEN]
+
+    await shown(client)
+    assert len(door.reviewers.tokens_asked) == 1
+
+    door.now += Api().token_seconds
+    assert (await client.get("/v1/pods", headers=BEARER)).status == 401
+
+
+async def test_rights_that_cannot_be_found_out_count_for_a_while_and_then_no_more(
+    door: Door,
+) -> None:
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await door.open(token_seconds=3600)
+    await shown(client)
+    door.reviewers.is_down = True
+
+    door.now += Api().rights_seconds + 1
+    assert await shown(client) == ["blue/a", "red/b"]
+
+    door.now += GRACE * Api().rights_seconds
+    assert await shown(client) == ["another pod", "another pod"]
+
+
+async def test_where_the_api_server_does_not_answer_no_new_caller_is_admitted(door: Door) -> None:
+    door.reviewers.is_down = True
+    client = await door.open()
+
+    response = await client.get("/v1/pods", headers=BEARER)
+
+    assert response.status == 503
+    assert "cannot review the token" in await response.text()
+    assert door.count("unknown") == 1
+
+
+async def test_what_was_refused_is_not_asked_about_again_at_once(door: Door) -> None:
+    client = await door.open()
+    stolen = {"Authorization": "Bearer stolen"}
+
+    for _ in range(5):
+        assert (await client.get("/v1/pods", headers=stolen)).status == 401
+    assert door.reviewers.tokens_asked == ["stolen"]
+
+    door.now += REFUSED_SECONDS
+    await client.get("/v1/pods", headers=stolen)
+    assert door.reviewers.tokens_asked == ["stolen"] * 2
+
+
+async def test_what_turns_up_late_is_asked_about_before_it_is_shown(door: Door) -> None:
+    door.reviewers.rights["alice"] = {"green"}
+    client = await door.open()
+
+    response = await client.get("/v1/late", headers=BEARER)
+
+    assert (await response.json())["pods"] == ["green/c"]
+
+
+async def test_where_it_is_open_no_token_is_required(door: Door) -> None:
+    client = await door.open(is_open=True)
+
+    response = await client.get("/v1/pods")
+
+    assert (await response.json())["pods"] == ["blue/a", "red/b"]
+    assert door.reviewers.tokens_asked == []
+
+
+@pytest.mark.parametrize(
+    ("proxies", "status"),
+    [
+        pytest.param(("127.0.0.0/8",), 200, id="from-the-proxy"),
+        pytest.param(("192.0.2.7", "2001:db8::/64"), 401, id="from-elsewhere"),
+    ],
+)
+async def test_who_comes_from_the_api_servers_proxy_was_let_in_by_it(
+    door: Door, proxies: tuple[str, ...], status: int
+) -> None:
+    client = await door.open(proxies=proxies)
+
+    assert (await client.get("/v1/pods")).status == status
+
+
+async def test_a_token_says_what_is_seen_where_the_proxy_would_see_all(door: Door) -> None:
+    door.reviewers.rights["alice"] = {"red"}
+    client = await door.open(proxies=("127.0.0.0/8",))
+
+    assert await shown(client, **{HEADER: TOKEN}) == ["another pod", "red/b"]
+    stolen = await client.get("/v1/pods", headers={HEADER: "stolen"})
+    assert stolen.status == 401
+
+
+async def test_a_browser_shows_its_token_once_and_keeps_it_where_no_script_reads_it(
+    door: Door,
+) -> None:
+    door.reviewers.rights["alice"] = {"red"}
+    client = await door.open()
+
+    response = await client.post("/v1/session", json={"token": TOKEN})
+
+    assert response.status == 204
+    cookie = response.headers["Set-Cookie"]
+    assert cookie.startswith(f"{COOKIE}={TOKEN};")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Path" not in cookie  # that of the request: /v1, behind whatever proxy
+    reported = await client.get("/v1/session", headers={"Cookie": f"{COOKIE}={TOKEN}"})
+    assert await reported.json() == {"user": "alice", "sees_all": False, "namespaces": ["red"]}
+    assert reported.headers["Cache-Control"] == "no-store"
+    seen = await client.get("/v1/pods", headers={"Cookie": f"{COOKIE}={TOKEN}"})
+    assert (await seen.json())["pods"] == ["another pod", "red/b"]
+    gone = await client.delete("/v1/session")
+    assert "Max-Age=0" in gone.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        pytest.param(b'{"token": "stolen"}', "application/json", 401, id="unknown"),
+        pytest.param(b"[]", "application/json", 401, id="no-token"),
+        pytest.param(b"{", "application/json", 400, id="no-json"),
+        pytest.param(
+            b"token=" + TOKEN.encode(), "application/x-www-form-urlencoded", 415, id="form"
+        ),
+        pytest.param(b'{"token": "token-of-alice"}', "text/plain", 415, id="another-sites-form"),
+        pytest.param(
+            b'{"token": "%b"}' % (b"x" * (MAX_COOKIE + 1)), "application/json", 400, id="too-long"
+        ),
+    ],
+)
+async def test_what_is_no_good_token_is_not_kept(
+    door: Door, body: bytes, kind: str, status: int
+) -> None:
+    client = await door.open()
+
+    response = await client.post("/v1/session", data=body, headers={"Content-Type": kind})
+
+    assert response.status == status
+    assert "Set-Cookie" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("access", "host", "is_open"),
+    [
+        (ApiAccess.AUTO, "127.0.0.1", True),
+        (ApiAccess.AUTO, "::1", True),
+        (ApiAccess.AUTO, "0.0.0.0", False),
+        (ApiAccess.AUTO, "10.0.0.7", False),
+        (ApiAccess.TOKEN, "127.0.0.1", False),
+        (ApiAccess.OPEN, "0.0.0.0", True),
+    ],
+)
+def test_a_token_is_needed_wherever_others_come_unless_one_says_otherwise(
+    access: ApiAccess, host: str, is_open: bool
+) -> None:
+    assert Api(access=access).is_open(host) is is_open
+
+
+@pytest.mark.parametrize("proxy", ["10.0.0.0/33", "apiserver", "10.0.0.4/8", ""])
+def test_a_proxy_that_is_no_address_is_refused(proxy: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Api(proxies=(proxy,))
+
+    assert "a list of IP addresses and networks" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status_listen", "warnings"),
+    [
+        pytest.param("0.0.0.0:8889", 1, id="everywhere"),
+        pytest.param("127.0.0.1:8889", 0, id="here"),
+    ],
+)
+async def test_an_api_that_is_open_to_other_machines_says_so_in_the_log(
+    door: Door, caplog: pytest.LogCaptureFixture, status_listen: str, warnings: int
+) -> None:
+    settings = Settings(
+        status_listen=status_listen, api=Api(access=ApiAccess.OPEN, allow_plain=True)
+    )
+    world = World()
+
+    access = make_access(
+        door.kube, settings, world.fleet, world.history, world.metrics.api_requests
+    )
+
+    assert access.is_open
+    assert len([text for text in caplog.messages if text.startswith("the API is open")]) == warnings

@@ -1,0 +1,218 @@
+"""That no caller uses up what the API server answers for all, nor another site's page a browser."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from pydantic import ValidationError
+
+from extender.api import callers
+from extender.api.access import make_access
+from extender.core.nodes.inventory import PodRecord
+from extender.server.answers import json_answer
+from extender.server.seen import ANOTHER_POD, pod_name
+from extender.settings.api import Api, ApiAccess
+from extender.settings.config import Settings
+from tests.extender.api.reviewers import EVERYWHERE
+from tests.extender.fake_kube import eventually
+from tests.extender.insight.door import BEARER, TOKEN, Door, door_in, shown
+from tests.extender.served import Client, MakeClient, World
+
+
+@pytest_asyncio.fixture
+async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
+    async with door_in(tmp_path, aiohttp_client) as found:
+        yield found
+
+
+async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
+    """Show so many tokens that nobody has, all at once; return the answers' statuses."""
+
+    async def one(number: int) -> int:
+        headers = {"Authorization": f"Bearer guess{source}{number}"}
+        return (await client.get("/v1/pods", headers=headers)).status
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(number)) for number in range(guesses)]
+    return [task.result() for task in tasks]
+
+
+async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 0.1)
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await door.open(reviews_per_second=5)
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    await shown(client)
+
+    assert set(await guess(client, 50)) == {401, 429}
+    # One second's worth, of which alice had one, and what has become due since.
+    assert len(door.reviewers.tokens_asked) <= 5 + 5 * (clock() - begun) + 1
+    assert await shown(client) == ["blue/a", "red/b"]  # who is known is not kept out
+
+
+async def test_who_guesses_tokens_does_not_block_another_address(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 20.0)
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await door.open(reviews_per_second=5)
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with aiohttp.ClientSession(connector=connector) as greedy:
+
+        async def guess_on(who: int) -> None:
+            number = 0
+            while True:
+                number += 1
+                headers = {"Authorization": f"Bearer guess{who}-{number}"}
+                async with greedy.get(client.make_url("/v1/pods"), headers=headers) as response:
+                    await response.read()
+
+        guessing = [asyncio.create_task(guess_on(who)) for who in range(40)]
+        await eventually(lambda: len(door.reviewers.tokens_asked) > 5)  # the burst is used up
+
+        before = len(door.reviewers.tokens_asked)
+        assert await shown(client) == ["blue/a", "red/b"]
+        after = door.reviewers.tokens_asked[before:]
+        for task in guessing:
+            task.cancel()
+        await asyncio.wait(guessing)
+
+    # alice comes as soon as the one before her has had its turn: one after the other she would be
+    # the 21st.
+    assert TOKEN in after[:10]
+
+
+async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "MOST_CALLERS", 5)
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await door.open(reviews_per_second=1000)
+    await shown(client)
+    for number in range(10):
+        door.reviewers.users[f"mallory{number}"] = "mallory"
+        await client.get("/v1/pods", headers={"Authorization": f"Bearer mallory{number}"})
+
+    asked = list(door.reviewers.tokens_asked)
+    assert await shown(client) == ["blue/a", "red/b"]
+    assert door.reviewers.tokens_asked == asked
+
+
+async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "QUESTIONS", 2)
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    for number in range(8):
+        door.reviewers.users[f"mallory{number}"] = "mallory"
+    door.reviewers.hold = asyncio.Event()
+    client = await door.open(reviews_per_second=1000)
+
+    def get(token: str) -> asyncio.Task[object]:
+        headers = {"Authorization": f"Bearer {token}"}
+        return asyncio.create_task(client.get("/v1/pods", headers=headers))
+
+    greedy = [get(f"mallory{number}") for number in range(8)]
+    await eventually(lambda: len(door.reviewers.rights_asked) == 2)  # as many as may
+    modest = get(TOKEN)
+    await eventually(lambda: TOKEN in door.reviewers.tokens_asked)
+    door.reviewers.hold.set()
+    await asyncio.wait([modest, *greedy])
+
+    # alice's one question comes before those that mallory's other tokens have.
+    assert ("alice", "") in door.reviewers.rights_asked[:5]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8889", 200),
+        ("127.0.0.1", 200),
+        ("127.8.8.8:8889", 200),
+        ("[::1]:8889", 200),
+        ("GPUs.example.com:8889", 200),
+        ("evil.example", 421),
+        ("evil.example:8889", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.evil.example:8889", 421),
+        ("10.0.0.7:8889", 421),
+        ("", 421),
+    ],
+)
+async def test_on_this_machine_alone_another_sites_name_is_not_answered(
+    door: Door, aiohttp_client: MakeClient, host: str, status: int
+) -> None:
+    settings = Settings(api=Api(hosts=("gpus.example.com",)))
+    client = await aiohttp_client(app_of(door, settings))
+
+    for path in ("/v1/pods", "/metrics"):
+        response = await client.get(path, headers={"Host": host})
+
+        assert response.status == status
+    assert (await client.get("/healthz", headers={"Host": host})).status == 200
+    if status != 200:
+        assert (
+            "must be one of 127.0.0.1, ::1, gpus.example.com, localhost"
+            in await (await client.get("/v1/pods", headers={"Host": host})).text()
+        )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(
+            {"status_listen": "0.0.0.0:8889", "api": Api(allow_plain=True)}, id="others-come"
+        ),
+        pytest.param({"api": Api(access=ApiAccess.TOKEN)}, id="tokens"),
+    ],
+)
+async def test_where_a_token_is_needed_any_name_is_answered(
+    door: Door, aiohttp_client: MakeClient, settings: dict[str, Any]
+) -> None:
+    door.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await aiohttp_client(app_of(door, Settings(**settings)))
+
+    assert await shown(client, **BEARER, Host="gpus.example.com") == ["blue/a"]
+
+
+async def test_a_pod_is_shown_at_once_in_a_namespace_that_has_just_come(
+    door: Door, aiohttp_client: MakeClient
+) -> None:
+    door.reviewers.rights["alice"] = {"blue"}
+    world = World()
+    client = await aiohttp_client(app_of(door, Settings(api=Api(access=ApiAccess.TOKEN)), world))
+    assert await shown(client, **BEARER) == [ANOTHER_POD]
+
+    world.fleet.apply_pod(PodRecord(uid="uid-a", namespace="blue", name="a"))
+
+    assert await shown(client, **BEARER) == ["blue/a"]
+
+
+def app_of(door: Door, settings: Settings, world: World | None = None) -> web.Application:
+    """Return the API as it is served by the settings."""
+    world = world or World()
+    access = make_access(
+        door.kube, settings, world.fleet, world.history, world.metrics.api_requests
+    )
+
+    async def pods(_: web.Request) -> web.Response:
+        return json_answer({"pods": [pod_name("blue", "a")]})
+
+    app = web.Application(middlewares=[access.guard()])
+    for path in ("/v1/pods", "/healthz", "/metrics"):
+        app.router.add_get(path, pods)
+    return app
+
+
+@pytest.mark.parametrize("host", ["", "http://gpus", "gpus:8889", "gpus/"])
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(ValidationError, match="without scheme and port"):
+        Api(hosts=(host,))

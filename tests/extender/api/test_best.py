@@ -1,0 +1,181 @@
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from extender.core.nodes.inventory import Taint
+from extender.core.request.resources import ResourceNames
+from extender.insight.what_if import TAINTED
+from tests.extender.insight.asking import get, strict
+from tests.extender.served import (
+    GPU,
+    IDLE,
+    Client,
+    MakeClient,
+    World,
+)
+
+# --- best -----------------------------------------------------------------------------------------
+
+
+async def test_best_is_the_ranking_that_a_pod_would_get_with_reasons(client: Client) -> None:
+    answer = await get(client, "/v1/best", gpus="2")
+
+    assert [entry["node"] for entry in answer["best"]] == ["idle"]
+    assert answer["best"][0]["rejection"] is None
+    assert answer["best"][0]["idle"] >= 2
+    assert answer["rejected"] == {
+        "busy": "node(s) had too few free GPUs by kube-scheduler's count",
+        "dead": "node(s) had too few working GPUs",
+        "full": "node(s) had too few free GPUs by kube-scheduler's count",
+    }
+    assert answer["feasible"] == 1
+
+
+async def test_best_takes_what_a_pod_may_say(world: World, client: Client) -> None:
+    # Of the node that is called idle, somebody else uses a GPU.
+    world.add({"sure": [IDLE]})
+    query = {
+        "gpus": "1",
+        "memory": "70Gi",
+        "model": "H100,A100",
+        "strategy": "pack",
+        "max_utilization": "25",
+        "max_memory": "40%",
+        "require_idle": "true",
+        "limit": "1",
+    }
+
+    answer = await get(client, "/v1/best", 200, **query)
+
+    assert [entry["node"] for entry in answer["best"]] == ["sure"]
+    assert answer["feasible"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"is_unschedulable": True}, "node(s) were unschedulable"),
+        ({"is_ready": False}, "node(s) were not ready"),
+        ({"taints": (Taint(key="team", value="a"),)}, TAINTED),
+        ({"taints": (Taint(key="team", effect="NoExecute"),)}, TAINTED),
+        (
+            {"labels": {"nvidia.com/mig.config.state": "pending"}},
+            "node(s) had GPUs that are being reconfigured",
+        ),
+    ],
+)
+async def test_best_leaves_out_nodes_that_kube_scheduler_would_not_use(
+    world: World, client: Client, change: dict[str, object], reason: str
+) -> None:
+    world.add_node("idle", gpus=3, **change)
+
+    answer = await get(client, "/v1/best")
+
+    assert answer["rejected"]["idle"] == reason
+
+
+@pytest.mark.parametrize(
+    "taint",
+    [
+        Taint(key="nvidia.com/gpu", value="present"),
+        Taint(key="nvidia.com/gpu", effect="NoExecute"),
+        Taint(key="gpu-team", effect="PreferNoSchedule"),
+        Taint(key="idlegpu.io/scheduler", value="idlegpu-scheduler"),
+    ],
+)
+async def test_best_keeps_nodes_whose_taints_a_plain_gpu_pod_tolerates(
+    world: World, client: Client, taint: Taint
+) -> None:
+    world.add_node("idle", gpus=3, taints=(taint,))
+
+    answer = await get(client, "/v1/best")
+
+    assert [entry["node"] for entry in answer["best"]] == ["idle"]
+
+
+async def test_best_changes_nothing(world: World, client: Client) -> None:
+    await get(client, "/v1/best", gpus="1")
+
+    assert len(world.fleet.ledger) == 0
+    assert len(world.history) == 0
+
+
+async def test_best_asks_for_the_first_of_the_resources_unless_reported(
+    world: World, aiohttp_client: MakeClient
+) -> None:
+    world.resources = ResourceNames(("example.com/gpu", GPU))
+    world.add_node("other", allocatable={"example.com/gpu": 1}, capacity={"example.com/gpu": 1})
+    client = await aiohttp_client(world.build_app())
+
+    assert [entry["node"] for entry in (await get(client, "/v1/best"))["best"]] == ["other"]
+    assert (await get(client, "/v1/best", resource=GPU))["feasible"] > 0
+
+
+@pytest.mark.parametrize(
+    ("query", "parts"),
+    [
+        ({"gpus": "0"}, ("gpus='0'", "a whole number from 1 to 1024")),
+        ({"gpus": "-1"}, ("gpus='-1'", "a whole number")),
+        ({"gpus": "1.5"}, ("gpus='1.5'", "a whole number")),
+        ({"gpus": ""}, ("gpus=''", "a whole number")),
+        ({"gpus": "٣"}, ("gpus='٣'", "a whole number")),
+        ({"gpus": "9" * 5000}, ("gpus='9", "a whole number")),
+        ({"memory": "lots"}, ("memory='lots'", "such as 20Gi")),
+        ({"memory": "20"}, ("memory='20'", "from 1Mi to 16Ti")),
+        ({"strategy": "best"}, ("strategy='best'", "spread or pack")),
+        ({"model": ","}, ("model=','", "models separated by commas")),
+        ({"max_utilization": "0"}, ("max_utilization='0'", "from 1 to 100")),
+        ({"max_memory": "200"}, ("max_memory='200'", "from 1 to 100")),
+        ({"require_idle": "yes"}, ("require_idle='yes'", "true or false")),
+        ({"resource": "cpu"}, ("resource='cpu'", "nvidia.com/gpu")),
+        ({"resource": "nvidia.com/mig-*"}, ("resource='nvidia.com/mig-*'", "must be")),
+        ({"limit": "1001"}, ("limit='1001'", "from 1 to 1000")),
+        ({"gpu": "1"}, ("gpu='1' is no parameter", "gpus")),
+    ],
+)
+async def test_a_bad_parameter_is_named_with_its_value_and_what_is_allowed(
+    client: Client, query: dict[str, str], parts: tuple[str, ...]
+) -> None:
+    error = (await get(client, "/v1/best", 400, **query))["error"]
+
+    assert all(part in error for part in parts), error
+    assert len(error) < 400
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/v1/best?gpus=1&gpus=2", "gpus='2' is given more than once"),
+        ("/v1/nodes?x=1", "x='1' is no parameter of this path: use none"),
+        ("/v1/nodes/idle?gpus=1", "gpus='1' is no parameter"),
+        ("/v1/gpus?nodes=idle", "use node"),
+        ("/v1/decisions?limit=0", "from 1 to 1000"),
+        ("/v1/decisions?brief=maybe", "brief='maybe' must be true or false"),
+    ],
+)
+async def test_a_parameter_that_means_nothing_is_400(client: Client, path: str, error: str) -> None:
+    response = await client.get(path)
+
+    assert response.status == 400
+    assert error in (await response.json())["error"]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["gpus", "memory", "model", "strategy", "max_utilization", "limit", "x"]),
+        st.text(max_size=12) | st.sampled_from(["1", "20Gi", "pack", "50", "1e400", "NaN", "0x1"]),
+        max_size=3,
+    )
+)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+async def test_any_parameters_are_answered_or_refused(
+    client: Client, query: dict[str, str]
+) -> None:
+    response = await client.get("/v1/best", params=query)
+
+    assert response.status in {200, 400}
+    strict(await response.text())

@@ -1,0 +1,276 @@
+"""How often the API server is asked about one caller, however often the caller asks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import StreamReader, web
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.api.access import Access
+from extender.api.caller import RETRY_SECONDS, Caller
+from extender.api.callers import REFUSED_SECONDS, SESSION_PATH
+from extender.kube.kube import KubeError
+from extender.kube.reviews import ALL_NAMESPACES, User
+from extender.runtime.metrics import Metrics
+from extender.server.answers import json_answer
+from extender.server.seen import AccessError
+from extender.settings.api import Api
+from tests.extender.api.reviewers import Reviewers, reviewing
+from tests.extender.fake_kube import eventually
+from tests.extender.served import Client, MakeClient
+
+NAMESPACES = frozenset({"blue", "green", "red"})
+TOKEN = "token-of-alice"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+AT_ONCE = 20
+
+
+@dataclass
+class Server:
+    """The API server, and the clock; it answers a turn later, as a real one would."""
+
+    now: float = 1000.0
+    is_down: bool = False
+    reviews: int = 0
+    asked: list[str] = field(default_factory=list)
+    namespaces: frozenset[str] = NAMESPACES
+
+    async def review(self) -> User:
+        self.reviews += 1
+        await self._answer()
+        return User(name="alice")
+
+    async def may_list(self, _: User, namespace: str) -> bool:
+        self.asked.append(namespace)
+        await self._answer()
+        return namespace == "blue"
+
+    async def _answer(self) -> None:
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise KubeError("cannot ask: out of order")
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def caller(server: Server) -> Caller:
+    return Caller(
+        User(name="alice"),
+        review=server.review,
+        may_list=server.may_list,
+        namespaces=lambda: server.namespaces,
+        token_seconds=60.0,
+        rights_seconds=30.0,
+        monotonic=lambda: server.now,
+    )
+
+
+async def test_questions_at_once_are_asked_for_together(server: Server, caller: Caller) -> None:
+    server.now += 60.0
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(caller.renew())
+
+    assert server.reviews == 1
+    assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
+    assert caller.sees("blue")
+    assert not caller.sees("red")
+
+
+class Counted(frozenset[str]):
+    """Names that say how often they were looked through."""
+
+    looked = 0
+
+    @override
+    def __or__(self, other: AbstractSet[object]) -> frozenset[str]:
+        Counted.looked += 1
+        return frozenset(self).union(map(str, other))
+
+
+async def test_while_nothing_changes_the_namespaces_are_not_looked_through_again(
+    server: Server, caller: Caller
+) -> None:
+    server.namespaces = Counted(NAMESPACES)
+    await caller.renew()
+    looked = Counted.looked
+    assert looked
+
+    server.now += 29.0
+    for _ in range(AT_ONCE):
+        await caller.renew()
+        await caller.learn({"red"})
+
+    assert Counted.looked == looked
+    assert len(server.asked) == 1 + len(NAMESPACES)
+
+
+async def test_a_namespace_that_comes_is_asked_about_at_once(
+    server: Server, caller: Caller
+) -> None:
+    await caller.renew()
+    server.asked.clear()
+
+    server.namespaces |= {"new"}
+    await caller.renew()
+    await caller.learn({"elsewhere"})
+
+    assert server.asked == ["new", "elsewhere"]
+
+
+async def test_rights_that_are_old_are_reviewed_again_though_no_namespace_has_come(
+    server: Server, caller: Caller
+) -> None:
+    await caller.renew()
+    server.now += 20.0
+    server.namespaces |= {"new"}
+    await caller.renew()
+    server.asked.clear()
+
+    server.now += 10.0
+    await caller.renew()
+
+    assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
+
+
+async def test_what_the_api_server_did_not_say_is_asked_again_though_no_namespace_has_come(
+    server: Server, caller: Caller
+) -> None:
+    await caller.renew()
+    server.namespaces |= {"new"}
+    server.is_down = True
+    await caller.renew()
+    server.is_down, server.asked[:] = False, []
+
+    server.now += RETRY_SECONDS
+    await caller.renew()
+
+    assert server.asked == ["new"]
+
+
+async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_moment(
+    server: Server, caller: Caller
+) -> None:
+    server.is_down = True
+
+    for _ in range(AT_ONCE):
+        await caller.renew()
+
+    assert server.asked == [ALL_NAMESPACES]
+    server.is_down = False
+    server.now += RETRY_SECONDS
+    await caller.renew()
+    assert caller.sees("blue")
+
+
+async def test_nor_is_it_asked_again_and_again_whose_a_token_is(
+    server: Server, caller: Caller
+) -> None:
+    server.is_down = True
+    server.now += 60.0
+
+    for _ in range(AT_ONCE):
+        with pytest.raises(AccessError, match="out of order"):
+            await caller.renew()
+
+    assert server.reviews == 1
+    server.is_down = False
+    server.now += RETRY_SECONDS
+    await caller.renew()
+    assert server.reviews == 2
+
+
+@dataclass
+class Door:
+    reviewers: Reviewers
+    client: Client
+    now: float = 1000.0
+
+
+@pytest_asyncio.fixture
+async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
+    async with reviewing(tmp_path) as (reviewers, kube):
+        access = Access(
+            kube,
+            Api(),
+            is_open=False,
+            namespaces=lambda: NAMESPACES,
+            requests=Metrics().api_requests,
+            monotonic=lambda: found.now,
+        )
+
+        async def nothing(_: web.Request) -> web.Response:
+            return json_answer({})
+
+        app = web.Application(middlewares=[access.guard()])
+        app.add_routes([*access.routes(), web.get("/v1/nothing", nothing)])
+        reviewers.users[TOKEN] = "alice"
+        found = Door(reviewers, await aiohttp_client(app))
+        yield found
+
+
+async def test_a_token_that_was_taken_back_is_not_asked_about_at_each_question(door: Door) -> None:
+    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
+    del door.reviewers.users[TOKEN]
+    door.now += 60.0
+
+    for _ in range(AT_ONCE):
+        assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 401
+
+    assert len(door.reviewers.tokens_asked) == 2
+    door.reviewers.users[TOKEN] = "alice"
+    door.now += REFUSED_SECONDS
+    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
+
+
+async def test_a_browser_learns_at_once_that_its_token_was_revoked(door: Door) -> None:
+    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
+    del door.reviewers.users[TOKEN]
+    door.now += 60.0
+
+    answer = await door.client.post(SESSION_PATH, json={"token": TOKEN})
+
+    assert answer.status == 401
+    assert not answer.cookies
+
+
+async def test_a_token_may_come_in_pieces(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, pieces = StreamReader.readany, list[bytes]()
+
+    async def readany(self: StreamReader) -> bytes:
+        pieces.append(await read(self))
+        return pieces[-1]
+
+    monkeypatch.setattr(StreamReader, "readany", readany)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"token": "'
+        await eventually(lambda: pieces)
+        yield TOKEN.encode() + b'"}'
+
+    headers = {"Content-Type": "application/json"}
+    answer = await door.client.post(SESSION_PATH, data=slowly(), headers=headers)
+
+    assert answer.status == 204
+    assert pieces[0] == b'{"token": "'
+
+
+async def test_a_body_without_end_is_refused(door: Door) -> None:
+    async def endlessly() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 4096
+
+    headers = {"Content-Type": "application/json"}
+    answer = await door.client.post(SESSION_PATH, data=endlessly(), headers=headers)
+
+    assert answer.status == 413

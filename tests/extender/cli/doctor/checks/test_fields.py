@@ -1,0 +1,172 @@
+"""Whether what decides is exported, of every GPU."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from extender.cli.doctor.checks.fields import FIELDS, XIDS
+from extender.cli.doctor.exposition import parse_exposition
+from extender.cli.doctor.facts import Facts, Sample
+from extender.core.devices.readings import Signal
+from extender.sources.prometheus.dcgm import DEFAULT_METRICS
+from tests.extender.cli.doctor.things import (
+    NOW,
+    device,
+    evidence,
+    found,
+    node,
+    sample,
+    severities,
+)
+
+UTIL, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+USED, FREE = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"
+TENSOR, DRAM = "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE"
+DATA: Final = Path(__file__).parents[4] / "data" / "dcgm"
+
+
+def scraped(*names: str, **labels: str) -> Facts:
+    reported: tuple[Sample, ...] = tuple(
+        sample(name, 0.0, UUID="GPU-0", Hostname="node-1", **labels) for name in names
+    )
+    return Facts(at=NOW, exporter=reported, nodes=(node(),))
+
+
+@pytest.mark.parametrize("name", range(3))
+def test_every_field_that_decides_is_well(name: int) -> None:
+    every = [known[min(name, len(known) - 1)] for known in FIELDS.values()]
+
+    assert found("IG101", scraped(*every)) == []
+
+
+@pytest.mark.parametrize("file", ["a100_mig_4.5.x", "h100_8x_partial_4.5.x", "t4_timesliced_4.8.3"])
+def test_the_defaults_of_an_exporter_are_well(file: str) -> None:
+    text = (DATA / f"{file}.prom").read_text(encoding="utf-8")
+
+    assert found("IG101", Facts(at=NOW, exporter=tuple(parse_exposition(text)))) == []
+
+
+@pytest.mark.parametrize("field", [TENSOR, DRAM])
+def test_a_profiling_field_that_is_off_is_a_warning(field: str) -> None:
+    facts = scraped(UTIL, ENGINE, USED, FREE, *{TENSOR, DRAM} - {field})
+
+    assert severities("IG101", facts) == ["warning"]
+    assert f'"{field}, gauge, ' in found("IG101", facts)[0].remedy
+
+
+def test_a_node_of_which_something_is_missing_is_reported_though_another_has_it() -> None:
+    every = {field: known[0] for field, known in FIELDS.items()}
+    well = [sample(name, 0.0, UUID="GPU-1", Hostname="node-1") for name in every.values()]
+    blind = [
+        sample(name, 0.0, UUID="GPU-2", Hostname="node-2")
+        for name in every.values()
+        if name not in {UTIL, ENGINE}
+    ]
+
+    facts = Facts(at=NOW, exporter=(*well, *blind))
+
+    assert severities("IG101", facts) == ["error"]
+    assert f"not exported: GPU utilization ({UTIL} or" in evidence("IG101", facts)
+    assert "1 GPUs of node-2" in evidence("IG101", facts)
+    assert "node-1" not in evidence("IG101", facts)
+
+
+def test_devices_are_looked_at_of_which_no_exporter_was_asked() -> None:
+    scrape = scraped(UTIL, ENGINE, USED, FREE, TENSOR, DRAM).exporter
+    blind = device(0, node="node-2", utilization_ratio=None)
+
+    facts = Facts(at=NOW, exporter=scrape, devices=(device(0), blind))
+
+    assert severities("IG101", facts) == ["error"]
+    assert evidence("IG101", facts) == "no activity: node-2::0"
+    assert found("IG101", replace(facts, devices=(device(0),))) == []
+
+
+def test_what_an_exporter_and_the_extender_lack_is_reported_once() -> None:
+    facts = scraped(USED, FREE, TENSOR, DRAM)
+    blind = (device(0, utilization_ratio=None),)
+
+    assert severities("IG101", replace(facts, devices=blind)) == ["error"]
+
+
+def counting(*names: str) -> Facts:
+    lines = "\n".join(f"{name}, gauge, what it is" for name in names)
+    item = {
+        "metadata": {"name": "counters", "namespace": "gpu-operator"},
+        "data": {"metrics": f"# Format\n{lines}\n", "other": "a: b"},
+    }
+    return replace(scraped(UTIL, ENGINE, USED, FREE, TENSOR, DRAM), config_maps=(item,))
+
+
+def test_counters_without_errors_of_gpus_are_a_warning() -> None:
+    facts = counting(UTIL, ENGINE)
+
+    assert severities("IG101", facts) == ["warning"]
+    assert "ConfigMap gpu-operator/counters metrics: 2 counters" in evidence("IG101", facts)
+    assert '"DCGM_FI_DEV_XID_ERRORS, gauge, ' in found("IG101", facts)[0].remedy
+
+
+@pytest.mark.parametrize("name", ["DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT"])
+def test_counters_with_them_are_well(name: str) -> None:
+    assert found("IG101", counting(UTIL, name)) == []
+
+
+def test_profiling_fields_that_are_off_are_a_warning() -> None:
+    facts = scraped(UTIL, USED, FREE)
+
+    assert severities("IG101", facts) == ["warning"]
+    assert ENGINE in evidence("IG101", facts)
+    assert f'"{ENGINE}, gauge, ' in found("IG101", facts)[0].remedy
+
+
+def test_no_activity_or_no_memory_is_an_error() -> None:
+    assert severities("IG101", scraped(USED, FREE)) == ["error"]
+    assert severities("IG101", scraped(UTIL, ENGINE)) == ["error"]
+
+
+def test_an_exporter_that_shows_no_gpu_at_all_is_an_error() -> None:
+    facts = Facts(at=NOW, exporter=(sample("DCGM_FI_DRIVER_VERSION"),))
+
+    assert severities("IG101", facts) == ["error"]
+
+
+def test_instances_have_no_other_activity_than_the_engines() -> None:
+    facts = scraped(UTIL, USED, FREE, GPU_I_ID="7")
+
+    assert severities("IG101", facts) == ["error"]
+    assert "MIG instances" in evidence("IG101", facts)
+    assert "MIG instances" not in evidence("IG101", scraped(UTIL, USED, FREE))
+    assert f"exported: {FREE}, {USED}, {UTIL}" in evidence("IG101", facts)
+
+
+def test_devices_without_activity_are_reported() -> None:
+    facts = Facts(at=NOW, devices=(device(0, utilization_ratio=None), device(1)))
+
+    assert severities("IG101", facts) == ["error"]
+    assert "no activity: node-1::0" in evidence("IG101", facts)
+    assert severities("IG101", Facts(at=NOW, devices=(device(0, memory_used_ratio=None),)))
+
+
+def test_devices_that_nothing_shows_are_another_matter() -> None:
+    dark = device(0, uuid="", utilization_ratio=None, memory_used_ratio=None, freshness="missing")
+    old = device(1, utilization_ratio=None, freshness="stale")
+
+    assert found("IG101", Facts(at=NOW, devices=(dark, old, device(2)))) == []
+
+
+def test_the_fields_are_those_that_the_extender_reads() -> None:
+    signals = {
+        "GPU utilization": Signal.GPU_UTILIZATION,
+        "graphics engine activity": Signal.GRAPHICS_ACTIVE,
+        "memory used": Signal.MEMORY_USED,
+        "memory free": Signal.MEMORY_FREE,
+        "tensor core activity": Signal.TENSOR_ACTIVE,
+        "memory interface activity": Signal.DRAM_ACTIVE,
+        "SM activity": Signal.SM_ACTIVE,
+    }
+    for field, names in FIELDS.items():
+        read = {metric.name for metric in DEFAULT_METRICS if metric.signal is signals[field]}
+        assert set(names) == read
+    assert set(XIDS) == {m.name for m in DEFAULT_METRICS if m.signal is Signal.XID}

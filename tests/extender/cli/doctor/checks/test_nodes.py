@@ -1,0 +1,173 @@
+"""Whether nodes offer what they have."""
+
+from typing import Any
+
+import pytest
+
+from extender.cli.doctor.facts import Facts
+from tests.extender.cli.doctor.things import (
+    GPU,
+    NOW,
+    evidence,
+    found,
+    node,
+    pod,
+    severities,
+)
+
+REPLICAS, STRATEGY = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
+CONFIG = "nvidia.com/device-plugin.config"
+SHARED = "nvidia.com/gpu.shared"
+MIG = "nvidia.com/mig-1g.10gb"
+
+
+def at(one: dict[str, Any], *pods: Any, **facts: Any) -> Facts:
+    return Facts(at=NOW, nodes=(one,), pods=pods, **facts)
+
+
+# --- IG201 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [{}, {GPU: "0"}])
+def test_a_node_with_gpus_that_offers_none_is_reported(capacity: dict[str, str]) -> None:
+    facts = at(node(capacity=capacity), pod("nvidia-device-plugin-x", phase="Pending"))
+
+    assert severities("IG201", facts) == ["error"]
+    assert "team/nvidia-device-plugin-x is Pending" in evidence("IG201", facts)
+    assert "no pod of the device plugin" in evidence("IG201", at(node(capacity=capacity)))
+
+
+def bare(capacity: dict[str, str]) -> dict[str, Any]:
+    """Return a node without any label."""
+    one = node(capacity=capacity)
+    one["metadata"]["labels"] = {}
+    return one
+
+
+def test_a_node_that_offered_gpus_once_is_reported_without_labels_too() -> None:
+    assert severities("IG201", at(bare({GPU: "0"}))) == ["error"]
+    assert "capacity nvidia.com/gpu: 0" in evidence("IG201", at(bare({GPU: "0"})))
+    assert found("IG201", at(bare({"cpu": "8"}))) == []
+    assert found("IG201", at(bare({GPU: "8"}))) == []
+    assert found("IG201", at(bare({GPU: "0", MIG: "7"}))) == []
+    assert found("IG201", at(bare({GPU: "0", SHARED: "32"}))) == []
+
+
+def test_a_node_that_offers_gpus_or_has_none_is_well() -> None:
+    cpu = node(capacity={}, labels={"nvidia.com/gpu.present": "false"})
+    served = pod("dra-driver-nvidia-gpu-kubelet-plugin-x")
+
+    assert found("IG201", at(node())) == []
+    assert found("IG201", at(node(capacity={MIG: "7"}))) == []
+    assert found("IG201", at(cpu)) == []
+    assert found("IG201", at(node(capacity={}), served)) == []
+    for name, value in (
+        ("nvidia.com/gpu.workload.config", "vm-passthrough"),
+        ("nvidia.com/gpu.deploy.device-plugin", "false"),
+    ):
+        assert found("IG201", at(node(capacity={}, labels={name: value}))) == []
+
+
+# --- IG202 --------------------------------------------------------------------------------------
+
+
+def shared(replicas: str, capacity: str, **changes: Any) -> dict[str, Any]:
+    labels = {REPLICAS: replicas, STRATEGY: "time-slicing", **changes}
+    return node(labels=labels, capacity={SHARED: capacity})
+
+
+def test_a_capacity_unlike_the_labels_is_reported() -> None:
+    facts = at(shared("4", "8"))
+
+    assert severities("IG202", facts) == ["error"]
+    assert "nvidia.com/gpu.replicas=4, so 32 expected; capacity is 8" in evidence("IG202", facts)
+
+
+def test_labels_unlike_the_plugins_configuration_are_reported() -> None:
+    sharing = {"timeSlicing": {"resources": [{"name": GPU, "replicas": 10}]}}
+    configs = {"sliced": {"version": "v1", "sharing": sharing}}
+    facts = at(shared("4", "32", **{CONFIG: "sliced"}), plugin_configs=configs)
+
+    assert severities("IG202", facts) == ["error"]
+    assert "time-slicing with 4 replicas" in evidence("IG202", facts)
+    assert "configuration says time-slicing with 10" in evidence("IG202", facts)
+
+
+def test_what_is_alike_or_not_known_is_well() -> None:
+    sharing = {"mps": {"resources": [{"name": GPU, "replicas": 4}]}}
+    configs = {"mps": {"version": "v1", "sharing": sharing}, "whole": {"version": "v1"}}
+    mig = node(labels={REPLICAS: "0", "nvidia.com/mig.strategy": "mixed"}, capacity={MIG: "56"})
+
+    part = node(labels={REPLICAS: "1"}, capacity={GPU: "6", MIG: "7"})
+    bare = node(labels={"nvidia.com/gpu.count": None})
+
+    assert found("IG202", at(node())) == []
+    assert found("IG202", at(part)) == []
+    assert found("IG202", at(bare)) == []
+    # A node that offers nothing is another check's.
+    assert found("IG202", at(node(capacity={}))) == []
+    assert found("IG202", at(shared("4", "32"), plugin_configs=configs)) == []
+    assert found("IG202", at(shared("4", "32", **{CONFIG: "gone"}), plugin_configs=configs)) == []
+    same = shared("4", "32", **{CONFIG: "mps", STRATEGY: "mps"})
+    assert found("IG202", at(same, plugin_configs=configs)) == []
+    assert found("IG202", at(node(labels={CONFIG: "whole"}), plugin_configs=configs)) == []
+    assert found("IG202", at(mig)) == []
+
+
+# --- IG203 --------------------------------------------------------------------------------------
+
+
+def test_gpus_that_are_not_offered_are_reported() -> None:
+    facts = at(node(allocatable={GPU: "7"}))
+
+    assert severities("IG203", facts) == ["warning"]
+    assert evidence("IG203", facts) == "node-1: nvidia.com/gpu: capacity 8, allocatable 7"
+    assert found("IG203", at(node())) == []
+    assert found("IG203", at(node(capacity={"cpu": "8"}, allocatable={"cpu": "7"}))) == []
+
+
+# --- IG204 --------------------------------------------------------------------------------------
+
+
+MPS = node(labels={REPLICAS: "4", STRATEGY: "mps"}, capacity={GPU: "32"})
+DAEMON = "nvidia-device-plugin-mps-control-daemon-x"
+
+
+def test_a_dead_mps_daemon_is_reported() -> None:
+    crashing = [
+        {"ready": False, "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    ]
+    facts = at(MPS, pod(DAEMON, statuses=crashing))
+
+    assert severities("IG204", facts) == ["error"]
+    assert "is Running, CrashLoopBackOff, 9 restarts" in evidence("IG204", facts)
+    assert "no pod of the MPS control daemon" in evidence("IG204", at(MPS))
+    pending = pod(DAEMON, phase="Pending", statuses=[])
+    assert f"team/{DAEMON} is Pending" in evidence("IG204", at(MPS, pending))
+    assert severities("IG204", at(MPS, pod(DAEMON, node="node-2"))) == ["error"]
+
+
+def test_a_daemon_that_runs_or_that_no_node_needs_is_well() -> None:
+    assert found("IG204", at(MPS, pod(DAEMON))) == []
+    assert found("IG204", at(node())) == []
+
+
+# --- IG206 --------------------------------------------------------------------------------------
+
+
+def test_pods_that_share_a_gpu_without_saying_their_memory_are_reported() -> None:
+    facts = at(shared("4", "32"), pod("a", {SHARED: 1}), pod("b", {SHARED: 1}))
+
+    assert severities("IG206", facts) == ["warning"]
+    assert evidence("IG206", facts) == "node-1: team/a, team/b"
+
+
+def test_pods_that_say_it_or_share_nothing_are_well() -> None:
+    sliced = shared("4", "32")
+    says = pod("a", {SHARED: 1}, annotations={"idlegpu.io/gpu-memory": "8Gi"})
+
+    assert found("IG206", at(sliced, says)) == []
+    assert found("IG206", at(sliced, pod("none"))) == []
+    assert found("IG206", at(sliced, pod("over", {SHARED: 1}, phase="Succeeded"))) == []
+    assert found("IG206", at(node(), pod("whole", 1))) == []
+    assert found("IG206", at(MPS, pod("capped", 1))) == []

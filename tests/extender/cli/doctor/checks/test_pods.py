@@ -1,0 +1,206 @@
+"""Whether pods can use the GPUs that they are given."""
+
+from typing import Any
+
+import pytest
+
+from extender.cli.doctor.facts import Facts
+from tests.extender.cli.doctor.things import (
+    NOW,
+    evidence,
+    found,
+    node,
+    pod,
+    severities,
+)
+
+
+def at(*pods: dict[str, Any], **labels: str) -> Facts:
+    reported = {
+        f"nvidia.com/cuda.{name.replace('_', '.', 1)}": value for name, value in labels.items()
+    }
+    return Facts(at=NOW, nodes=(node(labels=reported),), pods=pods)
+
+
+OLD = {"runtime-version_major": "12", "runtime-version_minor": "4"}
+
+
+# --- IG301 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "nvidia/cuda:13.0.1-runtime-ubuntu24.04",
+        "pytorch/pytorch:2.9.0-cuda13.0-cudnn9-runtime",
+        "registry.example.com/team/model:1.2-cu130",
+    ],
+)
+def test_a_pod_whose_cuda_is_newer_than_the_drivers_is_reported(image: str) -> None:
+    facts = at(pod("new", 1, image=image, phase="Pending"), **OLD)
+
+    assert severities("IG301", facts) == ["error"]
+    assert f"{image} needs CUDA 13.0, driver 580.95.05 has 12.4" in evidence("IG301", facts)
+
+
+def test_what_the_container_runtime_says_is_reported() -> None:
+    message = (
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update "
+        "your driver to a newer version"
+    )
+    state = [
+        {"ready": False, "state": {"waiting": {"reason": "RunContainerError", "message": message}}}
+    ]
+
+    assert "unsatisfied condition cuda>=12.8" in evidence(
+        "IG301", at(pod("new", 1, phase="Pending", statuses=state), **OLD)
+    )
+
+
+def test_what_the_driver_can_do_is_well() -> None:
+    minor = pod("minor", 1, image="nvidia/cuda:12.8.0-base", phase="Pending")
+    old = pod("old", 1, image="nvidia/cuda:11.8.0-base", phase="Pending")
+    compatible = pod("runs", 1, image="nvidia/cuda:13.0.1-base")
+    no_gpu = pod("none", 0, image="nvidia/cuda:13.0.1-base", phase="Pending")
+    plain = pod("plain", 1, image="busybox:1.36", phase="Pending")
+
+    assert found("IG301", at(minor, old, compatible, no_gpu, plain, **OLD)) == []
+
+
+def test_a_driver_without_cuda_labels_is_known_by_its_version() -> None:
+    labels = {
+        "nvidia.com/cuda.runtime-version.major": None,
+        "nvidia.com/cuda.driver-version.full": "535.104.05",
+    }
+    newer = pod("new", 1, image="nvidia/cuda:13.0.1-base", phase="Pending")
+
+    facts = Facts(at=NOW, nodes=(node(labels=labels),), pods=(newer,))
+    assert "driver 535.104.05 has 12.0" in evidence("IG301", facts)
+
+
+# --- IG302 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "gpus", "expected"),
+    [
+        ("0,1", 2, ["warning"]),
+        ("1,0", 2, ["warning"]),
+        ("0", 2, ["error"]),
+        ("3", 1, ["error"]),
+        ("", 1, ["error"]),
+        ("GPU-1", 1, ["error"]),
+        ("0", 0, []),
+    ],
+)
+def test_gpus_that_are_chosen_by_hand_are_reported(
+    value: str, gpus: int, expected: list[str]
+) -> None:
+    facts = at(pod("mine", gpus, env={"CUDA_VISIBLE_DEVICES": value}))
+
+    assert severities("IG302", facts) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "gpus", "expected"),
+    [
+        ("CUDA_VISIBLE_DEVICES=3 python train.py", 1, ["error"]),
+        ("cd /app && export CUDA_VISIBLE_DEVICES='1,2'; python train.py", 2, ["error"]),
+        ('(CUDA_VISIBLE_DEVICES="GPU-1" python train.py)', 1, ["error"]),
+        ("CUDA_VISIBLE_DEVICES=$CARD python train.py", 2, ["error"]),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", 2, ["warning"]),
+        ("CUDA_VISIBLE_DEVICES=0,1 python train.py", 2, ["warning"]),
+        # Each process has its own.
+        ("CUDA_VISIBLE_DEVICES=0 python a.py & CUDA_VISIBLE_DEVICES=1 python b.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES=$(cat /gpus) python train.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES=-1 python prepare.py; python train.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES= python prepare.py; python train.py", 2, []),
+        ("# CUDA_VISIBLE_DEVICES=3 python train.py\npython train.py", 1, []),
+        ('echo "CUDA_VISIBLE_DEVICES=3"', 1, []),
+        ("unset CUDA_VISIBLE_DEVICES; python train.py", 1, []),
+        ("CUDA_VISIBLE_DEVICES=3 python train.py", 0, []),
+    ],
+)
+def test_gpus_that_a_command_chooses_are_reported(
+    script: str, gpus: int, expected: list[str]
+) -> None:
+    facts = at(pod("mine", gpus, command=["sh", "-c", script], env={"CARD": "5"}))
+
+    assert severities("IG302", facts) == expected
+
+
+def test_what_a_command_sets_is_reported_with_the_pod() -> None:
+    facts = at(pod("mine", 1, command=["env", "CUDA_VISIBLE_DEVICES=3", "python", "train.py"]))
+
+    assert evidence("IG302", facts) == (
+        "team/mine: CUDA_VISIBLE_DEVICES='3' in its command, 1 GPUs asked for"
+    )
+
+
+def test_pods_that_leave_it_alone_are_well() -> None:
+    assert found("IG302", at(pod("a", 2), pod("b", 1, env={"CUDA_CACHE_PATH": "/tmp"}))) == []
+
+
+# --- IG303 --------------------------------------------------------------------------------------
+
+
+VLLM = ["vllm", "serve", "model"]
+SGLANG = ["python", "-m", "sglang.launch_server"]
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "expected"),
+    [
+        ([*VLLM, "--tensor-parallel-size", "4"], 2, ["error"]),
+        ([*VLLM, "--tensor-parallel-size=2"], 4, ["warning"]),
+        ([*VLLM, "-tp", "2", "-pp", "2"], 2, ["error"]),
+        ([*VLLM], 4, ["warning"]),
+        (["sh", "-c", "exec vllm serve model --tensor-parallel-size 8 | tee log"], 4, ["error"]),
+        (["text-generation-launcher", "--num-shard", "2"], 1, ["error"]),
+        (["python", "-m", "sglang.launch_server", "--tp", "8"], 4, ["error"]),
+        # As many as there are.
+        ([*VLLM, "--tensor-parallel-size", "4"], 4, []),
+        ([*VLLM, "-tp", "2", "-pp", "2"], 4, []),
+        ([*VLLM], 1, []),
+        (["text-generation-launcher"], 4, []),
+        (["python", "train.py"], 4, []),
+        # Spread over several pods.
+        ([*VLLM, "-tp", "8", "-pp", "2", "--distributed-executor-backend", "ray"], 8, []),
+        (["python", "-m", "sglang.launch_server", "--tp", "16", "--nnodes", "2"], 8, []),
+        ([*SGLANG, "--tp-size", "2", "--dp-size", "2"], 2, ["error"]),
+        ([*SGLANG, "--tp-size", "8", "--dp-size", "8", "--enable-dp-attention"], 4, ["error"]),
+        # The data parallel ranks share the GPUs of the tensor parallel ones.
+        ([*SGLANG, "--tp-size", "8", "--dp-size", "8", "--enable-dp-attention"], 8, []),
+        # No number, no GPUs.
+        ([*VLLM, "--tensor-parallel-size", "$(TP)"], 4, []),
+        ([*VLLM, "--tensor-parallel-size", "4"], 0, []),
+    ],
+)
+def test_a_model_spread_over_other_gpus_than_asked_for_is_reported(
+    command: list[str], gpus: int, expected: list[str]
+) -> None:
+    assert severities("IG303", at(pod("server", gpus, command=command))) == expected
+
+
+def test_the_shards_of_tgi_may_stand_in_the_environment() -> None:
+    server = pod("server", 1, command=["text-generation-launcher"], env={"NUM_SHARD": "2"})
+
+    assert "NUM_SHARD 2, so 2 GPUs; it asks for 1" in evidence("IG303", at(server))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([*VLLM, "--tensor-parallel-size", "$(TP)"], id="the-kubelets"),
+        pytest.param([*VLLM, "--tensor-parallel-size=$(TP)"], id="the-kubelets-joined"),
+        pytest.param(["sh", "-c", "vllm serve model -tp $TP"], id="a-shells"),
+        pytest.param(["sh", "-c", "vllm serve model -tp ${TP}"], id="a-shells-braced"),
+        pytest.param(["sh", "-c", "vllm serve model -tp ${SIZE:-4}"], id="a-shells-default"),
+    ],
+)
+@pytest.mark.parametrize(("gpus", "expected"), [(4, []), (2, ["error"]), (8, ["warning"])])
+def test_a_size_may_stand_in_a_variable(command: list[str], gpus: int, expected: list[str]) -> None:
+    server = pod("server", gpus, command=command, env={"TP": "4"})
+
+    assert severities("IG303", at(server)) == expected

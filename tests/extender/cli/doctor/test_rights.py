@@ -1,0 +1,55 @@
+"""The rights that are looked at are those that the manifests grant."""
+
+from pathlib import Path
+
+import yaml
+
+from extender.cli.doctor.rights import NEEDS
+
+ROOT = Path(__file__).parents[4]
+BASE = "manifests/rbac"
+Right = tuple[str, str, str, str, bool]
+
+
+def granted(file: str, *, is_own: bool) -> set[Right]:
+    role = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))
+    return {
+        (group, resource, verb, name, is_own)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+def needed(manifest: str) -> set[Right]:
+    return {
+        (need.group, need.resource, verb, need.name, need.is_own)
+        for need in NEEDS
+        if need.manifest == manifest
+        for verb in need.verbs
+    }
+
+
+def test_the_rights_are_those_of_the_manifests() -> None:
+    everywhere = granted(f"{BASE}/cluster-role.yaml", is_own=False)
+    here = granted(f"{BASE}/role.yaml", is_own=True)
+
+    assert needed(BASE) == everywhere | here
+    for waking in ("manifests/components/wake-nodes", "manifests/components/wake-pods"):
+        assert needed(waking) == granted(f"{waking}/cluster-role.yaml", is_own=False)
+
+
+def asked(**settings: object) -> set[str]:
+    return {f"{need.resource} {need.name}".strip() for need in NEEDS if need.when(settings)}
+
+
+def test_what_settings_switch_off_is_not_asked_for() -> None:
+    assert "csistoragecapacities idlegpu-state" in asked()
+    assert "leases idlegpu-wake" in asked(wake={"target": "node"})
+    assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "node"})
+    assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "pod"})
+    assert "leases idlegpu-wake" not in asked(wake={"enabled": False})
+    assert "events" not in asked(events={"enabled": False})
+    assert "tokenreviews" not in asked(api={"access": "open"})

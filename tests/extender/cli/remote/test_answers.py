@@ -1,0 +1,155 @@
+"""The typed answers against what the server really says: field by field, in both directions."""
+
+import asyncio
+import json
+import types
+import typing
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+from urllib.request import Request, urlopen
+
+import msgspec
+import pytest
+
+from extender.cli.remote import advice, answers, holding, regret
+from extender.cli.remote.answers import Answer
+from extender.insight.regret import RegretTable
+from extender.insight.regret_watch import RegretWatch
+from extender.insight.unasked import UnaskedTable
+from extender.placement.bypass_causes import BoundPods, Evidence, Verdict
+from extender.placement.unasked import UnaskedReport
+from tests.extender.cli.serving import ask, build_fleet, serving
+from tests.extender.cli.test_advise import build as build_advising
+from tests.extender.insight.test_regret import OUTCOMES
+from tests.extender.served import GPU, pod
+
+Seen = set[tuple[type[Answer], str]]
+
+QUESTIONS: Final[dict[str, type[Answer]]] = {
+    "/v1/nodes": answers.Nodes,
+    "/v1/nodes/node-1": answers.Node,
+    "/v1/gpus": answers.Gpus,
+    "/v1/best?gpus=2": answers.Best,
+    "/v1/best?gpus=4": answers.Best,
+    "/v1/decisions": answers.Decisions,
+    "/v1/decisions?brief=true": answers.Decisions,
+    "/v1/pending": answers.Pending,
+    "/v1/holders?idle_for=0": holding.Holders,
+    "/v1/costs": holding.Costs,
+    "/v1/costs?by=pod": holding.Costs,
+    "/v1/explain?pod=fresh": answers.Explanation,
+    "/v1/explain?pod=big": answers.Explanation,
+    "/v1/explain?pod=team/short": answers.Explanation,
+    "/v1/explain?pod=team/short&node=node-3": answers.Explanation,
+    "/v1/unasked": answers.Unasked,
+    "/v1/regret": regret.Regret,
+    "advising/v1/advice": advice.Advice,
+    "asking/v1/explain": answers.Explanation,
+}
+"""Every route that the client reads, with the type that it is read as."""
+
+
+class Unasked:
+    """Says that somebody was bound without us."""
+
+    def report(self) -> UnaskedReport:
+        group = BoundPods(
+            scheduler="default-scheduler",
+            resources=(GPU,),
+            verdict=Verdict.NOT_ASKED,
+            example="team/quiet",
+        )
+        return UnaskedReport(at=10.0, unjudged=0, evidence=Evidence(pods=(group,)), asked_by=("a",))
+
+
+@pytest.fixture(scope="module")
+def documents() -> Iterator[dict[str, Any]]:
+    fleet = build_fleet()
+    fleet.placer.detailed = 1  # of the others only the score is kept
+    asyncio.run(ask(fleet, "prioritize", "node-1", "node-2", "node-3", name="short"))
+    watch = RegretWatch(fleet.fleet, lambda: fleet.now, pods=100, after_seconds=3600.0)
+    watch.outcomes.extend(OUTCOMES)
+    app = fleet.build_app()
+    app.add_routes(RegretTable(lambda: watch).routes())
+    app.add_routes(UnaskedTable(Unasked()).routes())  # type: ignore[arg-type] # it only reports
+    wish = pod("what-if", gpus=2, **{"gpu-memory": "much", "prefer-models": "H100"})
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(app))
+        addresses = {
+            "advising": stack.enter_context(serving(build_advising().build_app())),
+            "asking": url,
+            "": url,
+        }
+
+        def read(question: str) -> Any:
+            where, _, path = question.partition("/v1")
+            body = json.dumps(wish).encode() if where == "asking" else None
+            request = Request(f"{addresses[where]}/v1{path}", body)
+            with urlopen(request, timeout=30) as response:
+                return json.load(response)
+
+        yield {question: read(question) for question in QUESTIONS}
+
+
+def walk(kind: Any, value: Any, at: str, seen: Seen) -> Iterator[str]:
+    """Yield where a document has what its type lacks; note the fields that it has."""
+    if isinstance(kind, type) and issubclass(kind, Answer):
+        fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        for name, part in value.items():
+            if name not in fields:
+                yield f"{at}.{name}"
+            else:
+                seen.add((kind, name))
+                yield from walk(fields[name], part, f"{at}.{name}", seen)
+    elif isinstance(kind, types.UnionType):
+        if value is not None:
+            (rest,) = (one for one in typing.get_args(kind) if one is not type(None))
+            yield from walk(rest, value, at, seen)
+    elif typing.get_origin(kind) is list:
+        for number, part in enumerate(value):
+            yield from walk(typing.get_args(kind)[0], part, f"{at}[{number}]", seen)
+    elif typing.get_origin(kind) is dict:
+        for name, part in value.items():
+            yield from walk(typing.get_args(kind)[1], part, f"{at}.{name}", seen)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_type_has_each_field_of_the_answer(documents: dict[str, Any], question: str) -> None:
+    assert list(walk(QUESTIONS[question], documents[question], question, set())) == []
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_value_is_of_its_type(documents: dict[str, Any], question: str) -> None:
+    typed = msgspec.convert(documents[question], QUESTIONS[question], strict=True)
+
+    again = json.loads(msgspec.json.encode(typed))
+    assert list(differences(documents[question], again)) == []
+
+
+def differences(told: Any, typed: Any, at: str = "") -> Iterator[str]:
+    """Yield where what was read is another value than what was told; defaults may be more."""
+    if isinstance(told, dict):
+        for name, value in told.items():
+            yield from differences(value, typed.get(name), f"{at}.{name}")
+    elif isinstance(told, list):
+        for number, (one, other) in enumerate(zip(told, typed, strict=True)):
+            yield from differences(one, other, f"{at}[{number}]")
+    elif told != typed:
+        yield f"{at}: {told!r} is read as {typed!r}"
+
+
+def test_the_server_says_every_field_that_the_types_have(documents: dict[str, Any]) -> None:
+    seen: Seen = set()
+    for question, kind in QUESTIONS.items():
+        list(walk(kind, documents[question], question, seen))
+
+    never = {
+        f"{kind.__name__}.{field.encode_name}"
+        for module in (answers, advice, regret)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Answer) and kind is not Answer
+        for field in msgspec.structs.fields(kind)
+        if (kind, field.encode_name) not in seen
+    }
+    assert never == set()

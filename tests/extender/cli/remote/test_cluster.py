@@ -1,0 +1,208 @@
+"""The way through the API server's proxy, as a kubeconfig names it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from extender.cli.client import Client, ClientError, Failure
+from extender.cli.remote.cluster import Cluster
+from tests.extender.cli.serving import serving
+
+
+class Proxy:
+    """Stands for the API server: remembers what it was asked.
+
+    Attributes:
+        ports: of every Service; None where nobody may read it.
+        seen: path, Authorization and our own header of each question for the extender.
+        read: paths of Services that were read.
+        is_reached: whether the proxy comes through to the extender.
+    """
+
+    def __init__(self) -> None:
+        self.ports: list[dict[str, object]] | None = [{"name": "status", "port": 8889}]
+        self.seen: list[tuple[str, str, str]] = []
+        self.read: list[str] = []
+        self.is_reached = True
+
+    async def answer(self, request: web.Request) -> web.Response:
+        headers = request.headers
+        if "/proxy/" not in request.path:
+            self.read.append(request.path_qs)
+            assert "X-Idlegpu-Token" not in headers, "that is the extender's alone"
+            if self.ports is None:
+                return web.json_response({"message": "forbidden"}, status=403)
+            return web.json_response({"spec": {"ports": self.ports}})
+        if not self.is_reached:
+            return web.json_response({"message": "EOF"}, status=503)
+        self.seen.append(
+            (request.path_qs, headers.get("Authorization", ""), headers.get("X-Idlegpu-Token", ""))
+        )
+        if "gone" in request.path:
+            return web.json_response({"kind": "Status", "message": "no such service"}, status=404)
+        return web.json_response({"gpus": []})
+
+
+@pytest.fixture
+def proxy() -> Proxy:
+    return Proxy()
+
+
+@pytest.fixture
+def kubeconfig(proxy: Proxy, tmp_path: Path) -> Iterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", proxy.answer)
+    with serving(app) as url:
+        contexts = [
+            {"name": "one", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
+            {"name": "two", "context": {"cluster": "c", "user": "v"}},
+        ]
+        config = {
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [
+                {"name": "u", "user": {"token": "of-u"}},
+                {"name": "v", "user": {"token": "of-v"}},
+            ],
+            "contexts": contexts,
+            "current-context": "one",
+        }
+        file = tmp_path / "kubeconfig"
+        file.write_text(yaml.safe_dump(config))
+        yield str(file)
+
+
+BASE = "/api/v1/namespaces/idlegpu/services/idlegpu-extender:status/proxy"
+
+
+def test_the_extender_is_asked_through_the_proxy_with_the_users_token(
+    proxy: Proxy, kubeconfig: str
+) -> None:
+    Client.in_cluster_of(kubeconfig).gpus("node 1")
+
+    assert proxy.seen == [(f"{BASE}/v1/gpus?node=node+1", "Bearer of-u", "")]
+
+
+def test_a_token_for_the_extender_goes_in_a_header_that_the_proxy_leaves_alone(
+    proxy: Proxy, kubeconfig: str
+) -> None:
+    Client.in_cluster_of(kubeconfig, context="two", service="ns/s:http", token="own").gpus()
+
+    path = "/api/v1/namespaces/ns/services/s:http/proxy/v1/gpus"
+    assert proxy.seen == [(path, "Bearer of-v", "own")]
+
+
+SECURE = "/api/v1/namespaces/idlegpu/services/https:idlegpu-extender:status/proxy"
+
+
+@pytest.mark.parametrize(
+    ("ports", "base"),
+    [
+        ([{"name": "status", "port": 8889, "appProtocol": "https"}], SECURE),
+        ([{"name": "status", "port": 8889, "appProtocol": "HTTPS"}], SECURE),
+        ([{"name": "status", "port": 8889, "appProtocol": "http"}], BASE),
+        ([{"name": "webhooks", "port": 8888, "appProtocol": "https"}], BASE),
+        ([{"name": "https", "port": 443}, {"name": "status", "port": 8889}], BASE),
+        ([], BASE),
+    ],
+    ids=["said", "any-case", "plain", "another-port", "another-name", "no-ports"],
+)
+def test_that_the_port_speaks_tls_says_the_service(
+    proxy: Proxy, kubeconfig: str, ports: list[dict[str, object]], base: str
+) -> None:
+    proxy.ports = ports
+    client = Client.in_cluster_of(kubeconfig, token="own")
+
+    for _ in range(2):
+        client.gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [f"{base}/v1/gpus"] * 2
+    assert proxy.read == ["/api/v1/namespaces/idlegpu/services/idlegpu-extender"], "once"
+
+
+@pytest.mark.parametrize(
+    ("service", "target"),
+    [
+        ("a/b:https", "https:b:https"),
+        ("a/b:443", "https:b:443"),
+        ("a/b", "https:b:"),
+        ("a/https:b:x", "https:b:x"),
+        ("a/http:b:https", "http:b:https"),
+        ("a/https:b", "https:b:"),
+    ],
+)
+def test_a_port_is_known_by_name_or_number_and_a_scheme_is_taken_as_it_is(
+    proxy: Proxy, kubeconfig: str, service: str, target: str
+) -> None:
+    proxy.ports = [{"name": "https", "port": 443}]
+
+    Client.in_cluster_of(kubeconfig, service=service).gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [
+        f"/api/v1/namespaces/a/services/{target}/proxy/v1/gpus"
+    ]
+    assert len(proxy.read) == (0 if "/http" in service else 1)
+
+
+def test_who_may_not_read_the_service_comes_over_tls_and_is_told_how_to_say_that_it_is_plain(
+    proxy: Proxy, kubeconfig: str
+) -> None:
+    proxy.ports = None
+    client = Client.in_cluster_of(kubeconfig)
+
+    client.gpus()
+    proxy.is_reached = False
+    with pytest.raises(ClientError) as raised:
+        client.gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [f"{SECURE}/v1/gpus"]
+    assert "--service idlegpu/http:idlegpu-extender:status" in str(raised.value)
+
+
+def test_the_environment_says_how(proxy: Proxy, kubeconfig: str) -> None:
+    Client.from_environment({"KUBECONFIG": kubeconfig}).gpus()
+    Client.from_environment({"KUBECONFIG": kubeconfig, "IDLEGPU_SERVICE": "a/b:c"}).gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [
+        f"{BASE}/v1/gpus",
+        "/api/v1/namespaces/a/services/b:c/proxy/v1/gpus",
+    ]
+
+
+def test_the_environment_names_the_file_of_the_token(
+    proxy: Proxy, kubeconfig: str, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("of-file\n")
+    file = {"KUBECONFIG": kubeconfig, "IDLEGPU_TOKEN_FILE": str(tmp_path / "token")}
+
+    Client.from_environment(file).gpus()
+    Client.from_environment({**file, "IDLEGPU_TOKEN": "own"}).gpus()
+
+    assert [token for *_, token in proxy.seen] == ["of-file", "own"]
+    with pytest.raises(ClientError, match="token file '/nowhere' cannot be read"):
+        Client.from_environment({**file, "IDLEGPU_TOKEN_FILE": "/nowhere"})
+
+
+def test_what_the_proxy_refuses_names_the_service(kubeconfig: str) -> None:
+    with pytest.raises(ClientError, match="service gone/x:y: no such service") as raised:
+        Client.in_cluster_of(kubeconfig, service="gone/x:y").gpus()
+
+    assert raised.value.failure is Failure.NOT_FOUND
+
+
+@pytest.mark.parametrize("service", ["", "a", "a/b/c", "A/b:c", "../x:y", "a/b:c?d"])
+def test_what_is_no_service_is_refused(kubeconfig: str, service: str) -> None:
+    with pytest.raises(ClientError, match="must be namespace/name:port"):
+        Cluster.of(kubeconfig).service(service)
+
+
+def test_a_context_that_is_not_there_is_told(kubeconfig: str) -> None:
+    with pytest.raises(ClientError, match=r"cannot use kubeconfig .*three"):
+        Cluster.of(kubeconfig, context="three")
+
+
+def test_the_namespace_is_that_of_the_context(kubeconfig: str) -> None:
+    assert Cluster.of(kubeconfig).namespace == "team"
+    assert Cluster.of(kubeconfig, context="two").namespace == "default"

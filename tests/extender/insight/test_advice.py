@@ -1,0 +1,362 @@
+"""What the route that gives advice says of a fleet that was watched."""
+
+import numpy as np
+import pytest
+
+from extender.core.devices.readings import DeviceKey
+from tests.extender.insight.advising import SHARED, AdvisingWorld
+from tests.extender.insight.asking import get
+from tests.extender.insight.test_holders import card
+from tests.extender.insight.whys import SeesTeam
+from tests.extender.served import Client, Gpu, MakeClient
+
+HOUR = 3600.0
+GIB = 1 << 30
+KEPT = 0.0026
+"""The short memory keeps ratios in steps of half a percent."""
+
+
+@pytest.fixture
+def world() -> AdvisingWorld:
+    return AdvisingWorld()
+
+
+@pytest.fixture
+async def client(world: AdvisingWorld, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+def share(
+    world: AdvisingWorld, pods: int, *, replicas: int = 4, **seen: float
+) -> dict[str, list[Gpu]]:
+    """Have pods hold replicas of the one card of node s; return what telemetry shows of it."""
+    world.add_shared("s", replicas)
+    names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(pods)]
+    return {"s": [card(*names, **seen)]}
+
+
+async def test_replicas_are_recommended_from_what_tenants_use_together(
+    world: AdvisingWorld, client: Client
+) -> None:
+    cards = share(world, 2, busy=0.3, used_gib=20.0)
+    world.live(cards, HOUR)
+
+    answer = await get(client, "/v1/advice")
+    (found,) = answer["cards"]
+
+    assert (answer["devices"], answer["sources"], answer["note"]) == (1, ["memory"], "")
+    assert answer["samples"] == found["samples"] == 60
+    assert answer["looked_seconds"] == found["looked_seconds"] == pytest.approx(59 * 60)
+    assert (found["node"], found["index"], found["shared_by"]) == ("s", 0, "time-slicing")
+    assert (found["replicas"], found["replicas_used"]) == (4, 2)
+    assert found["activity_ratio"] == pytest.approx(0.3)
+    assert found["memory_bytes"] == pytest.approx(20 * GIB)
+    assert (found["verdict"], found["recommended_replicas"]) == ("more", 6)
+    assert found["bound_by"] == "activity"
+    assert found["why"] == (
+        "2 of 4 replicas in use, which together use 30% busy and 20.0 GiB of 80.0 GiB full, 19 "
+        "samples of 20: 6 fit, activity allows no more"
+    )
+
+
+async def test_what_was_before_the_last_tenant_came_says_nothing(
+    world: AdvisingWorld, client: Client
+) -> None:
+    cards = share(world, 1, busy=0.9, used_gib=10.0)
+    world.live(cards, HOUR / 2)
+    world.have("late", "s", resource=SHARED)
+    cards = {"s": [card("team/p0", "team/late", busy=0.2, used_gib=10.0)]}
+    world.live(cards, HOUR / 2)
+
+    (found,) = (await get(client, "/v1/advice"))["cards"]
+
+    assert found["activity_ratio"] == pytest.approx(0.2)
+    assert found["samples"] == 30
+    assert found["verdict"] == "more"
+
+
+async def test_a_peak_in_twenty_does_not_count_and_two_do(
+    world: AdvisingWorld, client: Client
+) -> None:
+    cards = share(world, 4, busy=0.5, used_gib=10.0)
+    names = cards["s"][0].tenants
+    peak = {"s": [card(*names, busy=1.0, used_gib=10.0)]}
+    world.live(cards, 57 * 60)
+    world.live(peak, 3 * 60)
+    (calm,) = (await get(client, "/v1/advice", all="true"))["cards"]
+    world.live(peak, 60)
+    (busy,) = (await get(client, "/v1/advice", all="true"))["cards"]
+
+    assert (calm["activity_ratio"], calm["recommended_replicas"]) == (0.5, 7)
+    assert (busy["activity_ratio"], busy["verdict"]) == (1.0, "fewer")
+
+
+async def test_the_figures_are_those_of_what_was_measured_minute_by_minute(
+    world: AdvisingWorld, client: Client
+) -> None:
+    """An hour of two tenants, no minute like another, reckoned here in another way."""
+    minutes = np.random.default_rng(7)
+    busy = minutes.beta(2, 5, 60).round(3)
+    used_gib = minutes.uniform(8, 30, 60).round(2)
+    world.add_shared("s", 4)
+    names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(2)]
+    for share, gib in zip(busy.tolist(), used_gib.tolist(), strict=True):
+        world.live({"s": [card(*names, busy=share, used_gib=gib)]}, 60)
+
+    (found,) = (await get(client, "/v1/advice", all="true"))["cards"]
+
+    # 57 of 60 do not exceed it: activity and memory of all tenants together, peaks left out.
+    p95 = {name: float(np.sort(one)[56]) for name, one in (("busy", busy), ("gib", used_gib))}
+    by_activity = int(0.9 * 2 / p95["busy"])
+    by_memory = int((80 - 1) * 2 / p95["gib"])
+    assert found["activity_ratio"] == pytest.approx(p95["busy"], abs=KEPT)
+    assert found["memory_bytes"] == pytest.approx(p95["gib"] * GIB, abs=KEPT * 80 * GIB)
+    assert found["memory_most_bytes"] == pytest.approx(used_gib.max() * GIB, abs=KEPT * 80 * GIB)
+    assert (found["samples"], found["replicas_used"]) == (60, 2)
+    assert found["recommended_replicas"] == min(by_activity, by_memory)
+    assert found["bound_by"] == ("activity" if by_activity < by_memory else "memory")
+
+
+@pytest.mark.parametrize(
+    ("pods", "seen", "advice"),
+    [
+        (1, (0.95, 10.0), ("do-not-share", 1)),
+        (4, (1.0, 40.0), ("fewer", 3)),
+        (4, (0.85, 40.0), ("keep", 4)),
+    ],
+)
+async def test_cards_that_are_shared_by_too_many_are_named(
+    world: AdvisingWorld, client: Client, pods: int, seen: tuple[float, float], advice: object
+) -> None:
+    world.live(share(world, pods, busy=seen[0], used_gib=seen[1]), HOUR)
+
+    (found,) = (await get(client, "/v1/advice", all="true"))["cards"]
+    listed = (await get(client, "/v1/advice"))["cards"]
+
+    assert (found["verdict"], found["recommended_replicas"]) == advice
+    assert listed == ([] if found["verdict"] == "keep" else [found])
+
+
+@pytest.mark.parametrize("minutes", [0, 5])
+async def test_without_history_the_defaults_are_given(
+    world: AdvisingWorld, client: Client, minutes: int
+) -> None:
+    cards = share(world, 2 if minutes else 0)
+    world.live(cards, max(minutes, 1) * 60)
+
+    (found,) = (await get(client, "/v1/advice"))["cards"]
+
+    assert (found["verdict"], found["recommended_replicas"]) == ("not-measured", 2)
+    assert (found["way"], found["mig_layout"]) == ("mig", "2x 3g.40gb")
+    assert found["replica_memory_bytes"] == pytest.approx(39.5 * GIB)
+    assert "1 GiB kept back" in found["why"]
+
+
+async def test_a_card_whose_pod_leaves_room_for_another_should_be_shared(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_node("w", gpus=3)
+    names = [world.have(name, "w") for name in ("small", "busy")]
+    cards = {"w": [card(names[0], busy=0.2, used_gib=15.0), card(names[1], busy=0.8), card()]}
+    world.live(cards, HOUR)
+
+    (found,) = (await get(client, "/v1/advice"))["cards"]
+
+    assert (found["index"], found["verdict"], found["shared_by"]) == (0, "share", None)
+    assert (found["recommended_replicas"], found["bound_by"]) == (4, "activity")
+    assert (found["way"], found["mig_layout"]) == ("mig", "4x 1g.20gb")
+
+
+async def test_the_cards_of_a_pod_with_several_are_left_whole(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_node("w", gpus=2)
+    name = world.have("pair", "w", gpus=2)
+    world.live({"w": [card(name, busy=0.2), card(name, busy=0.2)]}, HOUR)
+
+    assert (await get(client, "/v1/advice"))["cards"] == []
+
+
+async def test_a_placeholder_is_no_pod_that_should_use_more(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_node("w", gpus=1)
+    name = world.have("placeholder", "w", memory_bytes=40 * GIB, gives_way=True)
+    world.live({"w": [card(name)]}, HOUR)
+
+    answer = await get(client, "/v1/advice")
+
+    assert (answer["cards"], answer["pods"], answer["pods_unjudged"]) == ([], [], 0)
+
+
+async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_node("w", gpus=3)
+    pair, other = world.have("pair", "w", gpus=2), world.have("other", "w")
+    cards = {
+        "w": [card(pair, busy=0.1, used_gib=8.0), card(pair, busy=0.05), card(other, busy=0.2)]
+    }
+    world.live(cards, HOUR)
+
+    answer = await get(client, "/v1/advice")
+    (found,) = answer["pods"]
+
+    assert (answer["pods_total"], answer["pods_unjudged"]) == (1, 0)
+    assert (found["pod"], found["kind"], found["gpus"]) == ("team/pair", "uses-a-tenth", 2)
+    assert (found["owner"], found["node"]) == ("Deployment pair", "w")
+    assert found["activity_ratio"] == pytest.approx(0.1)
+    assert found["memory_bytes"] == pytest.approx(8 * GIB)
+    assert (found["samples"], found["pods_per_gpu"]) == (60, 9)
+    assert found["why"].startswith("none of its 2 GPUs is more than 10% busy and 8.0 GiB of")
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "kind", "suggested"),
+    [(40.0, 8.0, "asks-too-much", 10), (10.0, 30.0, "asks-too-little", 36), (20.0, 15.0, "", 0)],
+)
+async def test_pods_that_ask_for_far_more_or_less_memory_than_they_use_are_named(
+    world: AdvisingWorld, client: Client, asked: float, used: float, kind: str, suggested: int
+) -> None:
+    world.add_node("w", gpus=1)
+    name = world.have("server", "w", memory_bytes=int(asked * GIB))
+    world.live({"w": [card(name, busy=0.7, used_gib=used)]}, HOUR)
+
+    found = (await get(client, "/v1/advice"))["pods"]
+
+    assert [one["kind"] for one in found] == ([kind] if kind else [])
+    if kind:
+        assert found[0]["asked_memory_bytes"] == asked * GIB
+        assert found[0]["suggested_memory_bytes"] == suggested * GIB
+        assert found[0]["memory_most_bytes"] == pytest.approx(used * GIB, rel=0.02)
+        assert f"{asked:.1f} GiB of each GPU" in found[0]["why"]
+
+
+async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_shared("s", 4)
+    names = [
+        world.have(name, "s", resource=SHARED, memory_bytes=40 * GIB) for name in ("one", "two")
+    ]
+    world.live({"s": [card(*names, used_gib=3.0)]}, HOUR)
+
+    answer = await get(client, "/v1/advice")
+
+    assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
+
+
+def tell(world: AdvisingWorld, minutes: int, **used_gib: float) -> None:
+    """Have an agent tell what pods hold of the card, minute by minute; the last has the most."""
+    for minute in range(minutes):
+        share = 1.0 if minute == minutes - 1 else 0.5
+        reported = [
+            (DeviceKey(("GPU-s-0", "")), f"uid-{name}", int(gib * share * GIB))
+            for name, gib in used_gib.items()
+        ]
+        world.fleet.pod_memory.note("s", reported, world.now + 60.0 * minute)
+
+
+async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_shared("s", 4)
+    names = [
+        world.have(name, "s", resource=SHARED, memory_bytes=asked * GIB)
+        for name, asked in (("greedy", 40), ("short", 4), ("right", 10))
+    ]
+    world.live({"s": [card(*names, used_gib=20.0)]}, HOUR)
+    tell(world, 20, greedy=5.0, short=6.0, right=9.0)
+
+    answer = await get(client, "/v1/advice")
+
+    assert answer["pods_unjudged"] == 0
+    found = {one["pod"]: one for one in answer["pods"]}
+    assert {name: one["kind"] for name, one in found.items()} == {
+        "team/greedy": "asks-too-much",
+        "team/short": "asks-too-little",
+    }
+    greedy = found["team/greedy"]
+    assert (greedy["source"], greedy["samples"]) == ("agent", 20)
+    assert greedy["memory_most_bytes"] == 5 * GIB
+    assert greedy["suggested_memory_bytes"] == 6 * GIB
+    assert (greedy["activity_ratio"], greedy["memory_bytes"]) == (None, None)
+    assert greedy["looked_seconds"] == 19 * 60
+    assert "never used more than 5.0 GiB" in greedy["why"]
+
+
+async def test_too_few_samples_of_an_agent_give_no_advice(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_shared("s", 4)
+    names = [
+        world.have(name, "s", resource=SHARED, memory_bytes=40 * GIB) for name in ("one", "two")
+    ]
+    world.live({"s": [card(*names, used_gib=3.0)]}, HOUR)
+    tell(world, 14, one=1.0, two=2.0)
+
+    answer = await get(client, "/v1/advice")
+
+    assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
+
+
+async def test_a_pod_that_no_caller_may_read_has_no_name_and_no_wishes(
+    world: AdvisingWorld, aiohttp_client: MakeClient
+) -> None:
+    world.add_node("w", gpus=1)
+    name = world.have("secret", "w", memory_bytes=40 * GIB, namespace="hidden")
+    world.live({"w": [card(name, busy=0.01)]}, HOUR)
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+
+    answer = await get(client, "/v1/advice")
+    (found,) = answer["pods"]
+
+    assert (found["pod"], found["uid"], found["owner"]) == ("another pod", None, None)
+    assert (found["kind"], found["asked_memory_bytes"]) == ("uses-a-tenth", None)
+    assert "secret" not in str(answer)
+    named = await get(client, "/v1/advice", namespace="hidden")
+    assert (named["pods"], named["pods_unjudged"]) == ([], 0)
+
+
+async def test_one_node_or_namespace_can_be_asked_about(
+    world: AdvisingWorld, client: Client
+) -> None:
+    cards = {}
+    for node, namespace in (("a", "team"), ("b", "other")):
+        world.add_node(node, gpus=1)
+        cards[node] = [card(world.have(f"on-{node}", node, namespace=namespace))]
+    world.live(cards, HOUR)
+
+    by_node = await get(client, "/v1/advice", node="a")
+    by_namespace = await get(client, "/v1/advice", namespace="other")
+
+    assert [one["node"] for one in by_node["cards"]] == ["a"]
+    assert [one["pod"] for one in by_node["pods"]] == ["team/on-a"]
+    assert [one["pod"] for one in by_namespace["pods"]] == ["other/on-b"]
+    assert [one["node"] for one in (await get(client, "/v1/advice", limit="1"))["cards"]] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "message"),
+    [
+        ({"over": "60"}, 400, "over='60' must be a whole number from 900 to 2592000"),
+        ({"over": "7200"}, 400, "over='7200' must be at most 3600: nothing older is known"),
+        ({"node": "gone"}, 404, "node 'gone' is not known"),
+        ({"limit": "0"}, 400, "limit='0' must be a whole number from 1 to 1000"),
+        ({"all": "maybe"}, 400, "all='maybe' must be"),
+        ({"what": "x"}, 400, "what='x' is no parameter of this path"),
+    ],
+)
+async def test_a_bad_question_is_refused_with_what_is_allowed(
+    client: Client, query: dict[str, str], status: int, message: str
+) -> None:
+    error = (await get(client, "/v1/advice", status, **query))["error"]
+
+    assert error.startswith(message)
+
+
+async def test_a_fleet_without_gpus_gets_no_advice(client: Client) -> None:
+    answer = await get(client, "/v1/advice")
+
+    assert (answer["cards"], answer["pods"], answer["devices"]) == ([], [], 0)
+    assert (answer["samples"], answer["sources"]) == (0, [])

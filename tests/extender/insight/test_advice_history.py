@@ -1,0 +1,171 @@
+"""Advice that rests on what Prometheus remembers, and what it is asked for that."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from extender.core.devices.readings import DeviceKey
+from extender.insight import advice
+from extender.insight.past import Values
+from extender.runtime.turns import Turns
+from tests.extender.fake_kube import eventually
+from tests.extender.insight.advising import SHARED, AdvisingWorld
+from tests.extender.insight.asking import get
+from tests.extender.insight.test_holders import card
+from tests.extender.served import MakeClient
+
+HOUR = 3600.0
+GIB = 1 << 30
+
+
+@pytest.fixture
+def world() -> AdvisingWorld:
+    return AdvisingWorld()
+
+
+@dataclass
+class Told:
+    times: tuple[float, ...]
+    activity: Mapping[DeviceKey, Values]
+    memory_bytes: Mapping[DeviceKey, Values]
+    error: str = ""
+
+
+@dataclass
+class FakePlots:
+    """Stands in for who asks Prometheus."""
+
+    world: AdvisingWorld
+    error: str = ""
+    asked: list[tuple[int, float]] = field(default_factory=list)
+    is_there: bool = True
+    hold: asyncio.Event | None = None
+
+    async def hour(self, devices: Sequence[DeviceKey]) -> Any:
+        raise AssertionError(devices)
+
+    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Told:
+        self.asked.append((len(devices), seconds))
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.error:
+            return Told((), {}, {}, self.error)
+        start = self.world.now - seconds
+        times = tuple(start + seconds * step / (steps - 1) for step in range(steps))
+        return Told(
+            times,
+            {key: [0.4] * steps for key in devices},
+            {key: [30.0 * GIB] * steps for key in devices},
+        )
+
+
+async def test_more_than_an_hour_is_asked_of_prometheus(
+    world: AdvisingWorld, aiohttp_client: MakeClient
+) -> None:
+    plots = FakePlots(world)
+    world.plots = plots
+    world.add_shared("s", 4)
+    name = world.have("p", "s", resource=SHARED)
+    world.live({"s": [card(name, busy=0.1)]}, 12 * HOUR, every=600)
+    client = await aiohttp_client(world.build_app())
+
+    answer = await get(client, "/v1/advice", over="86400")
+    (found,) = answer["cards"]
+
+    assert plots.asked == [(1, 86400.0)]
+    assert (answer["sources"], found["source"]) == (["prometheus"], "prometheus")
+    assert (found["activity_ratio"], found["memory_bytes"]) == (0.4, 30 * GIB)
+    # Half of the day the card had other tenants.
+    assert found["looked_seconds"] == pytest.approx(12 * HOUR, abs=720)
+    assert found["samples"] == pytest.approx(121, abs=2)
+
+
+async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is_said(
+    world: AdvisingWorld, aiohttp_client: MakeClient
+) -> None:
+    plots = FakePlots(world, error="Prometheus does not tell: HTTP 503")
+    world.plots = plots
+    for node in ("s", "t"):
+        world.add_shared(node, 4, gpus=40)
+    name = world.have("p", "s", resource=SHARED)
+    world.live({"s": [card(name, busy=0.1)] + [card()] * 39, "t": [card()] * 40}, HOUR)
+    client = await aiohttp_client(world.build_app())
+
+    answer = await get(client, "/v1/advice", over="86400")
+
+    assert len(plots.asked) == 1  # of 80 cards in two lots: who does not answer is not asked again
+    assert (answer["sources"], answer["note"]) == (["memory"], "Prometheus does not tell: HTTP 503")
+    assert answer["samples"] == 60
+
+
+@pytest.fixture
+def reported(world: AdvisingWorld) -> FakePlots:
+    """Return who asks Prometheus about a world with a shared card in use."""
+    world.plots = plots = FakePlots(world)
+    world.add_shared("s", 4)
+    world.live({"s": [card(world.have("p", "s", resource=SHARED), busy=0.1)]}, HOUR)
+    return plots
+
+
+async def test_prometheus_is_asked_for_few_spans_and_once_a_minute_for_all_who_ask(
+    world: AdvisingWorld, reported: FakePlots, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(world.build_app())
+
+    spans = {
+        (await get(client, "/v1/advice", over=str(over)))["over_seconds"]
+        for over in range(70_000, 86_401, 100)
+    }
+
+    assert spans == {86400.0}
+    assert reported.asked == [(1, 86400.0)]
+    world.now += 60.0
+    await get(client, "/v1/advice", over="86400")
+    assert len(reported.asked) == 2
+    for over in range(3_601, 2_592_001, 9_973):
+        await get(client, "/v1/advice", over=str(over))
+    assert len(reported.asked) <= 2 + 10
+
+
+async def test_a_span_of_our_own_memory_is_taken_as_it_is(
+    world: AdvisingWorld, reported: FakePlots, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(world.build_app())
+
+    answer = await get(client, "/v1/advice", over="1000")
+
+    assert (answer["over_seconds"], reported.asked) == (1000.0, [])
+
+
+async def test_who_asks_for_too_much_at_once_is_reported_so_and_others_are_answered(
+    world: AdvisingWorld,
+    reported: FakePlots,
+    aiohttp_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[Turns] = []
+
+    def seen(*arguments: Any, **options: Any) -> Turns:
+        turns.append(Turns(*arguments, **options))
+        return turns[-1]
+
+    monkeypatch.setattr(advice, "Turns", seen)
+    client = await aiohttp_client(world.build_app())
+    other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    reported.hold = asyncio.Event()
+    async with aiohttp.ClientSession(connector=other) as session:
+        url = client.make_url("/v1/advice?over=86400")
+        greedy = [asyncio.create_task(client.get(url.path_qs)) for _ in range(10)]
+        await eventually(lambda: sum(task.done() for task in greedy) == 4)
+        modest = asyncio.create_task(session.get(url))
+        await eventually(lambda: "127.0.0.2" in turns[0]._queues)
+
+        reported.hold.set()
+        statuses = [(await task).status for task in greedy]
+        assert (await modest).status == 200
+
+    assert sorted(statuses) == [200] * 6 + [429] * 4

@@ -1,0 +1,313 @@
+"""What is recommended from what was measured."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from extender.core.devices.cards import (
+    GIB,
+    MIG_CARDS,
+    NAMES,
+    Way,
+    mig_layout,
+    short_model,
+)
+from extender.fleet.pod_memory import LEAST_SAMPLES, Use
+from extender.insight.advice_rules import (
+    FAR_BYTES,
+    FAR_RATIO,
+    FULL_RATIO,
+    KEPT_BACK_BYTES,
+    MOST_REPLICAS,
+    Ask,
+    Bound,
+    Card,
+    Verdict,
+    advise,
+    fit,
+    judge_memory,
+    quantiles,
+    uses,
+    uses_a_tenth,
+)
+
+ratios = st.floats(0.0, 1.0)
+totals = st.floats(4.0, 200.0).map(lambda gib: gib * GIB)
+pods = st.integers(1, 16)
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def use(activity: float | None = 0.5, gib: float = 10.0, samples: int = 60) -> Use:
+    return Use(
+        activity_ratio=activity,
+        memory_bytes=gib * GIB,
+        memory_most_bytes=gib * GIB,
+        samples=samples,
+        seconds=60.0 * samples,
+    )
+
+
+def card(
+    used: Use, *, pods: int = 1, replicas: int = 1, model: str = H100, gib: float = 80
+) -> Card:
+    return Card(
+        model=model,
+        memory_bytes=gib * GIB,
+        replicas=replicas,
+        is_shared=replicas > 1,
+        pods=pods,
+        use=used,
+    )
+
+
+# --- how many fit -----------------------------------------------------------------------------
+
+
+@given(pods, ratios, ratios, totals)
+def test_what_is_recommended_fits_by_activity_and_memory(
+    count: int, activity: float, used: float, total: float
+) -> None:
+    fitting = fit(count, activity, used * total, total)
+
+    assert 1 <= fitting.count <= MOST_REPLICAS
+    if fitting.count > 1:
+        assert fitting.count * activity / count <= FULL_RATIO * (1 + 1e-6)
+        assert fitting.count * used * total / count <= (total - KEPT_BACK_BYTES) * (1 + 1e-6)
+
+
+@given(pods, ratios, ratios, totals)
+def test_one_more_would_not_fit_because_of_the_bound(
+    count: int, activity: float, used: float, total: float
+) -> None:
+    fitting = fit(count, activity, used * total, total)
+    more = fitting.count + 1
+
+    if fitting.bound is Bound.ACTIVITY:
+        assert more * activity / count > FULL_RATIO * (1 - 1e-6)
+    elif fitting.bound is Bound.MEMORY:
+        assert more * used * total / count > (total - KEPT_BACK_BYTES) * (1 - 1e-6)
+    else:
+        assert fitting.count == MOST_REPLICAS
+
+
+@given(pods, ratios, ratios, ratios, totals)
+def test_more_use_never_gives_room_for_more(
+    count: int, activity: float, more: float, used: float, total: float
+) -> None:
+    assume(more >= activity)
+
+    assert (
+        fit(count, more, used * total, total).count
+        <= fit(count, activity, used * total, total).count
+    )
+    assert (
+        fit(count, activity, max(used, more) * total, total).count
+        <= fit(count, activity, used * total, total).count
+    )
+
+
+@given(st.integers(2, 16), st.floats(FULL_RATIO + 0.01, 1.0))
+def test_a_card_that_is_always_busy_is_never_given_more_or_as_many(
+    count: int, activity: float
+) -> None:
+    assert fit(count, activity, 0.0, 80 * GIB).count < count
+
+
+# --- what was measured ------------------------------------------------------------------------
+
+
+@given(st.lists(st.none() | ratios, min_size=1, max_size=40), st.floats(0.01, 1.0))
+def test_a_quantile_is_a_value_that_so_many_do_not_exceed(
+    values: list[float | None], quantile: float
+) -> None:
+    known = sorted(value for value in values if value is not None)
+    column = np.array([[math.nan if value is None else value] for value in values])
+
+    (found,) = quantiles(column, quantile).tolist()
+
+    if not known:
+        assert math.isnan(found)
+        return
+    assert found in known
+    share = sum(value <= found for value in known) / len(known)
+    assert share >= quantile - 1e-6
+    below = [value for value in known if value < found]
+    assert len(below) / len(known) < quantile + 1e-6
+
+
+def test_samples_from_before_the_tenants_changed_say_nothing() -> None:
+    times = np.arange(0.0, 600.0, 60.0)
+    activity = np.full((10, 2), 0.1)
+    activity[:5] = 0.9
+    memory = np.full((10, 2), 5.0 * GIB)
+
+    old, new = uses(times, activity, memory, np.array([-np.inf, 299.0]))
+
+    assert (old.activity_ratio, old.samples, old.seconds) == (0.9, 10, 540.0)
+    assert (new.activity_ratio, new.samples, new.seconds) == (0.1, 5, 240.0)
+    assert new.memory_bytes == 5 * GIB
+
+
+def test_unmeasured_values_are_unknown_and_not_zero() -> None:
+    nothing = np.full((3, 1), np.nan)
+
+    (unknown,) = uses(np.arange(3.0), nothing, nothing, np.array([-np.inf]))
+    (never,) = uses(np.zeros(0), nothing[:0], nothing[:0], np.array([-np.inf]))
+
+    assert unknown == never == Use()
+    assert not unknown.is_enough
+
+
+@given(ratios, st.integers(0, LEAST_SAMPLES - 1))
+def test_too_few_samples_are_no_history(activity: float, samples: int) -> None:
+    shared = card(use(activity, samples=samples), pods=2, replicas=4)
+
+    advice = advise(shared)
+
+    assert advice is not None
+    assert (advice.verdict, advice.replicas, advice.bound) == (Verdict.NOT_MEASURED, 2, None)
+    assert advise(card(use(activity, samples=samples))) is None
+    assert not uses_a_tenth([use(0.0, samples=samples)])
+
+
+# --- cards ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("activity", "gib", "verdict", "replicas", "bound"),
+    [
+        pytest.param(0.9, 40.0, Verdict.KEEP, 4, Bound.ACTIVITY, id="just-right"),
+        pytest.param(0.3, 20.0, Verdict.MORE, 12, Bound.ACTIVITY, id="little-activity"),
+        pytest.param(0.3, 76.0, Verdict.KEEP, 4, Bound.MEMORY, id="memory-is-full"),
+        pytest.param(1.0, 10.0, Verdict.FEWER, 3, Bound.ACTIVITY, id="always-busy"),
+        pytest.param(0.01, 1.0, Verdict.MORE, 16, Bound.MOST, id="next-to-nothing"),
+    ],
+)
+def test_replicas_are_as_many_as_fit(
+    activity: float, gib: float, verdict: Verdict, replicas: int, bound: Bound
+) -> None:
+    advice = advise(card(use(activity, gib), pods=4, replicas=4))
+
+    assert advice is not None
+    assert (advice.verdict, advice.replicas, advice.bound) == (verdict, replicas, bound)
+    assert advice.memory_bytes == pytest.approx(79 * GIB / replicas)
+
+
+def test_a_shared_card_that_one_tenant_fills_should_not_be_shared() -> None:
+    advice = advise(card(use(0.9), pods=1, replicas=4))
+
+    assert advice is not None
+    assert (advice.verdict, advice.replicas, advice.way) == (Verdict.DO_NOT_SHARE, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "way", "layout"),
+    [
+        (H100, 79.6, Way.MIG, "2x 3g.40gb"),
+        ("NVIDIA-A100-SXM4-40GB", 39.5, Way.MIG, "2x 3g.20gb"),
+        ("NVIDIA A30", 23.5, Way.MIG, "2x 2g.12gb"),
+        ("NVIDIA H200", 140.0, Way.MIG, "2x 3g.71gb"),
+        ("Tesla T4", 14.8, Way.MPS, ""),
+        ("NVIDIA-L40S", 44.9, Way.MPS, ""),
+        ("Tesla P100-PCIE-16GB", 15.9, Way.TIME_SLICING, ""),
+        ("GeForce of somebody", 8.0, Way.TIME_SLICING, ""),
+        ("NVIDIA H100 of a size that is not listed", 50.0, Way.MPS, ""),
+    ],
+)
+def test_without_history_there_are_two_replicas_as_the_card_allows(
+    model: str, total: float, way: Way, layout: str
+) -> None:
+    advice = advise(card(Use(), pods=0, replicas=4, model=model, gib=total))
+
+    assert advice is not None
+    assert (advice.verdict, advice.replicas) == (Verdict.NOT_MEASURED, 2)
+    assert (advice.way, advice.layout) == (way, layout)
+    assert advice.memory_bytes == pytest.approx((total - 1) * GIB / 2)
+
+
+@given(ratios, st.floats(0.0, 80.0))
+def test_a_whole_card_should_be_shared_where_two_of_its_pods_would_fit(
+    activity: float, gib: float
+) -> None:
+    advice = advise(card(use(activity, gib)))
+
+    fits_twice = 2 * activity <= FULL_RATIO and 2 * gib <= 79.0
+    if advice is None:
+        assert not fits_twice or math.isclose(2 * activity, FULL_RATIO, rel_tol=1e-6)
+    else:
+        assert advice.verdict is Verdict.SHARE
+        assert 2 * activity <= FULL_RATIO * (1 + 1e-6)
+        assert 2 * gib <= 79.0 * (1 + 1e-6)
+
+
+@given(st.sampled_from(MIG_CARDS), pods, st.floats(0.1, 100.0))
+def test_a_layout_has_room_for_each_pod_and_no_more_parts_than_pods(
+    mig: object, count: int, gib: float
+) -> None:
+    assert isinstance(mig, type(MIG_CARDS[0]))
+    cut = mig_layout(f"NVIDIA {mig.name.upper()}", mig.least_gib * GIB, count, gib * GIB)
+
+    if cut is not None:
+        parts, profile = cut
+        assert parts <= count
+        assert mig.layouts[parts] == profile
+        size = float(profile.split(".")[1].removesuffix("gb"))
+        assert size >= gib
+        assert parts * size <= mig.most_gib + 1
+
+
+@given(st.text(max_size=60))
+def test_any_name_of_a_model_becomes_one_of_few(name: str) -> None:
+    assert short_model(name) in NAMES | {"any", "other"}
+
+
+def test_an_unmeasured_whole_card_gets_no_advice() -> None:
+    assert advise(card(Use(), pods=0)) is None
+
+
+# --- pods -------------------------------------------------------------------------------------
+
+
+def test_a_pod_uses_a_tenth_only_if_none_of_its_gpus_is_busier() -> None:
+    assert uses_a_tenth([use(0.1), use(0.0)])
+    assert not uses_a_tenth([use(0.11), use(0.0)])
+    assert not uses_a_tenth([use(None), use(0.0)])
+    assert not uses_a_tenth([])
+
+
+@given(st.floats(0.25, 80.0), st.floats(0.0, 80.0))
+def test_what_a_pod_asks_is_called_far_off_only_if_it_is(asked: float, used: float) -> None:
+    advice = judge_memory(asked * GIB, used * GIB, 80 * GIB)
+
+    if advice is None:
+        return
+    assert advice.suggested_bytes % GIB == 0
+    assert used * GIB <= advice.suggested_bytes <= 80 * GIB
+    if advice.ask is Ask.TOO_LITTLE:
+        assert used > asked
+        assert advice.suggested_bytes > asked * GIB
+    else:
+        assert asked >= used * FAR_RATIO
+        assert (asked - used) * GIB >= FAR_BYTES * (1 - 1e-9)
+        assert advice.suggested_bytes < asked * GIB
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "ask", "suggested"),
+    [
+        (40.0, 8.0, Ask.TOO_MUCH, 10),
+        (10.0, 30.0, Ask.TOO_LITTLE, 36),
+        (70.0, 79.0, Ask.TOO_LITTLE, 80),
+        (3.0, 0.0, Ask.TOO_MUCH, 1),
+    ],
+)
+def test_what_is_suggested_is_a_fifth_more_than_was_used(
+    asked: float, used: float, ask: Ask, suggested: int
+) -> None:
+    advice = judge_memory(asked * GIB, used * GIB, 80 * GIB)
+
+    assert advice is not None
+    assert (advice.ask, advice.suggested_bytes) == (ask, suggested * GIB)

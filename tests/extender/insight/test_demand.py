@@ -1,0 +1,256 @@
+"""Metrics for autoscalers: GPUs that pods wait for, idle ones by node pool."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.api.collector import FleetCollector
+from extender.api.page.roster import GROUP_LABELS
+from extender.core.decision.assessment import Ask, assess
+from extender.core.decision.evaluation import estimates
+from extender.core.devices.cards import NAMES
+from extender.core.nodes.batches import current_batch
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.nodes.labels import POOL_LABELS, is_shown
+from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
+from extender.sources.kubernetes.kube_models import wanted_model
+from tests.extender.insight.advising import SHARED, AdvisingWorld
+from tests.extender.insight.test_holders import card
+from tests.extender.served import BUSY, GPU, IDLE, Gpu
+
+POOL = "karpenter.sh/nodepool"
+
+
+@pytest.fixture
+def world() -> AdvisingWorld:
+    world = AdvisingWorld()
+    world.metrics.registry.register(
+        FleetCollector(world.fleet, tuple, lambda: 0, lambda: world.now)
+    )
+    return world
+
+
+def waiting(world: AdvisingWorld, name: str, gpus: int = 1, **rest: Any) -> None:
+    world.add_waiting(name, resources={GPU: gpus}, **{"is_unscheduled": True, **rest})
+
+
+def demand(world: AdvisingWorld, model: str, size: str) -> tuple[float, float]:
+    labels = {"resource": GPU, "model": model, "size": size}
+    return world.count("idlegpu_waiting_pods", **labels), world.count(
+        "idlegpu_waiting_gpus", **labels
+    )
+
+
+def supply(
+    world: AdvisingWorld, pool: str, resource: str = GPU, model: str = "h100"
+) -> tuple[float, float]:
+    labels = {"pool": pool, "resource": resource, "model": model}
+    return world.count("idlegpu_pool_gpus", **labels), world.count(
+        "idlegpu_pool_idle_gpus", **labels
+    )
+
+
+# --- demand ---------------------------------------------------------------------------------------
+
+
+def test_pods_without_a_node_are_counted_by_what_they_ask_for(world: AdvisingWorld) -> None:
+    waiting(world, "a", 1)
+    waiting(world, "b", 8, wanted_model="h100")
+    waiting(world, "c", 6, wanted_model="h100", is_refused=True)
+    waiting(world, "d", 16)
+
+    assert demand(world, "any", "1") == (1, 1)
+    assert demand(world, "h100", "8") == (2, 14)
+    assert demand(world, "any", "more") == (1, 16)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"is_unscheduled": False},
+        {"is_gated": True},
+        {"nominated_node": "n"},
+        {"is_deleting": True},
+        {"node": "n"},
+        {"gives_way": True},
+    ],
+    ids=["not tried", "gated", "nominated", "deleted", "bound", "placeholder"],
+)
+def test_pods_that_need_no_further_node_are_no_demand(
+    world: AdvisingWorld, state: dict[str, Any]
+) -> None:
+    waiting(world, "a", 1, **state)
+
+    assert demand(world, "any", "1") == (0, 0)
+
+
+def test_a_resource_that_no_pod_waits_for_has_a_series_of_zero(world: AdvisingWorld) -> None:
+    world.add({"n": [IDLE]})
+    name, labels = "idlegpu_waiting_gpus", {"resource": GPU, "model": "any", "size": "1"}
+
+    assert world.metrics.registry.get_sample_value(name, labels) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotation", "model"),
+    [
+        ({"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}}, "", "a100"),
+        ({"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"}}, "H100", "l4"),
+        ({}, "H100,A100", "h100"),
+        ({}, " ", ""),
+        ({"nodeSelector": {"nvidia.com/gpu.product": "Ours-9000"}}, "", "other"),
+        (
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {
+                                    "matchExpressions": [
+                                        {"key": "zone", "operator": "In", "values": ["t4"]},
+                                        {
+                                            "key": "nvidia.com/gpu.product",
+                                            "operator": "NotIn",
+                                            "values": ["Tesla-T4"],
+                                        },
+                                        {
+                                            "key": "nvidia.com/gpu.product",
+                                            "operator": "In",
+                                            "values": ["NVIDIA-H200", "NVIDIA-L4"],
+                                        },
+                                    ]
+                                }
+                            ]
+                        }
+                    }
+                }
+            },
+            "",
+            "h200",
+        ),
+    ],
+    ids=["selector", "selector before annotation", "annotation", "blank", "unknown", "affinity"],
+)
+def test_the_model_is_what_the_pod_must_have_else_what_it_prefers(
+    spec: dict[str, Any], annotation: str, model: str
+) -> None:
+    raw = {"metadata": {"annotations": {"idlegpu.io/prefer-models": annotation}}, "spec": spec}
+
+    assert wanted_model(raw) == model
+
+
+@given(st.text(max_size=40))
+def test_nothing_that_a_pod_says_becomes_a_label(text: str) -> None:
+    raw = {"spec": {"nodeSelector": {"nvidia.com/gpu.product": text}}}
+
+    assert wanted_model(raw) in NAMES | {"other", ""}
+
+
+@given(st.integers(1, 1000))
+def test_a_size_is_the_least_step_that_holds_it(count: int) -> None:
+    size = size_of(count)
+
+    if size == "more":
+        assert count > 8
+    else:
+        assert int(size) / 2 < count <= int(size)
+
+
+# --- supply ---------------------------------------------------------------------------------------
+
+
+def test_gpus_are_counted_by_pool_and_those_that_a_pod_could_get(world: AdvisingWorld) -> None:
+    held = world.have("quiet", "a")
+    cards = {"a": [IDLE, BUSY, card(held)], "b": [IDLE], "c": [IDLE], "d": [Gpu(xid=79.0)]}
+    world.add(cards)
+    world.add_node("a", gpus=3, labels={POOL: "blue"})
+    world.add_node("b", gpus=1, labels={POOL: "blue"})
+    world.live(cards, 120)
+
+    assert supply(world, "blue") == (4, 2)
+    assert supply(world, "none") == (2, 1)
+
+
+@pytest.mark.parametrize("state", [{"is_ready": False}, {"is_unschedulable": True}])
+def test_idle_gpus_of_a_node_that_takes_no_pods_are_not_offered(
+    world: AdvisingWorld, state: dict[str, Any]
+) -> None:
+    cards = {"a": [IDLE, IDLE]}
+    world.add(cards)
+    assert supply(world, "none") == (2, 2)
+    world.add_node("a", gpus=2, **state)
+
+    assert supply(world, "none") == (2, 0)
+
+
+def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
+    world: AdvisingWorld,
+) -> None:
+    world.add({"a": [IDLE]})
+    snapshot = world.fleet.snapshot()
+    pool, nodes = snapshot.pools[GPU], dict(world.fleet.nodes)
+    back = nodes.pop("a")
+    supply = Supply(nodes, snapshot.models)
+    batch = current_batch(pool, snapshot.telemetry)
+    ask = Ask(count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds)
+    counting = supply.add_in_steps(
+        pool, batch, assess(batch, ask.columns, estimates(world.fleet.policy))
+    )
+    next(counting)
+    nodes["a"] = back
+
+    assert list(counting) == []
+    assert [metric.samples for metric in supply.metrics()] == [[], []]
+
+
+def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: AdvisingWorld) -> None:
+    world.add_shared("s", 2)
+    world.live({"s": [IDLE]}, 60)
+    assert supply(world, "none", SHARED) == (1, 1)
+    names = [world.have("a", "s", resource=SHARED)]
+    world.live({"s": [card(*names)]}, 600)
+    assert supply(world, "none", SHARED) == (1, 1)
+    names.append(world.have("b", "s", resource=SHARED))
+    world.live({"s": [card(*names)]}, 600)
+
+    assert supply(world, "none", SHARED) == (1, 0)
+
+
+@pytest.mark.parametrize("label", POOL_LABELS)
+def test_a_label_that_names_pools_does_so_everywhere(label: str) -> None:
+    assert pool_of(NodeRecord(name="a", labels={label: "h100"})) == "h100"
+    labelled = NodeRecord(name="a", labels={label: "h100", "team": "blue"})
+    assert pool_of(labelled, ("squad", "team")) == "blue"
+    assert is_shown(label)
+    assert label in GROUP_LABELS
+
+
+def test_labels_that_the_settings_name_come_first() -> None:
+    world = AdvisingWorld()
+    collector = FleetCollector(world.fleet, tuple, lambda: 0, lambda: world.now)
+    world.metrics.registry.register(collector)
+    world.add({"a": [IDLE, IDLE]})
+    world.add_node("a", gpus=2, labels={POOL: "blue", "team": "vision"})
+    world.live({"a": [IDLE, IDLE]}, 10)
+
+    collector.pool_labels = ("team",)
+
+    assert supply(world, "vision") == (2, 2)
+
+
+def test_more_pools_than_are_distinguished_are_one(world: AdvisingWorld) -> None:
+    for number in range(MOST_POOLS + 3):
+        world.add_node(f"n{number:03}", gpus=1, labels={POOL: f"p{number:03}"})
+    world.live({f"n{number:03}": [IDLE] for number in range(MOST_POOLS + 3)}, 60)
+
+    pools = {
+        sample.labels["pool"]
+        for family in world.metrics.registry.collect()
+        if family.name == "idlegpu_pool_gpus"
+        for sample in family.samples
+    }
+
+    assert len(pools) == MOST_POOLS + 1
+    assert supply(world, "other") == (3, 3)

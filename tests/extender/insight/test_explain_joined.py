@@ -1,0 +1,166 @@
+"""An attempt whose filter one replica answered and whose prioritize another is explained whole."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.extender.insight.asking import get
+from tests.extender.insight.others import FAR, THIRD, Far, Replica, SeesTeam
+from tests.extender.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
+
+CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
+
+
+def replica(name: str, far: Far | None = None, **rest: Any) -> Replica:
+    world = Replica(name=name, far=far or Far(), **rest)
+    world.add(CARDS)
+    return world
+
+
+async def ask(client: Client, verb: str, *nodes: str) -> None:
+    question = json.dumps(names_question(*nodes, asker=pod("p")))
+    assert (await client.post(f"/{verb}", data=question)).status == 200
+
+
+@pytest.fixture
+def filtering() -> Replica:
+    return replica("filters")
+
+
+@pytest.fixture
+async def filters(filtering: Replica, aiohttp_client: MakeClient) -> Client:
+    """The replica that was asked which nodes would do."""
+    client = await aiohttp_client(filtering.build_app())
+    await ask(client, "filter", *CARDS)
+    # What explains an answer is kept a moment after it.
+    while not next(iter(filtering.history)).evidence:
+        await asyncio.sleep(0.005)
+    return client
+
+
+@pytest.fixture
+async def ranking(filters: Client) -> Replica:
+    """The replica that was asked a moment later which is best."""
+    world = replica("ranks", Far({FAR: filters}))
+    world.now += 0.1
+    return world
+
+
+@pytest.fixture
+async def ranks(ranking: Replica, aiohttp_client: MakeClient) -> Client:
+    client = await aiohttp_client(ranking.build_app())
+    await ask(client, "prioritize", "idle", "half")
+    return client
+
+
+def told_whole(answer: Any) -> None:
+    assert answer["decision"]["id"] == "ranks-1"
+    assert (answer["filter"]["id"], answer["filter"]["candidates"]) == ("filters-1", 3)
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half", "dead"]
+    dead = answer["nodes"][-1]
+    assert dead["lost_by"] == "refused: node(s) had too few working GPUs"
+    assert dead["devices"][0]["signals"]["health"]["source"] == "prometheus"
+    assert [(one["count"], one["nodes"]) for one in answer["rejected"]] == [(1, ["dead"])]
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (3, 0)
+    assert (answer["others"], answer["others_left"]) == ([], 0)
+
+
+async def test_the_replica_that_ranked_returns_the_nodes_that_the_other_refused(
+    ranks: Client,
+) -> None:
+    told_whole(await get(ranks, "/v1/explain", pod="team/p"))
+    told_whole(await get(ranks, "/v1/explain", id="ranks-1"))
+
+
+async def test_the_replica_that_filtered_returns_the_others_ranking(
+    ranks: Client, filters: Client, filtering: Replica
+) -> None:
+    filtering.far.clients = {THIRD: ranks}
+
+    told_whole(await get(filters, "/v1/explain", pod="team/p"))
+
+
+async def test_a_third_replica_returns_both(
+    ranks: Client, filters: Client, aiohttp_client: MakeClient
+) -> None:
+    third = await aiohttp_client(
+        replica("third", Far({FAR: filters, THIRD: ranks})).build_app(viewer=SeesTeam())
+    )
+
+    told_whole(await get(third, "/v1/explain", pod="team/p"))
+
+
+async def test_a_node_that_the_other_refused_may_be_asked_for(ranks: Client) -> None:
+    asked = (await get(ranks, "/v1/explain", pod="team/p", node="dead"))["asked_node"]
+
+    assert (asked["kept"], asked["rejection"]) == ("in-full", "node(s) had too few working GPUs")
+
+
+async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
+    ranking: Replica, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(ranking.build_app())
+    await ask(client, "prioritize", "idle")
+
+    answer = await get(client, "/v1/explain", pod="team/p", node="half")
+
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "dead"]
+    assert [node["node"] for node in answer["others"]] == ["half"]
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (2, 1)
+    assert answer["asked_node"]["kept"] == "in-short"
+    assert "it passed, in place 2 of 2" in answer["asked_node"]["why"]
+
+    answer = await get(client, "/v1/explain", pod="team/p", limit="0")
+    assert (answer["others"], answer["others_left"]) == ([], 1)
+
+
+@pytest.mark.parametrize("seconds", [-2.0, 60.0], ids=["a later attempt", "one long ago"])
+async def test_what_filter_said_in_another_attempt_is_left_out(
+    ranking: Replica, aiohttp_client: MakeClient, seconds: float
+) -> None:
+    ranking.now += seconds
+    client = await aiohttp_client(ranking.build_app())
+    await ask(client, "prioritize", "idle", "half")
+
+    answer = await get(client, "/v1/explain", id="ranks-1")
+
+    assert (answer["filter"], answer["rejected"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    "garbage", [None, b"[]", b'{"uid": "uid-p", "pod": "team/p", "decision": {"at": "x"}}']
+)
+async def test_a_replica_that_does_not_answer_leaves_it_as_it_is(
+    aiohttp_client: MakeClient, garbage: bytes | None
+) -> None:
+    world = replica("ranks", Far({FAR: None}, garbage=garbage))
+    client = await aiohttp_client(world.build_app())
+    await ask(client, "prioritize", "idle", "half")
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half"]
+    assert answer["filter"] is None
+
+
+async def test_what_cannot_be_joined_leaves_it_as_it_is(aiohttp_client: MakeClient) -> None:
+    world = replica("ranks")
+    reported = {"pod": "team/p", "uid": "uid-p", "nodes": 7, "others": [{}], "rejected": []}
+    at = "2023-11-14T22:13:20+00:00"
+    world.far = Far({FAR: None}, garbage=json.dumps(
+        reported | {"decision": {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}}
+    ).encode())  # fmt: skip
+    client = await aiohttp_client(world.build_app())
+    await ask(client, "prioritize", "idle", "half")
+
+    answer = await get(client, "/v1/explain", id="ranks-1")
+
+    assert answer["filter"] is None
+
+
+async def test_a_time_that_is_none_is_refused(ranks: Client) -> None:
+    error = (await get(ranks, "/v1/peers/explain", 400, pod="p", attempt="soon"))["error"]
+
+    assert error == "attempt='soon' must be seconds since the epoch"

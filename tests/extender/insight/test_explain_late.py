@@ -1,0 +1,26 @@
+"""A pod bound long after its decision: the node is shown as it was at the binding."""
+
+from tests.extender.insight.asking import decide, get
+from tests.extender.insight.whys import WhyWorld
+from tests.extender.served import BUSY, IDLE, MakeClient
+
+
+async def test_a_node_shown_as_it_was_at_the_binding_says_so(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = WhyWorld()
+    world.add({"idle": [IDLE, IDLE], "half": [IDLE, BUSY]})
+    client = await aiohttp_client(world.build_app())
+    world.placer.detailed = 1
+    await decide(client, "idle", "half", name="p")
+    world.now += 60.0
+    world.tell({"half": [IDLE, IDLE]})
+    await decide(client, "idle", name="another")
+    world.history.note_bound(world.add_pod("p", "half"), "half")
+
+    first, second = (await get(client, "/v1/explain", pod="team/p"))["nodes"]
+
+    assert [first["is_late"], second["is_late"]] == [False, True]
+    assert (second["node"], second["rank"], second["rejection"]) == ("half", 2, None)
+    assert second["lost_by"].startswith("scored ")
+    assert second["lost_by"].endswith(f"in the decision, idle {first['score']:.6f}")

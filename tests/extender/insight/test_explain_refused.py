@@ -1,0 +1,102 @@
+"""What filter refused is explained in full beside what prioritize ranked in the same attempt."""
+
+import json
+from typing import Any
+
+import pytest
+
+from extender.core.policy import LoadFilter, Policy
+from tests.extender.insight.asking import get
+from tests.extender.insight.whys import WhyWorld
+from tests.extender.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
+
+CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
+
+
+@pytest.fixture
+def world() -> WhyWorld:
+    world = WhyWorld()
+    world.add(CARDS)
+    return world
+
+
+@pytest.fixture
+async def client(world: WhyWorld, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+async def attempt(client: Client, passing: list[str], refused: list[str]) -> None:
+    """Ask as kube-scheduler does: prioritize gets what filter left."""
+    for verb, nodes in (("filter", [*passing, *refused]), ("prioritize", passing)):
+        question = json.dumps(names_question(*nodes, asker=pod("p")))
+        assert (await client.post(f"/{verb}", data=question)).status == 200
+
+
+async def explained(client: Client, node: str) -> tuple[Any, Any]:
+    """Return the whole answer, and one node of it in full."""
+    answer = await get(client, "/v1/explain", pod="team/p", node=node)
+    (found,) = (one for one in answer["nodes"] if one["node"] == node)
+    return answer, found
+
+
+async def test_a_node_that_filter_refused_is_reported_with_devices_and_signals(
+    client: Client,
+) -> None:
+    await attempt(client, ["idle", "half"], ["dead"])
+
+    answer, dead = await explained(client, "dead")
+
+    assert answer["decision"]["verb"] == "prioritize"
+    assert (answer["asked_node"]["kept"], answer["asked_node"]["why"]) == ("in-full", None)
+    assert (dead["rank"], dead["is_bound"]) == (None, False)
+    assert dead["lost_by"] == "refused: node(s) had too few working GPUs"
+    (device,) = dead["devices"]
+    assert device["signals"]["health"]["source"] == "prometheus"
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (3, 0)
+
+
+async def test_it_is_shown_as_it_was_at_the_decision(world: WhyWorld, client: Client) -> None:
+    await attempt(client, ["idle", "half"], ["dead"])
+    _, before = await explained(client, "dead")
+
+    world.now += 10
+    world.tell({"dead": [IDLE]})
+
+    assert (await explained(client, "dead"))[1] == before
+
+
+async def test_each_node_is_reported_once_and_those_that_pass_as_prioritize_ranked_them(
+    client: Client,
+) -> None:
+    await attempt(client, ["idle", "half"], ["dead"])
+
+    answer, _ = await explained(client, "dead")
+
+    ranked = [(node["node"], node["rank"]) for node in answer["nodes"]]
+    assert ranked == [("idle", 1), ("half", 2), ("dead", None)]
+
+
+async def test_what_filter_said_in_an_earlier_attempt_is_no_part_of_this_one(
+    world: WhyWorld, client: Client
+) -> None:
+    await attempt(client, ["idle", "half"], ["dead"])
+    world.now += 60
+    question = json.dumps(names_question("idle", asker=pod("p")))
+    assert (await client.post("/prioritize", data=question)).status == 200
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+
+    assert [node["node"] for node in answer["nodes"]] == ["idle"]
+
+
+async def test_a_node_left_out_for_its_load_is_refused_in_full_too(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = WhyWorld(policy=Policy(load_filter=LoadFilter(is_enabled=True)))
+    world.add({"idle": [IDLE, IDLE], "busy": [BUSY, BUSY]}, readings=1)
+    client = await aiohttp_client(world.build_app())
+    await attempt(client, ["idle"], ["busy"])
+
+    _, busy = await explained(client, "busy")
+
+    assert (busy["rank"], busy["rejection"]) == (None, "node(s) had busier GPUs than other nodes")

@@ -1,0 +1,165 @@
+"""Any replica explains what any of them decided, to whom may read the pod."""
+
+import pytest
+from aiohttp import web
+
+from extender.insight.explain_api import PEERS_PATH
+from extender.server.seen import VIEWER, Viewer
+from tests.extender.insight.asking import decide, get
+from tests.extender.insight.others import FAR, Far, Replica, SeesTeam
+from tests.extender.served import Client, MakeClient, names_question, pod
+
+
+@pytest.fixture
+async def other(aiohttp_client: MakeClient) -> Client:
+    """Another replica, that decided a minute later than we."""
+    world = Replica(name="far")
+    world.now += 60
+    client = await aiohttp_client(world.build_app())
+    await decide(client, "a", "b", name="theirs")
+    await decide(client, "b", name="both")
+    return client
+
+
+@pytest.fixture
+def far(other: Client) -> Far:
+    return Far({FAR: other})
+
+
+@pytest.fixture
+async def client(far: Far, aiohttp_client: MakeClient) -> Client:
+    world = Replica(far=far)
+    client = await aiohttp_client(world.build_app())
+    await decide(client, "a", name="ours")
+    await decide(client, "a", name="both")
+    return client
+
+
+async def test_a_pod_that_another_replica_decided_about_is_explained(client: Client) -> None:
+    answer = await get(client, "/v1/explain", pod="team/theirs")
+
+    assert (answer["pod"], answer["decision"]["candidates"]) == ("team/theirs", 2)
+    assert [node["node"] for node in answer["nodes"]] == ["a", "b"]
+    assert answer["nodes"][0]["parts"]
+
+
+async def test_of_one_node_the_replica_that_decided_says_what_it_knows(client: Client) -> None:
+    answer = await get(client, "/v1/explain", pod="theirs", node="b")
+
+    assert (answer["asked_node"]["kept"], answer["asked_node"]["rank"]) == ("in-full", 1)
+
+
+async def test_the_last_decision_counts_whose_ever_it_is(client: Client) -> None:
+    assert (await get(client, "/v1/explain", pod="ours"))["decision"]["node"] == "a"
+    assert (await get(client, "/v1/explain", pod="both"))["decision"]["node"] == "b"
+
+
+async def test_another_replicas_decision_is_explained_by_its_id(client: Client) -> None:
+    answer = await get(client, "/v1/explain", id="far-1")
+
+    assert (answer["pod"], answer["decision"]["id"]) == ("team/theirs", "far-1")
+    assert answer["nodes"][0]["parts"]
+    await get(client, "/v1/explain", 404, id="far-7")
+
+
+async def test_our_own_decision_is_explained_without_asking_anybody(
+    client: Client, far: Far
+) -> None:
+    question = names_question("a", asker=pod("whole"))
+    for verb in ("filter", "prioritize"):
+        assert (await client.post(f"/{verb}", json=question)).status == 200
+
+    assert (await get(client, "/v1/explain", id="near-4"))["pod"] == "team/whole"
+    assert far.asked == []
+
+
+async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it(
+    client: Client, other: Client
+) -> None:
+    await decide(other, "a", name="third")
+
+    assert (await get(client, "/v1/explain", number="3"))["pod"] == "team/third"
+    several = (await get(client, "/v1/explain", 409, number="1"))["error"]
+    assert "ask for the id, one of far-1, near-1" in several
+
+
+async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
+    far: Far, aiohttp_client: MakeClient
+) -> None:
+    sees = SeesTeam()
+    client = await aiohttp_client(Replica(far=far).build_app(viewer=sees))
+    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # nobody's pods
+
+    for wanted in ({"id": "far-1"}, {"number": "1"}):
+        await get(client, "/v1/explain", 404, **wanted)
+
+
+async def test_a_caller_who_may_not_read_the_pod_receives_nothing(
+    far: Far, aiohttp_client: MakeClient
+) -> None:
+    world = Replica(far=far)
+    sees = SeesTeam()
+    client = await aiohttp_client(world.build_app(viewer=sees))
+
+    assert (await get(client, "/v1/explain", pod="theirs"))["pod"] == "team/theirs"
+
+    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # from now on
+    await get(client, "/v1/explain", 404, pod="theirs")
+
+
+async def test_a_short_name_means_the_pod_that_the_caller_may_read(
+    far: Far, other: Client, aiohttp_client: MakeClient
+) -> None:
+    hidden = pod("theirs")
+    hidden["metadata"] |= {"namespace": "other", "uid": "uid-hidden"}  # type: ignore[operator] # a dict
+    question = names_question("a", asker=hidden)
+    assert (await other.post("/prioritize", json=question)).status == 200
+    world = Replica(far=far)
+    world.add_waiting("theirs")
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam(learnt={"team"})))
+
+    assert (await get(client, "/v1/explain", pod="theirs"))["decision"]["id"] == "far-1"
+
+
+@pytest.mark.parametrize("garbage", [None, b"", b"[]", b"{", b'{"decision": {"at": "x"}}'])
+async def test_a_replica_that_does_not_answer_is_left_out(
+    aiohttp_client: MakeClient, garbage: bytes | None
+) -> None:
+    world = Replica(far=Far({FAR: None}, garbage=garbage))
+    client = await aiohttp_client(world.build_app())
+    await decide(client, "a", name="ours")
+
+    assert (await get(client, "/v1/explain", pod="ours"))["decision"]["node"] == "a"
+    await get(client, "/v1/explain", 404, pod="nobody")
+
+
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
+    client = await aiohttp_client(Replica(tells=False).build_app())
+
+    assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
+
+
+async def test_after_answering_a_replica_the_connection_sees_no_more_than_before(
+    aiohttp_client: MakeClient,
+) -> None:
+    # aiohttp may answer all questions of a connection in one context.
+    seen: list[Viewer] = []
+    world = Replica()
+    explain = world.why.explain
+
+    async def tell(request: web.Request) -> web.StreamResponse:
+        whose = SeesTeam()
+        VIEWER.set(whose)
+        answer = await explain._answer_peer(request)
+        seen.append(VIEWER.get())
+        assert seen[-1] is whose
+        return answer
+
+    app = web.Application()
+    app.router.add_get(PEERS_PATH, tell)
+    await get(await aiohttp_client(app), PEERS_PATH, pod="nobody")
+    assert len(seen) == 1
+
+
+async def test_what_a_replica_has_not_decided_it_does_not_report(client: Client) -> None:
+    assert await get(client, PEERS_PATH, pod="nobody") == {}

@@ -1,0 +1,292 @@
+"""Explanations of many nodes are made and written in small steps, and say the same as at once."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.decision.explain import Evidence, NodeVerdict, explain
+from extender.insight import decisions
+from extender.insight.decisions import FORM, Decisions
+from extender.insight.explain_node import Wish
+from extender.insight.explain_views import Ranking, full_nodes
+from extender.insight.views import (
+    PIECE_VERDICTS,
+    Json,
+    decision_in_steps,
+    decision_view,
+    veiled,
+)
+from extender.placement import evidence
+from extender.placement.evidence import PIECE_NODES
+from extender.placement.history import DecisionRecord
+from extender.server.answers import PIECE_ITEMS, document_answer, write_in_pieces
+from extender.server.seen import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
+from tests.extender.insight.asking import decide, get
+from tests.extender.insight.others import FAR, Far, Replica
+from tests.extender.insight.whys import SeesTeam
+from tests.extender.served import BUSY, Client, Gpu, MakeClient
+
+NODES = 5 * PIECE_NODES + 3
+CARDS = {
+    f"node-{at:03d}": [Gpu(busy=(at * 7 + card) % 30 / 100) for card in range(1 + at % 3)]
+    for at in range(NODES)
+} | {"busy": [BUSY]}
+
+
+def replica(name: str, far: Far | None = None, **rest: object) -> Replica:
+    world = Replica(name=name, far=far or Far(), **rest)  # type: ignore[arg-type] # a test's
+    world.placer.detailed = NODES
+    world.add(CARDS, readings=1)
+    return world
+
+
+@pytest.fixture
+def world() -> Replica:
+    return replica("near")
+
+
+@pytest.fixture
+async def client(world: Replica, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+@pytest.fixture
+async def record(world: Replica, client: Client) -> DecisionRecord:
+    """A decision of which many nodes are kept in full."""
+    await decide(client, *CARDS, name="p")
+    await get(client, "/v1/decisions", limit="1")  # by then it is all kept
+    (record,) = world.history
+    assert len(record.details) == NODES
+    return record
+
+
+def test_some_nodes_at_a_time_are_explained_as_all_at_once(record: DecisionRecord) -> None:
+    (part,) = record.evidence
+
+    whole = explain(part.evidence)
+
+    reported = part.explain()
+    assert [verdict.node for verdict in reported] == [verdict.node for verdict in whole]
+    for one, other in zip(reported, whole, strict=True):
+        assert replace(one, devices=()) == replace(other, devices=())
+        assert [device.row for device in one.devices] == [device.row for device in other.devices]
+        names = {device.uuid for device in one.devices}
+        assert names == {f"GPU-{one.node}-{card}" for card in range(len(CARDS[one.node]))}
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many nodes were put in words, each time."""
+    counted: list[int] = []
+
+    def count(some: Evidence) -> tuple[NodeVerdict, ...]:
+        counted.append(len(some.nodes))
+        return explain(some)
+
+    monkeypatch.setattr(evidence, "explain", count)
+    return counted
+
+
+def steps_of(work: Coroutine[Any, Any, Any]) -> Iterator[None]:
+    """Yield each time that some work lets others have their turn."""
+    while True:
+        try:
+            work.send(None)
+        except StopIteration:
+            return
+        yield
+
+
+async def test_no_step_explains_more_than_a_few_nodes(
+    world: Replica, record: DecisionRecord, explained: list[int]
+) -> None:
+    works = [
+        world.why.explain._view(record, None, Wish(limit=10_000, node="")),
+        world.why._foresight._foreseen(record.request, {}, Wish(limit=10_000, node="")),
+    ]
+    for work in works:
+        steps = 0
+        before = len(explained)
+        for _ in steps_of(work):
+            assert sum(explained[before:]) <= PIECE_NODES
+            before = len(explained)
+            steps += 1
+        assert steps > 2 * NODES / PIECE_NODES  # to put them in words, and to make records of them
+
+
+def test_a_decision_in_full_is_reported_in_steps_as_at_once(
+    record: DecisionRecord, explained: list[int]
+) -> None:
+    before = 0
+    for _ in decision_in_steps(record, brief=False):
+        assert sum(explained[before:]) <= PIECE_NODES
+        before = len(explained)
+
+    view = decision_view(record, brief=False)
+    assert len(view["explained"]) == NODES  # type: ignore[arg-type] # a list
+    assert set(view["nodes"]) == set(CARDS)  # type: ignore[call-overload] # an object
+
+
+async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
+    world: Replica, record: DecisionRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def write(value: Any) -> bytes:
+        nodes = value.get("explained", ()) if isinstance(value, dict) else value
+        written.append(len(nodes) if isinstance(nodes, list) else 0)
+        return write_json_in_full(value)
+
+    monkeypatch.setattr(decisions, "write_json_in_full", write)
+    decided = Decisions(world.history)
+
+    before = 0
+    for _ in steps_of(decided._written(record)):
+        assert sum(written[before:]) <= PIECE_ITEMS
+        before = len(written)
+
+    assert sum(written) == NODES
+    whole = orjson.loads(write_json_in_full(decision_view(record, brief=False)))
+    assert orjson.loads(await decided._written(record)).items() >= whole.items()
+
+
+async def test_what_another_replica_says_of_many_nodes_is_not_read_but_handed_on(
+    world: Replica,
+    record: DecisionRecord,
+    aiohttp_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decisions, "LONG_BYTES", 1000)
+    written = await Decisions(world.history)._written(record)
+    reported = FORM.read(b'{"version":1,"replica":"near","decisions":[%b]}' % written)
+    assert reported is not None
+    (view,) = reported.decisions
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        VIEWER.set(SEES_ALL)
+        return await document_answer(request, veiled(view))
+
+    app = web.Application()
+    app.router.add_get("/decision", answer)
+
+    assert {name for name, it in view.items() if isinstance(it, msgspec.Raw)} == {
+        "explained",
+        "nodes",
+    }
+    assert await get(await aiohttp_client(app), "/decision") == orjson.loads(written)
+
+
+def test_records_of_some_nodes_are_made_in_each_step(record: DecisionRecord) -> None:
+    ranking = Ranking(decision=record.decision, details=record.details)
+
+    assert len(list(full_nodes(ranking))) == -(-NODES // PIECE_VERDICTS)
+
+
+async def test_every_node_is_in_the_answer_whichever_replica_is_asked(
+    aiohttp_client: MakeClient,
+) -> None:
+    other = await aiohttp_client(replica("far").build_app())
+    client = await aiohttp_client(replica("near", Far({FAR: other})).build_app())
+    await decide(other, *CARDS, name="p")
+
+    for limit in ("0", "10000"):
+        reported = await get(client, "/v1/explain", pod="team/p", limit=limit)
+
+        assert reported == await get(other, "/v1/explain", pod="team/p", limit=limit)
+        assert len(reported["nodes"]) == NODES
+        assert [node["rank"] for node in reported["nodes"]] == list(range(1, NODES + 1))
+        others = [one["node"] for one in reported["others"]]
+        assert len(others) == (1 if limit != "0" else 0)
+        assert {node["node"] for node in reported["nodes"]} | {*others} <= set(CARDS)
+        assert reported["others_left"] + len(others) == 1
+
+
+texts = st.text(max_size=5)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 53), 1 << 53) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+long_lists = st.builds(
+    lambda item, more: [item] * (PIECE_ITEMS + more), json_values, st.integers(0, 2 * PIECE_ITEMS)
+)
+
+
+@given(st.dictionaries(texts, json_values | long_lists, max_size=4))
+def test_what_is_written_in_pieces_is_what_would_be_written_at_once(
+    document: dict[str, object],
+) -> None:
+    whole = write_json_in_full(document)
+
+    assert b"".join(write_in_pieces(document, write_json_in_full)) == whole
+
+
+def test_what_is_json_already_goes_as_it_is() -> None:
+    document: Json = {
+        "a": 1,
+        "told": msgspec.Raw(b"[" + b"7," * (1 << 18) + b"8]"),
+        "b": OfPod("", 2),
+    }
+
+    pieces = list(write_in_pieces(document, write_json_in_full))
+
+    reported = orjson.loads(b"".join(pieces))
+    assert (reported["a"], reported["b"], len(reported["told"])) == (1, 2, (1 << 18) + 1)
+    assert max(map(len, pieces)) < len(b"".join(pieces)) / 1.5
+
+
+async def test_a_long_document_shows_each_caller_what_they_may_see(
+    aiohttp_client: MakeClient,
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        VIEWER.set(SeesTeam() if "tenant" in request.query else SEES_ALL)
+        pods = [OfPod(name, name, "hidden") for name in ("team", "hush")]
+        return await document_answer(request, {"pods": pods * PIECE_ITEMS, "one": pods[1]})
+
+    app = web.Application()
+    app.router.add_get("/pods", answer)
+    client = await aiohttp_client(app)
+
+    seen = await get(client, "/pods")
+    of_tenant = await get(client, "/pods", tenant="yes")
+
+    assert seen == {"pods": ["team", "hush"] * PIECE_ITEMS, "one": "hush"}
+    assert of_tenant == {"pods": ["team", "hidden"] * PIECE_ITEMS, "one": "hidden"}
+    assert write_json({}) == b"{}"
+    assert b"".join(write_in_pieces({}, write_json)) == b"{}"
+
+
+async def test_others_run_while_a_long_document_is_written(
+    aiohttp_client: MakeClient,
+) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal turns
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        turns = 0
+        response = await document_answer(request, {"items": [0] * (100 * PIECE_ITEMS)})
+        counting.cancel()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/items", answer)
+    client = await aiohttp_client(app)
+
+    assert len((await get(client, "/items"))["items"]) == 100 * PIECE_ITEMS
+    assert turns >= 100

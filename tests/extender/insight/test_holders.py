@@ -1,0 +1,287 @@
+"""Which pods hold GPUs and do not use them."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import PodPhase, PodRecord
+from extender.insight.holders import span
+from tests.extender.insight.asking import get
+from tests.extender.insight.whys import SeesTeam, WhyWorld
+from tests.extender.served import BUSY, GPU, Client, Gpu, MakeClient
+
+HOUR = 3600.0
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).astimezone(UTC).timestamp()
+
+
+class HoldersWorld(WhyWorld):
+    """A world whose devices are read again and again."""
+
+    def live(self, cards: dict[str, list[Gpu]], seconds: float, *, every: float = 60.0) -> None:
+        """Read the devices and look at them while time passes."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += every
+            self.tell(cards)
+            self.why.idleness.look()
+
+    def hold(self, name: str, node: str, gpus: int, namespace: str = "team", **rest: Any) -> None:
+        values: dict[str, Any] = {
+            "phase": PodPhase.RUNNING,
+            "resources": {GPU: gpus},
+            "bound_at": self.now - 600.0,
+            "started_at": self.now - 600.0,
+            "owner": "StatefulSet notebook",
+            **rest,
+        }
+        self.fleet.apply_pod(
+            PodRecord(uid=f"uid-{name}", namespace=namespace, name=name, node=node, **values)
+        )
+
+
+def card(*tenants: str, busy: float = 0.0, used_gib: float = 0.0) -> Gpu:
+    return Gpu(busy=busy, used_gib=used_gib, tenants=tenants)
+
+
+@pytest.fixture
+def world() -> HoldersWorld:
+    return HoldersWorld()
+
+
+@pytest.fixture
+async def client(world: HoldersWorld, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+async def test_a_pod_that_uses_none_of_its_gpus_is_listed(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [card("team/nb", used_gib=2.0), card("team/nb"), card()]}
+    world.add(cards)
+    world.hold("nb", "n", 2)
+    world.live(cards, 2 * HOUR)
+
+    answer = await get(client, "/v1/holders")
+    (holder,) = answer["holders"]
+
+    assert (answer["total"], answer["unknown"], answer["idle_for_seconds"]) == (1, 0, 3600.0)
+    assert at(answer["watched_since"]) == pytest.approx(world.now - 2 * HOUR + 60)
+    assert (holder["pod"], holder["node"], holder["owner"]) == (
+        "team/nb",
+        "n",
+        "StatefulSet notebook",
+    )
+    assert (holder["gpus"], holder["gpus_idle"], holder["gpus_in_use"]) == (2, 2, 0)
+    assert holder["idle_seconds"] == pytest.approx(2 * HOUR - 60)
+    assert holder["held_seconds"] == pytest.approx(2 * HOUR + 600)
+    assert holder["gpu_hours"] == pytest.approx(2 * (2 + 1 / 6))
+    assert holder["gpu_hours_idle"] == pytest.approx(2 * (2 - 1 / 60))
+    assert holder["is_at_least"] is True
+    assert holder["why"] == (
+        "no activity on 2 of 2 GPUs for at least 1 h 59 min, 2.0 GiB of memory held"
+    )
+    assert [device["index"] for device in holder["devices"]] == [0, 1]
+    assert holder["devices"][0]["memory_used_bytes"] == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("processes", "used_gib", "reported"),
+    [
+        pytest.param(0.0, 0.0, "no process there, almost no memory held", id="none"),
+        pytest.param(1.0, 3.0, "1 process there, 3.0 GiB of memory held", id="one"),
+        pytest.param(2.0, None, "2 processes there, memory unknown", id="two"),
+        # Who lists no processes has not seen that there are none.
+        pytest.param(None, 0.0, "almost no memory held", id="nobody-lists-them"),
+        pytest.param(None, None, "memory unknown", id="nothing-known"),
+    ],
+)
+async def test_why_it_is_idle_says_what_was_seen_and_no_more(
+    world: HoldersWorld,
+    client: Client,
+    processes: float | None,
+    used_gib: float | None,
+    reported: str,
+) -> None:
+    signs = {} if processes is None else {Signal.PROCESSES: processes}
+    cards = {"n": [Gpu(used_gib=used_gib, tenants=("team/nb",), signs=signs)]}
+    world.add(cards)
+    world.hold("nb", "n", 1)
+    world.live(cards, 2 * HOUR)
+
+    (holder,) = (await get(client, "/v1/holders"))["holders"]
+
+    assert holder["why"] == f"no activity on 1 of 1 GPUs for at least 1 h 59 min, {reported}"
+    assert holder["devices"][0]["processes"] == processes
+    assert (holder["memory_used_bytes"] is None) == (used_gib is None)
+
+
+async def test_processes_that_were_listed_long_ago_are_not_reported(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [Gpu(tenants=("team/nb",), signs={Signal.PROCESSES: 0.0})]}
+    world.add(cards)
+    world.hold("nb", "n", 1)
+    world.live(cards, 2 * HOUR)
+    world.live({"n": [card("team/nb")]}, 10 * 60)  # by one that lists none
+
+    (holder,) = (await get(client, "/v1/holders"))["holders"]
+
+    assert "process" not in holder["why"]
+
+
+async def test_activity_ends_idleness_and_idleness_counts_from_its_end(
+    world: HoldersWorld, client: Client
+) -> None:
+    working, resting = {"n": [card("team/nb", busy=0.5)]}, {"n": [card("team/nb")]}
+    world.add(resting)
+    world.hold("nb", "n", 1)
+    world.live(resting, 2 * HOUR)
+    world.live(working, 60)
+
+    assert (await get(client, "/v1/holders"))["holders"] == []
+
+    world.live(resting, 2 * HOUR)
+    (holder,) = (await get(client, "/v1/holders"))["holders"]
+
+    assert holder["idle_seconds"] == pytest.approx(2 * HOUR, abs=60)
+    assert holder["is_at_least"] is False
+
+
+async def test_what_ran_between_two_sweeps_is_seen_in_the_mean(
+    world: HoldersWorld, client: Client
+) -> None:
+    resting = {"n": [card("team/nb")]}
+    world.add(resting)
+    world.hold("nb", "n", 1)
+    world.live(resting, 2 * HOUR)
+    world.now += 10
+    world.tell({"n": [card("team/nb", busy=1.0)]})
+    world.live(resting, 120, every=10)
+
+    assert (await get(client, "/v1/holders"))["holders"] == []
+
+
+async def test_a_pod_that_uses_one_of_two_is_listed_only_where_that_is_asked(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [card("team/nb"), card("team/nb", busy=0.9)]}
+    world.add(cards)
+    world.hold("nb", "n", 2)
+    world.live(cards, 2 * HOUR)
+
+    assert (await get(client, "/v1/holders"))["holders"] == []
+    (holder,) = (await get(client, "/v1/holders", some="true"))["holders"]
+
+    assert (holder["gpus_idle"], holder["gpus_in_use"]) == (1, 1)
+    assert holder["gpu_hours_idle"] == pytest.approx(2 * 0.5 * 2, rel=0.02)
+
+
+async def test_nothing_is_claimed_of_a_gpu_that_no_source_measures(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [card("team/nb")]}
+    world.add(cards)
+    world.hold("nb", "n", 1)
+    world.live(cards, 60)
+    world.watch(2 * HOUR)  # no reading any more
+
+    assert (await get(client, "/v1/holders"))["holders"] == []
+
+
+async def test_a_pod_whose_gpus_no_source_names_is_unknown(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [card(), card()]}
+    world.add(cards)
+    world.hold("nb", "n", 1)
+    world.live(cards, 2 * HOUR)
+
+    answer = await get(client, "/v1/holders")
+
+    assert (answer["unknown"], answer["holders"]) == (1, [])
+
+
+async def test_where_one_of_its_gpus_is_not_named_it_may_be_in_use(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [card("team/nb"), card()]}
+    world.add(cards)
+    world.hold("nb", "n", 2)
+    world.live(cards, 2 * HOUR)
+
+    assert (await get(client, "/v1/holders"))["holders"] == []
+
+
+async def test_a_pod_is_idle_no_longer_than_it_is_there(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [card("team/nb")]}
+    world.add(cards)
+    world.live(cards, 5 * HOUR)
+    world.hold("nb", "n", 1, bound_at=world.now - 60)
+
+    assert (await get(client, "/v1/holders"))["holders"] == []
+    (holder,) = (await get(client, "/v1/holders", idle_for="60"))["holders"]
+    assert holder["is_at_least"] is False
+
+
+async def test_every_holder_can_be_listed_and_says_whether_it_works(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [card("team/busy", busy=0.9)], "m": [card("team/idle")]}
+    world.add(cards)
+    world.hold("busy", "n", 1)
+    world.hold("idle", "m", 1)
+    world.live(cards, HOUR)
+
+    idle, busy = (await get(client, "/v1/holders", idle_for="0"))["holders"]
+
+    assert (idle["pod"], idle["gpus_idle"]) == ("team/idle", 1)
+    assert (busy["pod"], busy["gpus_idle"], busy["why"]) == ("team/busy", 0, "uses its GPUs")
+
+
+async def test_pods_that_the_caller_may_not_read_have_no_names(
+    world: HoldersWorld, aiohttp_client: MakeClient
+) -> None:
+    cards = {"n": [card("other/secret")]}
+    world.add(cards)
+    world.hold("secret", "n", 1, "other")
+    world.live(cards, 2 * HOUR)
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+
+    answer = await get(client, "/v1/holders")
+    (holder,) = answer["holders"]
+
+    assert "secret" not in str(answer)
+    assert (holder["pod"], holder["owner"]) == ("another pod", None)
+    assert (await get(client, "/v1/holders", namespace="other"))["holders"] == []
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1e9", "99999999"])
+async def test_a_bad_time_is_refused_with_what_is_allowed(client: Client, value: str) -> None:
+    error = (await get(client, "/v1/holders", 400, idle_for=value))["error"]
+
+    assert error == f"idle_for={value!r} must be a whole number from 0 to 2592000"
+
+
+def test_devices_that_come_and_go_keep_what_is_known_of_the_others(world: HoldersWorld) -> None:
+    world.add({"n": [card("team/nb")]})
+    world.why.idleness.look()
+    world.add({"m": [BUSY]})
+    world.why.idleness.look()
+
+    assert world.why.idleness.last_used(0)[1] is True
+    assert world.why.idleness.last_used(1) == (world.now, False)
+    assert world.why.idleness.last_used(99) == (world.now, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (61, "1 min 1 s"), (7200, "2 h"), (86_400 * 3 + 5, "3 d")]
+)
+def test_time_spans_have_two_units_at_most(seconds: float, words: str) -> None:
+    assert span(seconds) == words

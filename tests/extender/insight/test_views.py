@@ -1,0 +1,297 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from extender.core.devices.readings import DeviceInfo, Readings, Signal
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.policy import Policy
+from extender.core.request.request import PodRef, parse_request
+from extender.insight.views import decision_view, freshness_word, gpus_of, node_views
+from extender.placement.history import DecisionRecord
+from extender.server.seen import write_json_in_full
+from tests.extender.insight.mig import mig_world
+from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, pod
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.add({"idle": [IDLE, IDLE], "busy": [BUSY, BUSY]})
+    world.add_pod("a", "busy", gpus=2)
+    return world
+
+
+def place(world: World, *nodes: str, verb: str = "filter") -> DecisionRecord:
+    parsed = parse_request(pod(), resources=world.resources, defaults=Policy())
+    assert parsed.request is not None
+    asker = PodRef(uid="uid-asker", namespace="team", name="asker")
+    record = world.placer.place(verb, asker, parsed.request, nodes)
+    world.placer.detail(record)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("freshness", "word"), [(1.0, "fresh"), (0.999, "stale"), (0.01, "stale"), (0.0, "missing")]
+)
+def test_freshness_has_three_words(freshness: float, word: str) -> None:
+    assert freshness_word(freshness) == word
+
+
+def test_nodes_come_in_the_order_that_was_asked(world: World) -> None:
+    snapshot = world.fleet.snapshot()
+
+    states = gpus_of(world.fleet, snapshot, ["idle", "busy"])
+
+    assert list(states) == ["idle", "busy"]
+    assert [gpu.uuid for gpu in states["busy"]] == ["GPU-busy-0", "GPU-busy-1"]
+    assert [len(gpus) for gpus in states.values()] == [2, 2]
+
+
+def test_what_is_only_expected_of_pods_is_not_said_to_be_measured() -> None:
+    made = World()
+    labels = {
+        "nvidia.com/gpu.replicas": "4",
+        "nvidia.com/gpu.sharing-strategy": "time-slicing",
+    }
+    made.add({"card": [Gpu(used_gib=5.0)]})
+    offered = {GPU: 4}
+    node = made.fleet.nodes["card"]
+    made.fleet.apply_node(replace(node, allocatable=offered, capacity=offered, labels=labels))
+
+    def why() -> tuple[str, str]:
+        (gpu,) = gpus_of(made.fleet, made.fleet.snapshot(), ["card"])["card"]
+        return gpu.state, gpu.why
+
+    made.add_pod("a", "card", started=made.now)
+    assert why() == (
+        "idle",
+        "utilization 10% (0% measured, the rest expected of new pods) is below 30%, "
+        "memory 6% is below 50%",
+    )
+    made.add_pod("b", "card", started=made.now)
+    assert why() == (
+        "busy",
+        "memory that its pods asked for or are expected to use is not below 50%, 6% is measured",
+    )
+    made.add_pod("c", "card", started=made.now)
+    assert why() == (
+        "busy",
+        "utilization 30% (0% measured, the rest expected of new pods) is not below 30%",
+    )
+
+
+def test_nodes_of_different_sizes_show_each_its_own_gpus(world: World) -> None:
+    world.add({"small": [IDLE], "large": [Gpu(used_gib=float(at) / 10) for at in range(8)]})
+
+    states = gpus_of(world.fleet, world.fleet.snapshot(), ["large", "small", "idle"])
+
+    assert [len(gpus) for gpus in states.values()] == [8, 1, 2]
+    assert [gpu.index for gpu in states["large"]] == list(range(8))
+    used = [gpu.memory_used_ratio for gpu in states["large"]]
+    assert used == pytest.approx([at / 800 for at in range(8)])
+
+
+def test_mig_instances_of_several_profiles_stand_card_by_card(world: World) -> None:
+    offered = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-3g.20gb": 2}
+    world.fleet.apply_node(NodeRecord(name="m", allocatable=offered, capacity=offered))
+    instances = [(card, *one) for card in (0, 1) for one in (("10", "1g.5gb"), ("2", "3g.20gb"))]
+    world.fleet.apply_readings(
+        Readings(
+            source="prometheus",
+            at=world.now,
+            devices=tuple(
+                DeviceInfo(
+                    node="m",
+                    uuid=f"GPU-{card}",
+                    gpu_instance_id=instance,
+                    index=card,
+                    model="A100",
+                    mig_profile=profile,
+                )
+                for card, instance, profile in instances
+            ),
+            columns={Signal.GRAPHICS_ACTIVE: np.zeros(4)},
+            measured_at=np.full(4, world.now),
+            tenants={},
+        )
+    )
+
+    (gpus,) = gpus_of(world.fleet, world.fleet.snapshot(), ["m"]).values()
+
+    reported = [(gpu.index, gpu.gpu_instance_id) for gpu in gpus]
+    assert reported == [(0, "2"), (0, "10"), (1, "2"), (1, "10")]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "state", "health"),
+    [
+        (IDLE, "idle", ""),
+        (
+            Gpu(xid=31.0, signs={Signal.ROW_REMAP_FAILURE: 1.0}),
+            "unhealthy",
+            "cannot work: row remapping failed (RMA)",
+        ),
+        (
+            Gpu(signs={Signal.FABRIC_MANAGER_STATUS: 4.0}),
+            "unhealthy",
+            "cannot work: fabric manager failed",
+        ),
+        (
+            Gpu(signs={Signal.RECOVERY_ACTION: 1.0}),
+            "unhealthy",
+            "cannot work: recovery action: reset",
+        ),
+        (
+            Gpu(xid=94.0),
+            "idle",
+            "counts less: XID 94: contained memory error",
+        ),
+        (
+            Gpu(signs={Signal.ROWS_REMAPPED_LATELY: 12.0}),
+            "idle",
+            "counts less: memory rows remapped within a day: 12",
+        ),
+        (
+            Gpu(xid=74.0),
+            "idle",
+            "cannot work for pods with several GPUs: XID 74: NVLink error",
+        ),
+    ],
+)
+def test_a_gpu_says_what_speaks_against_its_health(
+    world: World, gpu: Gpu, state: str, health: str
+) -> None:
+    world.add({"node": [gpu]})
+
+    ((seen,),) = gpus_of(world.fleet, world.fleet.snapshot(), ["node"]).values()
+
+    assert (seen.state, seen.health) == (state, health)
+    assert seen.why == health if state == "unhealthy" else seen.why.startswith("utilization")
+
+
+def test_a_gpu_that_is_missing_says_so(world: World) -> None:
+    world.add({"node": [IDLE, IDLE]})
+    world.add_node("node", gpus=3)
+
+    ((_, _, lost),) = gpus_of(world.fleet, world.fleet.snapshot(), ["node"]).values()
+
+    assert (lost.state, lost.health) == ("unknown", "counts less: missing among its siblings")
+
+
+def test_gpus_of_which_the_kubelet_withdrew_one_say_so(world: World) -> None:
+    world.add({"node": [IDLE, IDLE]})
+    world.add_node("node", allocatable={GPU: 1}, capacity={GPU: 2})
+
+    (seen,) = gpus_of(world.fleet, world.fleet.snapshot(), ["node"]).values()
+
+    why = "counts less: the kubelet offers fewer GPUs than its node has"
+    assert [gpu.health for gpu in seen] == [why, why]
+
+
+def test_a_decision_says_what_speaks_against_a_gpu(world: World) -> None:
+    world.add({"dead": [IDLE, Gpu(xid=79.0)], "idle": [IDLE, Gpu(xid=94.0)]})
+
+    view = json.loads(write_json_in_full(decision_view(place(world, "dead", "idle"), brief=False)))
+
+    assert view["nodes"]["dead"]["rejection"] == "node(s) had too few working GPUs"
+    assert [device["health"] for device in view["explained"][0]["devices"]] == [
+        "",
+        "counts less: XID 94: contained memory error",
+    ]
+
+
+def test_an_assumed_pod_shows_on_its_node(world: World) -> None:
+    place(world, "idle", "busy")
+
+    (node,) = node_views(world.fleet, world.fleet.snapshot(), ["idle"], gpus=False)
+
+    assert json.loads(write_json_in_full(node))["resources"][GPU] == {
+        "capacity": 2,
+        "allocatable": 2,
+        "held": 0,
+        "assumed": 1,
+    }
+
+
+def test_a_card_in_mig_instances_is_one_gpu_of_a_node() -> None:
+    mig = mig_world()
+    (node,) = node_views(mig.fleet, mig.fleet.snapshot(), ["node-m"], gpus=False)
+
+    assert (node["gpus_total"], node["gpus_idle"]) == (1, 0)
+    assert (node["mig_instances_total"], node["mig_instances_idle"]) == (4, 2)
+
+
+def test_a_node_without_gpus_has_none(world: World) -> None:
+    world.add_node("plain", allocatable={}, capacity={})
+
+    (node,) = node_views(world.fleet, world.fleet.snapshot(), ["plain"], gpus=True)
+
+    assert node["gpus_total"] == node["gpus_idle"] == 0
+
+
+def test_the_driver_is_reported_by_telemetry_else_by_labels(world: World) -> None:
+    label = {"nvidia.com/cuda.driver-version.full": "570.1.2"}
+    world.add_node("labelled", gpus=1, labels=label)
+    world.add_node("idle", gpus=2, labels=label)
+
+    views = node_views(world.fleet, world.fleet.snapshot(), ["labelled", "idle"], gpus=False)
+
+    assert [view["driver_version"] for view in views] == ["570.1.2", "580.95.05"]
+
+
+def test_a_decision_shows_what_was_asked_and_each_verdict(world: World) -> None:
+    record = place(world, "busy", "idle")
+
+    view = json.loads(write_json_in_full(decision_view(record, brief=False)))
+
+    assert (view["pod"], view["uid"], view["verb"]) == ("team/asker", "uid-asker", "filter")
+    assert (view["candidates"], view["feasible"]) == (2, 2)
+    assert (view["node"], view["runner_up"]) == ("idle", "busy")
+    assert view["request"]["max_utilization_ratio"] == 0.3
+    assert view["at"] == "2027-01-15T08:00:30.000+00:00"
+    assert list(view["nodes"]) == ["busy", "idle"]
+    assert [entry["node"] for entry in view["explained"]] == ["idle", "busy"]
+    assert view["bound_node"] is view["is_followed"] is None
+
+
+def test_a_decision_names_its_devices_for_good(world: World) -> None:
+    record = place(world, "idle")
+    world.fleet.remove_node("idle")
+    world.now += 10
+    world.add({"other": [BUSY, BUSY]})
+
+    view = json.loads(write_json_in_full(decision_view(record, brief=False)))
+
+    devices = view["explained"][0]["devices"]
+    assert [(device["index"], device["uuid"]) for device in devices] == [
+        (0, "GPU-idle-0"),
+        (1, "GPU-idle-1"),
+    ]
+    assert {device["source"] for device in devices} == {"prometheus"}
+    assert {device["age_seconds"] for device in devices} == {0.0}
+    assert {device["freshness"] for device in devices} == {"fresh"}
+
+
+def test_a_binding_is_shown_with_whether_it_followed_us(world: World) -> None:
+    record = place(world, "busy", "idle")
+
+    world.history.note_bound("uid-asker", "idle")
+    view = decision_view(record, brief=True)
+
+    assert (view["bound_node"], view["is_followed"]) == ("idle", True)
+    assert "nodes" not in view
+
+
+def test_no_value_of_telemetry_breaks_a_view(world: World) -> None:
+    odd = Gpu(busy=float("inf"), used_gib=1e300, xid=float("inf"))
+    world.add(
+        {"odd": [odd, Gpu(busy=-1.0, used_gib=-1.0, xid=-3.0), Gpu(busy=None, used_gib=None)]}
+    )
+
+    (node,) = node_views(world.fleet, world.fleet.snapshot(), ["odd"], gpus=True)
+
+    text = write_json_in_full(node).decode()
+    assert "NaN" not in text
+    assert "Infinity" not in text

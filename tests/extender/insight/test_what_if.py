@@ -1,0 +1,115 @@
+"""What a pod says of its nodes, however much it says."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.nodes.inventory import NodeRecord, Taint
+from extender.core.nodes.matching import may_go, selects
+from extender.insight.what_if import MOST_REQUIREMENTS, read_asked
+
+MANY = 1000
+NODE = NodeRecord(name="n", labels={"zone": "a"})
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def affinity(*keys: str) -> dict[str, object]:
+    expressions = [{"key": key, "operator": "Exists"} for key in keys]
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": expressions}]}}}
+
+
+def of_terms(terms: list[dict[str, object]]) -> dict[str, object]:
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+
+
+def test_of_very_many_requirements_none_is_judged() -> None:
+    selector = {f"label-{at}": "x" for at in range(MANY)}
+    exists = affinity(*selector)
+
+    by_selector = read_asked({"spec": {"nodeSelector": selector}})
+    by_affinity = read_asked({"spec": {"affinity": exists}})
+    just = read_asked({"spec": {"affinity": affinity(*list(selector)[:MOST_REQUIREMENTS])}})
+
+    assert by_selector.not_checked == ("nodeSelector", "quotas")
+    assert by_affinity.not_checked == ("affinity", "quotas")
+    assert selects(by_selector.selection, NODE)
+    assert selects(by_affinity.selection, NODE)
+    assert just.not_checked == ("quotas",)
+    assert not selects(just.selection, NODE)
+
+
+def test_tolerations_are_judged_however_many_they_are() -> None:
+    tolerations = [{"key": f"other-{at}"} for at in range(MANY)]
+
+    assert len(read_asked({"spec": {"tolerations": tolerations}}).selection.tolerations) == MANY
+
+
+REQUIREMENT = {"key": "zone", "operator": "In", "values": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "unjudged"),
+    [
+        pytest.param({"nodeSelector": {str(at): "x" for at in range(1001)}}, "nodeSelector"),
+        pytest.param({"tolerations": [{}] * 1001}, "tolerations"),
+        pytest.param({"affinity": of_terms([{}] * 1001)}, "affinity", id="terms"),
+        pytest.param(
+            {"affinity": of_terms([{"matchFields": [REQUIREMENT] * 500}])}, "affinity", id="fields"
+        ),
+        pytest.param(
+            {
+                "affinity": of_terms(
+                    [{"matchExpressions": [{**REQUIREMENT, "values": ["b"] * 999}]}]
+                )
+            },
+            "affinity",
+            id="values",
+        ),
+    ],
+)
+def test_what_says_more_of_its_nodes_than_is_read_is_not_judged(
+    spec: dict[str, object], unjudged: str
+) -> None:
+    asked = read_asked({"spec": spec})
+
+    assert asked.not_checked == (unjudged, "quotas")
+    assert may_go(asked.selection, replace(NODE, taints=(Taint(key="any"),)))
+
+
+def test_a_term_of_just_as_many_values_as_are_read_is_judged() -> None:
+    values = ["b"] * 998
+    asked = read_asked(
+        {
+            "spec": {
+                "affinity": of_terms([{"matchExpressions": [{**REQUIREMENT, "values": values}]}])
+            }
+        }
+    )
+
+    assert asked.not_checked == ("quotas",)
+    assert not selects(asked.selection, NODE)
+
+
+def test_labels_that_are_not_kept_are_not_judged() -> None:
+    feature = "feature.node.kubernetes.io/system-os_release.ID"
+
+    assert read_asked({"spec": {"nodeSelector": {feature: "a", "zone": "a"}}}).not_checked == (
+        f"nodeSelector {feature}",
+        "quotas",
+    )
+    assert read_asked({"spec": {"affinity": affinity(feature)}}).not_checked == (
+        "affinity",
+        "quotas",
+    )
+
+
+def test_required_node_affinity_is_judged_and_the_rest_of_affinity_is_not() -> None:
+    known = affinity("zone")
+    others: list[dict[str, object]] = [
+        {**known, "podAntiAffinity": {}},
+        {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    ]
+
+    assert read_asked({"spec": {"affinity": known}}).not_checked == ("quotas",)
+    for other in others:
+        assert read_asked({"spec": {"affinity": other}}).not_checked == ("affinity", "quotas")

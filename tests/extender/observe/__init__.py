@@ -1,1 +1,0 @@
-"""Tests of what people and programs see of the extender."""

@@ -1,0 +1,279 @@
+"""The likely causes why pods were bound unasked, as a table; and what a bound pod got from us."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from extender.placement.bypass_causes import (
+    SILENCE_SECONDS,
+    Answers,
+    BoundPods,
+    CauseKind,
+    Evidence,
+    Verdict,
+    judge,
+    likely_causes,
+    merge,
+)
+
+GPU, MIG, SHARED = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
+DEFAULT, BATCH = "default-scheduler", "batch"
+
+
+def pods(
+    verdict: Verdict,
+    count: int = 1,
+    *resources: str,
+    scheduler: str = DEFAULT,
+    early: bool = False,
+    at: tuple[float, float] = (0.0, 100.0),
+) -> BoundPods:
+    return BoundPods(
+        scheduler=scheduler,
+        resources=resources or (GPU,),
+        verdict=verdict,
+        is_early=early,
+        count=count,
+        example="team/a",
+        first_at=at[0],
+        last_at=at[1],
+    )
+
+
+ASKED = pods(Verdict.ASKED, 10)
+MISSED = pods(Verdict.NOT_ASKED, 3)
+LOST = pods(Verdict.ANSWER_LOST, 2)
+UNSCORED = pods(Verdict.NOT_SCORED, 4)
+
+
+def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Evidence:
+    values: dict[str, Any] = {"has_peers": True, "silence_seconds": silence, **rest}
+    return Evidence(pods=groups, **values)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        pytest.param(evidence(ASKED), [], id="nothing-is-wrong"),
+        pytest.param(evidence(), [], id="nothing-is-known"),
+        pytest.param(
+            evidence(MISSED, silence=None),
+            [(CauseKind.NO_EXTENDER, "extenders", 3)],
+            id="nobody-ever-asked",
+        ),
+        pytest.param(
+            evidence(MISSED, silence=SILENCE_SECONDS + 1),
+            [(CauseKind.NO_EXTENDER, "extenders", 3)],
+            id="nobody-asks-any-more",
+        ),
+        pytest.param(
+            evidence(MISSED, silence=None, wrong_paths=("/idlegpu/filter",)),
+            [(CauseKind.WRONG_PATH, "urlPrefix", 3), (CauseKind.NO_EXTENDER, "extenders", 3)],
+            id="questions-come-to-another-path",
+        ),
+        pytest.param(
+            evidence(replace(MISSED, is_early=True), silence=None),
+            [
+                (CauseKind.NO_EXTENDER, "extenders", 3),
+                (CauseKind.STARTED_LATE, "ignorable", 3),
+            ],
+            id="nobody-asked-since-we-started",
+        ),
+        pytest.param(
+            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG)),
+            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            id="one-resource-is-never-asked-about",
+        ),
+        pytest.param(
+            evidence(pods(Verdict.NOT_ASKED, 5, MIG)),
+            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            id="questions-come-about-pods-that-are-not-bound",
+        ),
+        pytest.param(
+            evidence(pods(Verdict.ASKED, 1, GPU, MIG), pods(Verdict.NOT_ASKED, 5, SHARED, "x/y")),
+            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            id="several-resources-are-never-asked-about",
+        ),
+        pytest.param(
+            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, scheduler=BATCH)),
+            [(CauseKind.OTHER_SCHEDULER, "schedulerName", 5)],
+            id="one-scheduler-never-asks",
+        ),
+        pytest.param(
+            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG, scheduler=BATCH)),
+            [
+                (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
+                (CauseKind.OTHER_SCHEDULER, "schedulerName", 5),
+            ],
+            id="one-scheduler-with-a-resource-of-its-own-never-asks",
+        ),
+        pytest.param(
+            evidence(ASKED, LOST, lost_answers=2, slowest_seconds=3.5),
+            [(CauseKind.HTTP_TIMEOUT, "httpTimeout", 2)],
+            id="answers-come-too-late",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED, slow_answers=1, slowest_seconds=1.5),
+            [
+                (CauseKind.HTTP_TIMEOUT, "httpTimeout", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="some-are-missed-while-answers-are-slow",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED),
+            [(CauseKind.UNREACHABLE, "ignorable", 3)],
+            id="some-of-equal-pods-are-missed",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED, has_peers=False),
+            [
+                (CauseKind.OTHER_REPLICA, "peers.service", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="another-replica-may-have-been-asked",
+        ),
+        pytest.param(
+            evidence(ASKED, replace(MISSED, is_early=True)),
+            [(CauseKind.STARTED_LATE, "ignorable", 3)],
+            id="we-were-late",
+        ),
+        pytest.param(
+            evidence(
+                pods(Verdict.ASKED, 10, at=(0.0, 50.0)), pods(Verdict.NOT_ASKED, 3, at=(60, 90))
+            ),
+            [
+                (CauseKind.NO_EXTENDER, "extenders", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="from-one-pod-on-nobody-asks",
+        ),
+        pytest.param(
+            evidence(replace(MISSED, were_refused=True)),
+            [
+                (CauseKind.NO_EXTENDER, "extenders", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="nobody-asks-again-about-pods-that-were-refused",
+        ),
+        pytest.param(
+            evidence(ASKED, UNSCORED),
+            [(CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4)],
+            id="scores-are-never-asked-for",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED, unreadable=2),
+            [
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+                (CauseKind.UNREADABLE, "nodeCacheCapable", 2),
+            ],
+            id="questions-cannot-be-read",
+        ),
+        pytest.param(
+            evidence(ASKED, LOST, pods(Verdict.NOT_ASKED, 5, MIG), UNSCORED),
+            [
+                (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
+                (CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4),
+                (CauseKind.HTTP_TIMEOUT, "httpTimeout", 2),
+            ],
+            id="what-explains-most-comes-first",
+        ),
+    ],
+)
+def test_causes(known: Evidence, expected: list[tuple[CauseKind, str, int]]) -> None:
+    causes = likely_causes(known)
+
+    assert [(cause.kind, cause.field, cause.pods) for cause in causes] == expected
+
+
+def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
+    known = evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG), pods(Verdict.NOT_ASKED, 1, SHARED))
+
+    (cause,) = likely_causes(known)
+
+    assert f"request {SHARED}, {MIG}: managedResources lacks" in cause.text
+
+
+def test_cause_names_the_scheduler_that_never_asks_and_no_other() -> None:
+    (cause,) = likely_causes(evidence(ASKED, pods(Verdict.NOT_ASKED, scheduler=BATCH)))
+
+    assert "schedulerName batch are" in cause.text
+    assert DEFAULT not in cause.text
+
+
+def test_cause_states_the_time_of_the_slowest_answer() -> None:
+    (cause,) = likely_causes(evidence(LOST, lost_answers=2, slowest_seconds=3.456))
+
+    assert "3.46 s" in cause.text
+    assert "2 questions" in cause.text
+
+
+def test_many_names_are_cut() -> None:
+    names = [f"nvidia.com/mig-{number}" for number in range(9)]
+
+    (cause,) = likely_causes(evidence(ASKED, pods(Verdict.NOT_ASKED, 1, *names)))
+
+    assert "nvidia.com/mig-4 and 4 more" in cause.text
+
+
+A = Answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict"),
+    [
+        pytest.param(A.NONE, Verdict.NOT_ASKED, id="never-asked"),
+        pytest.param(A.LEFT_SEVERAL | A.SCORED, Verdict.ASKED, id="both-verbs"),
+        pytest.param(A.SCORED, Verdict.ASKED, id="only-prioritize-is-asked"),
+        pytest.param(A.LEFT_ONE, Verdict.ASKED, id="one-node-needs-no-scores"),
+        pytest.param(A.LEFT_SEVERAL, Verdict.ASKED, id="another-extender-left-one"),
+        pytest.param(A.FILTER_LOST, Verdict.ANSWER_LOST, id="filter-lost"),
+        pytest.param(A.LEFT_SEVERAL | A.SCORES_LOST, Verdict.ANSWER_LOST, id="scores-lost"),
+        pytest.param(A.FILTER_LOST | A.SCORED, Verdict.ASKED, id="scores-made-up-for-it"),
+        pytest.param(A.REFUSED, Verdict.NOT_ASKED, id="refused-and-bound"),
+        pytest.param(A.REFUSED | A.FILTER_LOST, Verdict.ANSWER_LOST, id="lost-once-refused"),
+        pytest.param(A.REFUSED | A.LEFT_ONE, Verdict.ASKED, id="asked-again-once-refused"),
+        pytest.param(A.SCORES_LOST | A.SCORED, Verdict.ASKED, id="asked-again-once-lost"),
+    ],
+)
+def test_verdict(answers: Answers, verdict: Verdict) -> None:
+    assert judge(answers, is_scoring=True) is verdict
+
+
+def test_scores_that_are_never_asked_for_are_missed_only_where_there_is_a_choice() -> None:
+    assert judge(A.LEFT_SEVERAL, is_scoring=False) is Verdict.NOT_SCORED
+    assert judge(A.LEFT_ONE, is_scoring=False) is Verdict.ASKED
+
+
+def test_of_pods_alike_those_count_that_one_replica_judged_most_of() -> None:
+    early = replace(MISSED, is_early=True, count=1)
+    fewer = evidence(replace(MISSED, count=2), early, replace(LOST, last_at=200.0))
+
+    together = merge([evidence(), fewer, evidence(replace(MISSED, count=4), ASKED)])
+
+    assert together.pods == (replace(MISSED, count=4), ASKED, replace(LOST, last_at=200.0))
+    # As early and as late ones they are the same pods.
+    assert merge([fewer, evidence(MISSED)]).pods == fewer.pods
+
+
+def test_what_went_wrong_at_any_replica_is_known_together() -> None:
+    one = evidence(silence=None, lost_answers=2, slowest_seconds=0.5, wrong_paths=("/a",))
+    other = evidence(silence=7.0, lost_answers=1, slow_answers=3, slowest_seconds=1.5)
+
+    together = merge([one, replace(other, unreadable=4, wrong_paths=("/b", "/a"))])
+
+    assert together == evidence(
+        silence=7.0,
+        lost_answers=3,
+        slow_answers=3,
+        slowest_seconds=1.5,
+        unreadable=4,
+        wrong_paths=("/a", "/b"),
+    )
+
+
+def test_what_one_replica_knows_stays_as_it_is_without_others() -> None:
+    known = evidence(MISSED, replace(LOST, last_at=200.0), silence=None, slow_answers=1)
+
+    assert merge([known]) == known

@@ -1,0 +1,108 @@
+"""Log lines that are written beside the answers."""
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from typing_extensions import override
+
+from extender.runtime import log_writer
+from extender.runtime.log_writer import BackgroundHandler
+from extender.runtime.logs import JsonFormatter
+
+DEADLINE_SECONDS = 10.0
+
+
+class SlowStream(io.StringIO):
+    """A stream whose reader has stopped until somebody lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = threading.Event()
+        self.is_full = threading.Event()
+
+    @override
+    def write(self, text: str) -> int:
+        self.is_full.set()
+        assert self.reads.wait(DEADLINE_SECONDS)
+        return super().write(text)
+
+
+@pytest.fixture
+def stream() -> Iterator[SlowStream]:
+    """Yield a stream that is read on at the end, whatever happens."""
+    slow = SlowStream()
+    yield slow
+    slow.reads.set()
+
+
+def log_to(stream: io.StringIO) -> tuple[logging.Logger, BackgroundHandler]:
+    """Return a logger that writes to a stream only."""
+    handler = BackgroundHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.Logger("test")  # noqa: LOG001 - nobody else shall see it
+    logger.addHandler(handler)
+    return logger, handler
+
+
+def events(stream: io.StringIO) -> list[str]:
+    """Return the events that were written."""
+    return [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+
+
+def test_all_lines_are_written_in_order_by_the_end() -> None:
+    stream = io.StringIO()
+    logger, handler = log_to(stream)
+
+    for number in range(1000):
+        logger.warning("line %d", number)
+    handler.close()
+
+    assert events(stream) == [f"line {number}" for number in range(1000)]
+
+
+def test_logging_does_not_wait_for_the_reader(stream: SlowStream) -> None:
+    logger, handler = log_to(stream)
+
+    logger.warning("first")
+    assert stream.is_full.wait(DEADLINE_SECONDS)
+    logger.warning("second")  # returns although nobody reads
+    assert not stream.getvalue()
+
+    stream.reads.set()
+    handler.close()
+    assert events(stream) == ["first", "second"]
+
+
+def test_lines_that_are_not_read_are_dropped_and_counted(
+    stream: SlowStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "WAITING_LINES", 3)
+    logger, handler = log_to(stream)
+    logger.warning("held")
+    assert stream.is_full.wait(DEADLINE_SECONDS)
+
+    for number in range(5):
+        logger.warning("line %d", number)
+    stream.reads.set()
+    handler.close()
+
+    assert events(stream) == [
+        "held",
+        "line 0",
+        "line 1",
+        "line 2",
+        "log lines dropped: they came faster than they were read: 2",
+    ]
+
+
+def test_a_stream_that_is_gone_ends_nothing() -> None:
+    stream = io.StringIO()
+    logger, handler = log_to(stream)
+    stream.close()
+
+    logger.warning("nobody hears this")
+    handler.close()

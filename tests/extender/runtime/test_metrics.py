@@ -1,0 +1,61 @@
+"""What an extender exports that nobody has asked anything yet."""
+
+from typing import Final, NoReturn
+
+import pytest_asyncio
+from prometheus_client.metrics import MetricWrapperBase
+
+from extender.app import Extender
+from extender.kube.kube import KubeClient
+from extender.settings.config import Settings
+from extender.webhook.outcomes import FAULTY, VERBS, Outcome
+
+ELSEWHERE: Final = {
+    "admissions": "the webhook creates them, which is off unless asked for",
+    "settings_reloads": "the reloader creates them, which there is where there is a file",
+}
+
+
+@pytest_asyncio.fixture
+async def fresh() -> Extender:
+    return Extender(Settings(), KubeClient(_nobody))
+
+
+async def _nobody() -> NoReturn:
+    raise AssertionError("nothing is asked of the API server here")
+
+
+async def test_every_series_that_can_be_known_beforehand_starts_at_0(fresh: Extender) -> None:
+    labelled = {
+        name: metric
+        for name, metric in vars(fresh.metrics).items()
+        if isinstance(metric, MetricWrapperBase) and metric._labelnames
+    }
+
+    without = {
+        name for name, metric in labelled.items() if not next(iter(metric.collect())).samples
+    }
+    values = {
+        sample.value
+        for metric in labelled.values()
+        for family in metric.collect()
+        for sample in family.samples
+    }
+
+    assert len(labelled) > 8
+    assert without == set(ELSEWHERE)
+    assert values == {0.0}
+
+
+async def test_a_question_of_each_verb_may_end_in_each_way(fresh: Extender) -> None:
+    (family,) = fresh.metrics.requests.collect()
+
+    seen = {(sample.labels["verb"], sample.labels["outcome"]) for sample in family.samples}
+
+    assert seen == {(verb, outcome) for verb in VERBS for outcome in Outcome}
+
+
+async def test_faults_have_a_series_wherever_they_may_happen(fresh: Extender) -> None:
+    (family,) = fresh.metrics.faults.collect()
+
+    assert {sample.labels["verb"] for sample in family.samples} == set(FAULTY)

@@ -1,0 +1,81 @@
+"""A background task that fails is started again, and no other one notices."""
+
+import asyncio
+import logging
+from itertools import pairwise
+
+import pytest
+
+from extender.runtime.supervision import FAULTS, FIRST_SECONDS, MOST_SECONDS, keep
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_a_task_that_fails_is_started_again_ever_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    started: list[float] = []
+    before = FAULTS["failing"]
+
+    async def run() -> None:
+        started.append(loop.time())
+        if len(started) == 10:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(3600))
+            raise RuntimeError("hostile input")
+
+    with caplog.at_level(logging.ERROR):
+        await keep("failing", run)
+
+    waits = [round(later - sooner) for sooner, later in pairwise(started)]
+    assert waits == [FIRST_SECONDS, 2, 4, 8, 16, *[MOST_SECONDS] * 4]
+    assert FAULTS["failing"] - before == 9
+    assert len(caplog.records) == 1  # however often
+
+
+async def test_a_task_that_ran_for_long_is_started_again_soon() -> None:
+    loop = asyncio.get_running_loop()
+    started: list[float] = []
+
+    async def run() -> None:
+        started.append(loop.time())
+        if len(started) == 5:
+            return
+        await asyncio.sleep(100)
+        raise KeyError
+
+    await keep("long", run)
+
+    assert loop.time() == pytest.approx(4 * (100 + FIRST_SECONDS))
+
+
+async def test_what_someone_else_has_cancelled_ends_no_task() -> None:
+    waited_for: list[asyncio.Future[None]] = []
+
+    async def run() -> None:
+        if not waited_for:
+            waited_for.append(asyncio.get_running_loop().create_future())
+            waited_for[0].cancel()
+            await waited_for[0]
+
+    before = FAULTS["cancelled"]
+
+    await keep("cancelled", run)
+
+    assert FAULTS["cancelled"] - before == 1
+
+
+async def test_what_is_fatal_is_raised_and_cancelling_cancels() -> None:
+    async def fail() -> None:
+        raise OSError("in use")
+
+    with pytest.raises(OSError, match="in use"):
+        await keep("fatal", fail, fatal=(OSError,))
+
+    task = asyncio.create_task(keep("cancelled", lambda: asyncio.sleep(3600)))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,117 @@
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from extender.kube.kube import KubeClient, KubeError
+from extender.server.certificates.lease import LEASE_NAME, alone_with
+from tests.extender.fake_kube import eventually
+from tests.extender.lease_server import LeaseServer, serving, write_kubeconfig
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LeaseServer]:
+    async with serving(LEASE_NAME) as served:
+        yield served
+
+
+@pytest.fixture
+async def client(server: LeaseServer, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    connected = await KubeClient.connect(write_kubeconfig(tmp_path, server.url))
+    yield connected
+    await connected.close()
+
+
+def holder(server: LeaseServer) -> str:
+    assert server.lease is not None
+    return str(server.lease["spec"].get("holderIdentity", ""))
+
+
+async def test_where_the_lease_is_free_there_is_no_wait(
+    client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with asyncio.timeout(30), alone_with(client, "ns", wait_seconds=0.1):
+        assert server.asked[:2] == ["GET", "POST"]
+        assert holder(server) != ""
+
+    assert holder(server) == ""
+    assert capsys.readouterr().err == ""
+
+
+async def test_of_several_at_once_one_at_a_time_acts(
+    client: KubeClient, server: LeaseServer
+) -> None:
+    acting: list[int] = []
+    done: list[int] = []
+
+    async def act(number: int) -> None:
+        async with alone_with(client, "ns"):
+            acting.append(number)
+            asked = server.asked.count("GET")
+            if len(done) < 3:  # others ask meanwhile, again and again
+                await eventually(lambda: server.asked.count("GET") >= asked + 3)
+            assert acting == [number]
+            acting.remove(number)
+        done.append(number)
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(act(number))
+
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+async def test_the_holder_renews_the_lease_and_gives_it_back_after_a_fault_too(
+    client: KubeClient, server: LeaseServer
+) -> None:
+    async def act_and_fail() -> None:
+        async with alone_with(client, "ns"):
+            await eventually(lambda: server.asked.count("PATCH") > 0)
+            raise KubeError("gone")
+
+    with pytest.raises(KubeError, match="gone"):
+        await act_and_fail()
+
+    assert holder(server) == ""
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_without_the_right_it_is_said_once_and_done_all_the_same(
+    client: KubeClient,
+    server: LeaseServer,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+) -> None:
+    server.refused[method] = 403
+
+    async with asyncio.timeout(30), alone_with(client, "ns"):
+        asked = len(server.asked)
+    assert len(server.asked) == asked
+
+    (reported,) = capsys.readouterr().err.splitlines()
+    assert reported.startswith("warning: not alone with the Secrets: ")
+    assert "RBAC must allow this identity to " in reported
+    assert "leases.coordination.k8s.io" in reported
+
+
+async def test_a_holder_that_never_releases_it_does_not_prevent_renewing_what_ends(
+    client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.edit(holderIdentity="another", leaseDurationSeconds=1 << 30)
+
+    async with asyncio.timeout(30), alone_with(client, "ns", wait_seconds=1.0):
+        assert holder(server) == "another"
+
+    assert "another holds the Lease idlegpu-certs for more than 1 s" in capsys.readouterr().err
+    assert holder(server) == "another"
+
+
+async def test_an_api_server_that_cannot_be_asked_is_a_fault(
+    client: KubeClient, server: LeaseServer
+) -> None:
+    server.refused["GET"] = 503
+
+    with pytest.raises(KubeError):
+        async with alone_with(client, "ns"):
+            pytest.fail("nothing was taken")

@@ -1,0 +1,264 @@
+"""When a replica is ready: it knows enough, and no other one knows better."""
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.server.in_flight import InFlight
+from extender.server.readiness import TOLD_SECONDS, Readiness, SourceStatus, Standing
+from extender.settings.config import Settings
+from extender.settings.service import Ready
+
+SETTINGS = Settings(ready=Ready(wait_seconds=20, behind_seconds=30))
+
+
+class Replica:
+    """A replica whose sources and companions are as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.errors: dict[str, str] = {"apiserver/pods": "", "prometheus": ""}
+        self.awaited: list[str] = []
+        self.others: list[Collection[str]] = []
+        self.unset: list[str] = []
+        self.partial: set[str] = set()
+        self.made_ready: list[float] = []
+        self.in_flight = InFlight()
+        self.readiness = Readiness(
+            lambda: SETTINGS,
+            self.in_flight,
+            states=lambda: [
+                SourceStatus(
+                    name=name,
+                    last_success_at=None,
+                    failures=0,
+                    error=error,
+                    is_partial=name in self.partial,
+                )
+                for name, error in self.errors.items()
+            ],
+            awaited=lambda: self.awaited,
+            others=lambda: self.others,
+            unset=lambda: self.unset,
+            make_ready=lambda: self.made_ready.append(self.now),
+            monotonic=lambda: self.now,
+        )
+
+    def standing(self) -> Standing:
+        return self.readiness.standing
+
+    def fail(self, *names: str) -> None:
+        """Have sources fail for long enough to count."""
+        self.errors |= dict.fromkeys(names, "connection refused")
+        self.readiness.faults()  # somebody looks, as heartbeats do
+        self.now += 30.0
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
+
+
+@pytest.fixture
+def started(replica: Replica) -> Replica:
+    replica.readiness.lay_out()
+    assert replica.standing() is Standing.READY
+    return replica
+
+
+def test_it_is_starting_until_nodes_and_pods_are_allocated(replica: Replica) -> None:
+    replica.now += 1000
+
+    assert replica.standing() is Standing.STARTING
+    assert replica.readiness.faults() is None
+    assert replica.readiness.causes() == {}
+
+
+def test_by_default_it_waits_no_longer_than_a_start_within_15_s_has_left() -> None:
+    inventory_seconds = 4.0  # of 5,000 nodes and 10,000 GPU pods, as bench.start measures it
+
+    assert inventory_seconds + Ready().wait_seconds <= 15
+
+
+def test_it_waits_for_first_readings(replica: Replica) -> None:
+    replica.awaited = ["prometheus"]
+    replica.readiness.lay_out()
+    replica.now += 19.9
+
+    assert replica.standing() is Standing.STARTING
+    assert replica.readiness.causes() == {"start": "no first readings or peers yet: prometheus"}
+    assert replica.readiness.faults() is None
+
+    replica.awaited = []
+
+    assert replica.standing() is Standing.READY
+
+
+def test_slow_work_runs_once_before_the_first_request(replica: Replica) -> None:
+    replica.awaited = ["prometheus"]
+    replica.readiness.lay_out()
+    assert replica.standing() is Standing.STARTING
+    assert not replica.made_ready
+
+    replica.awaited = []
+    assert replica.standing() is Standing.READY
+    replica.now += 1.0
+    assert replica.standing() is Standing.READY
+
+    assert replica.made_ready == [replica.now - 1.0]
+
+
+def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:
+    replica.awaited = ["prometheus"]
+    replica.readiness.lay_out()
+    replica.now += 20.0
+
+    assert replica.standing() is Standing.READY
+    assert replica.readiness.causes() == {}
+
+
+def test_who_has_started_does_not_start_again(started: Replica) -> None:
+    started.awaited = ["prometheus"]
+
+    assert started.standing() is Standing.READY
+
+
+def test_who_has_a_fault_steps_back_for_another_without_it(started: Replica) -> None:
+    started.others = [()]
+    started.fail("apiserver/pods")
+
+    assert started.standing() is Standing.BEHIND
+    assert not started.readiness.is_ready
+    assert "apiserver/pods" in started.readiness.causes()["replica"]
+
+    started.errors["apiserver/pods"] = ""
+
+    assert started.standing() is Standing.READY
+
+
+def test_a_fault_counts_once_it_has_lasted(started: Replica) -> None:
+    started.others = [()]
+    started.errors["prometheus"] = "timed out"
+    assert started.standing() is Standing.READY
+    started.now += 29.9
+    assert started.standing() is Standing.READY
+    started.errors["prometheus"] = ""  # a success between
+    assert started.standing() is Standing.READY
+    started.errors["prometheus"] = "timed out"
+    started.now += 29.9
+
+    assert started.standing() is Standing.READY
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([], id="there is no other, or it is silent"),
+        pytest.param([("prometheus",)], id="the other has the same fault"),
+        pytest.param([("prometheus", "agents")], id="the other has more"),
+        pytest.param([("apiserver/pods",)], id="the other has another fault"),
+    ],
+)
+def test_who_has_a_fault_stays_ready_where_no_other_is_better(
+    started: Replica, others: list[Collection[str]]
+) -> None:
+    started.others = others
+    started.fail("prometheus")
+
+    assert started.standing() is Standing.READY
+
+
+def test_a_replica_that_was_probed_ready_reports_the_sources_it_reaches(started: Replica) -> None:
+    started.fail("prometheus")
+    assert started.readiness.faults() is None
+
+    assert started.readiness.tell() is Standing.READY
+
+    assert started.readiness.faults() == ("prometheus",)
+
+
+def test_a_replica_that_was_probed_behind_reports_no_sources(started: Replica) -> None:
+    assert started.readiness.tell() is Standing.READY
+    started.others = [()]
+    started.fail("prometheus")
+
+    assert started.readiness.tell() is Standing.BEHIND
+
+    assert started.readiness.faults() is None
+
+
+def test_whose_kubelet_is_gone_is_no_help_to_others(started: Replica) -> None:
+    assert started.readiness.tell() is Standing.READY
+    started.now += TOLD_SECONDS - 0.1
+    assert started.readiness.faults() == ()
+
+    started.now += 0.1
+
+    assert started.readiness.faults() is None
+    assert started.standing() is Standing.READY
+
+
+def test_who_ends_is_not_ready_and_no_help_to_others(started: Replica) -> None:
+    assert started.readiness.tell() is Standing.READY
+    started.in_flight.is_draining = True
+
+    assert started.standing() is Standing.ENDING
+    assert started.readiness.faults() is None
+
+
+def tell_each_other(replicas: list[Replica]) -> None:
+    for replica in replicas:
+        told = [other.readiness.faults() for other in replicas if other is not replica]
+        replica.others = [one for one in told if one is not None]
+
+
+@given(
+    st.lists(st.sets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5),
+    st.lists(st.integers(min_value=0, max_value=4), max_size=10),
+)
+def test_some_replica_is_always_ready_and_finally_those_that_reach_most(
+    faults: list[set[str]], probes: list[int]
+) -> None:
+    replicas = [Replica() for _ in faults]
+    for replica, failing in zip(replicas, faults, strict=True):
+        replica.readiness.lay_out()
+        replica.fail(*failing)
+    for number in probes:
+        tell_each_other(replicas)
+        replicas[number % len(replicas)].readiness.tell()
+
+    tell_each_other(replicas)
+    assert any(replica.readiness.is_ready for replica in replicas)
+
+    for _ in range(2):
+        for replica in replicas:
+            replica.readiness.tell()
+        tell_each_other(replicas)
+    least = [one for one in faults if not any(other < one for other in faults)]
+    assert sum(replica.readiness.is_ready for replica in replicas) == len(least)
+
+
+def test_one_that_follows_more_than_another_is_not_behind_it(started: Replica) -> None:
+    started.others = [{"agents"}]  # not set there: an older one, that is about to go
+    started.fail("agents")
+
+    assert started.standing() is Standing.READY
+
+
+def test_one_that_follows_less_than_another_is_not_behind_it(started: Replica) -> None:
+    started.unset = ["agents"]
+    started.others = [()]
+
+    assert started.readiness.tell() is Standing.READY
+    assert started.readiness.faults() == ("agents",)
+
+
+def test_a_source_that_lacks_but_a_part_is_reached(started: Replica) -> None:
+    started.partial = {"prometheus"}
+    started.others = [()]
+    started.fail("prometheus")
+
+    assert started.readiness.tell() is Standing.READY
+    assert started.readiness.faults() == ()

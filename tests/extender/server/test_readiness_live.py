@@ -1,0 +1,219 @@
+"""Replicas that start, fall behind and catch up: real extenders, whose ways to others are shut."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from extender.app import Extender, start
+from extender.server import readiness as module
+from extender.server.readiness import Standing
+from extender.settings.agents import Agents
+from extender.settings.config import Prometheus, Settings
+from extender.settings.service import Cluster, Ready
+from simulation.cluster import SimulatedCluster, run_cluster
+from tests.controlplane.process import free_port
+from tests.extender.fake_kube import eventually
+from tests.extender.gates import Gate, gate
+from tests.extender.replicas import Replica, Replicas, described, equal_nodes
+
+DEADLINE_SECONDS = 20.0
+PATIENT = Ready(wait_seconds=300, behind_seconds=1)
+QUICK = Cluster(max_backoff_seconds=1)
+
+
+async def until_ready(extender: Extender) -> None:
+    await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
+
+
+async def until_laid_out(extender: Extender) -> None:
+    await eventually(lambda: extender.readiness.is_laid_out, deadline_seconds=DEADLINE_SECONDS)
+
+
+async def until_standing(extender: Extender, standing: Standing) -> None:
+    await eventually(
+        lambda: extender.readiness.standing is standing, deadline_seconds=DEADLINE_SECONDS
+    )
+
+
+@pytest_asyncio.fixture
+async def cluster() -> AsyncIterator[SimulatedCluster]:
+    async with run_cluster(equal_nodes(), interval_seconds=0.5) as running:
+        yield running
+
+
+async def test_it_is_ready_once_first_readings_have_come(cluster: SimulatedCluster) -> None:
+    async with gate(cluster.prometheus_url) as way:
+        settings = Settings(
+            listen="127.0.0.1:0",
+            kubeconfig=cluster.kubeconfig,
+            prometheus=Prometheus(url=way.url, interval_seconds=0.5),
+            ready=PATIENT,
+        )
+        async with start(settings) as extender:
+            await until_laid_out(extender)
+            prometheus = extender.following.prometheus
+            assert prometheus is not None
+            await eventually(
+                lambda: prometheus.status().failures > 1, deadline_seconds=DEADLINE_SECONDS
+            )
+            assert extender.readiness.standing is Standing.STARTING
+
+            way.open()
+
+            await until_ready(extender)
+            assert prometheus.status().last_success_at is not None
+            store = extender.fleet.store
+            seen = [store.info(row) for row in store.rows_on(store.nodes).tolist()]
+            assert seen
+            # A search for garbage while questions come passes over them.
+            assert not {id(one) for one in gc.get_objects()}.intersection(map(id, seen))
+
+
+async def test_it_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedCluster) -> None:
+    settings = Settings(
+        listen="127.0.0.1:0",
+        kubeconfig=cluster.kubeconfig,
+        agents=Agents(listen=f"127.0.0.1:{free_port()}"),
+        ready=PATIENT,
+    )
+    async with start(settings) as extender:
+        await until_laid_out(extender)
+
+        assert extender.readiness.causes() == {"start": "no first readings or peers yet: agents"}
+
+
+async def test_it_waits_to_hear_of_a_replica_that_answers_but_does_not_know_it_yet() -> None:
+    async with described(2) as replicas:
+        alone = replicas.peers(replicas.addresses[:1])  # as before its name's next look-up
+        async with replicas.start(0, alone), AsyncExitStack() as stack:
+            settings = Settings(
+                listen=replicas.addresses[1],
+                kubeconfig=replicas.cluster.kubeconfig,
+                peers=replicas.peers(replicas.addresses),
+                ready=PATIENT,
+            )
+            second = await stack.enter_async_context(start(settings))
+            await until_laid_out(second)
+            peers = second.peers
+            assert peers is not None
+            await eventually(
+                lambda: any(link.is_answering for link in peers._others()),
+                deadline_seconds=DEADLINE_SECONDS,
+            )
+
+            assert second.readiness.causes() == {"start": "no first readings or peers yet: peers"}
+
+
+async def test_it_waits_for_no_replica_that_does_not_answer() -> None:
+    async with described(2) as replicas, replicas.start(0, ready=PATIENT) as first:
+        assert first.extender.is_ready
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two replicas that know each other, each with a way of its own to the API server.
+
+    Attributes:
+        replicas: the two.
+        ways: to the API server.
+        kubelets: those that ask whether they are ready.
+    """
+
+    replicas: tuple[Replica, ...]
+    ways: tuple[Gate, ...]
+    kubelets: tuple[asyncio.Task[None], ...]
+
+    async def until(self, *standings: Standing) -> None:
+        """Wait until both stand so."""
+        await eventually(
+            lambda: tuple(one.extender.readiness.standing for one in self.replicas) == standings,
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+
+    async def health(self, number: int) -> tuple[int, str]:
+        """Return what the kubelet is told of a replica."""
+        replica = self.replicas[number]
+        async with replica.session.get(f"{replica.url}/readyz") as answer:
+            return answer.status, (await answer.json())["status"]
+
+
+@asynccontextmanager
+async def pair(replicas: Replicas) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        ways = [
+            await stack.enter_async_context(gate(replicas.cluster.apiserver_url)) for _ in range(2)
+        ]
+        started = []
+        for number, way in enumerate(ways):
+            way.open()
+            kubeconfig = replicas.cluster.kubeconfig.with_name(f"kubeconfig-{number}")
+            text = replicas.cluster.kubeconfig.read_text(encoding="utf-8")
+            kubeconfig.write_text(text.replace(replicas.cluster.apiserver_url, way.url))
+            changes: dict[str, Any] = {"kubeconfig": kubeconfig, "ready": PATIENT, "cluster": QUICK}
+            started.append(await stack.enter_async_context(replicas.start(number, **changes)))
+        for replica in started:
+            await replica.hear_all()
+        async with asyncio.TaskGroup() as group:
+            kubelets = [group.create_task(probe(replica)) for replica in started]
+            yield Pair(tuple(started), tuple(ways), tuple(kubelets))
+            for kubelet in kubelets:
+                kubelet.cancel()
+
+
+async def probe(replica: Replica) -> None:
+    """Ask as a kubelet does, until cancelled."""
+    while True:
+        async with replica.session.get(f"{replica.url}/readyz"):
+            pass
+        await asyncio.sleep(0.1)
+
+
+async def test_who_does_not_reach_the_api_server_steps_back_while_another_does() -> None:
+    ready, behind = Standing.READY, Standing.BEHIND
+    async with described(2) as replicas, pair(replicas) as both:
+        await both.until(ready, ready)
+
+        both.ways[1].shut()
+        await both.until(ready, behind)
+        assert await both.health(0) == (200, "degraded")  # no telemetry is configured
+        assert await both.health(1) == (503, "behind")
+
+        both.ways[0].shut()  # all have the same fault: nobody may be left without an answer
+        await both.until(ready, ready)
+        assert {await both.health(0), await both.health(1)} == {(200, "degraded")}
+
+        both.ways[1].open()
+        await both.until(behind, ready)
+
+        both.ways[0].open()
+        await both.until(ready, ready)
+
+
+async def test_a_replica_that_left_makes_no_other_unready() -> None:
+    async with described(2) as replicas, pair(replicas) as both:
+        both.ways[1].shut()
+        await both.until(Standing.READY, Standing.BEHIND)
+
+        both.replicas[0].extender.in_flight.is_draining = True  # as at its end
+
+        await both.until(Standing.ENDING, Standing.READY)
+        both.replicas[0].extender.in_flight.is_draining = False
+
+
+async def test_a_replica_without_a_kubelet_makes_no_other_unready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TOLD_SECONDS", 1.0)
+    async with described(2) as replicas, pair(replicas) as both:
+        both.ways[1].shut()
+        await both.until(Standing.READY, Standing.BEHIND)
+
+        both.kubelets[0].cancel()  # Kubernetes will take it out of its Service
+
+        await both.until(Standing.READY, Standing.READY)

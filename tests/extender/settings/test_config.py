@@ -1,0 +1,181 @@
+from pathlib import Path
+
+import pytest
+
+from extender.core.policy import HealthAction, LoadFilter, Policy, SharedPolicy, Strategy
+from extender.settings.config import ConfigError, Settings, all_settings, load_settings
+from tests.extender.settings_files import load
+
+ROOT = Path(__file__).parents[3]
+EVERYTHING = """
+listen: "[::]:9000"
+allow_plain: true
+kubeconfig: /etc/kube/config
+resources: [nvidia.com/gpu, example.com/gpu-*]
+thresholds: {utilization: 20, memory: 40%}
+strategy: Pack
+shared_policy: packed
+mps_share: 8Gi
+window_seconds: 600
+recent_seconds: 300
+freshness: {max_age_seconds: 60, fade_seconds: 30, forget_seconds: 600}
+foreign: {memory: 512Mi, utilization: 5, readings: 3}
+assumed: {utilization: 20, tentative_seconds: 10, warm_up_seconds: 60}
+early_failures: {within_seconds: 30, half_life_seconds: 300, weight: 0.25}
+health:
+  xid: {94: exclude, 79: penalty}
+  unknown_xid: ignore
+  temperature_warn_celsius: 70
+weights: {utilization: 0.4, memory: 0.4}
+load_filter: {enabled: true}
+prometheus: {url: "http://prometheus:9090"}
+"""
+
+
+def test_the_defaults_are_the_core_s_own() -> None:
+    assert Settings().policy() == Policy()
+    assert load_settings(None, {}) == Settings()
+
+
+def test_every_setting_of_the_decision_reaches_the_core(tmp_path: Path) -> None:
+    settings = load(tmp_path, EVERYTHING)
+    policy = settings.policy()
+
+    assert settings.listen_address == ("::", 9000)
+    assert settings.kubeconfig == Path("/etc/kube/config")
+    assert settings.resource_patterns.matches("example.com/gpu-large")
+    assert (policy.thresholds.utilization, policy.thresholds.memory) == (0.2, 0.4)
+    assert (policy.strategy, policy.shared_policy) == (Strategy.PACK, SharedPolicy.PACKED)
+    assert (policy.mps_share_bytes, policy.window_seconds) == (8 << 30, 600)
+    assert policy.freshness.forget_seconds == 600
+    assert (policy.foreign.memory_bytes, policy.foreign.utilization) == (512 << 20, 0.05)
+    assert (policy.assumed.utilization, policy.assumed.tentative_seconds) == (0.2, 10)
+    assert policy.early_failures.weight == 0.25
+    assert policy.health.xid == {94: HealthAction.EXCLUDE, 79: HealthAction.PENALTY}
+    assert policy.health.unknown_xid is HealthAction.IGNORE
+    assert policy.load_filter == LoadFilter(is_enabled=True)
+    assert (policy.weights.utilization, policy.weights.memory) == (0.4, 0.4)
+
+
+def test_no_part_of_the_policy_is_left_at_its_default_by_a_file_that_sets_all(
+    tmp_path: Path,
+) -> None:
+    policy, default = load(tmp_path, EVERYTHING).policy(), Policy()
+
+    same = [name for name in Policy.__slots__ if getattr(policy, name) == getattr(default, name)]
+
+    assert not same
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "path", "value"),
+    [
+        ("IDLEGPU_LISTEN", "127.0.0.2:80", "listen", "127.0.0.2:80"),
+        ("IDLEGPU_KUBECONFIG", "/k", "kubeconfig", Path("/k")),
+        ("IDLEGPU_PROMETHEUS_URL", "http://p:9090", "prometheus.url", "http://p:9090"),
+        ("IDLEGPU_PROMETHEUS__URL", "http://p:9090", "prometheus.url", "http://p:9090"),
+        ("IDLEGPU_THRESHOLDS__UTILIZATION", "25", "thresholds.utilization", 25.0),
+        ("IDLEGPU_THRESHOLDS_MEMORY", " 25% ", "thresholds.memory", 25.0),
+        ("IDLEGPU_EARLY_FAILURES_WEIGHT", "0.1", "early_failures.weight", 0.1),
+        ("IDLEGPU_LOAD_FILTER__ENABLED", "true", "load_filter.enabled", True),
+        ("IDLEGPU_RESOURCES", "a.b/c, d.e/f-*", "resources", ("a.b/c", "d.e/f-*")),
+        ("IDLEGPU_RESOURCES", "['a.b/c']", "resources", ("a.b/c",)),
+        ("IDLEGPU_HEALTH_XID", "{13: exclude}", "health.xid", {13: HealthAction.EXCLUDE}),
+        ("IDLEGPU_PROMETHEUS_HEADERS", '{"A": "b"}', "prometheus.headers", {"A": "b"}),
+        ("IDLEGPU_MPS_SHARE", "8Gi", "mps_share", 8 << 30),
+        ("IDLEGPU_LOG_LEVEL", "DEBUG", "log.level", "debug"),
+    ],
+)
+def test_a_variable_sets_a_setting(variable: str, text: str, path: str, value: object) -> None:
+    settings: object = load_settings(None, {variable: text})
+
+    for name in path.split("."):
+        settings = getattr(settings, name)
+
+    assert settings == value
+
+
+def test_every_setting_has_a_variable_of_its_own() -> None:
+    variables = [setting.variable for setting in all_settings().values()]
+
+    assert len(set(variables)) == len(variables)
+
+
+def test_the_environment_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        "thresholds: {utilization: 20, memory: 40}\nhealth: {xid: {79: ignore}}",
+        IDLEGPU_THRESHOLDS_UTILIZATION="10",
+        IDLEGPU_HEALTH_XID="{94: exclude}",
+    )
+
+    assert settings.thresholds.utilization == 10
+    assert settings.thresholds.memory == 40
+    assert settings.health.xid == {94: HealthAction.EXCLUDE}
+    assert settings.wire.max_score == 400
+
+
+def test_the_environment_mends_a_bad_value_of_the_file(tmp_path: Path) -> None:
+    text = "thresholds: {utilization: 130}"
+
+    assert load(tmp_path, text, IDLEGPU_THRESHOLDS_UTILIZATION="10").thresholds.utilization == 10
+
+
+def test_settings_made_directly_read_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDLEGPU_LISTEN", "127.0.0.1:1")
+    monkeypatch.setenv("LISTEN", "127.0.0.1:1")
+
+    assert Settings().listen == "127.0.0.1:8888"
+
+
+def test_a_variable_without_text_sets_nothing() -> None:
+    assert load_settings(None, {"IDLEGPU_LISTEN": "", "IDLEGPU_MPS_SHARE": " "}) == Settings()
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("IDLEGPU_PORT", "IDLEGPU_SERVICE_HOST", "IDLEGPU_SERVICE_PORT_HTTP"),
+        *("IDLEGPU_PORT_8888_TCP_ADDR", "IDLEGPU_EXTENDER_PORT_8888_TCP", "IDLEGPU_CACHE"),
+        *("IDLEGPU_LISTEN_SERVICE_HOST", "OTHER_LISTEN", "IDLEGPU_AGENT_PERIOD_SECONDS"),
+    ],
+)
+def test_variables_that_others_set_are_left_alone(variable: str) -> None:
+    assert load_settings(None, {variable: "tcp://10.0.0.1:80"}) == Settings()
+
+
+@pytest.mark.parametrize("text", ["", "---\n", "# nothing\n", "thresholds:\nlog:\n", "{}", "﻿"])
+def test_a_file_that_sets_nothing_gives_the_defaults(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, text) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("localhost:8888", ("localhost", 8888)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_a_listen_address_is_split(listen: str, address: tuple[str, int]) -> None:
+    assert Settings(listen=listen).listen_address == address
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["8888", ":8888", "host", "host:", "host:65536", "host:-1", "::1:80", "[host]:80", "a b:80"],
+)
+def test_what_is_no_listen_address_is_refused(listen: str) -> None:
+    with pytest.raises(ConfigError, match="must be host:port with a port from 0 to 65535"):
+        load_settings(None, {"IDLEGPU_LISTEN": listen})
+
+
+def test_only_the_command_line_reads_the_environment() -> None:
+    names = ("os.environ", "getenv")
+    readers = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "extender").rglob("*.py")
+        if any(name in path.read_text(encoding="utf-8") for name in names)
+    }
+
+    assert readers == {"extender/__main__.py"}

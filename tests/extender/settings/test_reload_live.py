@@ -1,0 +1,339 @@
+"""A running extender takes over what changes in its settings file, asked over HTTP meanwhile."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extender.runtime import logs
+from extender.runtime.log_choices import LogFormat, LogLevel
+from extender.settings.config import Settings
+from simulation.objects import JsonObject, pod_object
+from tests.extender.fake_kube import eventually
+from tests.extender.reloading_live import DEADLINE_SECONDS, Live, live
+
+IDLE, BUSY = "gpu-h100-01", "gpu-h100-02"
+
+
+def nodes(part: Live) -> list[str]:
+    return sorted(part.extender.fleet.nodes)
+
+
+async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
+    tmp_path: Path,
+) -> None:
+    async with live(tmp_path) as part:
+        fleet, prometheus = part.extender.fleet, part.values["prometheus"]
+        names, devices, pods = nodes(part), len(fleet.store), len(fleet.pods)
+        answers = 0
+
+        def are_answered(count: int) -> bool:
+            return answers >= count
+
+        async def ask(asker: int) -> None:
+            nonlocal answers
+            while True:
+                answers += 1
+                pod = pod_object(f"asker-{asker}-{answers}")
+                passed = await part.filter(pod, *names)
+                assert not passed["Error"]
+                assert set(passed["NodeNames"] or ()) <= set(names)
+                scores = await part.prioritize(pod, *names)
+                assert {score["Host"] for score in scores} == set(names)
+
+        async def watch() -> None:
+            while True:
+                assert (await part.get("/readyz"))["status"] in {"ready", "degraded"}
+                assert sorted(fleet.nodes) == names
+                assert len(fleet.store) >= devices
+                assert len(fleet.pods) >= pods
+                await asyncio.sleep(0.01)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(asker), name="asker") for asker in range(3)]
+            tasks.append(group.create_task(watch(), name="watcher"))
+            changes: list[dict[str, Any]] = [
+                {"thresholds": {"utilization": 60}, "strategy": "pack"},
+                {"shared_policy": "packed", "assumed": {"warm_up_seconds": 5}},
+                {"window_seconds": 600, "foreign": {"memory": "4Gi"}},
+                {"prometheus": {**prometheus, "interval_seconds": 1.0}},
+                {"cluster": {"page_size": 10, "exporter_words": ["exporter"]}},
+                {"resources": ["nvidia.com/gpu", "nvidia.com/*"]},
+                {"wake": {"enabled": False}, "events": {"enabled": False}},
+                {"wake": {"enabled": True, "check_seconds": 0.2}},
+                {"decisions": {"history": 10, "detailed_nodes": 2}, "max_body_bytes": "1Mi"},
+                {"wire": {"max_score": 100, "shortlist": 3}},
+            ]
+            for change in changes:
+                await part.change(**change)
+                enough = answers + 10
+                await eventually(partial(are_answered, enough), deadline_seconds=DEADLINE_SECONDS)
+            for task in tasks:
+                task.cancel()
+
+        assert part.statuses == {200}
+        assert answers > 100
+        assert await part.metric("faults_total", verb="filter") == 0
+        assert await part.metric("settings_reloads_total", outcome="applied") == len(changes)
+
+
+async def test_fault_midway_leaves_nothing_of_the_new_settings_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live(tmp_path) as part:
+        extender, before = part.extender, part.extender.settings
+        adopt, tried = extender.trying.adopt, list[Settings]()
+
+        async def fail_once(settings: Settings) -> None:
+            tried.append(settings)
+            if len(tried) == 1:
+                raise ValueError("no such thing")
+            await adopt(settings)
+
+        monkeypatch.setattr(extender.trying, "adopt", fail_once)
+        changes = {
+            "thresholds": {"utilization": 60},
+            "wire": {"shortlist": 1},
+            "wake": {"enabled": False},
+        }
+        part.mounted.write(yaml.safe_dump({**part.values, **changes}))
+        assert "stay in force" in await part.degraded("settings", is_so=True)
+
+        assert (len(tried), extender.settings) == (2, before)
+        assert extender.fleet.policy == before.policy()
+        assert extender.webhooks.shortlist == before.wire.shortlist
+        assert extender.waker is not None
+
+        part.mounted.write(yaml.safe_dump(part.values))
+        await part.degraded("settings", is_so=False)
+        assert part.statuses == {200}
+
+
+async def test_bad_file_degrades_and_stays_ready_and_a_good_one_mends_it(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        part.mounted.write("thresholds: {utilization: 300}")
+        told = await part.degraded("settings", is_so=True)
+
+        assert "thresholds.utilization" in told
+        assert (await part.get("/readyz"))["status"] == "degraded"
+        assert part.extender.settings.thresholds.utilization == 30
+        assert await part.metric("settings_file_bad") == 1
+
+        part.mounted.write(yaml.safe_dump(part.values))
+        await part.degraded("settings", is_so=False)
+        assert part.statuses == {200}
+
+
+# --- each setting takes effect --------------------------------------------------------------------
+
+
+async def test_decisions_follow_the_new_settings_at_once(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        before = await part.filter(pod_object("a"), IDLE, BUSY)
+        await part.change(load_filter={"enabled": True})
+        after = await part.filter(pod_object("a"), IDLE, BUSY)
+        await part.change(load_filter=None)
+        again = await part.filter(pod_object("a"), IDLE, BUSY)
+
+    assert sorted(before["NodeNames"]) == sorted(again["NodeNames"]) == [IDLE, BUSY]
+    assert after["NodeNames"] == [IDLE]
+
+
+async def test_wire_takes_over_highest_score_and_shortlist(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        await part.change(wire={"max_score": 1000, "shortlist": 1})
+        scores = await part.prioritize(pod_object("a"), IDLE, BUSY)
+        passed = await part.filter(pod_object("a"), IDLE, BUSY)
+
+    assert max(score["Score"] for score in scores) == 1000
+    assert passed["NodeNames"] == [IDLE]
+
+
+async def test_prometheus_gets_new_queries_and_its_readings_stay(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        fleet, good = part.extender.fleet, part.values["prometheus"]
+        before, devices = fleet.sources["prometheus"], len(fleet.store)
+        down = {"url": "http://127.0.0.1:1", "interval_seconds": 0.5}
+        await part.change(prometheus=down)
+        told = await part.degraded("prometheus", is_so=True)
+        assert "http://127.0.0.1:1" in told
+        assert len(fleet.store) == devices
+
+        await part.change(prometheus=None)
+        assert "set prometheus.url" in await part.degraded("telemetry", is_so=True)
+        await part.change(prometheus=good)
+        await part.degraded("prometheus", is_so=False)
+        await eventually(
+            lambda: fleet.sources["prometheus"].at > before.at, deadline_seconds=DEADLINE_SECONDS
+        )
+        restarts = await part.metric("source_worker_restarts_total", source="prometheus")
+
+    assert restarts == 0, "a worker that we ended was not lost"
+
+
+async def test_sources_that_nothing_changed_for_are_left_alone(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        following = part.extender.following
+        status = following.cluster.status
+
+        def watches() -> list[int]:
+            return [status[resource].watches for resource in ("nodes", "pods")]
+
+        prometheus, starts = following.prometheus, watches()
+        assert prometheus is not None
+        worker = prometheus._worker
+        await part.change(
+            thresholds={"utilization": 60}, window_seconds=600, wake={"enabled": False}
+        )
+        assert (following.prometheus, prometheus._worker) == (prometheus, worker)
+        assert worker.starts == 1
+        assert watches() == starts
+
+        await part.change(cluster={"resync_seconds": 100})
+        await eventually(lambda: watches() > starts, deadline_seconds=DEADLINE_SECONDS)
+        assert prometheus._worker is worker
+        assert [status[resource].lists for resource in ("nodes", "pods")] == [1, 1]
+
+
+async def test_resources_that_come_and_go_are_counted_and_forgotten(tmp_path: Path) -> None:
+    mig = "gpu-a100-mig-01"
+
+    async with live(tmp_path) as part:
+        fleet = part.extender.fleet
+        pods, names, offered = set(fleet.pods), nodes(part), dict(fleet.nodes[IDLE].allocatable)
+        await part.change(resources=["nvidia.com/mig-*"])
+        await eventually(
+            lambda: not fleet.nodes[IDLE].allocatable, deadline_seconds=DEADLINE_SECONDS
+        )
+        await eventually(
+            lambda: {pod.node for pod in fleet.pods.values()} == {mig},
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+        outcome = {"verb": "filter", "outcome": "no-gpu"}
+        await part.filter(pod_object("a"), IDLE, BUSY)
+        assert await part.metric("requests_total", **outcome) == 1
+        assert nodes(part) == names
+
+        await part.change(resources=None)
+        await eventually(
+            lambda: fleet.nodes[IDLE].allocatable == offered, deadline_seconds=DEADLINE_SECONDS
+        )
+        await eventually(lambda: set(fleet.pods) == pods, deadline_seconds=DEADLINE_SECONDS)
+        wanted = part.extender.settings.resource_patterns
+        await eventually(
+            lambda: part.extender.webhooks.resources == wanted, deadline_seconds=DEADLINE_SECONDS
+        )
+        assert part.extender.api.resources == wanted
+
+
+async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        waker = part.extender.waker
+        assert waker is not None
+        waker.counts.wakes = 7
+        await part.change(wake={"check_seconds": 0.1})
+        other = part.extender.waker
+        assert other is not None
+        assert (other is waker, other.counts.wakes, other.plan.settings.check_seconds) == (
+            False,
+            7,
+            0.1,
+        )
+
+        await part.change(wake={"enabled": False})
+        is_off = part.extender.waker is None
+        assert is_off
+        assert "waker" not in {task.get_name() for task in asyncio.all_tasks()}
+
+        await part.change(wake=None)
+        assert part.extender.waker is not None
+        assert "waker" in {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_largest_body_is_the_one_that_is_set_now(tmp_path: Path) -> None:
+    big = pod_object("big", annotations={"note": "x" * (2 << 20)})
+
+    async with live(tmp_path, max_body_bytes="1Mi") as part:
+        refused = await part.filter(big, IDLE)
+        await part.change(max_body_bytes="8Mi")
+        taken = await part.filter(big, IDLE)
+        await part.change(max_body_bytes="1Mi")
+        again = await part.filter(big, IDLE)
+
+    assert "max_body_bytes" in refused["Error"]
+    assert "max_body_bytes" in again["Error"]
+    assert taken["NodeNames"] == [IDLE]
+
+
+async def test_fewer_decisions_are_remembered_in_less_detail(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        for number in range(6):
+            await part.filter(pod_object(f"pod-{number}"), IDLE, BUSY)
+        await part.change(decisions={"history": 2, "detailed_nodes": 1})
+        assert len(part.extender.history) == 2
+
+        await part.filter(pod_object("last"), IDLE, BUSY)
+        assert len(part.extender.history) == 2
+        assert part.extender.placer.detailed == 1
+
+
+async def test_events_are_written_or_not_as_is_set_now(tmp_path: Path) -> None:
+    def typo(name: str) -> JsonObject:
+        return pod_object(name, annotations={"idlegpu.io/gpu-memory": "20Gb"})
+
+    async with live(tmp_path, events={"enabled": False}) as part:
+        control = part.cluster.control
+        await part.filter(control.create_pod(typo("silent")), IDLE)
+        await part.change(events={"enabled": True, "rate_per_second": 100})
+        await part.filter(control.create_pod(typo("told")), IDLE)
+        await eventually(lambda: control.events, deadline_seconds=DEADLINE_SECONDS)
+
+        assert part.extender.events.settings.per_second == 100
+        events: list[Any] = list(control.events)
+        assert [event["regarding"]["name"] for event in events] == ["told"]
+
+
+@pytest.fixture
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+async def test_log_is_written_as_is_set_now(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        logs.configure(LogLevel.INFO, LogFormat.JSON)
+        await part.change(log={"level": "error", "format": "text"})
+
+        root = logging.getLogger()
+        assert root.level == logging.ERROR
+        assert [type(handler.formatter) for handler in root.handlers] == [logs.TextFormatter]
+
+
+async def test_pods_bound_unasked_are_judged_as_is_set_now(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        await part.change(unasked={"schedulers": ["another"]})
+        control, unasked = part.cluster.control, part.extender.unasked
+        control.create_pod(pod_object("not-ours"))
+        await eventually(
+            lambda: any(pod.name == "not-ours" for pod in part.extender.fleet.pods.values()),
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+
+        assert not unasked._waiting
+
+
+async def test_time_to_the_end_is_the_one_that_is_set_now(tmp_path: Path) -> None:
+    async with live(tmp_path) as part:
+        await part.change(shutdown_seconds=1.5)
+
+        assert part.extender.settings.shutdown_seconds == 1.5

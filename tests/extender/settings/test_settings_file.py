@@ -1,0 +1,219 @@
+"""However the settings file changes, it is found, and taken over once it is whole."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extender.settings import reload as reload_module
+from extender.settings import settings_file
+from extender.settings.reload import Outcome
+from extender.settings.settings_file import Content, SettingsFile
+from tests.extender.config_map import NAME, ConfigMap
+from tests.extender.reloading import (
+    NOW,
+    Following,
+    following,
+    is_watched,
+    rewrite,
+    threshold,
+    until,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / NAME
+    file.write_text(threshold(30), encoding="utf-8")
+    return file
+
+
+# --- how files change -----------------------------------------------------------------------------
+
+
+def replace(path: Path, text: str) -> None:
+    """As editors do: write another file, and rename it."""
+    other = path.with_name(".settings.yaml.swp")
+    other.write_text(text, encoding="utf-8")
+    other.rename(path)
+
+
+def delete_and_put_back(path: Path, text: str) -> None:
+    path.unlink()
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", [rewrite, replace, delete_and_put_back])
+async def test_changed_file_is_taken_over_without_waiting_for_the_next_look(
+    path: Path, change: Callable[[Path, str], None]
+) -> None:
+    async with following(Following(path)) as part:
+        change(path, threshold(60))
+        await until(lambda: part.adopted)
+
+    assert (part.busy, part.counts) == (60, (1, 0, 0))
+
+
+async def test_config_map_is_taken_over_each_time_the_kubelet_swaps_its_symlink(
+    tmp_path: Path,
+) -> None:
+    mounted = ConfigMap(tmp_path / "etc", threshold(30))
+
+    async with following(Following(mounted.path)) as part:
+
+        def has_adopted(number: int) -> bool:
+            return len(part.adopted) == number
+
+        for number, percent in enumerate((60, 70, 80), start=1):
+            mounted.write(threshold(percent))
+            await until(partial(has_adopted, number))
+            assert part.busy == percent
+
+    assert part.counts == (3, 0, 0)
+
+
+async def test_config_map_with_a_bad_file_changes_nothing_and_the_next_one_counts(
+    tmp_path: Path,
+) -> None:
+    mounted = ConfigMap(tmp_path / "etc", threshold(30))
+
+    async with following(Following(mounted.path)) as part:
+        mounted.write("thresholds: [")
+        await until(lambda: part.count(Outcome.REJECTED))
+        assert not part.adopted
+        mounted.write(threshold(60))
+        await until(lambda: part.adopted)
+
+    assert (part.counts, part.reloader.problem) == ((1, 1, 0), "")
+
+
+async def test_same_content_with_a_new_time_is_no_change(path: Path) -> None:
+    async with following(Following(path, poll_seconds=0.2)) as part:
+        os.utime(path, (NOW, NOW))
+        rewrite(path, threshold(30))
+        await part.look_again()
+
+    assert part.counts == (0, 0, 0)
+
+
+async def test_other_content_with_the_same_time_is_a_change(tmp_path: Path) -> None:
+    mounted = ConfigMap(tmp_path / "etc", threshold(30))
+    os.utime(mounted.path, (NOW, NOW))
+
+    async with following(Following(mounted.path, poll_seconds=0.2)) as part:
+        mounted.write(threshold(60))
+        os.utime(mounted.path, (NOW, NOW))
+        await until(lambda: part.adopted)
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """Changes of the file, one of which comes before each time that it is read."""
+    left: list[Callable[[], object]] = []
+    read = SettingsFile.read
+
+    def read_changed(file: SettingsFile) -> Content:
+        if left:
+            left.pop(0)()
+        return read(file)
+
+    monkeypatch.setattr(SettingsFile, "read", read_changed)
+    monkeypatch.setattr(reload_module, "SETTLE_SECONDS", 0.0)
+    return left
+
+
+async def test_several_quick_changes_end_with_the_last_one(
+    path: Path, changes: list[Callable[[], object]]
+) -> None:
+    part = Following(path)
+    await part.reloader.look()
+    changes += [partial(replace, path, threshold(percent)) for percent in range(31, 61)]
+
+    await part.reloader.look()
+
+    assert (part.busy, part.counts) == (60, (1, 0, 0))
+
+
+async def test_file_that_is_still_being_written_is_not_taken_over(
+    path: Path, changes: list[Callable[[], object]]
+) -> None:
+    whole = threshold(60) + "strategy: pack\n"
+    part = Following(path)
+    await part.reloader.look()
+    changes += [partial(rewrite, path, whole[:end]) for end in range(len(whole) + 1)]
+
+    await part.reloader.look()
+
+    assert (part.counts, part.adopted[0].strategy) == ((1, 0, 0), "pack")
+
+
+async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    path = folder / NAME
+    rewrite(path, threshold(30))
+
+    async with following(Following(path, poll_seconds=0.3)) as part:
+        other = tmp_path / "other"
+        other.mkdir()
+        rewrite(other / NAME, threshold(60))
+        folder.rename(tmp_path / "old")
+        other.rename(folder)
+        await until(lambda: part.adopted)
+        await until(lambda: is_watched(folder))
+        rewrite(path, threshold(70))
+        await until(lambda: part.busy == 70)
+        shutil.rmtree(folder)
+        await until(lambda: part.count(Outcome.REJECTED))
+        folder.mkdir()
+        rewrite(path, threshold(80))
+        await until(lambda: part.busy == 80)
+
+
+# --- file systems that tell nothing ---------------------------------------------------------------
+
+
+async def test_a_change_without_a_notification_is_found_at_the_next_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object, rust_timeout: int, **__: object) -> AsyncGenerator[set[object]]:
+        while True:
+            await asyncio.sleep(rust_timeout / 1000)
+            yield set()
+
+    monkeypatch.setattr(settings_file, "awatch", silent)
+
+    async with following(Following(path, poll_seconds=0.1), is_watch=False) as part:
+        rewrite(path, threshold(60))
+        await until(lambda: part.adopted)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, OSError, RuntimeError])
+async def test_where_nothing_can_be_watched_the_file_is_read_now_and_then(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[Exception],
+) -> None:
+    async def broken(*_: object, **__: object) -> AsyncGenerator[set[object]]:
+        for text in ("OS file watch limit reached.",):
+            raise error(text)
+        yield set()  # never: it makes this a generator
+
+    monkeypatch.setattr(settings_file, "awatch", broken)
+
+    async with following(Following(path, poll_seconds=0.1), is_watch=False) as part:
+        rewrite(path, threshold(60))
+        await until(lambda: part.adopted)
+        rewrite(path, threshold(70))
+        await until(lambda: part.busy == 70)
+
+    lines: list[Any] = [
+        record for record in caplog.records if "cannot be watched" in record.message
+    ]
+    assert [line.cause for line in lines] == ["OS file watch limit reached."]

@@ -1,0 +1,211 @@
+"""A Lease counts from a renewal that was seen, for as long as it says itself."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from extender.kube.kube import KubeClient
+from extender.webhook.admission.scheduler_lease import SchedulerLease
+from tests.extender.api.reviewers import kubeconfig
+
+
+@dataclass
+class Held:
+    """A Lease at an API server, and the clock of who looks at it."""
+
+    lease: SchedulerLease
+    now: float = 1000.0
+    status: int = 200
+    renewals: int = 0
+    holder: str | None = "scheduler-a"
+    duration: object = 15
+
+    async def get(self, _: web.Request) -> web.Response:
+        spec: dict[str, Any] = {
+            "holderIdentity": self.holder,
+            "leaseDurationSeconds": self.duration,
+            "renewTime": f"2026-01-01T00:00:{self.renewals:02}.000000Z",
+        }
+        return web.json_response({"spec": spec, "message": "made up"}, status=self.status)
+
+    async def renew(self) -> None:
+        """Have it renewed, and looked at."""
+        self.renewals += 1
+        await self.lease.look()
+
+
+@pytest_asyncio.fixture
+async def held(tmp_path: Path) -> AsyncIterator[Held]:
+    app = web.Application()
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+
+    async def get(request: web.Request) -> web.Response:
+        return await found.get(request)
+
+    app.router.add_get("/apis/coordination.k8s.io/v1/namespaces/idlegpu/leases/it", get)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    client = await KubeClient.connect(path)
+    found = Held(
+        SchedulerLease(
+            client,
+            namespace="idlegpu",
+            name="it",
+            check_seconds=2.0,
+            monotonic=lambda: found.now,
+        )
+    )
+    yield found
+    await client.close()
+    await runner.cleanup()
+
+
+async def test_a_lease_that_a_dead_scheduler_left_behind_proves_nothing(held: Held) -> None:
+    for _ in range(3):
+        await held.lease.look()
+        held.now += 1.0
+
+    assert not held.lease.is_fresh
+
+
+async def test_a_lease_that_is_renewed_is_fresh_until_its_duration_is_over(held: Held) -> None:
+    await held.lease.look()
+    await held.renew()
+    assert held.lease.is_fresh
+
+    held.now += 14.9
+    assert held.lease.is_fresh
+
+    held.now = 1000.0 + 15.0
+    assert not held.lease.is_fresh
+
+
+async def test_the_log_says_when_the_scheduler_comes_and_goes(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "extender.webhook.admission.scheduler_lease")
+
+    await held.lease.look()
+    assert caplog.messages == []
+
+    await held.renew()
+    await held.renew()
+    held.now += 100.0
+    await held.lease.look()
+    await held.lease.look()
+    assert caplog.messages == [
+        "the scheduler is there: pods are given to it",
+        "the scheduler does not renew its Lease: pods keep theirs",
+    ]
+
+
+@pytest.mark.parametrize(("bound", "seconds"), [(min, 1.8), (max, 2.2)])
+async def test_replicas_do_not_look_all_at_once(
+    held: Held, monkeypatch: pytest.MonkeyPatch, bound: Callable[..., float], seconds: float
+) -> None:
+    slept: list[float] = []
+
+    async def look(_: SchedulerLease) -> None:
+        pass
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(SchedulerLease, "look", look)
+    monkeypatch.setattr("extender.webhook.admission.scheduler_lease.random.uniform", bound)
+    monkeypatch.setattr("extender.webhook.admission.scheduler_lease.asyncio.sleep", sleep)
+
+    with pytest.raises(asyncio.CancelledError):
+        await held.lease.run()
+
+    assert slept == [pytest.approx(seconds)]
+
+
+async def test_a_lease_that_was_stale_is_fresh_again_once_somebody_renews_it(held: Held) -> None:
+    await held.lease.look()
+    await held.renew()
+    held.now += 100.0
+    await held.lease.look()
+    assert not held.lease.is_fresh
+
+    held.holder = "scheduler-b"
+    await held.renew()
+
+    assert held.lease.is_fresh
+
+
+async def test_a_lease_that_was_given_back_is_not_fresh_at_once(held: Held) -> None:
+    await held.lease.look()
+    await held.renew()
+
+    held.holder = None
+    await held.renew()
+
+    assert not held.lease.is_fresh
+
+
+async def test_a_lease_that_was_deleted_is_not_fresh_and_comes_back_with_its_first_renewal(
+    held: Held,
+) -> None:
+    await held.lease.look()
+    await held.renew()
+    held.status = 404
+    await held.lease.look()
+    assert not held.lease.is_fresh
+
+    held.status = 200
+    await held.lease.look()
+
+    # It was not there a moment ago: somebody has just made it.
+    assert held.lease.is_fresh
+
+
+async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing_and_is_logged_once(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    await held.lease.look()
+    await held.renew()
+    held.status = 503
+
+    await held.lease.look()
+    was_fresh = held.lease.is_fresh
+    assert was_fresh
+    assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
+
+    held.now += 15.1
+    await held.lease.look()
+    assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
+    assert not held.lease.is_fresh
+
+
+async def test_a_duration_of_a_second_is_taken_as_it_is(held: Held) -> None:
+    held.duration = 1
+    await held.lease.look()
+    await held.renew()
+
+    held.now += 1.1
+    assert not held.lease.is_fresh
+
+
+@pytest.mark.parametrize("duration", ["soon", 0, -1])
+async def test_a_duration_that_is_none_is_taken_for_the_usual_one(
+    held: Held, duration: object
+) -> None:
+    held.duration = duration
+    await held.lease.look()
+    await held.renew()
+
+    held.now += 14.9
+    assert held.lease.is_fresh
+    held.now += 0.2
+    assert not held.lease.is_fresh
