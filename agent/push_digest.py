@@ -16,7 +16,7 @@ from agent.options import ReportOptions
 from agent.report import Device, Report
 from extender.core.decision.signals import activity, memory
 from extender.core.devices.readings import Column, Signal
-from extender.core.devices.stress import HARD_SLOWDOWN
+from extender.core.devices.thermal_stress import HARD_SLOWDOWN
 from extender.core.policy import Thresholds
 
 SMOOTH_SECONDS: Final = 10.0

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from agent.report import Verdict
-from extender.core.decision.causes import Sign, decode, words
 from extender.core.decision.health import HealthColumns, judge
+from extender.core.decision.health_causes import Sign, decode, words
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION, activity, memory
 from extender.core.devices.readings import Column, Signal
-from extender.core.devices.stress import stress, stress_in_words
+from extender.core.devices.thermal_stress import stress, stress_in_words
 from extender.core.policy import Health, HealthAction, Thresholds
 from extender.core.xids import SEVERITY, is_of_recovery, xid_action
 

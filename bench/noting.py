@@ -26,7 +26,7 @@ from aiohttp import web
 from bench import trivial
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.settings.config import Settings
 from extender.sources.kubernetes.cluster import ClusterSource
 from tests.controlplane.waiting import wait_for

@@ -41,7 +41,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.asking import percentile
 from bench.machine import RESULTS, Bound, report
-from extender.core.request.scheduled import GATE
+from extender.core.request.scheduled_condition import GATE
 from simulation.devices import Load
 from simulation.exporter import run_exporter
 from simulation.fleet import SimulatedFleet

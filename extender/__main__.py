@@ -88,8 +88,8 @@ def _serve(settings: Settings, path: Path | None) -> int:
     import uvloop
 
     from extender.app import serve
-    from extender.kube.kube_config import KubeConfigError
-    from extender.server.listening import ask_for_descriptors
+    from extender.kube.kubeconfig import KubeConfigError
+    from extender.server.listener import ask_for_descriptors
     from extender.server.tls import TlsError
     from extender.settings.settings_file import SettingsFile
 

@@ -11,49 +11,49 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from extender.api.access import make_access
-from extender.api.api import Api
-from extender.api.exporting import export_ports, export_state, metrics_route
-from extender.api.health import health_routes
+from extender.api.fleet_routes import Api
+from extender.api.health_routes import health_routes
+from extender.api.metrics_route import export_ports, export_state, metrics_route
 from extender.api.page.routes import STREAM, Page
-from extender.core.request.resources import ResourceNames
-from extender.effects.complaints import Complaints
+from extender.core.request.gpu_resources import ResourceNames
+from extender.effects.annotation_warnings import Complaints
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.peers import Peers
-from extender.effects.placed import PlacementEvents
-from extender.effects.wakeup import Waker, build_waker, own_namespace
+from extender.effects.placement_events import PlacementEvents
+from extender.effects.waker import Waker, build_waker, own_namespace
 from extender.fleet.fleet import Fleet
+from extender.insight.bypassed_pods import UnaskedTable
 from extender.insight.decisions import Decisions
+from extender.insight.explain_routes import Why
 from extender.insight.replicas import Replicas
-from extender.insight.trying import Trying
-from extender.insight.unasked import UnaskedTable
-from extender.insight.why import Why
-from extender.kube.kube import KubeClient
+from extender.insight.shadow_mode import Trying
+from extender.kube.client import KubeClient
 from extender.kube.lease import make_identity
-from extender.placement.asked import AskedLog
+from extender.placement.binding_attribution import LastWord
 from extender.placement.bindings import InventoryTap
+from extender.placement.bypassed_pods import UnaskedPods
 from extender.placement.history import DecisionHistory
-from extender.placement.last_word import LastWord
 from extender.placement.placer import Placer
-from extender.placement.preparing import Preparing
-from extender.placement.unasked import UnaskedPods
+from extender.placement.request_log import AskedLog
+from extender.placement.warm_up import Preparing
 from extender.runtime import logs
+from extender.runtime.cooperative import in_turns
 from extender.runtime.garbage import Garbage
 from extender.runtime.metrics import Metrics
-from extender.runtime.stepping import in_turns
 from extender.runtime.supervision import keep
-from extender.server.doors import Doors
-from extender.server.in_flight import InFlight
+from extender.server.ports import Doors
 from extender.server.readiness import Readiness
+from extender.server.request_tracker import InFlight
 from extender.server.tls import only_known, only_secret
 from extender.settings.config import Settings
 from extender.settings.reload import Reloader
 from extender.settings.settings_file import SettingsFile
-from extender.sources.following import Following, Tasks
-from extender.sources.prometheus.prometheus_plots import Plots
+from extender.sources.prometheus.plots import Plots
+from extender.sources.source_manager import Following, Tasks
+from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.admission.webhook import PATH as ADMISSION
 from extender.webhook.admission.webhook import make_webhook
 from extender.webhook.handlers import Webhooks
-from extender.webhook.lost import noting_wrong_paths
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from extender.core.decision.assessment import Ask, Assessment, assess
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import Overlay, estimates
-from extender.core.nodes.roll import Roll
+from extender.core.nodes.node_index import Roll
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
     Batch,

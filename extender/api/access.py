@@ -15,15 +15,15 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Counter
 
 from extender.api.caller import Caller
-from extender.api.callers import HEADER, SESSION_PATH, Callers
-from extender.core.tally import Tally
+from extender.api.caller_cache import HEADER, SESSION_PATH, Callers
+from extender.core.name_counts import Tally
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.placement.history import DecisionHistory
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.answers import NOT_KEPT, error_answer, json_answer
-from extender.server.seen import SEES_ALL, VIEWER, AccessError, Viewer
+from extender.server.json_answers import NOT_KEPT, error_answer, json_answer
+from extender.server.redaction import SEES_ALL, VIEWER, AccessError, Viewer
 from extender.settings.api import Api
 from extender.settings.config import Settings
 from extender.settings.tls import is_loopback

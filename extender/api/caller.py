@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from extender.kube.kube import KubeError
-from extender.kube.reviews import ALL_NAMESPACES, TokenRefusedError, User
-from extender.server.seen import NO_NAMESPACE, AccessError
+from extender.kube.client import KubeError
+from extender.kube.token_review import ALL_NAMESPACES, TokenRefusedError, User
+from extender.server.redaction import NO_NAMESPACE, AccessError
 
 PARALLEL: Final = 8
 """Concurrent access reviews for one caller."""

@@ -15,7 +15,7 @@ from extender.cli.remote.advice import Advice
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.remote.holding import Costs, Holders
 from extender.cli.remote.regret import Regret
-from extender.cli.remote.ways import Login, UrlWay, Way
+from extender.cli.remote.transports import Login, UrlWay, Way
 from extender.runtime.decoding import MalformedError, decode_with
 
 __all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 import click
 
 from extender.cli.client import SERVICE, Client, read_token
+from extender.cli.formatting import Number
 from extender.cli.remote.answers import Answer
 from extender.cli.remote.errors import ClientError
-from extender.cli.words import Number
-from extender.runtime.escaping import escape_json
+from extender.runtime.terminal_escapes import escape_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -18,7 +18,7 @@ from typing import Final
 
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from extender.effects.peer_wire import (
     encode_message,
     is_tellable,
 )
-from extender.placement.asked import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion
 
 logger = logging.getLogger(__name__)
 

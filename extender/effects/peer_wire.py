@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from extender.placement.asked import PRIORITIZE, AnsweredQuestion
+from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
 from extender.runtime.decoding import MalformedError, decode_with
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from extender.effects.peer_wire import (
     questions_in,
 )
 from extender.kube.lease import make_identity
-from extender.placement.asked import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
 from extender.settings.peers import Peers as PeersSettings

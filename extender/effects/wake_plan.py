@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.matching import may_go
-from extender.core.nodes.selection import Selection
+from extender.core.nodes.node_affinity import may_go
+from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.request.request import GpuRequest, PodRef
 from extender.settings.wake import Wake

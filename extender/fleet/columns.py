@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.decision.signals import Evidence, activity, memory, shows_use
-from extender.core.devices.occupancy import Occupancy, Tenancy, account
+from extender.core.devices.foreign_memory import Occupancy, Tenancy, account
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.window import Windows
 from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Foreign, Policy
 from extender.core.steps import Steps
-from extender.fleet.latest import ALL, FILLING, LatestValues
+from extender.fleet.latest_values import ALL, FILLING, LatestValues
 
 AnyArray = TypeVar("AnyArray", Column, npt.NDArray[np.bool_], Rows)
 
@@ -44,8 +44,8 @@ most for the device measured last. No window and no streak takes a reading that 
 `afresh_at`, when the tenants last changed; of past readings the last minutes take those since
 `held_at`: pods hold the device since then without a pause. What was measured before `freed_at` is
 nobody's. That it was used while no pod held it was measured first at `was_used_at`. Sources showed
-it for the first time at `new_at`. Whose memory is in use is as `core.devices.occupancy` has it; of
-what pods declared, `released_bytes` were in use by those that have left since."""
+it for the first time at `new_at`. Whose memory is in use is as `core.devices.foreign_memory` has
+it; of what pods declared, `released_bytes` were in use by those that have left since."""
 
 _TIMES = (
     *("measured_at", "led_at", "freed_at", "afresh_at", "held_at", "was_used_at", "told_at"),

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.decision.layout import shares_of
+from extender.core.decision.allocation import shares_of
 from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Leaving, PoolRow
-from extender.fleet.held import TenantsByRow, may_hold
+from extender.fleet.device_holders import TenantsByRow, may_hold
 from extender.fleet.store import DeviceStore
 
 LATE_SECONDS: Final = 60.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.kin import owner_key
+from extender.core.nodes.pod_owners import owner_key
 from extender.core.policy import EarlyFailures
 
 FORGOTTEN_WEIGHT = 0.01
@@ -115,7 +115,7 @@ class FailureLog:
         """Return the nodes on which an owner's pods failed, of many the latest.
 
         Args:
-            owner: its key, as `core.nodes.kin` has it.
+            owner: its key, as `core.nodes.pod_owners` has it.
             now: seconds since the epoch.
 
         Returns:

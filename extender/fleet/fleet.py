@@ -7,24 +7,24 @@ from itertools import islice
 from types import MappingProxyType
 
 from extender.core.devices.readings import DeviceKey, History, Own, Readings
-from extender.core.nodes.assumed import Assumption, Ledger
+from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.kin import Kin
-from extender.core.nodes.roll import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, Roll
+from extender.core.nodes.pod_owners import Kin
 from extender.core.nodes.snapshot import Leaving, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish
+from extender.fleet.allocation import Change, NodeLayouts, is_laid_out_by
 from extender.fleet.clocks import PodClocks
-from extender.fleet.draft import Draft
 from extender.fleet.failures import FailureLog
-from extender.fleet.layouts import Change, NodeLayouts, is_laid_out_by
 from extender.fleet.pod_memory import Share
 from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.source_state import SourceState
+from extender.fleet.staged_policy import Draft
 from extender.fleet.store import DeviceStore
 
 STEP_SECONDS = 1.0

@@ -19,7 +19,7 @@ from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.latest import FILLING, plausible_answer
+from extender.fleet.latest_values import FILLING, plausible_answer
 from extender.fleet.registry import Placed
 
 PIECE_VALUES = 8192

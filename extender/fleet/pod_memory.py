@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from extender.core.devices.readings import DeviceKey
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.kin import Kin
+from extender.core.nodes.pod_owners import Kin
 
 LEAST_SAMPLES: Final = 15
 """Minimum number of samples: a quarter of an hour at one per minute."""

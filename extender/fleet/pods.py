@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from extender.core.name_counts import Tally
 from extender.core.nodes.inventory import PodRecord
-from extender.core.tally import Tally
 from extender.fleet.pod_memory import PodMemory
 
 

@@ -7,14 +7,14 @@ from types import MappingProxyType
 
 from extender.core.decision.landing import NONE_OUT
 from extender.core.decision.signals import believe, believe_again
-from extender.core.nodes.roll import Roll
+from extender.core.nodes.node_index import Roll
 from extender.core.nodes.snapshot import Flags, Snapshot
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
+from extender.fleet.allocation import NodeLayouts
 from extender.fleet.failures import FailureLog
-from extender.fleet.layouts import NodeLayouts
 from extender.fleet.pools import build_pools, fits_pools, patch_pools, renew_pools
-from extender.fleet.renewal import Renewal, with_rows_now
+from extender.fleet.refresh import Renewal, with_rows_now
 from extender.fleet.store import DeviceStore
 
 RENEW_SECONDS = 10.0

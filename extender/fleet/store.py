@@ -8,8 +8,8 @@ import numpy as np
 
 from extender.core.columns import known
 from extender.core.decision.signals import Evidence, board_power, plausible
-from extender.core.devices.cards import normalize_model
-from extender.core.devices.occupancy import WHOLE_DEVICE
+from extender.core.devices.foreign_memory import WHOLE_DEVICE
+from extender.core.devices.gpu_models import normalize_model
 from extender.core.devices.readings import (
     Column,
     DeviceInfo,
@@ -23,11 +23,11 @@ from extender.core.policy import HealthAction, Policy
 from extender.core.steps import Steps, finish
 from extender.core.xids import xid_action
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.held import HeldDevice
+from extender.fleet.device_holders import HeldDevice
 from extender.fleet.intake import Intake, without
-from extender.fleet.latest import ALL
+from extender.fleet.latest_values import ALL
 from extender.fleet.registry import Applied, DeviceRegistry, Placed
-from extender.fleet.shown import Shown, shown_of
+from extender.fleet.reported_values import Shown, shown_of
 
 _PIECE = 1024
 """Devices whose past is taken over before others may have their turn."""

@@ -13,20 +13,20 @@ from extender.insight import advice_rules as rules
 from extender.insight.advice_findings import KINDS, CardFinding, Findings, PodFinding, find
 from extender.insight.advice_rules import Verdict
 from extender.insight.advice_words import card_words, memory_words, tenth_words
-from extender.insight.measured import OWN_SECONDS, Kept, Measured, ShortMemory
-from extender.insight.past import Plots
+from extender.insight.last_hour import Plots
+from extender.insight.measured_use import OWN_SECONDS, Kept, Measured, ShortMemory
 from extender.insight.pending import moment
 from extender.insight.views import Json
-from extender.runtime.turns import BusyError, Turns
-from extender.server.answers import chunks, error_answer, json_answer, unknown_node
-from extender.server.parameters import (
+from extender.runtime.fair_queue import BusyError, Turns
+from extender.server.json_answers import chunks, error_answer, json_answer, unknown_node
+from extender.server.query_parameters import (
     QueryError,
     check_parameters,
     read_boolean,
     read_number,
     refusing,
 )
-from extender.server.seen import VIEWER, of_pod, pod_name
+from extender.server.redaction import VIEWER, of_pod, pod_name
 
 PATH: Final = "/v1/advice"
 DEFAULT_LIMIT: Final = 200

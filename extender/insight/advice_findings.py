@@ -26,10 +26,10 @@ from extender.insight.advice_rules import (
     uses,
     uses_a_tenth,
 )
-from extender.insight.measured import Measured
+from extender.insight.measured_use import Measured
 from extender.insight.views import PRODUCT_LABEL
-from extender.server.answers import chunks
-from extender.server.seen import sees
+from extender.server.json_answers import chunks
+from extender.server.redaction import sees
 
 PIECE_NODES: Final = 8
 """Number of nodes to evaluate between two yields to the event loop."""

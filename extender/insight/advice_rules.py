@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.devices.cards import GIB, Way, mig_layout, way_without_mig
+from extender.core.devices.gpu_models import GIB, Way, mig_layout, way_without_mig
 from extender.fleet.pod_memory import Use
 
 Matrix = npt.NDArray[np.float64]

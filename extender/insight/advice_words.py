@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from extender.core.devices.cards import GIB, Way
+from extender.core.devices.gpu_models import GIB, Way
 from extender.fleet.pod_memory import Use
 from extender.insight.advice_rules import (
     Ask,

@@ -8,19 +8,19 @@ from heapq import nsmallest
 
 from aiohttp import web
 
+from extender.insight.holder_sums import Holder, Sums
 from extender.insight.holders import MAX_SECONDS, PIECE_PODS, PIECE_SHOWN, Holders
-from extender.insight.holding import Holder, Sums
 from extender.insight.pending import moment
 from extender.insight.views import Json
-from extender.server.answers import chunks, stream_answer
-from extender.server.parameters import (
+from extender.server.json_answers import chunks, stream_answer
+from extender.server.query_parameters import (
     QueryError,
     check_parameters,
     read_boolean,
     read_number,
     refusing,
 )
-from extender.server.seen import sees
+from extender.server.redaction import sees
 
 PATH = "/v1/costs"
 DEFAULT_GROUPS, MAX_GROUPS = 200, 1000

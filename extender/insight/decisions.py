@@ -12,12 +12,12 @@ import msgspec
 from aiohttp import web
 
 from extender.core.untyped import text_of
-from extender.insight.hearing import Form, hear
+from extender.insight.replica_answers import Form, hear
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
-from extender.runtime.stepping import in_turns
-from extender.server.answers import (
+from extender.runtime.cooperative import in_turns
+from extender.server.json_answers import (
     CONTENT_TYPE,
     chunks,
     document_answer,
@@ -26,8 +26,13 @@ from extender.server.answers import (
     unknown_decision,
     write_in_pieces,
 )
-from extender.server.parameters import check_parameters, read_boolean, read_number, refusing
-from extender.server.seen import VIEWER, namespace_of, sees, write_json_in_full
+from extender.server.query_parameters import (
+    check_parameters,
+    read_boolean,
+    read_number,
+    refusing,
+)
+from extender.server.redaction import VIEWER, namespace_of, sees, write_json_in_full
 
 PEERS_PATH: Final = "/v1/peers/decisions"
 """Path for other replicas; its prefix requires a replica's client certificate."""

@@ -12,7 +12,7 @@ import numpy as np
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from extender.core.decision.assessment import Assessment
-from extender.core.devices.cards import ANY, OTHER, short_model
+from extender.core.devices.gpu_models import ANY, OTHER, short_model
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.labels import POOL_LABELS
 from extender.core.nodes.snapshot import Batch, Pool, Snapshot

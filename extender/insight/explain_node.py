@@ -11,7 +11,7 @@ import numpy as np
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
 from extender.insight.views import Json
-from extender.server.parameters import read_number
+from extender.server.query_parameters import read_number
 
 DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
 FEW_NAMES: Final = 20

@@ -8,9 +8,11 @@ from typing import Final
 import numpy as np
 
 from extender.core.decision.decision import Decision
-from extender.core.decision.explain import NodeScore, NodeVerdict
 from extender.core.decision.filtering import Code
-from extender.core.decision.parts import (
+from extender.core.decision.ranking_reasons import BETWEEN, PREFERRED
+from extender.core.decision.ranking_reasons import EARLY_FAILURES as COSTS_FAILURES
+from extender.core.decision.ranking_reasons import ILL_HEALTH as COSTS_HEALTH
+from extender.core.decision.score_parts import (
     BAND,
     CERTAINTY,
     EARLY_FAILURES,
@@ -18,9 +20,7 @@ from extender.core.decision.parts import (
     MODEL,
     Part,
 )
-from extender.core.decision.reasons import BETWEEN, PREFERRED
-from extender.core.decision.reasons import EARLY_FAILURES as COSTS_FAILURES
-from extender.core.decision.reasons import ILL_HEALTH as COSTS_HEALTH
+from extender.core.decision.verdicts import NodeScore, NodeVerdict
 from extender.core.steps import Steps, let_go
 from extender.insight.explain_node import SAME
 from extender.insight.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_view

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from extender.server.seen import OfPod
+from extender.server.redaction import OfPod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,15 +12,20 @@ from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Snapshot
 from extender.fleet.fleet import Fleet
-from extender.insight.holding import HeldDevice, Holder, Sums
-from extender.insight.idleness import ACTIVE_FROM, SWEEP_SECONDS, Idleness
+from extender.insight.holder_sums import HeldDevice, Holder, Sums
+from extender.insight.last_active import ACTIVE_FROM, SWEEP_SECONDS, Idleness
 from extender.insight.pending import moment
 from extender.insight.prices import PriceList, card_share
-from extender.insight.shared import Shared
+from extender.insight.shared_work import Shared
 from extender.insight.views import GIB, PRODUCT_LABEL, Json
-from extender.server.answers import chunks, stream_answer
-from extender.server.parameters import check_parameters, read_boolean, read_number, refusing
-from extender.server.seen import of_pod, pod_name, sees
+from extender.server.json_answers import chunks, stream_answer
+from extender.server.query_parameters import (
+    check_parameters,
+    read_boolean,
+    read_number,
+    refusing,
+)
+from extender.server.redaction import of_pod, pod_name, sees
 
 PATH = "/v1/holders"
 DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000

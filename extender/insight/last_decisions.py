@@ -13,12 +13,12 @@ from aiohttp import web
 
 from extender.core.decision.filtering import Code
 from extender.fleet.fleet import Fleet
-from extender.insight.hearing import Form, hear
-from extender.insight.reasons import Counted
+from extender.insight.replica_answers import Form, hear
 from extender.insight.replicas import Replicas
+from extender.insight.scheduler_message import Counted
 from extender.placement.history import DecisionHistory, DecisionRecord
-from extender.server.answers import CONTENT_TYPE, chunks
-from extender.server.parameters import check_parameters, refusing
+from extender.server.json_answers import CONTENT_TYPE, chunks
+from extender.server.query_parameters import check_parameters, refusing
 
 PEERS_PATH: Final = "/v1/peers/last"
 """Path for other replicas; its prefix requires a replica's client certificate."""

@@ -11,13 +11,13 @@ from aiohttp import web
 from extender.core.nodes.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.insight.last_decisions import Last, LastDecisions, LastHeard
-from extender.insight.reasons import Counted, hints, of_nodes, read_message
 from extender.insight.replicas import ONE, Replicas
+from extender.insight.scheduler_message import Counted, hints, of_nodes, read_message
 from extender.insight.views import Json
 from extender.placement.history import DecisionHistory
-from extender.server.answers import stream_answer
-from extender.server.parameters import check_parameters, read_number, refusing
-from extender.server.seen import OfPod, of_pod, pod_name, sees
+from extender.server.json_answers import stream_answer
+from extender.server.query_parameters import check_parameters, read_number, refusing
+from extender.server.redaction import OfPod, of_pod, pod_name, sees
 
 PATH = "/v1/pending"
 DEFAULT_PODS, MAX_PODS = 200, 1000

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from extender.core.devices.cards import normalize_model
+from extender.core.devices.gpu_models import normalize_model
 
 SLICES: Final = 7
 FOUR_SLICES: Final = ("A30", "RTX PRO")

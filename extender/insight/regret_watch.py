@@ -19,7 +19,7 @@ from extender.core.devices.readings import DeviceKey
 from extender.core.nodes.snapshot import Rows
 from extender.core.request.request import PodRef
 from extender.fleet.fleet import Fleet
-from extender.insight.activity import PIECES, ActivityLog
+from extender.insight.activity_log import PIECES, ActivityLog
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import DecisionRecord
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from extender.server.answers import error_answer
+from extender.server.json_answers import error_answer
 
 ALONE: Final = "here"
 

@@ -9,21 +9,21 @@ from itertools import islice
 import numpy as np
 
 from extender.core.decision.assessment import Ask, assess
-from extender.core.decision.causes import ill_health, shown_by
 from extender.core.decision.evaluation import estimates
-from extender.core.decision.explain import DeviceVerdict, NodeVerdict, device_states
 from extender.core.decision.filtering import Code
+from extender.core.decision.health_causes import ill_health, shown_by
+from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, device_states
 from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.nodes.snapshot import PoolRow, Snapshot, batch_rows
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish, let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
-from extender.fleet.latest import FILLING
+from extender.fleet.latest_values import FILLING
+from extender.insight.device_order import order_of
 from extender.insight.gpu_state import GpuState, counts
-from extender.insight.order import order_of
 from extender.placement.history import DecisionRecord
-from extender.server.seen import OfPod, namespace_of, of_pod, pod_key, pod_name
+from extender.server.redaction import OfPod, namespace_of, of_pod, pod_key, pod_name
 
 Json = dict[str, object]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import is_kept
-from extender.core.nodes.matching import CORDON, selects, tolerates
-from extender.core.nodes.selection import (
+from extender.core.nodes.node_affinity import CORDON, selects, tolerates
+from extender.core.nodes.node_selection import (
     ANYWHERE,
     REQUIRED,
     Selection,

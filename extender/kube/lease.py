@@ -19,8 +19,8 @@ from http import HTTPStatus
 from typing import Final
 
 from extender.core.untyped import mapping_of, text_of
-from extender.kube.kube import KubeClient, KubeError
-from extender.kube.trouble import Trouble
+from extender.kube.client import KubeClient, KubeError
+from extender.kube.once_logger import Trouble
 
 logger = logging.getLogger(__name__)
 

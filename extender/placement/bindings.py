@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 
 from extender.core.nodes.inventory import PodRecord
 from extender.fleet.fleet import Fleet
+from extender.placement.binding_attribution import LastWord
+from extender.placement.bypassed_pods import UnaskedPods
 from extender.placement.history import DecisionHistory, DecisionRecord
-from extender.placement.last_word import LastWord
-from extender.placement.unasked import UnaskedPods
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.decision.causes import shown_by
-from extender.core.decision.explain import (
+from extender.core.decision.health_causes import shown_by
+from extender.core.decision.signals import busiest_signal
+from extender.core.decision.verdicts import (
     DeviceVerdict,
     Evidence,
     NodeVerdict,
@@ -15,12 +16,11 @@ from extender.core.decision.explain import (
     explain,
     part_of,
 )
-from extender.core.decision.signals import busiest_signal
 from extender.core.devices.readings import Column, DeviceInfo, Signal
-from extender.core.devices.stress import throttling_in_words
+from extender.core.devices.thermal_stress import throttling_in_words
 from extender.core.nodes.snapshot import Rows
 from extender.core.steps import Steps, finish
-from extender.fleet.shown import Shown
+from extender.fleet.reported_values import Shown
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES: Final = 16

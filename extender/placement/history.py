@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from extender.core.decision.decision import Decision
-from extender.core.decision.explain import NodeVerdict
+from extender.core.decision.verdicts import NodeVerdict
+from extender.core.name_counts import Tally
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
-from extender.core.tally import Tally
 from extender.placement.evidence import PlacedEvidence
 
 Gather = Callable[[Sequence[str]], tuple[PlacedEvidence, ...]]

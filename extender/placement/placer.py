@@ -7,6 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
+from extender.core.decision.cached_evaluation import stand_in_steps
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import (
     Evaluation,
@@ -15,20 +16,19 @@ from extender.core.decision.evaluation import (
     asks,
     evaluate_for,
 )
-from extender.core.decision.explain import NodeVerdict, gather
 from extender.core.decision.filtering import Code
-from extender.core.decision.leaving import batch_after
-from extender.core.decision.standing import stand_in_steps
-from extender.core.nodes.assumed import Assumption
-from extender.core.nodes.roll import Roll
+from extender.core.decision.verdicts import NodeVerdict, gather
+from extender.core.decision.victims import batch_after
+from extender.core.nodes.assumed_pods import Assumption
+from extender.core.nodes.node_index import Roll
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
+from extender.placement.evaluation_cache import KeptStandings
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
-from extender.placement.kept import KeptStandings
 
 RUNNER_UP = 2
 """Places that are told of every decision."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from extender.runtime import memory
+from extender.runtime import gc_control
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Garbage:
         of an open request would be freed late.
         """
         _search()
-        memory.give_back()
+        gc_control.give_back()
 
     async def run(self) -> None:
         """Collect periodically until cancelled, then restore Python's automatic collection."""
@@ -101,7 +101,7 @@ class Garbage:
                 elif self._has_searched(due_at):
                     due_at = time.monotonic() + self._pause_seconds
                 if time.monotonic() >= trim_at and self._is_quiet(TRIM_QUIET_SECONDS):
-                    memory.give_back()
+                    gc_control.give_back()
                     trim_at = time.monotonic() + self._trim_seconds
         finally:
             gc.unfreeze()

@@ -14,9 +14,9 @@ from typing import Final, TextIO
 import orjson
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.runtime.escaping import escape_json, escape_text
 from extender.runtime.log_choices import LogFormat, LogLevel
 from extender.runtime.log_writer import BackgroundHandler
+from extender.runtime.terminal_escapes import escape_json, escape_text
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Attributes of every log record; all others came from `extra`."""

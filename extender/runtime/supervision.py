@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from extender.runtime.seldom import Seldom
+from extender.runtime.log_throttle import Seldom
 
 FAULTS: Final[Counter[str]] = Counter()
 """Failures since the start of the process, by task."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from extender.server.in_flight import InFlight
+from extender.server.request_tracker import InFlight
 from extender.settings.config import Settings
 
 

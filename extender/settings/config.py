@@ -18,8 +18,8 @@ from pydantic_settings import (
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.core.policy import Policy, SharedPolicy, Strategy
-from extender.core.request.resources import DEFAULT_NAMES, ResourceNames
-from extender.settings import decision, service, trying
+from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
+from extender.settings import decision, service, shadow_mode
 from extender.settings.admission import Admission
 from extender.settings.agents import Agents
 from extender.settings.api import Api
@@ -77,8 +77,8 @@ class Settings(Section, BaseSettings):
         description="names of GPU resources, most important first; a trailing * matches any "
         "rest, so nvidia.com/mig-* also matches the shared forms",
     )
-    mode: Annotated[trying.Mode, AnyCase] = Field(
-        default=trying.Mode.ACTIVE, description=trying.MODE
+    mode: Annotated[shadow_mode.Mode, AnyCase] = Field(
+        default=shadow_mode.Mode.ACTIVE, description=shadow_mode.MODE
     )
     thresholds: decision.Thresholds = decision.Thresholds()
     strategy: Annotated[Strategy, AnyCase] = Field(
@@ -128,8 +128,8 @@ class Settings(Section, BaseSettings):
     peers: Peers = Peers()
     unasked: Unasked = Unasked()
     decisions: service.Decisions = service.Decisions()
-    decision_log: trying.DecisionLog = trying.DecisionLog()
-    regret: trying.Regret = trying.Regret()
+    decision_log: shadow_mode.DecisionLog = shadow_mode.DecisionLog()
+    regret: shadow_mode.Regret = shadow_mode.Regret()
     prices: service.Prices = Field(default={}, description=service.PRICES)
     pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
     log: service.Log = service.Log()

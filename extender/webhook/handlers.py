@@ -14,6 +14,7 @@ from aiohttp import web
 from extender.core.decision.filtering import Code
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.annotations import KNOWN, AnnotationProblem
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import (
     GpuRequest,
     ParsedRequest,
@@ -21,18 +22,17 @@ from extender.core.request.request import (
     parse_pod_ref,
     parse_request,
 )
-from extender.core.request.resources import ResourceNames
-from extender.core.request.waiting import WaitingRequests
-from extender.placement.asked import FILTER, PRIORITIZE, AskedLog
+from extender.core.request.waiting_pods import WaitingRequests
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
+from extender.placement.request_log import FILTER, PRIORITIZE, AskedLog
 from extender.runtime.metrics import Metrics
 from extender.webhook import wire
-from extender.webhook.about import ABOUT, About
-from extender.webhook.folded import WireError
-from extender.webhook.foresight import Filtered, Foresight
-from extender.webhook.lost import is_gone
+from extender.webhook.abandoned import is_gone
+from extender.webhook.answer_context import ABOUT, About
+from extender.webhook.go_json import WireError
 from extender.webhook.outcomes import UNKNOWN, Outcome, create_series, reason_of
+from extender.webhook.prefetch import Filtered, Foresight
 
 logger = logging.getLogger(__name__)
 

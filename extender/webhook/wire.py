@@ -17,15 +17,14 @@ from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.decision.scoring import UNITS
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.names import NamesIn
-from extender.core.nodes.roll import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, Roll
+from extender.core.nodes.node_names import NamesIn
 from extender.core.nodes.snapshot import Rows
+from extender.core.request.gpu_resources import excess_of
 from extender.core.request.request import PodRef, parse_pod_ref
-from extender.core.request.resources import excess_of
 from extender.core.untyped import mapping_of
 from extender.runtime.decoding import MalformedError, decode_with, excess_values
-from extender.webhook.casing import POD, restore_case
-from extender.webhook.folded import (
+from extender.webhook.go_json import (
     SHOWN,
     RawObject,
     WireError,
@@ -37,7 +36,14 @@ from extender.webhook.folded import (
     object_of,
     unfit,
 )
-from extender.webhook.listed import NAMES, split_names, write_names, write_reasons, write_scores
+from extender.webhook.go_json_case import POD, restore_case
+from extender.webhook.name_list import (
+    NAMES,
+    split_names,
+    write_names,
+    write_reasons,
+    write_scores,
+)
 
 JsonObject = Mapping[str, object]
 Asker = JsonObject | PodRecord

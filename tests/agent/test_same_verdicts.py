@@ -16,10 +16,10 @@ from agent.options import Options
 from agent.report import Device, Report
 from agent.sampler import Sampler
 from agent.session import Cadence
-from extender.core.decision.causes import words
 from extender.core.decision.health import HealthColumns, judge
+from extender.core.decision.health_causes import words
 from extender.core.devices.readings import NVML_ONLY, Column, Signal
-from extender.core.devices.stress import stress
+from extender.core.devices.thermal_stress import stress
 from extender.core.policy import Health, HealthAction
 from extender.sources.prometheus.dcgm import build_table
 from tests.agent.replay import Replay, error

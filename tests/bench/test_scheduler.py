@@ -17,7 +17,7 @@ from extender.settings.config import Prometheus
 from extender.sources.prometheus import promql
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS
 from extender.sources.prometheus.dcgm_devices import device_key, sight_devices
-from extender.sources.prometheus.identity import NodeIdentity
+from extender.sources.prometheus.node_identity import NodeIdentity
 
 NOW = 1_800_000_000.0
 NODES = 60

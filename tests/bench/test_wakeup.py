@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.wakeup import WAYS, Bindings, Measured, bounds, plan, row, waiting_pod
-from extender.core.request.scheduled import GATE
+from extender.core.request.scheduled_condition import GATE
 
 
 def measured(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from extender.core.policy import Policy
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_pod_ref, parse_request
-from extender.core.request.resources import ResourceNames
 from extender.webhook import wire
-from extender.webhook.folded import WireError
+from extender.webhook.go_json import WireError
 from tests.contract import go_bodies
 from tests.contract.go_decoder import (
     ARGS,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.roll import Roll
-from extender.core.request.resources import ResourceNames
-from extender.sources.kubernetes.kube_records import reduce_pod
+from extender.core.nodes.node_index import Roll
+from extender.core.request.gpu_resources import ResourceNames
+from extender.sources.kubernetes.records import reduce_pod
 from extender.webhook import wire
 from tests.extender.served import IDLE, Client, MakeClient, World
 

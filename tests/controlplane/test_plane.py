@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extender.core.request.scheduled import last_word
+from extender.core.request.scheduled_condition import last_word
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.fixtures import StartPrometheus, StartScheduler
 from tests.controlplane.kubelets import ENDS_AFTER, FAILS

@@ -9,13 +9,13 @@ import pytest
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_pod_ref
-from extender.core.request.resources import ResourceNames
 from extender.effects.events import EventSettings, EventType, EventWriter
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 from extender.sources.kubernetes.cluster import ClusterSource
-from extender.sources.kubernetes.kube_records import reduce_node, reduce_pod
-from extender.sources.kubernetes.kube_reflector import FollowSettings
+from extender.sources.kubernetes.records import reduce_node, reduce_pod
+from extender.sources.kubernetes.reflector import FollowSettings
 from tests.controlplane.client import ApiClient
 from tests.controlplane.objects import Object, node, pod
 from tests.controlplane.plane import ControlPlane

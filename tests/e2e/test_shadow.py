@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.insight.decision_log.reading import LoggedBinding, LoggedDecision, read_log
+from extender.insight.decision_log.reader import LoggedBinding, LoggedDecision, read_log
 from extender.insight.replay.changes import Changes
 from extender.insight.replay.report import replay
 from simulation.devices import Loss

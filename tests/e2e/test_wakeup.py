@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from extender.core.request.scheduled import GATE
-from extender.effects.wakeup import POD_ANNOTATION
+from extender.core.request.scheduled_condition import GATE
+from extender.effects.waker import POD_ANNOTATION
 from simulation.devices import Load
 from simulation.models import GIB
 from tests.controlplane.deployed import ExtenderServer

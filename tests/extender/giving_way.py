@@ -2,7 +2,7 @@
 
 import asyncio
 
-from extender.server.in_flight import InFlight
+from extender.server.request_tracker import InFlight
 
 
 async def makes_wait(in_flight: InFlight) -> None:

@@ -14,9 +14,9 @@ from extender.effects.peer_link import PeerLink
 from extender.effects.peer_wire import decode_message, decode_receipt, encode_receipt
 from extender.effects.peers import Address, Peers
 from extender.fleet.fleet import Fleet
-from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion, AskedLog
 from extender.placement.bypass_causes import Answers, Verdict
-from extender.placement.unasked import START_SECONDS, UnaskedPods
+from extender.placement.bypassed_pods import START_SECONDS, UnaskedPods
+from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, AskedLog
 from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
 from tests.extender.served import GPU, NOW

@@ -9,19 +9,19 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from aiohttp.typedefs import Handler
 
-from extender.api.api import Api
+from extender.api.fleet_routes import Api
 from extender.core.devices.readings import Column, DeviceInfo, DeviceKey, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
 from extender.core.policy import Policy
 from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import PodRef
-from extender.core.request.resources import ResourceNames
 from extender.fleet.fleet import Fleet
-from extender.placement.asked import AskedLog
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
+from extender.placement.request_log import AskedLog
 from extender.runtime.metrics import Metrics
-from extender.server.seen import SEES_ALL, VIEWER, Viewer
+from extender.server.redaction import SEES_ALL, VIEWER, Viewer
 from extender.webhook.handlers import Webhooks
 
 Client = TestClient[web.Request, web.Application]

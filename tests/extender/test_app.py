@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extender.app import Extender, start
-from extender.server import in_flight as in_flight_module
+from extender.server import request_tracker as in_flight_module
 from extender.settings.config import Prometheus, Settings
 from extender.settings.service import Ready
 from simulation.cluster import SimulatedCluster, run_cluster

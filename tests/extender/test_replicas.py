@@ -13,7 +13,7 @@ from aiohttp import web
 from extender.effects.peer_link import PATH
 from extender.effects.peer_wire import MAX_BYTES
 from extender.effects.peers import Peers as PeerDirectory
-from extender.placement.unasked import WATCH_SECONDS
+from extender.placement.bypassed_pods import WATCH_SECONDS
 from extender.settings.service import Ready
 from simulation.objects import pod_object
 from tests.extender.fake_kube import eventually

@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.report import PATH, UPGRADE, Farewell, Holders, Layout, Part, Update, frame
 from extender.effects.peer_wire import encode_message, encode_receipt
-from extender.placement.asked import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion
 from extender.sources.agents.states import _ROWS
 from tests.extender.served import NOW, names_question, objects_question, pod
 from tests.extender.sources.test_hostile_objects import (

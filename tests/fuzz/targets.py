@@ -24,10 +24,10 @@ from typing_extensions import override
 from agent.report import ReportError, decode, decode_farewell, decode_update
 from extender.core.devices.readings import Readings
 from extender.core.policy import Foreign, Policy
-from extender.core.request.resources import ResourceNames
+from extender.core.request.gpu_resources import ResourceNames
 from extender.effects.peer_wire import PeerError, decode_message, decode_receipt
 from extender.effects.peers import Peers
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 from extender.runtime.metrics import Metrics
 from extender.settings.agents import Agents as AgentSettings
 from extender.settings.config import ConfigError, Prometheus, load_settings
@@ -38,16 +38,16 @@ from extender.sources.agents.source import AgentSource
 from extender.sources.agents.states import AgentState, readings_of
 from extender.sources.agents.tokens import Sender
 from extender.sources.kubernetes.cluster import ClusterSource
-from extender.sources.kubernetes.kube_reflector import Reflector
+from extender.sources.kubernetes.reflector import Reflector
 from extender.sources.prometheus import frames
+from extender.sources.prometheus.collector import Collector
+from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.prometheus_answer import ReadingsBuilder, read_history
-from extender.sources.prometheus.prometheus_collector import Collector
-from extender.sources.prometheus.prometheus_common import PrometheusError
-from extender.sources.prometheus.prometheus_history import collect_past
-from extender.sources.prometheus.prometheus_http import PrometheusClient
-from extender.sources.prometheus.prometheus_use import collect_use
-from extender.sources.prometheus.prometheus_worker import past_frames, round_frames
+from extender.sources.prometheus.history import collect_past
+from extender.sources.prometheus.http import PrometheusClient
+from extender.sources.prometheus.last_use import collect_use
+from extender.sources.prometheus.readings_builder import ReadingsBuilder, read_history
+from extender.sources.prometheus.worker import past_frames, round_frames
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook
 from tests.extender.served import IDLE, NOW, World

@@ -10,8 +10,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from extender.api.collector import FleetCollector
-from extender.core.devices.cards import NAMES
+from extender.api.fleet_metrics import FleetCollector
+from extender.core.devices.gpu_models import NAMES
 from tests.controlplane.controllers import kube_controller_manager
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for

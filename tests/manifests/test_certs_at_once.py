@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from cryptography import x509
 
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 from extender.server.certificates.__main__ import changed, main
 from extender.server.certificates.issuing import Wanted, expires_at
 from extender.server.certificates.storing import CA_SECRET, SECRETS, Secrets

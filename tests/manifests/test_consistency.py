@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from agent.config import load_settings as load_agent_settings
-from extender.core.request.scheduled import GATE
-from extender.effects.wakeup import POD_ANNOTATION
+from extender.core.request.scheduled_condition import GATE
+from extender.effects.waker import POD_ANNOTATION
 from extender.server.certificates.storing import CA_CONFIG_MAP
 from extender.settings.config import Settings, load_settings
 from tests.controlplane.objects import Object

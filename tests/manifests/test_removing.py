@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from extender.effects.wakeup import ANNOTATION, LEASE_NAME, OBJECT_NAME
+from extender.effects.waker import ANNOTATION, LEASE_NAME, OBJECT_NAME
 from extender.server.certificates.lease import LEASE_NAME as CERTS_LEASE
 from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.objects import Object, node

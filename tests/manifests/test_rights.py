@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from extender.core.request.scheduled import GATE
-from extender.effects.wakeup import POD_ANNOTATION
+from extender.core.request.scheduled_condition import GATE
+from extender.effects.waker import POD_ANNOTATION
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.objects import Object, node, pod
 from tests.controlplane.waiting import wait_for

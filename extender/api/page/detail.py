@@ -5,11 +5,11 @@ from typing import Final
 
 from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.devices.readings import Signal
-from extender.core.devices.stress import SLOWDOWN_WORDS
+from extender.core.devices.thermal_stress import SLOWDOWN_WORDS
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.insight.past import rows_of
+from extender.insight.last_hour import rows_of
 from extender.insight.views import Json, node_views
 
 SHOWN: Final = (

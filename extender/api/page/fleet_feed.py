@@ -12,7 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from extender.api.page.looks import (
+from extender.api.page.device_index import (
+    MEMORY_UNIT_BYTES,
+    Roster,
+    is_current_in_steps,
+    roster_in_steps,
+)
+from extender.api.page.device_state import (
     LOOKS,
     Looked,
     Looks,
@@ -21,17 +27,11 @@ from extender.api.page.looks import (
     looks_in_steps,
     rows_since,
 )
-from extender.api.page.roster import (
-    MEMORY_UNIT_BYTES,
-    Roster,
-    is_current_in_steps,
-    roster_in_steps,
-)
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.server.seen import write_json
+from extender.server.redaction import write_json
 
 Json = Mapping[str, object]
 

@@ -7,22 +7,22 @@ from typing import Final
 
 from aiohttp import web
 
+from extender.api.page.broadcaster import Hub
 from extender.api.page.decision_feed import DecisionFeed
 from extender.api.page.detail import node_detail_in_steps
-from extender.api.page.far_feed import FarFeed
 from extender.api.page.files import file_routes
 from extender.api.page.fleet_feed import FleetFeed
-from extender.api.page.hub import Hub
-from extender.api.page.lost import Lost
+from extender.api.page.replica_feed import FarFeed
+from extender.api.page.runners_up import Lost
 from extender.api.page.stream import stream
 from extender.fleet.fleet import Fleet
 from extender.insight.advice import Advice
-from extender.insight.history import ShortMemory
-from extender.insight.past import Past, Plots
+from extender.insight.last_hour import Past, Plots
 from extender.insight.replicas import ONE, Replicas
+from extender.insight.short_memory import ShortMemory
 from extender.placement.history import DecisionHistory
-from extender.runtime.stepping import GiveWay, in_turns
-from extender.server.answers import error_answer, json_answer
+from extender.runtime.cooperative import GiveWay, in_turns
+from extender.server.json_answers import error_answer, json_answer
 from extender.server.readiness import SourceStatus
 
 STREAM: Final = "/v1/page/stream"

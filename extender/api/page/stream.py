@@ -7,9 +7,9 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from extender.api.page.hub import Hub
-from extender.server.answers import error_answer
-from extender.server.seen import VIEWER, AccessError
+from extender.api.page.broadcaster import Hub
+from extender.server.json_answers import error_answer
+from extender.server.redaction import VIEWER, AccessError
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.advice import Advice, CardAdvice, PodAdvice
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, line, sheet, stack, word
 
 CARDS = ["CARD", "MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
          "HOW"]  # fmt: skip
@@ -19,10 +19,10 @@ WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
 @connected
 @click.option("--node", metavar="NAME", help="Only GPUs and pods of this node.")
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
-@click.option("--over", default="1h", show_default=True, type=words.Span(), metavar="TIME",
+@click.option("--over", default="1h", show_default=True, type=formatting.Span(), metavar="TIME",
               help="Period to evaluate (1d, 7d); beyond 1h Prometheus is queried.")  # fmt: skip
 @click.option("--all", "is_all", is_flag=True, help="Include GPUs that need no change.")
-@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of GPUs, and of pods, to show.")  # fmt: skip
 def command(
     session: Session, *, node: str | None, namespace: str | None, over: int, is_all: bool,
@@ -76,30 +76,30 @@ def _basis(answer: Advice) -> str:
         return "no samples yet of GPUs that pods hold"
     return (
         f"based on up to {answer.samples} samples of each of {answer.devices} GPUs, over "
-        f"{words.span(answer.looked_seconds)} ({' and '.join(answer.sources)}); at least "
+        f"{formatting.span(answer.looked_seconds)} ({' and '.join(answer.sources)}); at least "
         f"{answer.rules.least_samples} are needed"
     )
 
 
 def _memory(used: float | None, total: float | None) -> str:
-    return f"{words.gib(used)}/{words.gib(total)}"
+    return f"{formatting.gib(used)}/{formatting.gib(total)}"
 
 
 def _card(card: CardAdvice, *, is_wide: bool) -> list[Cell]:
     how = {"mig": f"MIG {card.mig_layout}", "mps": "MPS"}.get(card.way or "", card.way)
     row: list[Cell] = [
         card.name,
-        words.model(card.model),
+        formatting.model(card.model),
         str(card.replicas),
         str(card.replicas_used),
-        words.percent(card.activity_ratio),
+        formatting.percent(card.activity_ratio),
         _memory(card.memory_bytes, card.memory_total_bytes),
         word(card.verdict),
         str(card.recommended_replicas),
-        how or words.NOTHING,
+        how or formatting.NOTHING,
     ]
     if is_wide:
-        row += [words.span(card.looked_seconds), str(card.samples), card.resource, card.why]
+        row += [formatting.span(card.looked_seconds), str(card.samples), card.resource, card.why]
     return row
 
 
@@ -108,7 +108,7 @@ def _pod(pod: PodAdvice, *, is_wide: bool) -> list[Cell]:
         pod.pod,
         pod.node,
         str(pod.gpus),
-        words.percent(pod.activity_ratio),
+        formatting.percent(pod.activity_ratio),
         _memory(pod.memory_most_bytes, pod.memory_total_bytes),
         word(pod.kind),
         _or_nothing(pod.asked_memory_bytes),
@@ -116,13 +116,13 @@ def _pod(pod: PodAdvice, *, is_wide: bool) -> list[Cell]:
     ]
     if is_wide:
         row += [
-            words.span(pod.looked_seconds),
+            formatting.span(pod.looked_seconds),
             str(pod.samples),
-            pod.owner or words.NOTHING,
+            pod.owner or formatting.NOTHING,
             pod.why,
         ]
     return row
 
 
 def _or_nothing(count: float | None) -> str:
-    return words.NOTHING if count is None else words.gib(count)
+    return formatting.NOTHING if count is None else formatting.gib(count)

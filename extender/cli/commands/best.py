@@ -5,10 +5,10 @@ from collections import Counter
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.answers import Best, Verdict
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, line, sheet, stack
+from extender.cli.tables import Cell, line, sheet, stack
 
 COLUMNS = [">#", "NODE", "MODEL", ">IDLE", ">CHANCE", ">ACTIVITY", ">FREE GiB"]
 WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
@@ -16,7 +16,7 @@ WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 
 @click.command("best")
 @connected
-@click.option("--gpus", default=1, show_default=True, type=words.Whole(1, 1024),
+@click.option("--gpus", default=1, show_default=True, type=formatting.Whole(1, 1024),
               help="Number of GPUs.")  # fmt: skip
 @click.option("--memory", metavar="QUANTITY", help="Memory needed on each GPU, such as 20Gi.")
 @click.option("--model", metavar="MODELS", help="Preferred GPU models, such as H100,A100.")
@@ -27,7 +27,7 @@ WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 @click.option("--require-idle", is_flag=True, help="Only nodes known to be idle.")
 @click.option("--max-utilization", metavar="PERCENT", help="A GPU above this is not idle.")
 @click.option("--max-memory", metavar="PERCENT", help="A GPU with more memory used is not idle.")
-@click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
+@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of nodes to show.")  # fmt: skip
 def command(session: Session, *, require_idle: bool, **wishes: str | int | None) -> None:
     """List the nodes that suit a pod with these requirements now, best first.
@@ -69,13 +69,13 @@ def row(rank: int | None, verdict: Verdict) -> list[Cell]:
     known = [device.utilization_ratio for device in landing if device.utilization_ratio is not None]
     free = [device.free_bytes for device in landing if device.free_bytes is not None]
     return [
-        words.NOTHING if rank is None else str(rank),
+        formatting.NOTHING if rank is None else str(rank),
         verdict.node,
-        words.model(verdict.model.upper()),
+        formatting.model(verdict.model.upper()),
         f"{verdict.idle}/{verdict.landing}",
-        words.percent(verdict.chance),
-        words.percent(sum(known) / len(known) if known else None),
-        words.gib(sum(free) / len(free) if free else None),
+        formatting.percent(verdict.chance),
+        formatting.percent(sum(known) / len(known) if known else None),
+        formatting.gib(sum(free) / len(free) if free else None),
     ]
 
 
@@ -83,7 +83,7 @@ def _wide(verdict: Verdict) -> list[Cell]:
     landing = [device for device in verdict.devices if device.can_land]
     on = ["?" if device.index is None else str(device.index) for device in landing]
     return [
-        words.listed(on, 16),
+        formatting.listed(on, 16),
         str(sum(device.assumed for device in verdict.devices)),
         "yes" if verdict.is_agreed else "no",
         f"{verdict.score:.6f}",

@@ -3,11 +3,11 @@
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.commands.holders import summed
 from extender.cli.remote.holding import CostGroup, Costs
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, line, sheet, stack
+from extender.cli.tables import Cell, line, sheet, stack
 
 COLUMNS = [">PODS", ">IDLE GPUS", ">GPU-HOURS", ">IDLE HOURS"]
 COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
@@ -26,7 +26,7 @@ COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     "--idle-for",
     default="0",
     show_default=True,
-    type=words.Span(),
+    type=formatting.Span(),
     metavar="TIME",
     help="Only pods whose GPUs have been idle this long (30m, 1h, 1d12h); 0 for every holder.",
 )
@@ -34,7 +34,7 @@ COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 @click.option(
     "--some", is_flag=True, help="With --idle-for, include pods that use some of their GPUs."
 )
-@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of groups to show.")  # fmt: skip
 def command(
     session: Session, *, by: str, idle_for: int, namespace: str | None, some: bool, limit: int
@@ -75,8 +75,8 @@ def _render(answer: Costs) -> RenderableType:
 
 def _row(one: CostGroup, by: str, *, is_priced: bool) -> list[Cell]:
     name = {
-        "pod": one.pod or words.NOTHING,
-        "owner": f"{one.namespace}/{one.owner or words.NOTHING}",
+        "pod": one.pod or formatting.NOTHING,
+        "owner": f"{one.namespace}/{one.owner or formatting.NOTHING}",
         "namespace": one.namespace,
     }[by]
     row: list[Cell] = [
@@ -87,5 +87,9 @@ def _row(one: CostGroup, by: str, *, is_priced: bool) -> list[Cell]:
         f"{one.gpu_hours_idle:.1f}",
     ]
     if is_priced:
-        row += [words.money(one.cost), words.money(one.cost_used), words.money(one.cost_idle)]
+        row += [
+            formatting.money(one.cost),
+            formatting.money(one.cost_used),
+            formatting.money(one.cost_idle),
+        ]
     return row

@@ -3,15 +3,15 @@
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.answers import Decision, Decisions
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, line, sheet, stack, word
 
 COLUMNS = [">#", "=TIME", "POD", "=VERB", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
 WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
 
-FOLLOWED = {True: "yes", False: "no", None: words.NOTHING}
+FOLLOWED = {True: "yes", False: "no", None: formatting.NOTHING}
 SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
 """Text by whether the pod is on our first choice, in shadow mode: kube-scheduler did not receive
 it."""
@@ -20,7 +20,7 @@ it."""
 @click.command("decisions")
 @connected
 @click.argument("pod", required=False)
-@click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
+@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of decisions to show.")  # fmt: skip
 def command(session: Session, *, pod: str | None, limit: int) -> None:
     """List the latest decisions, newest first, of POD (namespace/name, name or UID) or of all pods.
@@ -41,11 +41,11 @@ def _render(answer: Decisions, pod: str | None, *, is_wide: bool) -> RenderableT
     rows = (_row(one, is_wide=is_wide) for one in answer.decisions)
     # For one pod, an empty list is an error: the caller prints it.
     none = None if pod else line("no decisions yet")
-    away = words.listed(answer.unreachable)
+    away = formatting.listed(answer.unreachable)
     return stack(
         [
             sheet(columns, rows) if answer.decisions else none,
-            line(f"shadow: {words.SHADOW}")
+            line(f"shadow: {formatting.SHADOW}")
             if any(one.is_shadow for one in answer.decisions)
             else None,
             line(f"replicas that do not answer: {away}", "yellow") if answer.unreachable else None,
@@ -57,21 +57,21 @@ def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
     texts = SHADOWED if decision.is_shadow else FOLLOWED
     row: list[Cell] = [
         str(decision.number),
-        words.clock(decision.at),
+        formatting.clock(decision.at),
         decision.pod,
         decision.verb,
         f"{decision.feasible}/{decision.candidates}",
         decision.node or "none",
-        decision.bound_node or words.NOTHING,
+        decision.bound_node or formatting.NOTHING,
         word(texts[decision.is_followed]),
     ]
     if is_wide:
         took = decision.duration_seconds
         row += [
-            decision.runner_up or words.NOTHING,
-            words.resources(decision.request.resources if decision.request else {}),
-            words.UNKNOWN if took is None else f"{took * 1000:.1f}",
-            decision.replica or words.NOTHING,
-            decision.id or words.NOTHING,
+            decision.runner_up or formatting.NOTHING,
+            formatting.resources(decision.request.resources if decision.request else {}),
+            formatting.UNKNOWN if took is None else f"{took * 1000:.1f}",
+            decision.replica or formatting.NOTHING,
+            decision.id or formatting.NOTHING,
         ]
     return row

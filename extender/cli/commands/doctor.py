@@ -10,16 +10,16 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from extender.cli.doctor.fact_collector import Pile
 from extender.cli.doctor.files import add_files
 from extender.cli.doctor.findings import Finding, NotRun, Report, Severity, examine
 from extender.cli.doctor.live import gather_cluster, gather_extender
-from extender.cli.doctor.pile import Pile
 from extender.cli.doctor.rights import ACCOUNT
 from extender.cli.doctor.table import CHECKS
+from extender.cli.formatting import clean
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
-from extender.cli.sheets import line, stack
-from extender.cli.words import clean
+from extender.cli.tables import line, stack
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 SHOWN = 5

@@ -9,11 +9,11 @@ import click
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.commands.explain_tables import render
+from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
 from extender.cli.remote.answers import Explanation
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import FILE, Session, connected
-from extender.cli.words import Whole
 
 FEW: Final = 10
 EVERY: Final = 10_000

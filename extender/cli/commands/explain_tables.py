@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.console import RenderableType
 from rich.text import Text
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.commands.best import COLUMNS, row
 from extender.cli.remote.answers import (
     Counted,
@@ -16,7 +16,7 @@ from extender.cli.remote.answers import (
     Verdict,
     Waiting,
 )
-from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, line, sheet, stack, word
 
 DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "=LANDS",
                   ">ASSUMED", "SOURCE, AGE", "HEALTH"]  # fmt: skip
@@ -82,7 +82,7 @@ def _head(answer: Explanation) -> Iterable[RenderableType]:
         summary = f"{filtered.feasible} of {filtered.candidates} candidates would do"
         yield line(f"{summary}{_about(decision)}")
         if decision.is_shadow:
-            yield line(words.SHADOW, "yellow")
+            yield line(formatting.SHADOW, "yellow")
     if answer.pending is not None:
         yield from _waiting(answer.pending)
 
@@ -102,17 +102,17 @@ def _outcome(answer: Explanation) -> str:
 
 
 def _asked(request: Request) -> str:
-    parts = [words.resources(request.resources)]
+    parts = [formatting.resources(request.resources)]
     if request.gpu_memory_bytes:
-        parts.append(f"{words.gib(request.gpu_memory_bytes)} GiB on each")
+        parts.append(f"{formatting.gib(request.gpu_memory_bytes)} GiB on each")
     if request.prefer_models:
         parts.append(f"preferably {', '.join(request.prefer_models)}")
     if request.require_idle:
         parts.append("idle for certain")
     if request.max_utilization_ratio is not None and request.max_memory_ratio is not None:
         parts.append(
-            f"idle is below {words.percent(request.max_utilization_ratio)} activity and "
-            f"{words.percent(request.max_memory_ratio)} memory"
+            f"idle is below {formatting.percent(request.max_utilization_ratio)} activity and "
+            f"{formatting.percent(request.max_memory_ratio)} memory"
         )
     if request.strategy:
         parts.append(f"strategy {request.strategy}")
@@ -123,11 +123,11 @@ def _about(decision: Decision) -> str:
     if not decision.number:
         return " now"
     took = f", {decision.duration_seconds * 1000:.1f} ms" if decision.duration_seconds else ""
-    return f" (decision {decision.number}, {decision.verb}, {words.clock(decision.at)}{took})"
+    return f" (decision {decision.number}, {decision.verb}, {formatting.clock(decision.at)}{took})"
 
 
 def _waiting(pod: Waiting) -> Iterable[RenderableType]:
-    yield line(f"waits for {words.span(pod.waiting_seconds)}, scheduler {pod.scheduler}")
+    yield line(f"waits for {formatting.span(pod.waiting_seconds)}, scheduler {pod.scheduler}")
     for name, counted in (("kube-scheduler", pod.by_scheduler), ("idlegpu", pod.by_us)):
         for one in counted:
             yield line(f"  {name}: {one.count} {one.reason}")
@@ -146,19 +146,19 @@ def _refused(answer: Explanation) -> Iterable[tuple[str, str]]:
 
 def _nodes(answer: Explanation, limit: int, refused: Iterable[tuple[str, str]]) -> RenderableType:
     columns = [*COLUMNS, "WHY NOT FIRST"]
-    blanks = [words.NOTHING] * (len(COLUMNS) - 2)
+    blanks = [formatting.NOTHING] * (len(COLUMNS) - 2)
     rows: list[list[Cell]] = []
     for verdict in answer.nodes[:limit]:
         first = f"first choice: {verdict.reason}" if verdict.reason else "first choice"
         why: Cell = verdict.lost_by or ("-" if verdict.rank is None else first)
         if verdict.is_bound:
-            why = Text.assemble(word("bound"), f" here, {words.clean(str(why))}")
+            why = Text.assemble(word("bound"), f" here, {formatting.clean(str(why))}")
         rows.append([*row(verdict.rank, verdict), why])
     rows += (
-        [words.NOTHING, other.node, *blanks, f"kept in short: {other.score:.6f}"]
+        [formatting.NOTHING, other.node, *blanks, f"kept in short: {other.score:.6f}"]
         for other in answer.others[: max(limit - len(rows), 0)]
     )
-    rows += ([words.NOTHING, node, *blanks, f"refused: {why}"] for node, why in refused)
+    rows += ([formatting.NOTHING, node, *blanks, f"refused: {why}"] for node, why in refused)
     return sheet(columns, rows)
 
 
@@ -170,12 +170,12 @@ def _left(answer: Explanation, limit: int) -> Text | None:
 
 def _reasons(heading: str, counted: list[Counted]) -> Iterable[RenderableType]:
     for one in counted:
-        names = words.listed(one.nodes, MOST_NAMES)
+        names = formatting.listed(one.nodes, MOST_NAMES)
         more = one.count - len(one.nodes)
         if more > 0 and len(one.nodes) <= MOST_NAMES:
             names += f" and {more} more"
         elif more > 0:
-            names = words.listed([*one.nodes, *[""] * more], MOST_NAMES)
+            names = formatting.listed([*one.nodes, *[""] * more], MOST_NAMES)
         yield line(f"{heading}: {one.count} {one.reason}: {names}")
 
 
@@ -231,13 +231,13 @@ def _detail(verdict: Verdict, *, has_scores: bool) -> Iterable[RenderableType]:
 
 def _scores(verdict: Verdict) -> RenderableType:
     parts = [
-        [part.name, words.percent(part.value), f"{part.share:.6f}", f"{part.adds:.6f}"]
+        [part.name, formatting.percent(part.value), f"{part.share:.6f}", f"{part.adds:.6f}"]
         for part in verdict.parts
     ]
     factors = [
         [
             f"of the certainty, {factor.name} leave",
-            words.percent(factor.value),
+            formatting.percent(factor.value),
             "",
             f"x {factor.keeps:.4f}",
         ]
@@ -254,11 +254,11 @@ def _room(device: Device) -> str:
     """
     index = "?" if device.index is None else device.index
     return (
-        f"GPU {index}: {words.gib(device.free_bytes)} GiB of room: "
-        f"{words.gib(device.memory_total_bytes)} in all, "
-        f"{words.gib(device.declared_bytes)} declared by its pods, "
-        f"{words.gib(device.others_bytes)} in use by others, "
-        f"{words.gib(device.memory_free_bytes)} measured free"
+        f"GPU {index}: {formatting.gib(device.free_bytes)} GiB of room: "
+        f"{formatting.gib(device.memory_total_bytes)} in all, "
+        f"{formatting.gib(device.declared_bytes)} declared by its pods, "
+        f"{formatting.gib(device.others_bytes)} in use by others, "
+        f"{formatting.gib(device.memory_free_bytes)} measured free"
     )
 
 
@@ -270,23 +270,24 @@ def _device(device: Device) -> list[Cell]:
     return [
         index + instance,
         word(device.state),
-        words.percent(device.utilization_ratio),
-        SIGNALS.get(activity.signal, words.NOTHING) if activity else words.NOTHING,
-        words.percent(device.memory_used_ratio),
+        formatting.percent(device.utilization_ratio),
+        SIGNALS.get(activity.signal, formatting.NOTHING) if activity else formatting.NOTHING,
+        formatting.percent(device.memory_used_ratio),
         # The memory of a GPU in use is freed only when its pod ends: it is no room for this pod.
-        words.gib(device.free_bytes) if device.can_land else words.NOTHING,
-        words.UNKNOWN if celsius is None else f"{celsius:.0f}",
+        formatting.gib(device.free_bytes) if device.can_land else formatting.NOTHING,
+        formatting.UNKNOWN if celsius is None else f"{celsius:.0f}",
         word("yes" if device.can_land else "no"),
         str(device.assumed),
         source_and_age(device),
-        "; ".join(filter(None, (device.health, throttled))) or words.NOTHING,
+        "; ".join(filter(None, (device.health, throttled))) or formatting.NOTHING,
     ]
 
 
 def source_and_age(device: Device) -> str:
     """Format the source and age of each signal of a device."""
     texts = {
-        name: f"{one.source} {words.span(one.age_seconds)}" for name, one in device.signals.items()
+        name: f"{one.source} {formatting.span(one.age_seconds)}"
+        for name, one in device.signals.items()
     }
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))

@@ -4,10 +4,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.answers import Gpu
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, sheet, word
+from extender.cli.tables import Cell, sheet, word
 
 COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", ">°C", "STATE", "TENANTS"]
 WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
@@ -47,22 +47,24 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
     profile = f" {gpu.mig_profile}" if gpu.mig_profile else ""
     row: list[Cell] = [
         gpu.name,
-        words.model(gpu.model) + profile,
-        words.percent(gpu.utilization_ratio),
+        formatting.model(gpu.model) + profile,
+        formatting.percent(gpu.utilization_ratio),
         memory(gpu),
-        words.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
+        formatting.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
         _state(gpu),
-        words.listed(gpu.tenants) if gpu.tenants or not gpu.replicas_used else words.UNKNOWN,
+        formatting.listed(gpu.tenants)
+        if gpu.tenants or not gpu.replicas_used
+        else formatting.UNKNOWN,
     ]
     if is_wide:
         row += [
-            words.UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}",
+            formatting.UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}",
             f"{gpu.replicas_used}/{gpu.replicas}",
             str(gpu.assumed),
             gpu.source,
-            words.span(gpu.age_seconds),
+            formatting.span(gpu.age_seconds),
             gpu.why,
-            gpu.uuid or words.UNKNOWN,
+            gpu.uuid or formatting.UNKNOWN,
         ]
     return row
 
@@ -79,4 +81,4 @@ def memory(gpu: Gpu) -> str:
     used = None
     if gpu.memory_used_ratio is not None and gpu.memory_total_bytes is not None:
         used = gpu.memory_used_ratio * gpu.memory_total_bytes
-    return f"{words.gib(used)}/{words.gib(gpu.memory_total_bytes)}"
+    return f"{formatting.gib(used)}/{formatting.gib(gpu.memory_total_bytes)}"

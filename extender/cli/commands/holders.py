@@ -3,10 +3,10 @@
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.holding import Holder, Holders, Sums
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, line, sheet, stack
+from extender.cli.tables import Cell, line, sheet, stack
 
 COLUMNS = ["POD", "NODE", ">IDLE GPUS", ">IDLE FOR", ">GPU-HOURS", ">IDLE", ">MEMORY GiB", "OWNER"]
 COST_COLUMNS = [">COST USED", ">COST IDLE"]
@@ -19,13 +19,13 @@ WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
     "--idle-for",
     default="1h",
     show_default=True,
-    type=words.Span(),
+    type=formatting.Span(),
     metavar="TIME",
     help="Only pods idle for at least this long (30m, 1h, 1d12h); 0 lists every holder.",
 )
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @click.option("--some", is_flag=True, help="Include pods that use some of their GPUs.")
-@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of pods to show.")  # fmt: skip
 def command(
     session: Session, *, idle_for: int, namespace: str | None, some: bool, limit: int
@@ -43,7 +43,7 @@ def command(
 
 
 def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
-    span = words.span(answer.idle_for_seconds)
+    span = formatting.span(answer.idle_for_seconds)
     parts: list[RenderableType | None] = []
     if answer.holders:
         costs = COST_COLUMNS if answer.is_priced else []
@@ -62,7 +62,7 @@ def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
             line(f"not judged, because no source reports their GPUs: {answer.unknown}", "dim")
         )
     if answer.watched_since:
-        parts.append(line(f"watched since {words.clock(answer.watched_since)}", "dim"))
+        parts.append(line(f"watched since {formatting.clock(answer.watched_since)}", "dim"))
     return stack(parts)
 
 
@@ -71,7 +71,7 @@ def summed(sums: Sums) -> str:
     hours = f"{sums.gpu_hours:.1f} GPU-hours, {sums.gpu_hours_idle:.1f} of them idle"
     if sums.cost is None:
         return hours
-    return f"{hours}: {words.money(sums.cost)}, {words.money(sums.cost_idle)} of it idle"
+    return f"{hours}: {formatting.money(sums.cost)}, {formatting.money(sums.cost_idle)} of it idle"
 
 
 def _row(holder: Holder, *, is_wide: bool, is_priced: bool) -> list[Cell]:
@@ -80,15 +80,15 @@ def _row(holder: Holder, *, is_wide: bool, is_priced: bool) -> list[Cell]:
         holder.pod,
         holder.node,
         f"{holder.gpus_idle}/{holder.gpus}",
-        words.span(holder.idle_seconds) + least,
+        formatting.span(holder.idle_seconds) + least,
         f"{holder.gpu_hours:.1f}",
         f"{holder.gpu_hours_idle:.1f}",
-        words.gib(holder.memory_used_bytes),
-        holder.owner or words.NOTHING,
+        formatting.gib(holder.memory_used_bytes),
+        holder.owner or formatting.NOTHING,
     ]
     if is_priced:
-        row += [words.money(holder.cost_used), words.money(holder.cost_idle)]
+        row += [formatting.money(holder.cost_used), formatting.money(holder.cost_idle)]
     if is_wide:
         on = ["?" if device.index is None else str(device.index) for device in holder.devices]
-        row += [holder.why, words.span(holder.held_seconds), words.listed(on, 16)]
+        row += [holder.why, formatting.span(holder.held_seconds), formatting.listed(on, 16)]
     return row

@@ -3,10 +3,10 @@
 import click
 from rich.table import Table
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.answers import Node, Nodes
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, sheet, word
+from extender.cli.tables import Cell, sheet, word
 
 COLUMNS = ["NODE", "MODEL", ">IDLE", ">HELD", ">ACTIVITY", ">MEMORY", "STATE"]
 MIG_COLUMN = ">MIG IDLE"
@@ -54,7 +54,7 @@ def _sheet(answer: Nodes, *, is_wide: bool) -> Table:
 
 def _instances(node: Node) -> str:
     total = node.mig_instances_total
-    return f"{node.mig_instances_idle}/{total}" if total else words.NOTHING
+    return f"{node.mig_instances_idle}/{total}" if total else formatting.NOTHING
 
 
 def _row(node: Node, *, is_wide: bool) -> list[Cell]:
@@ -62,11 +62,11 @@ def _row(node: Node, *, is_wide: bool) -> list[Cell]:
     offered = sum(counts.allocatable for counts in node.resources.values())
     row: list[Cell] = [
         node.name,
-        words.model(node.model),
+        formatting.model(node.model),
         f"{node.gpus_idle}/{node.gpus_total}",
         f"{used}/{offered}",
-        words.percent(node.utilization_mean_ratio),
-        words.percent(node.memory_used_mean_ratio),
+        formatting.percent(node.utilization_mean_ratio),
+        formatting.percent(node.memory_used_mean_ratio),
         word(state_of(node)),
     ]
     if is_wide:
@@ -74,9 +74,9 @@ def _row(node: Node, *, is_wide: bool) -> list[Cell]:
         row += [
             str(assumed),
             str(node.early_failures),
-            node.driver_version or words.UNKNOWN,
-            words.resources({name: one.allocatable for name, one in node.resources.items()}),
-            words.listed(node.pods),
+            node.driver_version or formatting.UNKNOWN,
+            formatting.resources({name: one.allocatable for name, one in node.resources.items()}),
+            formatting.listed(node.pods),
         ]
     return row
 

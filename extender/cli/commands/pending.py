@@ -3,10 +3,10 @@
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.answers import Counted, Pending, Waiting
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, line, sheet, stack, word
 
 COLUMNS = ["POD", ">WAITS", "ASKS FOR", "STATE", "NODES HELD BACK BY KUBE-SCHEDULER", "BY IDLEGPU"]
 WIDE_COLUMNS = ["SCHEDULER", "OWNER", "WHAT WOULD HELP"]
@@ -16,7 +16,7 @@ MOST_REASONS = 2
 @click.command("pending")
 @connected
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
-@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of pods to show.")  # fmt: skip
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """List GPU pods that are not bound, the longest wait first, with the reasons.
@@ -31,7 +31,7 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 def _render(answer: Pending, *, is_wide: bool) -> RenderableType:
     columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
     left = answer.total - len(answer.pods)
-    away = words.listed(answer.unreachable)
+    away = formatting.listed(answer.unreachable)
     return stack(
         [
             sheet(columns, (_row(pod, is_wide=is_wide) for pod in answer.pods))
@@ -46,21 +46,25 @@ def _render(answer: Pending, *, is_wide: bool) -> RenderableType:
 def _row(pod: Waiting, *, is_wide: bool) -> list[Cell]:
     row: list[Cell] = [
         pod.pod,
-        words.span(pod.waiting_seconds),
-        words.resources(pod.resources) or words.NOTHING,
+        formatting.span(pod.waiting_seconds),
+        formatting.resources(pod.resources) or formatting.NOTHING,
         word(pod.state),
         reasons(pod.by_scheduler, is_wide=is_wide),
         reasons(pod.by_us, is_wide=is_wide),
     ]
     if is_wide:
-        row += [pod.scheduler, pod.owner or words.NOTHING, "; ".join(pod.hints) or words.NOTHING]
+        row += [
+            pod.scheduler,
+            pod.owner or formatting.NOTHING,
+            "; ".join(pod.hints) or formatting.NOTHING,
+        ]
     return row
 
 
 def reasons(counted: list[Counted], *, is_wide: bool) -> str:
     """Format reasons with their counts, abbreviated unless `is_wide`."""
     texts = [f"{one.count} {short(one.reason)}" for one in counted]
-    return words.listed(texts, len(texts) if is_wide else MOST_REASONS)
+    return formatting.listed(texts, len(texts) if is_wide else MOST_REASONS)
 
 
 def short(reason: str) -> str:

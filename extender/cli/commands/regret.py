@@ -3,10 +3,10 @@
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.remote.regret import Regret, RegretMeans, TurnedOut
 from extender.cli.session import Session, connected
-from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.cli.tables import Cell, line, sheet, stack, word
 
 MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
 COLUMNS = ["POD", "NODE", "OUR CHOICE", "BEST", ">GOT", ">CHOICE", ">BEST", ">REGRET", "FOLLOWED"]
@@ -16,7 +16,7 @@ WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 @click.command("regret")
 @connected
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
-@click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
+@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of placements to show.")  # fmt: skip
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """Show the outcome of placements some time after the pods were bound, newest first.
@@ -31,12 +31,12 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 
 
 def _render(answer: Regret, *, is_wide: bool) -> RenderableType:
-    after = words.span(answer.after_seconds)
+    after = formatting.span(answer.after_seconds)
     notes = [line(f"watched until {after} after they are bound: {answer.watched} pods", "dim")]
     if answer.left_out:
         notes.append(line(f"left out: {answer.left_out} pods", "dim"))
     if answer.unreachable:
-        away = words.listed(answer.unreachable)
+        away = formatting.listed(answer.unreachable)
         notes.append(line(f"replicas that do not answer: {away}", "yellow"))
     if not answer.placements:
         return stack([line("no placement was compared yet"), *notes])
@@ -54,11 +54,11 @@ def _mean_row(name: str, means: RegretMeans) -> list[Cell]:
     return [
         name,
         str(means.placements),
-        words.percent(means.got_ratio),
-        words.percent(means.choice_ratio),
-        words.percent(means.best_ratio),
-        words.percent(means.got_then_ratio),
-        words.percent(means.choice_then_ratio),
+        formatting.percent(means.got_ratio),
+        formatting.percent(means.choice_ratio),
+        formatting.percent(means.best_ratio),
+        formatting.percent(means.got_then_ratio),
+        formatting.percent(means.choice_then_ratio),
     ]
 
 
@@ -68,18 +68,18 @@ def _row(one: TurnedOut, *, is_wide: bool) -> list[Cell]:
         one.node,
         one.choice or "none",
         one.best,
-        words.percent(one.got_ratio) + ("" if one.is_known else "~"),
-        words.percent(one.choice_ratio),
-        words.percent(one.best_ratio),
-        words.UNKNOWN if one.regret_ratio is None else f"{one.regret_ratio:+.0%}",
+        formatting.percent(one.got_ratio) + ("" if one.is_known else "~"),
+        formatting.percent(one.choice_ratio),
+        formatting.percent(one.best_ratio),
+        formatting.UNKNOWN if one.regret_ratio is None else f"{one.regret_ratio:+.0%}",
         word("yes" if one.is_followed else "no"),
     ]
     if is_wide:
         row += [
-            words.percent(one.got_then_ratio),
-            words.percent(one.choice_then_ratio),
+            formatting.percent(one.got_then_ratio),
+            formatting.percent(one.choice_then_ratio),
             str(one.gpus),
-            words.span(one.seconds),
-            words.clock(one.bound_at),
+            formatting.span(one.seconds),
+            formatting.clock(one.bound_at),
         ]
     return row

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import RenderableType
 
-from extender.cli import words
+from extender.cli import formatting
 from extender.cli.session import Connection, Session, output_option, show_table
-from extender.cli.sheets import line, sheet, stack
+from extender.cli.tables import line, sheet, stack
 
 if TYPE_CHECKING:
     from extender.insight.replay.report import Report, Side
@@ -42,7 +42,7 @@ def command(
     simulated.
     """
     # Server code, which takes half a second to import.
-    from extender.insight.decision_log.reading import read_log
+    from extender.insight.decision_log.reader import read_log
     from extender.insight.replay.changes import parse_changes
     from extender.insight.replay.plot import draw
     from extender.insight.replay.report import replay
@@ -78,7 +78,7 @@ def _render(report: "Report") -> RenderableType:
         rows.append(_row("kube-scheduler", report.actual))
     parts: list[RenderableType | None] = [sheet(COLUMNS, rows), line(LEGEND, "dim"), line("")]
     if report.changes:
-        share = words.percent(report.moved / report.pods)
+        share = formatting.percent(report.moved / report.pods)
         parts.append(line(f"{report.moved} of {report.pods} pods ({share}) would go elsewhere"))
         parts += [_move(report)] if report.moves else []
     if report.bound:
@@ -104,7 +104,7 @@ def _exactness(report: "Report") -> RenderableType:
     summary = f"{report.exact} of {report.decisions} decisions come out exactly as they were logged"
     if report.exact == report.decisions:
         return line(summary, "dim")
-    numbers = words.listed(map(str, report.inexact), 10)
+    numbers = formatting.listed(map(str, report.inexact), 10)
     return line(
         f"{summary}; not {numbers}: were they made by another version of idlegpu?", "bold yellow"
     )
@@ -115,8 +115,8 @@ def _row(name: str, side: "Side") -> list[str]:
         name,
         str(side.placed),
         str(side.waits),
-        words.UNKNOWN if side.activity is None else f"{side.activity:.1%}",
-        words.percent(side.idle_share),
+        formatting.UNKNOWN if side.activity is None else f"{side.activity:.1%}",
+        formatting.percent(side.idle_share),
     ]
 
 
@@ -127,9 +127,9 @@ def _move(report: "Report") -> RenderableType:
             move.pod,
             move.before or "none",
             move.after or "none",
-            move.bound or words.NOTHING,
-            words.percent(move.activity_before),
-            words.percent(move.activity_after),
+            move.bound or formatting.NOTHING,
+            formatting.percent(move.activity_before),
+            formatting.percent(move.activity_after),
         ]
         for move in report.moves[:SHOWN]
     ]

@@ -4,10 +4,10 @@ from typing import Final
 
 import click
 
+from extender.cli.formatting import Whole
 from extender.cli.manifests import Object, gpu_pod, job_of, name_for, pod_of, unique
 from extender.cli.remote.errors import ClientError
 from extender.cli.session import Session, connected, dump
-from extender.cli.words import Whole
 
 IMAGE = "nvidia/cuda:12.9.1-base-ubuntu24.04"
 HOLD = ["sleep", "infinity"]

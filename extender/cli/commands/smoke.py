@@ -5,11 +5,11 @@ import time
 import click
 
 from extender.cli.commands.run import IMAGE, PATHS
+from extender.cli.formatting import Span, clean, span
 from extender.cli.manifests import Object, gpu_pod, pod_of, unique
 from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, dump
-from extender.cli.words import Span, clean, span
 
 POLL_SECONDS = 0.5
 

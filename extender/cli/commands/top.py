@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from extender.cli.commands.gpus import STATES, table
+from extender.cli.formatting import UNKNOWN, Number
 from extender.cli.keys import pressed_keys
 from extender.cli.remote.answers import Gpu
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
-from extender.cli.sheets import STYLES, line, stack
-from extender.cli.words import UNKNOWN, Number
+from extender.cli.tables import STYLES, line, stack
 
 AROUND = 4
 """Screen lines outside the table's rows: the summary above, the header, the last line."""

@@ -8,7 +8,7 @@ import msgspec
 
 from extender.cli.doctor.certificates import PEM, read_certificates
 from extender.cli.doctor.exposition import parse_exposition
-from extender.cli.doctor.pile import Pile
+from extender.cli.doctor.fact_collector import Pile
 from extender.cli.remote.errors import ClientError, Failure
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import yaml_documents

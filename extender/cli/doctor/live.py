@@ -9,6 +9,7 @@ from extender.cli.doctor.checks.layouts import MANAGER_WORDS
 from extender.cli.doctor.checks.neighbours import AUTOSCALERS
 from extender.cli.doctor.checks.nodes import DRA_WORDS, MPS_WORDS, PLUGIN_WORDS
 from extender.cli.doctor.exposition import parse_exposition
+from extender.cli.doctor.fact_collector import Pile
 from extender.cli.doctor.facts import Object
 from extender.cli.doctor.objects import (
     AGENT_WORDS,
@@ -19,7 +20,6 @@ from extender.cli.doctor.objects import (
     name_of,
     parse_time,
 )
-from extender.cli.doctor.pile import Pile
 from extender.cli.doctor.rights import ask_rights
 from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure

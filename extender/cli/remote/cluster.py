@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.remote.ways import Login, Params, UrlWay
-from extender.kube.kube_library import KUBECONFIG_ERRORS, Configuration, cause_of, config
+from extender.cli.remote.transports import Login, Params, UrlWay
+from extender.kube.library import KUBECONFIG_ERRORS, Configuration, cause_of, config
 from extender.runtime.decoding import MalformedError, decode_with
 
 TOKEN_HEADER: Final = "X-Idlegpu-Token"  # noqa: S105 - the header's name

@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.decision.cached_evaluation import avoid, nominate, stand
 from extender.core.decision.certainty import Band
 from extender.core.decision.evaluation import Evaluation, Overlay, Question, asks
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score
-from extender.core.decision.standing import avoid, nominate, stand
-from extender.core.nodes.names import NamesAt
+from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Flags, Pool, Ratios, Rows, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest

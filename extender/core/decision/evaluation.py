@@ -10,7 +10,7 @@ from extender.core.decision.assessment import Ask, Asks, Estimates, assess
 from extender.core.decision.filtering import Codes, reject
 from extender.core.decision.landing import count_freed
 from extender.core.decision.scoring import KINDS, PLACES, mean, score
-from extender.core.devices.cards import normalize_model
+from extender.core.devices.gpu_models import normalize_model
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
     Batch,

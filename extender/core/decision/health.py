@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from extender.core.columns import known
-from extender.core.decision.causes import Sign, encode
+from extender.core.decision.health_causes import Sign, encode
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Flags, Ratios, Rows
 from extender.core.policy import Health, HealthAction
@@ -40,8 +40,8 @@ class HealthColumns:
         is_excluded_multi: the device cannot work for a pod with several devices.
         is_node_excluded: no device of its node can work.
         penalty: share of its certainty that the device loses, 0 to 1.
-        cause: cause of the most severe action, encoded by `core.decision.causes`; the first cause
-            wins a tie.
+        cause: cause of the most severe action, encoded by `core.decision.health_causes`; the first
+            cause wins a tie.
     """
 
     def __init__(self, count: int, penalty: float) -> None:

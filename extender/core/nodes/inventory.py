@@ -6,9 +6,9 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extender.core.nodes.host_resources import NONE, HostResources
-from extender.core.nodes.kin import Kin, owner_key
 from extender.core.nodes.labels import HOSTNAME
-from extender.core.nodes.selection import Selection
+from extender.core.nodes.node_selection import Selection
+from extender.core.nodes.pod_owners import Kin, owner_key
 
 EMPTY: Mapping[str, int] = MappingProxyType({})
 
@@ -152,12 +152,12 @@ class PodRecord:
         is_deleting: `metadata.deletionTimestamp` is set.
         message: kube-scheduler's message why the pod is unscheduled, truncated; only while unbound.
         is_gated: a scheduling gate holds the pod back.
-        awaits_room: its only scheduling gate is `core.request.scheduled.GATE`.
+        awaits_room: its only scheduling gate is `core.request.scheduled_condition.GATE`.
         priority: `spec.priority`.
         owner: kind and name of its controller (`Job train`), "" without one.
         likeness: keys of its images and its requests; similar pods share them.
-        wanted_model: requested GPU model, a word of `core.devices.cards.NAMES` or `other`, "" if
-            none; only while unbound.
+        wanted_model: requested GPU model, a word of `core.devices.gpu_models.NAMES` or `other`, ""
+            if none; only while unbound.
         gives_way: its priority is negative: any pod may preempt it.
         selection: its node selector, required affinity and tolerations; only while unbound. None if
             it requests no GPU resource or exceeds the size limit.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.memo import Memo
-from extender.core.nodes.roll import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, Roll
 from extender.core.steps import Steps, finish
 
 Ratios = npt.NDArray[np.float64]
@@ -64,7 +64,8 @@ class Telemetry:
             withdraws such devices.
         is_foreign: a process outside Kubernetes uses the device; set only if no pod holds it.
         is_in_use: memory or activity of any process shows on the device.
-        cause: the most severe sign of ill health, encoded by `core.decision.causes`; 0 for none.
+        cause: the most severe sign of ill health, encoded by `core.decision.health_causes`; 0 for
+            none.
     """
 
     utilization: Ratios

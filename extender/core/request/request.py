@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from extender.core.nodes.host_resources import requested
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.kin import Kin, kin_of
-from extender.core.nodes.selection import has_preferences
+from extender.core.nodes.node_selection import has_preferences
+from extender.core.nodes.pod_owners import Kin, kin_of
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.annotations import (
     AnnotationProblem,
     own_settings,
     read_annotations,
 )
-from extender.core.request.resources import ResourceNames, count_devices, has_claims
-from extender.core.request.scheduled import last_word
+from extender.core.request.gpu_resources import ResourceNames, count_devices, has_claims
+from extender.core.request.scheduled_condition import last_word
 from extender.core.untyped import mapping_of, text_of
 
 

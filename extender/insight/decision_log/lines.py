@@ -17,8 +17,8 @@ import orjson
 from extender.core.decision.decision import Decision
 from extender.core.decision.evaluation import Overlay
 from extender.core.nodes.batches import current_batch
-from extender.core.nodes.names import NamesAt
-from extender.core.nodes.roll import Roll
+from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Pool, Snapshot, Tenant, batch_rows
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from extender.insight.decision_log.reading import Logged, LoggedBinding, LoggedDecision
-from extender.insight.replay.again import Landing, Replay, Replayed
+from extender.insight.decision_log.reader import Logged, LoggedBinding, LoggedDecision
 from extender.insight.replay.changes import Changes
-from extender.placement.asked import FILTER, PRIORITIZE
+from extender.insight.replay.replay import Landing, Replay, Replayed
+from extender.placement.request_log import FILTER, PRIORITIZE
 
 MOVES: Final = 100
 """Largest number of moved pods, and of inexact decisions, to list."""

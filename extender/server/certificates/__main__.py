@@ -20,8 +20,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from extender.kube.kube import KubeClient, KubeError
-from extender.kube.kube_config import SERVICE_ACCOUNT, KubeConfigError
+from extender.kube.client import KubeClient, KubeError
+from extender.kube.kubeconfig import SERVICE_ACCOUNT, KubeConfigError
 from extender.server.certificates.issuing import (
     EXTENDER_NAME,
     CertsError,

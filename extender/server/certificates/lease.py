@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Final
 
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 from extender.kube.lease import Lease
 
 LEASE_NAME: Final = "idlegpu-certs"

@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 
 from extender.core.untyped import mapping_of, text_of
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 from extender.runtime.decoding import decode_with
 from extender.server.certificates.issuing import (
     EXTENDER,

@@ -4,7 +4,7 @@ import base64
 from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.server.certificates.storing import LIMIT_BYTES, TIMEOUT_SECONDS
 
 PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"

@@ -23,7 +23,7 @@ from agent.report import (
     decode_update,
     frame,
 )
-from extender.runtime.seldom import SeldomLogger
+from extender.runtime.log_throttle import SeldomLogger
 from extender.sources.agents.refusal import STATUS, Refusal, RefusedError
 from extender.sources.agents.states import AgentState
 from extender.sources.agents.tokens import Sender

@@ -7,7 +7,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
 
-from extender.runtime.seldom import Seldom
+from extender.runtime.log_throttle import Seldom
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Final
 from agent.report import Update
 from extender.core.devices.readings import DeviceKey, Readings
 from extender.core.policy import Foreign
-from extender.kube.kube import KubeClient
-from extender.server.listening import Listener
+from extender.kube.client import KubeClient
+from extender.server.listener import Listener
 from extender.settings.agents import Agents
 from extender.sources.agents.connection import Connection
 from extender.sources.agents.refusal import Refusal, Refusals, RefusedError

@@ -19,7 +19,7 @@ from agent.report import (
     Update,
 )
 from extender.core.columns import within
-from extender.core.devices.expected import resource_profile
+from extender.core.devices.expected_devices import resource_profile
 from extender.core.devices.readings import (
     Column,
     DeviceInfo,

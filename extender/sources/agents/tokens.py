@@ -11,8 +11,8 @@ from typing import Final
 import orjson
 
 from extender.core.untyped import mapping_of, text_of
-from extender.kube.kube import KubeClient, KubeError
-from extender.kube.reviews import (
+from extender.kube.client import KubeClient, KubeError
+from extender.kube.token_review import (
     Recent,
     TokenRefusedError,
     User,
@@ -21,7 +21,7 @@ from extender.kube.reviews import (
     token_key,
 )
 from extender.runtime.decoding import decode_with
-from extender.runtime.turns import BusyError, Turns
+from extender.runtime.fair_queue import BusyError, Turns
 from extender.settings.agents import Agents
 from extender.sources.agents.refusal import Refusal, RefusedError
 

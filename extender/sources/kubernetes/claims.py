@@ -7,7 +7,7 @@ import msgspec
 
 from extender.core.nodes.inventory import ClaimedDevice
 from extender.core.untyped import mapping_of, text_of
-from extender.sources.kubernetes.kube_claims import (
+from extender.sources.kubernetes.claim_records import (
     GPU_DRIVER,
     ClaimRecord,
     DeviceName,
@@ -15,9 +15,9 @@ from extender.sources.kubernetes.kube_claims import (
     reduce_claim,
     reduce_slice,
 )
-from extender.sources.kubernetes.kube_kind import Kind
-from extender.sources.kubernetes.kube_shelf import Pace, Shelf
-from extender.sources.kubernetes.kube_text import Change
+from extender.sources.kubernetes.json_text import Change
+from extender.sources.kubernetes.object_cache import Pace, Shelf
+from extender.sources.kubernetes.object_kinds import Kind
 
 CLAIMS: Final = Kind(
     resource="resourceclaims", path="/apis/resource.k8s.io/v1/resourceclaims", is_optional=True

@@ -16,18 +16,18 @@ from typing import Final
 import msgspec
 
 from extender.core.nodes.inventory import ClaimedDevice, NodeRecord, PodRecord
-from extender.core.request.resources import ResourceNames
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
-from extender.kube.kube import KubeClient
-from extender.runtime.stepping import GiveWay, next_turn
+from extender.kube.client import KubeClient
+from extender.runtime.cooperative import GiveWay, next_turn
 from extender.runtime.supervision import keep
 from extender.sources.kubernetes.claims import CLAIMS, SLICES, ClaimBook
-from extender.sources.kubernetes.kube_kind import Feed, FollowStatus, InventorySink, Kind
-from extender.sources.kubernetes.kube_records import reduce_node
-from extender.sources.kubernetes.kube_reflector import FollowSettings, Reflector
-from extender.sources.kubernetes.kube_shelf import Pace, Shelf
-from extender.sources.kubernetes.kube_text import Change
+from extender.sources.kubernetes.json_text import Change
+from extender.sources.kubernetes.object_cache import Pace, Shelf
+from extender.sources.kubernetes.object_kinds import Feed, FollowStatus, InventorySink, Kind
 from extender.sources.kubernetes.pod_feed import PodFeed
+from extender.sources.kubernetes.records import reduce_node
+from extender.sources.kubernetes.reflector import FollowSettings, Reflector
 
 logger = logging.getLogger(__name__)
 

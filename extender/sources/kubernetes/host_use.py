@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from extender.core.nodes.host_resources import NONE, HostResources
-from extender.sources.kubernetes.kube_shelf import Pace
+from extender.sources.kubernetes.object_cache import Pace
 
 TellUse = Callable[[str, HostResources], None]
 """Is given a node and what its pods request of it."""

@@ -7,13 +7,13 @@ from types import MappingProxyType
 import msgspec
 
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
-from extender.core.request.resources import ResourceNames
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
 from extender.sources.kubernetes.host_use import HostUse
-from extender.sources.kubernetes.kube_kind import InventorySink
-from extender.sources.kubernetes.kube_records import ExporterPod, reduce_exporter, reduce_pod
-from extender.sources.kubernetes.kube_shelf import Pace, Shelf
-from extender.sources.kubernetes.kube_text import Change, PodGlance
+from extender.sources.kubernetes.json_text import Change, PodGlance
+from extender.sources.kubernetes.object_cache import Pace, Shelf
+from extender.sources.kubernetes.object_kinds import InventorySink
+from extender.sources.kubernetes.records import ExporterPod, reduce_exporter, reduce_pod
 
 
 class PodFeed:

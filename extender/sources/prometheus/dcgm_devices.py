@@ -13,15 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from extender.core.devices.readings import Column, DeviceKey
-from extender.sources.prometheus.identity import NodeIdentity, match_node
-from extender.sources.prometheus.prometheus_layouts import (
-    Layouts,
-    Text,
-    Vector,
-    evaluated_at,
-    short,
-)
-from extender.sources.prometheus.prometheus_rows import Rows
+from extender.sources.prometheus.node_identity import NodeIdentity, match_node
 from extender.sources.prometheus.promql import (
     DRIVER_LABELS,
     INDEX_LABEL,
@@ -30,6 +22,14 @@ from extender.sources.prometheus.promql import (
     PROFILE_LABEL,
     UUID_LABELS,
 )
+from extender.sources.prometheus.response_template import (
+    Layouts,
+    Text,
+    Vector,
+    evaluated_at,
+    short,
+)
+from extender.sources.prometheus.rows import Rows
 
 Row = Mapping[str, Any]
 

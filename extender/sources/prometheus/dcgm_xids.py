@@ -13,8 +13,8 @@ from extender.core.devices.readings import LARGEST_XID, Column, DeviceKey
 from extender.core.policy import Health
 from extender.core.xids import SEVERITY, is_of_recovery, xid_action
 from extender.sources.prometheus.dcgm_devices import device_key
-from extender.sources.prometheus.prometheus_rows import Row
 from extender.sources.prometheus.promql import XID_LABEL
+from extender.sources.prometheus.rows import Row
 
 _GRAVITY: Final = np.array(
     [

@@ -9,9 +9,9 @@ import numpy as np
 
 from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
+from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.prometheus_common import PrometheusError
-from extender.sources.prometheus.prometheus_process import WorkerError, WorkerProcess
+from extender.sources.prometheus.process import WorkerError, WorkerProcess
 
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
@@ -28,7 +28,7 @@ MOST_WAITS: Final = 300
 
 
 class Watch(Protocol):
-    """Whoever watches from now on which devices are used; see `insight.idleness`."""
+    """Whoever watches from now on which devices are used; see `insight.last_active`."""
 
     @property
     def seen(self) -> asyncio.Event:

@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 
-from extender.core.request.resources import excess_of
+from extender.core.request.gpu_resources import excess_of
 from extender.core.untyped import items_of, mapping_of, text_of
 from extender.runtime.decoding import MalformedError, decode_with, excess_values
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Final
 
 from extender.core.untyped import mapping_of, text_of
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import Counter as Metric
 
-from extender.core.nodes.selection import read_selection
+from extender.core.nodes.node_selection import read_selection
 from extender.core.policy import Policy
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from extender.core.request.resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
-from extender.kube.kube import KubeClient
-from extender.runtime.seldom import Seldom
+from extender.kube.client import KubeClient
+from extender.runtime.log_throttle import Seldom
 from extender.settings.admission import Admission
-from extender.webhook.admission.nodes import is_pinned, takes_nodes_of
+from extender.webhook.admission.node_access import is_pinned, takes_nodes_of
 from extender.webhook.admission.review import (
     Review,
     ReviewError,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from extender.kube.kube import KubeClient
-from extender.kube.reviews import ACCESS, TOKENS
+from extender.kube.client import KubeClient
+from extender.kube.token_review import ACCESS, TOKENS
 
 AUDIENCE = "idlegpu-api"
 EVERYWHERE = ""

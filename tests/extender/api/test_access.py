@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from extender.api.access import COOKIE, MAX_COOKIE, make_access
 from extender.api.caller import GRACE
-from extender.api.callers import HEADER, REFUSED_SECONDS
+from extender.api.caller_cache import HEADER, REFUSED_SECONDS
 from extender.settings.api import Api, ApiAccess
 from extender.settings.config import Settings
 from tests.extender.api.reviewers import EVERYWHERE

@@ -11,11 +11,11 @@ import pytest_asyncio
 from aiohttp import web
 from pydantic import ValidationError
 
-from extender.api import callers
+from extender.api import caller_cache
 from extender.api.access import make_access
 from extender.core.nodes.inventory import PodRecord
-from extender.server.answers import json_answer
-from extender.server.seen import ANOTHER_POD, pod_name
+from extender.server.json_answers import json_answer
+from extender.server.redaction import ANOTHER_POD, pod_name
 from extender.settings.api import Api, ApiAccess
 from extender.settings.config import Settings
 from tests.extender.api.reviewers import EVERYWHERE
@@ -45,7 +45,7 @@ async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
 async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 0.1)
+    monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 0.1)
     door.reviewers.rights["alice"] = {EVERYWHERE}
     client = await door.open(reviews_per_second=5)
     clock = asyncio.get_running_loop().time
@@ -61,7 +61,7 @@ async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
 async def test_who_guesses_tokens_does_not_block_another_address(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "STRANGERS_SECONDS", 20.0)
+    monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 20.0)
     door.reviewers.rights["alice"] = {EVERYWHERE}
     client = await door.open(reviews_per_second=5)
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
@@ -93,7 +93,7 @@ async def test_who_guesses_tokens_does_not_block_another_address(
 async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "MOST_CALLERS", 5)
+    monkeypatch.setattr(caller_cache, "MOST_CALLERS", 5)
     door.reviewers.rights["alice"] = {EVERYWHERE}
     client = await door.open(reviews_per_second=1000)
     await shown(client)
@@ -109,7 +109,7 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
 async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "QUESTIONS", 2)
+    monkeypatch.setattr(caller_cache, "QUESTIONS", 2)
     door.reviewers.rights["alice"] = {EVERYWHERE}
     for number in range(8):
         door.reviewers.users[f"mallory{number}"] = "mallory"

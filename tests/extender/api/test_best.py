@@ -3,7 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from extender.core.nodes.inventory import Taint
-from extender.core.request.resources import ResourceNames
+from extender.core.request.gpu_resources import ResourceNames
 from extender.insight.what_if import TAINTED
 from tests.extender.insight.asking import get, strict
 from tests.extender.served import (

@@ -13,12 +13,12 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.api.access import Access
 from extender.api.caller import RETRY_SECONDS, Caller
-from extender.api.callers import REFUSED_SECONDS, SESSION_PATH
-from extender.kube.kube import KubeError
-from extender.kube.reviews import ALL_NAMESPACES, User
+from extender.api.caller_cache import REFUSED_SECONDS, SESSION_PATH
+from extender.kube.client import KubeError
+from extender.kube.token_review import ALL_NAMESPACES, User
 from extender.runtime.metrics import Metrics
-from extender.server.answers import json_answer
-from extender.server.seen import AccessError
+from extender.server.json_answers import json_answer
+from extender.server.redaction import AccessError
 from extender.settings.api import Api
 from tests.extender.api.reviewers import Reviewers, reviewing
 from tests.extender.fake_kube import eventually

@@ -10,8 +10,8 @@ import yaml
 from aiohttp import web
 
 from extender.core.policy import Policy
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from extender.core.request.resources import ResourceNames
 from tests.extender.cli.serving import Run, runner, serving
 
 Object = dict[str, Any]

@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from extender.cli.client import Client
-from extender.cli.sheets import sheet
+from extender.cli.tables import sheet
 from tests.extender.cli.serving import Run, ask, build_fleet, runner, serving
 from tests.extender.insight.test_holders import HoldersWorld
 from tests.extender.insight.whys import WhyWorld

@@ -5,9 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from extender.core.decision.allocation import Tenancy, lay_out
 from extender.core.decision.landing import NONE_OUT
-from extender.core.decision.layout import Tenancy, lay_out
-from extender.core.devices.expected import Device, Expected
+from extender.core.devices.expected_devices import Device, Expected
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Assumed, SharedPolicy

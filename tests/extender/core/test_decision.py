@@ -8,8 +8,8 @@ import pytest
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import model_places
 from extender.core.decision.filtering import Code
-from extender.core.nodes.names import NamesAt
-from extender.core.nodes.roll import EMPTY_ROLL
+from extender.core.nodes.node_index import EMPTY_ROLL
+from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from extender.core.policy import LoadFilter, Policy
 from tests.builders import (

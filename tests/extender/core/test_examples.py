@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from extender.core.decision.evaluation import Question
-from extender.core.decision.explain import NodeVerdict, explain, gather
-from extender.core.decision.reasons import EARLY_FAILURES, ILL_HEALTH, PREFERRED
+from extender.core.decision.ranking_reasons import EARLY_FAILURES, ILL_HEALTH, PREFERRED
+from extender.core.decision.verdicts import NodeVerdict, explain, gather
 from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
 from tests.builders import (

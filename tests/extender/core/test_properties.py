@@ -8,9 +8,14 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from extender.core.decision.cached_evaluation import (
+    nominate,
+    row_under,
+    stand,
+    stand_together,
+)
 from extender.core.decision.decision import decide
 from extender.core.decision.evaluation import Overlay, Question, asks, evaluate_for
-from extender.core.decision.standing import nominate, row_under, stand, stand_together
 from extender.core.nodes.snapshot import batch_rows
 from extender.core.policy import Policy, Weights
 from extender.core.request.request import GpuRequest

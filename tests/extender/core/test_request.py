@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.annotations import Annotation, read_memory
+from extender.core.request.gpu_resources import MAX_COUNT, ResourceNames, count_devices
 from extender.core.request.request import (
     GpuRequest,
     ParsedRequest,
     parse_pod_ref,
     parse_request,
 )
-from extender.core.request.resources import MAX_COUNT, ResourceNames, count_devices
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.filtering import Code
 from extender.core.decision.scoring import UNITS
-from extender.core.nodes.selection import has_preferences
+from extender.core.nodes.node_selection import has_preferences
 from extender.core.policy import Policy
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from extender.core.request.resources import ResourceNames
 from tests.builders import Node, busy, gpu, node, request, snapshot_of
 
 COUNT = 12

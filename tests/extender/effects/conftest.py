@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from tests.extender.fake_kube import FakeKube, running_kube
 from tests.worlds import BUSY, World
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
 from extender.effects.events import EventSettings, EventType, EventWriter, event_name
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from tests.extender.effects.waking import Recorder
 from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 

@@ -22,7 +22,7 @@ from extender.effects.peer_wire import (
     encode_receipt,
 )
 from extender.effects.peers import Peers, _family
-from extender.placement.asked import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion
 from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
 

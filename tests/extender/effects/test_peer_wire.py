@@ -19,7 +19,7 @@ from extender.effects.peer_wire import (
     is_tellable,
     questions_in,
 )
-from extender.placement.asked import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=40)
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.effects.peers import SILENT_SECONDS, Address, Peers
-from extender.placement.asked import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion
 from extender.runtime import supervision
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.selection import read_selection
+from extender.core.nodes.node_selection import read_selection
 from extender.effects.wake_order import MAX_NEEDS, MAX_PROMISING, LookOrder
-from extender.effects.wakeup import Waker, build_waker
-from extender.kube.kube import KubeClient
+from extender.effects.waker import Waker, build_waker
+from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.builders import GPU
 from tests.extender.effects.waking import (
@@ -54,7 +54,7 @@ def little_memory(number: int) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the rests between steps: nothing else wants the event loop."""
-    monkeypatch.setattr("extender.effects.wakeup.REST", 0.0)
+    monkeypatch.setattr("extender.effects.waker.REST", 0.0)
 
 
 def woken(kube: FakeKube) -> list[str]:

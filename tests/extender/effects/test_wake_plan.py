@@ -4,7 +4,13 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import Taint
-from extender.core.nodes.selection import ANYWHERE, Operator, Requirement, Selection, Term
+from extender.core.nodes.node_selection import (
+    ANYWHERE,
+    Operator,
+    Requirement,
+    Selection,
+    Term,
+)
 from extender.core.request.request import GpuRequest, PodRef
 from extender.effects.wake_plan import (
     MAX_REPEAT_SECONDS,

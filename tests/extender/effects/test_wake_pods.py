@@ -8,8 +8,8 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.effects.wake_pods import PodWakes
-from extender.effects.wakeup import POD_ANNOTATION, Waker
-from extender.kube.kube import KubeClient
+from extender.effects.waker import POD_ANNOTATION, Waker
+from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.builders import GPU
 from tests.extender.effects.waking import EAGER, Clock, Leading, turn_idle, waits, waker

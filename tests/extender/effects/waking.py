@@ -9,8 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 from extender.core.nodes.inventory import PodRecord
-from extender.effects.wakeup import Waker
-from extender.kube.kube import KubeClient
+from extender.effects.waker import Waker
+from extender.kube.client import KubeClient
 from extender.settings.wake import Wake
 from tests.builders import GPU
 from tests.extender.fake_kube import FakeKube

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 from extender.core.decision.signals import believe
-from extender.core.devices.occupancy import WHOLE_DEVICE
+from extender.core.devices.foreign_memory import WHOLE_DEVICE
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Policy
-from extender.fleet.held import HeldDevice
+from extender.fleet.device_holders import HeldDevice
 from extender.fleet.store import DeviceStore
 from tests.builders import GIB, NOW
 

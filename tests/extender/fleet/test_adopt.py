@@ -25,8 +25,8 @@ from extender.core.policy import (
     Thresholds,
 )
 from extender.core.steps import finish
-from extender.fleet import draft as drafting
 from extender.fleet import fleet as fleets
+from extender.fleet import staged_policy as drafting
 from tests.builders import GIB, GPU, request
 from tests.extender.fleet.test_steps import CHANGES, change, columns
 from tests.worlds import BUSY, World, one_node, time_sliced

@@ -6,7 +6,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceInfo
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
-from extender.fleet.held import put_claimed
+from extender.fleet.device_holders import put_claimed
 from tests.builders import GPU
 from tests.worlds import World, one_node
 

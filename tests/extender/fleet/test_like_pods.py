@@ -6,7 +6,7 @@ import pytest
 
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.kin import kin_of
+from extender.core.nodes.pod_owners import kin_of
 from extender.fleet.pod_memory import MOST_ALIKE, MOST_KEYS, LikePods
 from tests.builders import GIB, pod_ref, request
 from tests.worlds import World

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from extender.core.decision import standing
+from extender.core.decision import cached_evaluation
 from extender.core.nodes import batches
 from extender.core.nodes.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
 from extender.fleet import pools, snapshots
+from extender.fleet.allocation import NodeLayouts
 from extender.fleet.fleet import PIECE_NODES
-from extender.fleet.layouts import NodeLayouts
 from extender.fleet.snapshots import RENEW_SECONDS
 from tests.builders import GPU, request
 from tests.extender.fleet.test_steps import bulk, node_record
@@ -169,7 +169,7 @@ def test_pools_are_put_together_anew_some_nodes_at_a_time(
 def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(standing, "MOST_PATCHED", 4)
+    monkeypatch.setattr(cached_evaluation, "MOST_PATCHED", 4)
     world = World(in_steps=True)
     bulk(world, 10)
     world.fleet.snapshot_of_all()
@@ -177,14 +177,14 @@ def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
     for number in range(5):
         world.bind(f"pod-{number}", f"node-{number}")
     refreshed: list[int] = []
-    refresh = standing._refresh
+    refresh = cached_evaluation._refresh
 
     def note(*args: Any, **how: Any) -> Any:
         refreshed.extend(len(rows) for _, rows in args[3])
         return refresh(*args, **how)
 
-    monkeypatch.setattr(standing, "_refresh", note)
-    monkeypatch.setattr(standing, "_changed", None)  # comparing rows one by one would fail
+    monkeypatch.setattr(cached_evaluation, "_refresh", note)
+    monkeypatch.setattr(cached_evaluation, "_changed", None)  # comparing rows one by one would fail
     world.rank(request(1))
 
     assert refreshed == [5]  # in the arrays these are as they were before

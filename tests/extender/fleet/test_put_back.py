@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import Signal
 from extender.core.devices.window import Windows
-from extender.core.nodes.assumed import Assumption, Ledger
+from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.policy import EarlyFailures
 from extender.fleet.failures import FailureLog
 from tests.builders import GPU, NOW, ranking, request

@@ -16,8 +16,8 @@ from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.snapshot import Batch, Telemetry
 from extender.core.steps import finish
 from extender.fleet import snapshots
+from extender.fleet.allocation import MAX_DEVICES
 from extender.fleet.fleet import PIECE_NODES, Fleet
-from extender.fleet.layouts import MAX_DEVICES
 from extender.fleet.snapshots import NEWS_SECONDS, OVERDUE_SECONDS, RENEW_SECONDS
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer

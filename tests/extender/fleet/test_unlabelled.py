@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.core.decision.evaluation import Question
-from extender.core.decision.explain import explain, gather
 from extender.core.decision.filtering import Code
 from extender.core.decision.landing import BY_USE
+from extender.core.decision.verdicts import explain, gather
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
 from tests.builders import GIB, GPU, ask, ranking, rejected, request

@@ -9,9 +9,9 @@ from typing_extensions import override
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.steps import finish
 from extender.insight.advice import Advice
-from extender.insight.history import ShortMemory
-from extender.insight.past import Plots
-from extender.server.seen import SEES_ALL, Viewer
+from extender.insight.last_hour import Plots
+from extender.insight.short_memory import ShortMemory
+from extender.server.redaction import SEES_ALL, Viewer
 from tests.extender.insight.test_holders import HoldersWorld
 from tests.extender.served import GPU, Gpu
 

@@ -9,10 +9,10 @@ from typing import Any
 from aiohttp import web
 
 from extender.api.access import Access
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.runtime.metrics import Metrics
-from extender.server.answers import json_answer
-from extender.server.seen import VIEWER, pod_name
+from extender.server.json_answers import json_answer
+from extender.server.redaction import VIEWER, pod_name
 from extender.settings.api import Api
 from tests.extender.api.reviewers import Reviewers, reviewing
 from tests.extender.served import Client, MakeClient

@@ -8,9 +8,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.insight.explain_routes import Why
 from extender.insight.replicas import Replicas
-from extender.insight.why import Why
-from extender.server.seen import SEES_ALL, VIEWER, Viewer
+from extender.server.redaction import SEES_ALL, VIEWER, Viewer
 from tests.extender.insight.whys import WhyWorld
 from tests.extender.served import IDLE, Client
 

@@ -10,8 +10,8 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
-from extender.insight.past import Values
-from extender.runtime.turns import Turns
+from extender.insight.last_hour import Values
+from extender.runtime.fair_queue import Turns
 from tests.extender.fake_kube import eventually
 from tests.extender.insight.advising import SHARED, AdvisingWorld
 from tests.extender.insight.asking import get

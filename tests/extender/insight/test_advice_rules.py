@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from extender.core.devices.cards import (
+from extender.core.devices.gpu_models import (
     GIB,
     MIG_CARDS,
     NAMES,

@@ -9,8 +9,8 @@ import pytest
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
 from extender.insight.costs import _first, _Group
+from extender.insight.holder_sums import Sums
 from extender.insight.holders import PIECE_PODS
-from extender.insight.holding import Sums
 from tests.extender.insight.asking import get, meanwhile
 from tests.extender.insight.test_holders import HOUR, HoldersWorld, card
 from tests.extender.insight.whys import SeesTeam

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from extender.insight.decisions import PEERS_PATH, Decisions
 from extender.insight.replicas import Nobody, Replicas
-from extender.server.seen import SEES_ALL, Viewer, write_json_in_full
+from extender.server.redaction import SEES_ALL, Viewer, write_json_in_full
 from tests.extender.insight.asking import get
 from tests.extender.insight.others import (
     FAR,

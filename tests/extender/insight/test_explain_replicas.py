@@ -3,8 +3,8 @@
 import pytest
 from aiohttp import web
 
-from extender.insight.explain_api import PEERS_PATH
-from extender.server.seen import VIEWER, Viewer
+from extender.insight.explain import PEERS_PATH
+from extender.server.redaction import VIEWER, Viewer
 from tests.extender.insight.asking import decide, get
 from tests.extender.insight.others import FAR, Far, Replica, SeesTeam
 from tests.extender.served import Client, MakeClient, names_question, pod

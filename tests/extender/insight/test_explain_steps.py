@@ -12,7 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision.explain import Evidence, NodeVerdict, explain
+from extender.core.decision.verdicts import Evidence, NodeVerdict, explain
 from extender.insight import decisions
 from extender.insight.decisions import FORM, Decisions
 from extender.insight.explain_node import Wish
@@ -27,8 +27,8 @@ from extender.insight.views import (
 from extender.placement import evidence
 from extender.placement.evidence import PIECE_NODES
 from extender.placement.history import DecisionRecord
-from extender.server.answers import PIECE_ITEMS, document_answer, write_in_pieces
-from extender.server.seen import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
+from extender.server.json_answers import PIECE_ITEMS, document_answer, write_in_pieces
+from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
 from tests.extender.insight.asking import decide, get
 from tests.extender.insight.others import FAR, Far, Replica
 from tests.extender.insight.whys import SeesTeam

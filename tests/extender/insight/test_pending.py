@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from extender.core.nodes.assumed import Assumption
+from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.inventory import PodPhase
-from extender.insight.reasons import OF_THE_POD
+from extender.insight.scheduler_message import OF_THE_POD
 from tests.extender.insight.asking import decide, get
 from tests.extender.insight.whys import MESSAGE, SeesTeam, WhyWorld
 from tests.extender.served import GPU, IDLE, Client, MakeClient

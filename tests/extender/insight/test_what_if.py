@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from extender.core.nodes.inventory import NodeRecord, Taint
-from extender.core.nodes.matching import may_go, selects
+from extender.core.nodes.node_affinity import may_go, selects
 from extender.insight.what_if import MOST_REQUIREMENTS, read_asked
 
 MANY = 1000

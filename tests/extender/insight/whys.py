@@ -7,8 +7,8 @@ from aiohttp import web
 from typing_extensions import override
 
 from extender.core.nodes.inventory import PodRecord
-from extender.insight.why import Why
-from extender.server.seen import SEES_ALL, Viewer
+from extender.insight.explain_routes import Why
+from extender.server.redaction import SEES_ALL, Viewer
 from tests.extender.served import GPU, World
 
 MESSAGE = (

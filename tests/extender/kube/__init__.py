@@ -1,1 +1,1 @@
-"""Tests of `extender.kube.kube`."""
+"""Tests of `extender.kube.client`."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 from extender.kube.lease import Lease, make_identity
 from tests.extender.fake_kube import eventually
 from tests.extender.lease_server import LeaseServer, Object, serving, write_kubeconfig

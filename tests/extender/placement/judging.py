@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from extender.core.nodes.inventory import PodRecord
-from extender.placement.asked import FILTER, AnsweredQuestion
+from extender.placement.binding_attribution import LastWord
 from extender.placement.bindings import InventoryTap
-from extender.placement.last_word import LastWord
-from extender.placement.unasked import START_SECONDS, UnaskedPods
+from extender.placement.bypassed_pods import START_SECONDS, UnaskedPods
+from extender.placement.request_log import FILTER, AnsweredQuestion
 from extender.settings.peers import Unasked
 from tests.extender.served import GPU, World
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.core.decision.explain import DeviceVerdict, Told
+from extender.core.decision.verdicts import DeviceVerdict, Told
 from extender.core.devices.readings import Signal
 from extender.placement.history import DecisionRecord
 from tests.builders import pod_ref, request

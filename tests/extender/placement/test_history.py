@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from extender.core.decision.evaluation import Question
-from extender.core.decision.explain import gather
+from extender.core.decision.verdicts import gather
 from extender.core.policy import Policy
 from extender.core.steps import finish
-from extender.fleet.latest import Word
-from extender.fleet.shown import Shown
+from extender.fleet.latest_values import Word
+from extender.fleet.reported_values import Shown
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
     EXPLAINABLE,

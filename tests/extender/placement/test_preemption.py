@@ -10,7 +10,7 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import LoadFilter, Policy
 from extender.core.request.request import GpuRequest
 from extender.core.steps import finish
-from extender.fleet.layouts import MAX_DEVICES
+from extender.fleet.allocation import MAX_DEVICES
 from extender.placement.placer import Victims
 from tests.builders import GIB, GPU, pod_ref, rejected, request
 from tests.extender.fleet.agents import Agents

@@ -7,7 +7,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import PodRef
 from extender.core.steps import finish
-from extender.placement.asked import PRIORITIZE, AnsweredQuestion
+from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
 from tests.builders import request
 from tests.extender.placement.judging import Part
 from tests.extender.served import GPU, IDLE

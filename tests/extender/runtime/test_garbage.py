@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from extender.runtime import memory
+from extender.runtime import gc_control
 from extender.runtime.garbage import Garbage
 from tests.extender.fake_kube import eventually
 
@@ -140,7 +140,7 @@ async def test_memory_is_returned_after_some_time_without_requests(
 ) -> None:
     given: list[bool] = []
     is_quiet = False
-    monkeypatch.setattr(memory, "give_back", lambda: given.append(is_quiet))
+    monkeypatch.setattr(gc_control, "give_back", lambda: given.append(is_quiet))
     searching = Garbage(
         lambda: True, lambda _: is_quiet, trim_seconds=0.0, look_seconds=0.001, pause_seconds=0.0
     )

@@ -6,7 +6,7 @@ import pytest_asyncio
 from prometheus_client.metrics import MetricWrapperBase
 
 from extender.app import Extender
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.settings.config import Settings
 from extender.webhook.outcomes import FAULTY, VERBS, Outcome
 

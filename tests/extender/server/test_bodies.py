@@ -13,7 +13,7 @@ import pytest
 from yarl import URL
 
 from extender.app import Extender, start
-from extender.server import doors
+from extender.server import ports
 from extender.settings.api import Api, ApiAccess
 from extender.settings.config import Settings
 from extender.settings.peers import Peers
@@ -107,7 +107,7 @@ async def answer_to_head(extender: Extender, port: int, path: str, expect: str =
     reader, writer = await asyncio.open_connection(url.host, url.port)
     head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nAuthorization: Bearer wrong\r\n"
     writer.write(f"{head}{expect}Content-Length: 100\r\n\r\n".encode())
-    async with asyncio.timeout(doors.BODY_SECONDS / 2):
+    async with asyncio.timeout(ports.BODY_SECONDS / 2):
         told = await reader.readuntil(b"\r\n\r\n")
     writer.close()
     return int(told.split()[1])
@@ -165,7 +165,7 @@ def test_a_secret_that_is_guessed_easily_is_refused(tmp_path: Path) -> None:
 async def test_a_body_that_does_not_come_ends_its_connection(
     extender: Extender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(ports, "BODY_SECONDS", 0.05)
     for port, path in ((0, "/filter"), (0, "/v1/peers/asked"), (1, "/v1/explain")):
         url = URL(extender.addresses[port])
         reader, writer = await asyncio.open_connection(url.host, url.port)

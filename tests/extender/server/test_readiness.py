@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.server.in_flight import InFlight
 from extender.server.readiness import TOLD_SECONDS, Readiness, SourceStatus, Standing
+from extender.server.request_tracker import InFlight
 from extender.settings.config import Settings
 from extender.settings.service import Ready
 

@@ -26,7 +26,7 @@ from extender.server.certificates.issuing import (
     without_previous,
 )
 from extender.server.certificates.storing import read_folder
-from extender.server.doors import Doors
+from extender.server.ports import Doors
 from extender.server.tls import Certificates, TlsError, only_known
 from extender.settings.api import Api
 from extender.settings.config import ConfigError, Settings, load_settings

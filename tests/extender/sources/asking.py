@@ -7,10 +7,10 @@ from typing import Final
 
 from extender.core.devices.readings import DeviceKey, Signal
 from extender.settings.config import Prometheus
+from extender.sources.prometheus.collector import Collector, Round
 from extender.sources.prometheus.dcgm_devices import DeviceRow
-from extender.sources.prometheus.identity import NodeIdentity
-from extender.sources.prometheus.prometheus_collector import Collector, Round
-from extender.sources.prometheus.prometheus_rows import Rows
+from extender.sources.prometheus.node_identity import NodeIdentity
+from extender.sources.prometheus.rows import Rows
 
 NOW: Final = 1_800_000_000.0
 NODES: Final = NodeIdentity(

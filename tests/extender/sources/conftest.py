@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.sources.prometheus.prometheus_rows import Rows
+from extender.sources.prometheus.rows import Rows
 from tests.extender.sources.asking import NOW
 from tests.extender.sources.fake_prometheus import FakePrometheus
 

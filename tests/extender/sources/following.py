@@ -8,10 +8,10 @@ from typing import Final
 
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.request.resources import ResourceNames
-from extender.kube.kube import KubeClient
+from extender.core.request.gpu_resources import ResourceNames
+from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import ClusterSource
-from extender.sources.kubernetes.kube_reflector import FollowSettings
+from extender.sources.kubernetes.reflector import FollowSettings
 from tests.extender.fake_kube import FakeKube, eventually
 
 FAST: Final = FollowSettings(

@@ -1,8 +1,8 @@
 """Pods as the API server has them, in parts, and what is kept of them."""
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.request.resources import ResourceNames
-from extender.sources.kubernetes.kube_records import reduce_pod
+from extender.core.request.gpu_resources import ResourceNames
+from extender.sources.kubernetes.records import reduce_pod
 from tests.extender.kube_objects import Object
 
 NAMES = ResourceNames()

@@ -3,8 +3,8 @@
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.request.resources import ResourceNames
-from extender.sources.kubernetes.kube_records import reduce_pod
+from extender.core.request.gpu_resources import ResourceNames
+from extender.sources.kubernetes.records import reduce_pod
 from tests.extender.kube_objects import Object, pod
 
 

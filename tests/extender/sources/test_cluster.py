@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import NODES
-from extender.sources.kubernetes.kube_reflector import FollowSettings, Reflector
-from extender.sources.kubernetes.kube_shelf import Pace
+from extender.sources.kubernetes.object_cache import Pace
+from extender.sources.kubernetes.reflector import FollowSettings, Reflector
 from tests.extender.fake_kube import (
     FakeKube,
     eventually,

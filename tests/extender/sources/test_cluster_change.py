@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from extender.core.request.resources import ResourceNames
-from extender.kube.kube import KubeClient
+from extender.core.request.gpu_resources import ResourceNames
+from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import ClusterSource
-from extender.sources.kubernetes.kube_reflector import FollowSettings
+from extender.sources.kubernetes.reflector import FollowSettings
 from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.kube_objects import asking, node, pod
 from tests.extender.sources.following import FAST, Sink

@@ -7,10 +7,10 @@ import pytest
 from aiohttp import web
 
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.request.resources import ResourceNames
-from extender.sources.kubernetes import cluster, kube_reflector
-from extender.sources.kubernetes.kube_records import reduce_node
-from extender.sources.kubernetes.kube_reflector import FollowSettings
+from extender.core.request.gpu_resources import ResourceNames
+from extender.sources.kubernetes import cluster, reflector
+from extender.sources.kubernetes.records import reduce_node
+from extender.sources.kubernetes.reflector import FollowSettings
 from tests.extender.fake_kube import (
     FakeKube,
     Fault,
@@ -416,7 +416,7 @@ async def test_a_list_that_comes_to_the_same_page_again_is_given_up(
 async def test_a_list_without_an_end_is_given_up(
     kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(kube_reflector, limit, 3)
+    monkeypatch.setattr(reflector, limit, 3)
     for number in range(7):
         kube.put("nodes", node(f"n{number}"))
     async with following(kube, tmp_path, replace(FAST, page_size=2), is_awaited=False) as (

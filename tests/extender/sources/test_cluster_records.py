@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.nodes.inventory import PodPhase, PodRecord, Taint
-from extender.core.nodes.kin import likeness_of
-from extender.core.nodes.selection import Selection
-from extender.sources.kubernetes.kube_failures import is_failed_early
-from extender.sources.kubernetes.kube_records import (
+from extender.core.nodes.node_selection import Selection
+from extender.core.nodes.pod_owners import likeness_of
+from extender.sources.kubernetes.pod_failures import is_failed_early
+from extender.sources.kubernetes.records import (
     ExporterPod,
     reduce_exporter,
     reduce_node,
     reduce_pod,
 )
-from extender.sources.kubernetes.kube_time import parse_time
+from extender.sources.kubernetes.timestamps import parse_time
 from tests.extender.kube_objects import Object, node, pod
 from tests.extender.sources.pods import NAMES, START, T0, T30, T61, container, ended, reduced
 

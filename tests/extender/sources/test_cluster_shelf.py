@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.kubernetes.kube_shelf import STEP_SECONDS, Pace, Shelf
+from extender.sources.kubernetes.object_cache import STEP_SECONDS, Pace, Shelf
 
 changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 2)), max_size=12)
 

@@ -5,8 +5,8 @@ import tracemalloc
 import orjson
 
 from extender.sources.prometheus.dcgm_devices import DeviceTable
-from extender.sources.prometheus.identity import NodeIdentity
-from extender.sources.prometheus.prometheus_rows import Rows
+from extender.sources.prometheus.node_identity import NodeIdentity
+from extender.sources.prometheus.rows import Rows
 
 NODES, CARDS = 500, 8
 NODE_LABELS = ("Hostname",)

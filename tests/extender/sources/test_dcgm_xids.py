@@ -6,8 +6,8 @@ import pytest
 from extender.core.devices.readings import DeviceKey
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
 from extender.sources.prometheus.dcgm_xids import graver, xids_of
-from extender.sources.prometheus.prometheus_rows import Row
 from extender.sources.prometheus.promql import metric_query
+from extender.sources.prometheus.rows import Row
 
 NAN = float("nan")
 

@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from extender.core.nodes.host_resources import NONE, HostResources
-from extender.core.request.resources import ResourceNames
+from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.host_use import HostUse, Placed
-from extender.sources.kubernetes.kube_shelf import Pace
-from extender.sources.kubernetes.kube_text import PodGlance
+from extender.sources.kubernetes.json_text import PodGlance
+from extender.sources.kubernetes.object_cache import Pace
 from tests.extender.fake_kube import eventually, running_kube
 from tests.extender.sources.following import following
 

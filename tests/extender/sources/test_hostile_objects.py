@@ -9,18 +9,18 @@ from typing import Any, Final
 import pytest
 
 from extender.core.nodes.inventory import NodeRecord, Taint
-from extender.core.nodes.matching import may_go
-from extender.core.nodes.selection import read_selection
+from extender.core.nodes.node_affinity import may_go
+from extender.core.nodes.node_selection import read_selection
 from extender.core.policy import Policy
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from extender.core.request.resources import ResourceNames
 from extender.insight.what_if import read_asked
 from extender.runtime.metrics import Metrics
-from extender.sources.kubernetes.kube_claims import reduce_claim, reduce_slice
-from extender.sources.kubernetes.kube_records import reduce_exporter, reduce_node, reduce_pod
+from extender.sources.kubernetes.claim_records import reduce_claim, reduce_slice
+from extender.sources.kubernetes.records import reduce_exporter, reduce_node, reduce_pod
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook
-from extender.webhook.casing import POD, restore_case
+from extender.webhook.go_json_case import POD, restore_case
 from tests.controlplane.objects import Object
 
 NAMES: Final = ResourceNames()

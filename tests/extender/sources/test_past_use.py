@@ -15,8 +15,8 @@ from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
 from extender.settings.config import Prometheus
 from extender.sources.prometheus import past_use
+from extender.sources.prometheus.last_use import STEP_SECONDS
 from extender.sources.prometheus.past_use import PastUse
-from extender.sources.prometheus.prometheus_use import STEP_SECONDS
 from tests.extender.fake_kube import eventually
 from tests.extender.sources.backfilling import Line, backfill
 from tests.extender.sources.scraping import prometheus_process

@@ -6,9 +6,9 @@ import pytest
 
 from extender.core.decision.filtering import Rejection
 from extender.core.nodes.inventory import PodRecord
-from extender.core.request.resources import ResourceNames
-from extender.core.request.scheduled import MAX_MESSAGE
-from extender.sources.kubernetes.kube_records import MAX_WISHES, reduce_pod
+from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.scheduled_condition import MAX_MESSAGE
+from extender.sources.kubernetes.records import MAX_WISHES, reduce_pod
 from tests.extender.kube_objects import Object, pod
 
 PREEMPTION = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.placement.asked import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion
 from tests.extender.served import (
     BUSY,
     IDLE,

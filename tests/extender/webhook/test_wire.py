@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.names import NamesAt
-from extender.core.nodes.roll import Roll
+from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_names import NamesAt
 from extender.runtime.decoding import MOST_VALUES
 from extender.webhook import wire
-from extender.webhook.folded import WireError
+from extender.webhook.go_json import WireError
 
 ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
 NAMED = b'{"metadata":{"name":"p"}}'

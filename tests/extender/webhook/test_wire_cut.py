@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
-from extender.core.nodes.names import NamesIn
-from extender.core.nodes.roll import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, Roll
+from extender.core.nodes.node_names import NamesIn
 from extender.webhook import wire
 
 FLEET = [f"ip-10-0-{n >> 4}-{n & 15}.eu-central-1.compute.internal" for n in range(300)]

@@ -14,7 +14,7 @@ from extender.cli.doctor.objects import (
     name_of,
     node_of,
 )
-from extender.core.nodes.selection import Operator, Requirement, read_selection
+from extender.core.nodes.node_selection import Operator, Requirement, read_selection
 from extender.core.untyped import mapping_of
 
 DEPLOY: Final = "nvidia.com/gpu.deploy."

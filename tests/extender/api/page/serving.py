@@ -10,10 +10,10 @@ from aiohttp import web
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from extender.api.access import Access
-from extender.api.callers import SESSION_PATH
+from extender.api.caller_cache import SESSION_PATH
 from extender.api.page.routes import Page as OurPage
 from extender.server.readiness import SourceStatus
-from extender.server.seen import SEES_ALL, Viewer
+from extender.server.redaction import SEES_ALL, Viewer
 from tests.controlplane.process import free_port
 from tests.extender.api.page.chromium import chromium
 from tests.extender.served import World

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from extender.api.page import fleet_feed
+from extender.api.page.device_state import HELD, LOOKS, looked_at, rows_since
 from extender.api.page.fleet_feed import FleetFeed
-from extender.api.page.looks import HELD, LOOKS, looked_at, rows_since
 from extender.core.steps import finish
-from extender.insight.history import STEPS, ShortMemory
-from extender.insight.past import Past
+from extender.insight.last_hour import Past
+from extender.insight.short_memory import STEPS, ShortMemory
 from tests.extender.api.page.conftest import CARDS, ZONE, small_world
 from tests.extender.served import BUSY, GPU, IDLE, MakeClient, World
 

@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Browser, Locator, expect
 
 from extender.core.devices.readings import DeviceKey, Signal
-from extender.sources.prometheus.prometheus_plots import Hour
+from extender.sources.prometheus.plots import Hour
 from tests.extender.api.page.acting import live
 from tests.extender.api.page.serving import looking, serving
 from tests.extender.cli.serving import ask

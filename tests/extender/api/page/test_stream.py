@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from typing_extensions import override
 
-from extender.api.page import hub as hub_module
+from extender.api.page import broadcaster as hub_module
 from extender.api.page import stream as stream_module
-from extender.api.page.hub import Hub
-from extender.server.seen import AccessError, SeesNone
+from extender.api.page.broadcaster import Hub
+from extender.server.redaction import AccessError, SeesNone
 from tests.extender.api.page.conftest import CARDS, wait_for_gpus
 from tests.extender.api.page.serving import Server, serving
 from tests.extender.api.page.test_fleet_feed import read

@@ -11,9 +11,9 @@ import yaml
 
 from extender.cli.client import Client
 from extender.cli.doctor import live
+from extender.cli.doctor.fact_collector import Pile
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.live import gather_cluster, gather_extender
-from extender.cli.doctor.pile import Pile
 from extender.cli.doctor.rights import ACCOUNT, NEEDS
 from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure

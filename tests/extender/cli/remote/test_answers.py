@@ -14,14 +14,14 @@ import pytest
 
 from extender.cli.remote import advice, answers, holding, regret
 from extender.cli.remote.answers import Answer
-from extender.insight.regret import RegretTable
+from extender.insight.bypassed_pods import UnaskedTable
+from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
-from extender.insight.unasked import UnaskedTable
 from extender.placement.bypass_causes import BoundPods, Evidence, Verdict
-from extender.placement.unasked import UnaskedReport
+from extender.placement.bypassed_pods import UnaskedReport
 from tests.extender.cli.serving import ask, build_fleet, serving
 from tests.extender.cli.test_advise import build as build_advising
-from tests.extender.insight.test_regret import OUTCOMES
+from tests.extender.insight.test_regret_table import OUTCOMES
 from tests.extender.served import GPU, pod
 
 Seen = set[tuple[type[Answer], str]]

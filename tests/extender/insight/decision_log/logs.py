@@ -10,10 +10,10 @@ from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.insight.decision_log.lines import LineWriter
-from extender.insight.decision_log.reading import Logged, LoggedDecision, read_lines
-from extender.placement.asked import FILTER
+from extender.insight.decision_log.reader import Logged, LoggedDecision, read_lines
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Weighed
+from extender.placement.request_log import FILTER
 from tests.builders import GPU, NOW, pod_ref
 from tests.worlds import World
 

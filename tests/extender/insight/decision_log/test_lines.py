@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.policy import Policy, Strategy, Weights
 from extender.insight.decision_log.columns import RecordError
-from extender.insight.decision_log.reading import LoggedBinding
+from extender.insight.decision_log.reader import LoggedBinding
 from tests.builders import GPU, gpu, node, request, snapshot_of
 from tests.extender.insight.decision_log.logs import (
     LoggedWorld,

@@ -8,7 +8,7 @@ from extender.core.policy import Policy, Strategy
 from extender.insight.decision_log.lines import LineWriter
 from extender.insight.replay.changes import parse_changes
 from extender.insight.replay.report import Report, replay
-from extender.placement.asked import FILTER, PRIORITIZE
+from extender.placement.request_log import FILTER, PRIORITIZE
 from tests.builders import GIB, NOW, Node, busy, gpu, node, request, snapshot_of
 from tests.extender.insight.decision_log.logs import read, record_of, weighed
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.kube.kube import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError
 from extender.server.certificates.lease import LEASE_NAME, alone_with
 from tests.extender.fake_kube import eventually
 from tests.extender.lease_server import LeaseServer, serving, write_kubeconfig

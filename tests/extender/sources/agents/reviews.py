@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.sources.agents.tokens import NODE_NAME, POD_NAME, POD_UID
 
 AUDIENCE = "idlegpu-extender"

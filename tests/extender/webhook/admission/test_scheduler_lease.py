@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from extender.kube.kube import KubeClient
+from extender.kube.client import KubeClient
 from extender.webhook.admission.scheduler_lease import SchedulerLease
 from tests.extender.api.reviewers import kubeconfig
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from extender.core.policy import Policy
-from extender.core.request.resources import ResourceNames
+from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.metrics import Metrics
 from extender.webhook.admission.webhook import (
     MAX_BODY_BYTES,

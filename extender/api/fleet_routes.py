@@ -1,0 +1,236 @@
+"""Read-only JSON API: nodes, GPUs and the best nodes for a pod."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+import numpy as np
+from aiohttp import web
+from multidict import MultiMapping
+
+from extender.core.decision.decision import Decision
+from extender.core.decision.filtering import Code
+from extender.core.request.annotations import Annotation
+from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.request import GpuRequest, parse_request
+from extender.fleet.fleet import Fleet
+from extender.fleet.source_state import SourceState
+from extender.insight.decisions import Decisions
+from extender.insight.gpu_state import GpuState
+from extender.insight.views import Json, gpus_of, node_views, verdict_view
+from extender.insight.what_if import CORDONED, NO_ROOM, NOT_READY, TAINTED, TOLERATED_TAINT
+from extender.placement.placer import Placer
+from extender.runtime.cooperative import in_turns
+from extender.server.json_answers import (
+    chunks,
+    error_answer,
+    json_answer,
+    stream_answer,
+    unknown_node,
+)
+from extender.server.query_parameters import (
+    QueryError,
+    check_parameters,
+    read_number,
+    refusing,
+)
+from extender.server.redaction import NO_NAMESPACE, OfPod
+
+DEFAULT_BEST, MAX_BEST = 20, 1000
+MAX_GPUS = 1024
+PIECE_NODES = 32
+"""Nodes to encode between two yields to the event loop: a few milliseconds' work."""
+PIECE_RANKED = 512
+"""Nodes to check for kube-scheduler's own filters between two yields to the event loop."""
+PIECE_VERDICTS = 16
+"""Nodes to explain between two yields to the event loop."""
+
+_ANNOTATION_OF = {
+    "memory": Annotation.GPU_MEMORY,
+    "model": Annotation.PREFER_MODELS,
+    "strategy": Annotation.STRATEGY,
+    "max_utilization": Annotation.MAX_UTILIZATION,
+    "max_memory": Annotation.MAX_MEMORY,
+    "require_idle": Annotation.REQUIRE_IDLE,
+}
+_BEST_PARAMETERS = frozenset({*_ANNOTATION_OF, "gpus", "resource", "limit"})
+
+
+SCHEDULER_TAINT = "idlegpu.io/scheduler"
+"""Key of the taint that reserves nodes for one scheduler; /v1/best includes the nodes of all
+schedulers."""
+
+
+class Api:
+    """Handlers of /v1/nodes, /v1/gpus, /v1/best and the decisions.
+
+    Args:
+        fleet: state of the fleet.
+        placer: ranks nodes, and remembers decisions.
+        resources: names of GPU resources; may be replaced.
+        decisions: routes of the decisions; None for this replica's decisions only.
+        unreadable: returns namespace and name of malformed objects, by resource.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Placer,
+        resources: ResourceNames,
+        decisions: Decisions | None = None,
+        unreadable: Callable[[], Mapping[str, Sequence[tuple[str, str]]]] = dict,
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self.resources = resources
+        self.decisions = decisions or Decisions(placer.history)
+        self._unreadable = unreadable
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes for nodes, GPUs, the best nodes and decisions."""
+        return [
+            *(
+                web.get(path, refusing(handler))
+                for path, handler in {
+                    "/v1/nodes": self._nodes,
+                    "/v1/nodes/{name}": self._node,
+                    "/v1/gpus": self._gpus,
+                    "/v1/best": self._best,
+                }.items()
+            ),
+            *self.decisions.routes(),
+        ]
+
+    async def _nodes(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset())
+        sources = {name: _source_view(state) for name, state in self._fleet.sources.items()}
+        unreadable = {
+            resource: [_object_view(*names) for names in objects]
+            for resource, objects in self._unreadable().items()
+        }
+        rest = {"sources": sources, "unreadable": unreadable}
+        return await stream_answer(request, "nodes", self._node_pieces(), rest)
+
+    def _node_pieces(self) -> Iterable[list[Json]]:
+        """Yield batches of nodes, each from the snapshot at the time it is built."""
+        for names in chunks(self._gpu_nodes(), PIECE_NODES):
+            known = [name for name in names if name in self._fleet.nodes]
+            yield node_views(self._fleet, self._fleet.snapshot(), known, gpus=False)
+
+    def _gpu_nodes(self) -> list[str]:
+        pools = self._fleet.snapshot().pools.values()
+        return sorted({name for pool in pools for name in pool.nodes})
+
+    async def _node(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset())
+        name = request.match_info["name"]
+        if name not in self._fleet.nodes:
+            return _unknown_node(name)
+        (view,) = node_views(self._fleet, self._fleet.snapshot(), [name], gpus=True)
+        return json_answer(view)
+
+    async def _gpus(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"node"}))
+        node = request.query.get("node")
+        if node is not None and node not in self._fleet.nodes:
+            return _unknown_node(node)
+        names = self._gpu_nodes() if node is None else [node]
+        return await stream_answer(request, "gpus", self._gpu_pieces(names))
+
+    def _gpu_pieces(self, names: Iterable[str]) -> Iterable[list[GpuState]]:
+        for some in chunks(names, PIECE_NODES):
+            known = [name for name in some if name in self._fleet.nodes]
+            by_node = gpus_of(self._fleet, self._fleet.snapshot(), known)
+            yield [state for states in by_node.values() for state in states]
+
+    async def _best(self, request: web.Request) -> web.StreamResponse:
+        gpu_request, limit = self._read_best(request.query)
+        decision, rejected = await self._rank(gpu_request)
+        best = [decision.candidates[at] for at in decision.order[:limit]]
+        pieces = (
+            [verdict_view(verdict) for verdict in self._placer.explain_nodes(gpu_request, some)]
+            for some in chunks(best, PIECE_VERDICTS)
+        )
+        rest = {"feasible": decision.feasible, "rejected": rejected}
+        return await stream_answer(request, "best", pieces, rest)
+
+    def _read_best(self, query: MultiMapping[str]) -> tuple[GpuRequest, int]:
+        """Parse the parameters of /v1/best with the parser of a pod's annotations.
+
+        Raises:
+            QueryError: a parameter is invalid; the message names its value and what is allowed.
+        """
+        check_parameters(query, _BEST_PARAMETERS)
+        count = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
+        limit = read_number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
+        resource = query.get("resource", self.resources.names[0])
+        if not self.resources.matches(resource) or "*" in resource:
+            allowed = ", ".join(self.resources.names)
+            raise QueryError("resource", resource, f"must be a GPU resource: {allowed}")
+        pod = {
+            "metadata": {
+                "annotations": {
+                    annotation.value: query[name]
+                    for name, annotation in _ANNOTATION_OF.items()
+                    if name in query
+                }
+            },
+            "spec": {"containers": [{"resources": {"limits": {resource: str(count)}}}]},
+        }
+        parsed = parse_request(pod, resources=self.resources, defaults=self._placer.policy)
+        for problem in parsed.problems:
+            name = {value.value: key for key, value in _ANNOTATION_OF.items()}[problem.annotation]
+            raise QueryError(name, problem.value, f"must be {problem.allowed}")
+        if parsed.request is None:
+            raise QueryError("gpus", str(count), f"asks for no {resource}")
+        return parsed.request, limit
+
+    async def _rank(self, request: GpuRequest) -> tuple[Decision, dict[str, str]]:
+        """Return the ranking for a pod, and the reason for each rejected node."""
+        open_nodes: list[str] = []
+        rejected: dict[str, str] = {}
+        pool = self._fleet.snapshot().pools.get(request.resource)
+        overlay = self._fleet.ledger.overlays(without="").get(request.resource, {})
+        for some in chunks(pool.nodes if pool else (), PIECE_RANKED):
+            for node in some:
+                if pool is None or node not in self._fleet.nodes:
+                    continue
+                row = pool.rows[pool.row_of[node]]
+                assumed = sum(tenant.count for tenant in overlay.get(node, ()))
+                free = row.allocatable - row.held - assumed
+                reason = self._closed(node, request.resource, is_full=free < request.count)
+                if reason:
+                    rejected[node] = reason
+                else:
+                    open_nodes.append(node)
+            await asyncio.sleep(0)
+        decision = await in_turns(self._placer.guess_in_steps(request, open_nodes))
+        for at in np.flatnonzero(decision.codes).tolist():
+            rejected[decision.candidates[at]] = Code(decision.codes[at]).text
+        return decision, rejected
+
+    def _closed(self, node: str, resource: str, *, is_full: bool) -> str:
+        """Return the reason why kube-scheduler itself would filter out a node, "" if none."""
+        record = self._fleet.nodes[node]
+        if record.is_unschedulable:
+            return CORDONED
+        if not record.is_ready:
+            return NOT_READY
+        tolerated = {TOLERATED_TAINT, SCHEDULER_TAINT, resource}
+        if any(taint.repels and taint.key not in tolerated for taint in record.taints):
+            return TAINTED
+        return NO_ROOM if is_full else ""
+
+
+def _source_view(state: SourceState) -> Json:
+    """Return a source's state; an unmatched series may contain a pod's name, so it is redacted."""
+    return asdict(state) | {"unmatched_example": OfPod(NO_NAMESPACE, state.unmatched_example, "")}
+
+
+def _object_view(namespace: str, name: str) -> object:
+    """Return an object's name, redacted as its namespace's pods are."""
+    return OfPod(namespace, f"{namespace}/{name}") if namespace else name
+
+
+def _unknown_node(name: str) -> web.Response:
+    return error_answer(404, unknown_node(name))

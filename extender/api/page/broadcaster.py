@@ -1,0 +1,251 @@
+"""Broadcaster: computes updates once for all viewers, while there are any.
+
+Each viewer fetches updates at its own pace: a slow reader gets fewer and larger updates, and at
+most one event is buffered for it.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from extender.api.page.decision_feed import DecisionFeed
+from extender.api.page.fleet_feed import FleetFeed, event
+from extender.api.page.replica_feed import FarFeed
+from extender.fleet.pods import PodChanges
+from extender.insight.views import Json
+from extender.runtime.cooperative import GiveWay
+from extender.server.connection_limits import who_gives_way
+from extender.server.readiness import SourceStatus
+from extender.server.redaction import SEES_ALL, VIEWER
+
+LOOK_SECONDS: Final = 1.0
+"""Interval between updates."""
+LOOKS_A_FLEET: Final = 2
+"""Refresh the fleet's state in every second update."""
+HEAR_SECONDS: Final = 2.0
+"""Interval between queries to the other replicas."""
+LOOKS_A_BEAT: Final = 5
+"""Send a heartbeat with every fifth update."""
+MOST_BATCHES: Final = 64
+"""Largest number of batches of decisions to keep for slow readers."""
+
+
+class Viewer:
+    """Progress of one viewer.
+
+    Args:
+        who: user name or address of the viewer.
+
+    Attributes:
+        news: event that is set when there may be an update.
+        is_let_go: whether the viewer was disconnected in favor of another one.
+    """
+
+    def __init__(self, who: str = "") -> None:
+        self.who = who
+        self.is_let_go = False
+        self.news = asyncio.Event()
+        self.news.set()
+        self.fleet_version = 0
+        self.batch = 0
+        self.beat = 0
+        self.changes = b""
+
+
+class _Batch:
+    """A batch of decisions, encoded once for all viewers with full access, else for each."""
+
+    def __init__(self, document: Json) -> None:
+        self._document = document
+        self._in_full = b""
+
+    def event(self) -> bytes:
+        """Return the event, redacted for the current caller."""
+        if VIEWER.get() is not SEES_ALL:
+            return event("decisions", self._document)
+        self._in_full = self._in_full or event("decisions", self._document)
+        return self._in_full
+
+
+class Hub:
+    """Updates the feeds while there are viewers. Not thread-safe: use it on the event loop.
+
+    Args:
+        fleet: feed of the fleet's state.
+        decisions: feed of this replica's decisions.
+        far: feed of the other replicas' decisions.
+        pods: counters of pod changes.
+        states: returns the status of each source.
+        clock: seconds since the epoch.
+        give_way: yields to webhook requests.
+
+    Attributes:
+        is_closing: whether the server is shutting down.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetFeed,
+        decisions: DecisionFeed,
+        far: FarFeed,
+        *,
+        pods: PodChanges,
+        states: Callable[[], Iterable[SourceStatus]],
+        clock: Callable[[], float],
+        give_way: GiveWay,
+    ) -> None:
+        self.fleet = fleet
+        self._decisions = decisions
+        self._far = far
+        self._pods = pods
+        self._states = states
+        self._clock = clock
+        self._give_way = give_way
+        self.is_closing = False
+        self._viewers: dict[Viewer, None] = {}
+        self._is_watched = asyncio.Event()
+        self._batches: deque[_Batch] = deque(maxlen=MOST_BATCHES)
+        self._batch = 0
+        self._beat, self._beat_event = 0, b""
+        self._changes = b""
+
+    def __len__(self) -> int:
+        return len(self._viewers)
+
+    def has_room_for(self, who: str, most: int) -> bool:
+        """Check whether a viewer may join; if full, disconnect one of the client with most."""
+        if len(self._viewers) < most:
+            return True
+        heaviest = who_gives_way(Counter(viewer.who for viewer in self._viewers), who)
+        if heaviest is None:
+            return False
+        last = next(viewer for viewer in reversed(self._viewers) if viewer.who == heaviest)
+        last.is_let_go = True
+        last.news.set()
+        self.leave(last)
+        return True
+
+    def join(self, who: str = "") -> Viewer:
+        """Add a viewer; it receives no decisions made before."""
+        viewer = Viewer(who)
+        viewer.batch = self._batch
+        if not self._viewers:
+            self._make_beat()
+            self._count_changes()
+        self._viewers[viewer] = None
+        self._is_watched.set()
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """Remove a viewer."""
+        self._viewers.pop(viewer, None)
+        if not self._viewers:
+            self._is_watched.clear()
+
+    def close(self) -> None:
+        """Disconnect all viewers, because the server is shutting down."""
+        self.is_closing = True
+        for viewer in self._viewers:
+            viewer.news.set()
+
+    def news_for(self, viewer: Viewer) -> Iterator[bytes]:
+        """Yield the events that a viewer has not received; each is fetched when it is taken."""
+        viewer.news.clear()
+        if viewer.beat != self._beat:
+            viewer.beat = self._beat
+            yield self._beat_event
+        if viewer.changes != self._changes:
+            viewer.changes = self._changes
+            yield self._changes
+        if self.fleet.is_there and viewer.fleet_version != self.fleet.version:
+            viewer.fleet_version, update = self.fleet.since(viewer.fleet_version)
+            yield update
+        while viewer.batch < self._batch:
+            oldest = self._batch - len(self._batches)
+            viewer.batch = max(viewer.batch, oldest) + 1
+            yield self._batches[viewer.batch - oldest - 1].event()
+
+    async def run(self) -> None:
+        """Update the feeds periodically while there are viewers, until cancelled."""
+        while True:
+            await self._is_watched.wait()
+            self._decisions.start()
+            looks = 0
+            while self._viewers:
+                await self._look(looks)
+                looks += 1
+                await asyncio.sleep(LOOK_SECONDS)
+            self.fleet.forget()
+            self._batches.clear()
+
+    async def hear(self) -> None:
+        """Query the other replicas periodically while there are viewers, until cancelled."""
+        while True:
+            await self._is_watched.wait()
+            self._far.start()
+            while self._viewers:
+                batch = await self._far.batch()
+                if batch is not None:
+                    self._add(batch)
+                    await self._wake()
+                await asyncio.sleep(HEAR_SECONDS)
+
+    def _add(self, batch: Json) -> None:
+        self._batches.append(_Batch(batch))
+        self._batch += 1
+
+    async def _wake(self) -> None:
+        for viewer in tuple(self._viewers):
+            viewer.news.set()  # one by one, as each viewer then encodes and writes its events
+            await self._give_way()
+
+    async def _look(self, looks: int) -> None:
+        is_new = self._count_changes()
+        if looks % LOOKS_A_FLEET == 0:
+            steps = self.fleet.refresh_in_steps()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    is_new |= end.value
+                    break
+                await self._give_way()
+        for batch in self._decisions.batch_in_steps():
+            if batch is not None:
+                self._add(batch)
+                is_new = True
+            await self._give_way()
+        if looks and looks % LOOKS_A_BEAT == 0:
+            self._make_beat()
+            is_new = True
+        if is_new:
+            await self._wake()
+
+    def _count_changes(self) -> bool:
+        """Encode the pods' change counters; return whether they changed."""
+        before = self._changes
+        counts = {"pending": self._pods.waiting, "holders": self._pods.holding}
+        self._changes = event("changes", counts)
+        return self._changes != before
+
+    def _make_beat(self) -> None:
+        now = self._clock()
+        self._beat += 1
+        self._beat_event = event(
+            "beat",
+            {
+                "at": now,
+                "look_seconds": LOOK_SECONDS * LOOKS_A_FLEET,
+                "sources": [
+                    {
+                        "name": state.name,
+                        "age_seconds": None
+                        if state.last_success_at is None
+                        else max(now - state.last_success_at, 0.0),
+                        "error": state.error,
+                    }
+                    for state in self._states()
+                ],
+            },
+        )

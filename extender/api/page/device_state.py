@@ -1,0 +1,210 @@
+"""Display state of each device: state, activity, memory and used replicas, one byte each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from extender.api.page.device_index import Roster
+from extender.core.decision.assessment import Ask, Assessment, assess
+from extender.core.decision.evaluation import estimates
+from extender.core.decision.verdicts import STATES, state_codes
+from extender.core.nodes.batches import take_batch, with_rows
+from extender.core.nodes.snapshot import (
+    Batch,
+    Pool,
+    Rows,
+    Snapshot,
+    batch_rows,
+)
+from extender.core.policy import Policy
+from extender.core.steps import Steps
+from extender.insight.short_memory import UNKNOWN_BYTE, Small, half_percents
+
+PIECE_NODES: Final = 64
+"""Nodes to evaluate between two yields to the event loop, with eight devices each."""
+PIECE_ROWS: Final = 24
+"""Single rows to evaluate between two yields; they must first be assembled into a batch."""
+
+LOOKS: Final = ("idle", "busy", "stale", "missing", "sick", "foreign")
+"""Display states; their codes are the positions."""
+IDLE, BUSY, STALE, MISSING, SICK, FOREIGN = range(6)
+
+HELD: Final = 8
+"""Bit: a pod holds the device."""
+ASSUMED: Final = 16
+"""Bit: pods were placed on the device that readings do not show yet."""
+LESS: Final = 32
+"""Bit: the device works, but its score is reduced because of its health."""
+
+MOST_USED: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """Display state of all devices, in the order of the device index.
+
+    Attributes:
+        state: code from `LOOKS`, and the bits above.
+        activity: latest activity in half percents; 255 if unknown.
+        memory: used memory in half percents; 255 if unknown.
+        used: replicas in use.
+    """
+
+    state: Small
+    activity: Small
+    memory: Small
+    used: Small
+
+    @classmethod
+    def blank(cls, count: int) -> "Looks":
+        """Return the state of devices without any readings."""
+        unknown = np.full(count, UNKNOWN_BYTE, dtype=np.uint8)
+        return cls(
+            state=np.full(count, MISSING, dtype=np.uint8),
+            activity=unknown,
+            memory=unknown.copy(),
+            used=np.zeros(count, dtype=np.uint8),
+        )
+
+    def copy(self) -> "Looks":
+        """Return a copy of all arrays."""
+        return Looks(
+            state=self.state.copy(),
+            activity=self.activity.copy(),
+            memory=self.memory.copy(),
+            used=self.used.copy(),
+        )
+
+    def changed(self, before: "Looks") -> Rows:
+        """Return the positions of the devices that differ from an earlier state."""
+        differs = (
+            (self.state != before.state)
+            | (self.activity != before.activity)
+            | (self.memory != before.memory)
+            | (self.used != before.used)
+        )
+        return np.flatnonzero(differs)
+
+
+Looked = Mapping[str, tuple[int, int]]
+"""Evaluated rows: by resource, the pool's base version and the number of its patched rows."""
+
+
+def looked_at(snapshot: Snapshot) -> Looked:
+    """Return the base version and number of patched rows of each pool."""
+    return {name: (pool.base, len(pool.patched)) for name, pool in snapshot.pools.items()}
+
+
+def rows_since(snapshot: Snapshot, looked: Looked) -> Mapping[str, list[int]] | None:
+    """Return the rows of each pool that may have changed since; None if any row may have."""
+    since = {}
+    for resource, pool in snapshot.pools.items():
+        base, count = looked.get(resource, (-1, 0))
+        if pool.base != base or len(pool.patched) < count:
+            return None
+        since[resource] = sorted(set(pool.patched[count:]))
+    return since
+
+
+def looks_in_steps(roster: Roster, snapshot: Snapshot, policy: Policy) -> Steps[Looks]:
+    """Evaluate every device as decisions do, in steps."""
+    looks = Looks.blank(len(roster))
+    for resource, pool in snapshot.pools.items():
+        places = roster.places[resource]
+        dirty = set(pool.late)
+        for start in range(0, len(pool.nodes), PIECE_NODES):
+            some = slice(start, min(start + PIECE_NODES, len(pool.nodes)))
+            _note(looks, places[some], _batch(pool, snapshot, some, dirty), policy)
+            yield
+    return looks
+
+
+def looks_again_in_steps(
+    before: Looks,
+    roster: Roster,
+    snapshot: Snapshot,
+    policy: Policy,
+    rows: Mapping[str, list[int]],
+) -> Steps[Looks]:
+    """Evaluate some rows of each pool again, in steps; keep the state of the others."""
+    looks = before.copy()
+    for resource, of_pool in rows.items():
+        pool, places = snapshot.pools[resource], roster.places[resource]
+        for start in range(0, len(of_pool), PIECE_ROWS):
+            some = of_pool[start : start + PIECE_ROWS]
+            _note(looks, places[some], _rows(pool, snapshot, some), policy)
+            yield
+    return looks
+
+
+def _note(looks: Looks, places: Rows, batch: Batch, policy: Policy) -> None:
+    """Store the display state of some rows' devices.
+
+    Args:
+        looks: display state of all devices.
+        places: position of each of the rows' devices, -1 if there is none.
+        batch: the rows.
+        policy: the settings.
+    """
+    ask = Ask(count=1, memory_bytes=0.0, thresholds=policy.thresholds)
+    assessment = assess(batch, ask.columns, estimates(policy))
+    is_there = places >= 0
+    at = places[is_there]
+    telemetry = batch.telemetry
+    looks.state[at] = _states(batch, assessment)[is_there]
+    looks.activity[at] = half_percents(telemetry.latest, telemetry.freshness > 0)[is_there]
+    is_known = telemetry.memory_freshness > 0
+    looks.memory[at] = half_percents(telemetry.memory_used, is_known)[is_there]
+    looks.used[at] = np.minimum(batch.used, MOST_USED)[is_there]
+
+
+def _rows(pool: Pool, snapshot: Snapshot, rows: list[int]) -> Batch:
+    """Assemble rows of a pool, with current values, into a batch."""
+    return batch_rows(
+        tuple(pool.rows[row] for row in rows),
+        snapshot.telemetry,
+        pool.batch.suspicion[rows],
+        width=pool.batch.slots.shape[1],
+    )
+
+
+def _batch(pool: Pool, snapshot: Snapshot, some: slice, dirty: set[int]) -> Batch:
+    """Return a range of a pool's rows as a batch, the dirty ones with current values."""
+    batch = take_batch(pool.batch, some)
+    rows = [row for row in range(some.start, some.stop) if row in dirty] if dirty else []
+    if not rows:
+        return batch
+    return with_rows(batch, [row - some.start for row in rows], _rows(pool, snapshot, rows))
+
+
+_GRAVEST: Final = {"unhealthy": SICK, "foreign": FOREIGN, "idle": IDLE}
+"""Display codes of definite states; those of the others depend on the freshness of readings."""
+_OF_STATE: Final = np.array([_GRAVEST.get(state, MISSING) for state in STATES], dtype=np.intp)
+_IS_SURE: Final = np.array([state in _GRAVEST for state in STATES], dtype=np.bool_)
+_IS_BUSY: Final = np.array([state == "busy" for state in STATES], dtype=np.bool_)
+
+
+def _states(batch: Batch, assessment: Assessment) -> Small:
+    """Return each device's display code and bits; the states are those of /v1/gpus, except unknown.
+
+    A device without fresh readings is stale or missing, even if its last reading said busy.
+    """
+    telemetry = batch.telemetry
+    codes = state_codes(batch, assessment)
+    # Busy by a fresh reading, or by pods just placed there, which no reading can make stale.
+    is_busy_now = _IS_BUSY[codes] & (
+        (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0) | (batch.assumed > 0)
+    )
+    is_old = (telemetry.freshness > 0) & (telemetry.memory_freshness > 0)
+    fading = np.where(is_busy_now, BUSY, np.where(is_old, STALE, MISSING))
+    look = np.where(_IS_SURE[codes], _OF_STATE[codes], fading)
+    counts_less = (telemetry.penalty > 0) | telemetry.is_excluded_multi
+    bits = (
+        HELD * (batch.used > 0)
+        + ASSUMED * (batch.assumed > 0)
+        + LESS * (counts_less & ~telemetry.is_excluded)
+    )
+    states: Small = (look + bits).astype(np.uint8)
+    return states

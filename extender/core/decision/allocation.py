@@ -1,0 +1,357 @@
+"""Allocate a node's devices to its pods: build the node's row in a resource's pool."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from extender.core.decision.landing import assume, closed_slots
+from extender.core.devices.expected_devices import Device, Expected, resource_profile
+from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.inventory import ClaimedDevice, PodRecord
+from extender.core.nodes.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
+from extender.core.policy import Assumed, SharedPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenancy:
+    """Inputs that decide which pods hold which devices.
+
+    Attributes:
+        is_mapped: some source reports device holders.
+        shared_policy: the device plugin's choice among shared devices.
+        is_out: `Telemetry.is_out` by device row; may be shorter than the highest device row.
+        assumed: times for which pods count as not shown yet, or as loading.
+        started_at: returns a pod's start on the clock of the readings.
+        works_since: returns the latest start of a pod's GPU containers on the same clock.
+        expected: returns the measured memory use of similar pods per device in bytes, None without
+            such a pod.
+    """
+
+    is_mapped: bool
+    shared_policy: SharedPolicy
+    is_out: Flags
+    assumed: Assumed
+    started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
+    works_since: Callable[[PodRecord], float | None] = attrgetter("works_since")
+    expected: Callable[[PodRecord], int | None] = lambda _: None
+
+
+def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
+    """Return whether a pod may hold devices of a resource through ResourceClaims.
+
+    If its claims are unreadable, their device type is unknown. A claim created for a GPU class is
+    for a GPU. Any other claim may be for a GPU only if ResourceClaims serve GPUs here. Otherwise
+    the device plugin manages every GPU, and the claim is for something else, such as a network
+    card.
+
+    Args:
+        pod: the pod.
+        serves_claims: whether ResourceClaims may hold devices of the node behind the resource.
+    """
+    if pod.claimed is not None:
+        return bool(pod.claimed)
+    return pod.has_gpu_claims or (pod.has_claims and serves_claims)
+
+
+def lay_out(
+    expected: Expected,
+    devices: Sequence[Device],
+    pods: Iterable[PodRecord],
+    tenancy: Tenancy,
+    *,
+    allocatable: int,
+    capacity: int,
+    free: HostResources | None = None,
+    zone_id: int = 0,
+) -> PoolRow:
+    """Build one node's row in the pool of one resource.
+
+    Args:
+        expected: the devices expected behind the resource.
+        devices: the devices in telemetry.
+        pods: pods that are bound to the node and have not ended.
+        tenancy: inputs that decide which pods hold which devices.
+        allocatable: devices or replicas that the kubelet offers.
+        capacity: devices or replicas that the node has.
+        free: CPU and memory of the node that no pod requests, None if unknown.
+        zone_id: number of the node's zone.
+    """
+    slots_of = _slots_by_pod(devices)
+    # More devices than the device plugin offers are left for claims.
+    serves_claims = expected.is_by_claims or len(devices) > expected.count
+    # The plain resource may count MIG instances of any profile.
+    plain = {resource_profile(device.mig_profile) for device in devices}
+    profiles = {expected.mig_profile} if expected.mig_profile else plain
+    holds = tuple(
+        _hold(pod, slots_of.get(pod.key, ()), expected, profiles, serves_claims=serves_claims)
+        for pod in pods
+    )
+    loads = [_Load() for _ in devices]
+    claimed: set[int] = set()
+    for hold in holds:
+        for slot, replicas in hold.shown.items():
+            if hold.is_by_claims:
+                if slot in claimed:
+                    continue  # pods that share a claim hold its device once
+                claimed.add(slot)
+            if not expected.is_shared:
+                loads[slot].used += replicas
+                continue
+            is_covered = _is_covered(hold.pod, devices[slot], tenancy)
+            loads[slot].add(hold.pod, replicas, tenancy, is_covered=is_covered)
+            if is_covered and _is_loading(hold.pod, devices[slot], tenancy):
+                loads[slot].loading += replicas
+    unseen = [hold for hold in holds if hold.unseen]
+    # Shared devices are counted by their replicas instead.
+    hidden = 0 if expected.is_shared else _count_hidden(holds, expected, profiles)
+    row = PoolRow(
+        slots=tuple(device.row for device in devices),
+        used=tuple(min(load.used, expected.replicas) for load in loads),
+        assumed=tuple(load.assumed for load in loads),
+        assumed_shares=tuple(load.assumed_shares for load in loads),
+        declared_bytes=tuple(load.declared_bytes for load in loads),
+        guessed_bytes=tuple(load.guessed_bytes for load in loads),
+        kindred=tuple(load.kindred for load in loads),
+        replicas=expected.replicas,
+        allocatable=allocatable,
+        withdrawn=max(capacity - allocatable, 0),
+        held=sum(hold.held for hold in holds) + len(claimed) * expected.replicas + hidden,
+        taken=hidden,
+        is_shared=expected.is_shared,
+        is_packed=tenancy.shared_policy is SharedPolicy.PACKED,
+        is_mps=expected.is_mps,
+        is_agreed=not any(hold.is_contradicted for hold in holds)
+        and all(load.used <= expected.replicas for load in loads)
+        and _may_be_unseen([hold.pod for hold in unseen if not hold.is_of_init], devices, tenancy),
+        is_reconfiguring=expected.is_reconfiguring,
+        serves_claims=serves_claims,
+        model_id=next((device.model_id for device in devices if device.model_id), 0),
+        zone_id=zone_id,
+        free_millicores=NO_LIMIT if free is None else max(free.millicores, 0),
+        free_bytes=NO_LIMIT if free is None else max(free.memory_bytes, 0),
+        undeclared=tuple(load.undeclared for load in loads),
+    )
+    row = _with_unseen(row, unseen, devices, tenancy, loads)
+    return replace(row, loading=tuple(load.loading for load in loads))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hold:
+    """Devices of one pod behind the resource.
+
+    Attributes:
+        pod: the pod.
+        shown: by slot, replicas that the device holders show.
+        held: devices or replicas of `shown`; 0 if held through ResourceClaims.
+        unseen: further devices or replicas that it holds by the API server's count.
+        is_of_init: `unseen` covers only requests of init containers, which no holder data shows.
+        is_by_claims: everything in `shown` is held through ResourceClaims.
+        is_contradicted: the device holders show more devices than the pod requested, or miss
+            devices that it holds through ResourceClaims.
+    """
+
+    pod: PodRecord
+    shown: Mapping[int, int]
+    held: int = 0
+    unseen: int = 0
+    is_of_init: bool = False
+    is_by_claims: bool = False
+    is_contradicted: bool = False
+
+
+def _hold(
+    pod: PodRecord,
+    slots: Sequence[int],
+    expected: Expected,
+    profiles: set[str],
+    *,
+    serves_claims: bool,
+) -> _Hold:
+    """Return a pod's devices by device holders, by ResourceClaims and by the API server's count.
+
+    Args:
+        pod: the pod.
+        slots: slots where device holders or claims show the pod.
+        expected: the devices expected behind the resource.
+        profiles: MIG profiles of these devices in the spelling of resource names, "" for whole
+            cards.
+        serves_claims: whether ResourceClaims may hold devices outside the count.
+    """
+    count = pod.resources.get(expected.resource, 0)
+    known = len(_claimed_behind(pod, profiles)) if pod.claimed else 0
+    # If claims serve the resource, its count includes them; else they come on top of it.
+    besides = 0 if expected.is_by_claims else known
+    if not count or (besides and len(slots) <= besides):
+        # A claim holds a whole device outside the resource's count. The device holders may be
+        # late, so they matter only if they show more devices than the claims.
+        shown = dict.fromkeys(slots, expected.replicas) if pod.has_claims else {}
+        may_have_one = pod.claimed is None and may_claim(pod, serves_claims=serves_claims)
+        is_hidden = len(slots) < max(known, may_have_one)
+        return _Hold(
+            pod=pod, shown=shown, unseen=count, is_by_claims=True, is_contradicted=is_hidden
+        )
+    if not expected.is_shared:
+        count += besides
+    shown = dict.fromkeys(slots, 1)
+    if expected.is_shared and slots:
+        # With fewer devices than replicas, the other replicas are on the same devices.
+        shown = dict(zip(slots, shares_of(count, len(slots)), strict=True))
+    held = min(sum(shown.values()), count)
+    lasting = count if pod.lasting is None else pod.lasting.get(expected.resource, 0)
+    return _Hold(
+        pod=pod,
+        shown=shown,
+        held=held,
+        unseen=count - held,
+        is_of_init=held >= lasting,
+        is_contradicted=len(slots) > count,
+    )
+
+
+def shares_of(count: int, devices: int) -> list[int]:
+    """Distribute a pod's shares over the devices that it holds.
+
+    Args:
+        count: requested shares; at least one per device.
+        devices: number of devices.
+
+    Example:
+        >>> shares_of(5, 2)
+        [3, 2]
+    """
+    each, rest = divmod(max(count, devices), devices)
+    return [each + (at < rest) for at in range(devices)]
+
+
+def _claimed_behind(pod: PodRecord, profiles: set[str]) -> list[ClaimedDevice]:
+    """Return the claimed devices of a pod that belong, or may belong, to a resource."""
+    return [
+        device
+        for device in pod.claimed or ()
+        if not device.uuid or resource_profile(device.mig_profile) in profiles
+    ]
+
+
+def _count_hidden(holds: Iterable[_Hold], expected: Expected, profiles: set[str]) -> int:
+    """Count whole devices held through claims that no slot shows.
+
+    Pods that share a claim hold its device once. If only claims serve devices, an unreadable claim
+    that may be for a GPU counts as one device, so that its device does not look free.
+    """
+    names: set[str] = set()
+    shown: set[int] = set()
+    guessed = 0
+    for hold in holds:
+        if hold.is_by_claims and hold.pod.claimed:
+            behind = _claimed_behind(hold.pod, profiles)
+            names.update(device.name for device in behind)
+            shown.update(hold.shown)
+        elif hold.is_by_claims and expected.is_by_claims and hold.is_contradicted:
+            guessed += 1
+    return max(len(names) - len(shown), 0) + guessed
+
+
+def _slots_by_pod(devices: Sequence[Device]) -> dict[str, list[int]]:
+    """Return the slots of each pod by device holders."""
+    slots: dict[str, list[int]] = {}
+    for slot, device in enumerate(devices):
+        for tenant in device.tenants:
+            slots.setdefault(tenant, []).append(slot)
+    return slots
+
+
+@dataclass(slots=True)
+class _Load:
+    """Tenants of one device, summed up pod by pod."""
+
+    used: int = 0
+    assumed: int = 0
+    assumed_shares: int = 0
+    loading: int = 0
+    declared_bytes: float = 0.0
+    guessed_bytes: float = 0.0
+    kindred: int = 0
+    undeclared: int = 0
+
+    def add(self, pod: PodRecord, replicas: int, tenancy: Tenancy, *, is_covered: bool) -> None:
+        """Add a pod to a shared device; its load is estimated until readings cover it.
+
+        Its declared memory counts for the pod's whole life.
+        """
+        self.used += replicas
+        self.assumed += 0 if is_covered else replicas
+        if pod.memory_bytes is not None:
+            self.declared_bytes += pod.memory_bytes * replicas
+            return
+        self.undeclared += replicas
+        if is_covered:
+            return
+        expected = tenancy.expected(pod)
+        if expected is None:
+            self.assumed_shares += replicas
+        else:
+            self.guessed_bytes += expected * replicas
+            self.kindred += replicas
+
+
+def _with_unseen(
+    row: PoolRow,
+    unseen: Sequence[_Hold],
+    devices: Sequence[Device],
+    tenancy: Tenancy,
+    loads: Sequence[_Load],
+) -> PoolRow:
+    """Add the devices that the device holders do not show to the row, oldest pod first."""
+    closed = closed_slots(row, tenancy.is_out)
+    for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
+        pod = hold.pod
+        tenant = Tenant(
+            uid=pod.uid,
+            count=hold.unseen,
+            memory_bytes=pod.memory_bytes,
+            expected_bytes=tenancy.expected(pod),
+        )
+        after = assume(row, (tenant,), closed)
+        if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
+            # The readings have caught up with its load; only which device it holds is unknown.
+            if any(_is_loading(pod, device, tenancy) for device in devices):
+                for load, now, before in zip(loads, after.used, row.used, strict=True):
+                    load.loading += now - before
+            after = replace(
+                after,
+                assumed=row.assumed,
+                assumed_shares=row.assumed_shares,
+                guessed_bytes=row.guessed_bytes,
+                kindred=row.kindred,
+            )
+        row = after
+    return row
+
+
+def _is_covered(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
+    """Return whether the device's newest reading is late enough to show the pod's load."""
+    return _is_read_after(tenancy.started_at(pod), device, tenancy.assumed.warm_up_seconds)
+
+
+def _is_loading(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
+    """Return whether a pod may still load its data at the device's newest reading.
+
+    A restarted container loads its data again.
+    """
+    return not _is_read_after(tenancy.works_since(pod), device, tenancy.assumed.loading_seconds)
+
+
+def _is_read_after(at: float | None, device: Device, seconds: float) -> bool:
+    """Return whether the newest reading is at least `seconds` after a start."""
+    if at is None or device.measured_at is None:
+        return False
+    return device.measured_at >= at + seconds
+
+
+def _may_be_unseen(pods: Sequence[PodRecord], devices: Sequence[Device], tenancy: Tenancy) -> bool:
+    """Return whether these pods are too young to appear among the device holders."""
+    if not pods:
+        return True
+    if not tenancy.is_mapped:
+        return False
+    return not any(all(_is_covered(pod, device, tenancy) for device in devices) for pod in pods)

@@ -1,0 +1,428 @@
+"""Explain a node's verdict: convert the decision's columns to records with reasons."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from extender.core.decision.assessment import UNKNOWN, Ask, Assessment, assess
+from extender.core.decision.cached_evaluation import avoided_in, batch_under, evaluate_after
+from extender.core.decision.certainty import Band, bands
+from extender.core.decision.evaluation import (
+    HostAsks,
+    Question,
+    estimates,
+    evaluate_for,
+    model_places,
+)
+from extender.core.decision.filtering import Code
+from extender.core.decision.health_causes import blamed_siblings, ill_health
+from extender.core.decision.landing import count_freed
+from extender.core.decision.ranking_reasons import NOMINATED, Grounds, reason
+from extender.core.decision.score_parts import Breakdown, Factor, Part, break_down
+from extender.core.decision.scoring import PLACES, free_after, idle_devices, mean, penalty
+from extender.core.nodes.batches import take_batch, with_rows
+from extender.core.nodes.snapshot import Batch, Pool, Ratios, Rows, Snapshot
+from extender.core.policy import Policy
+from extender.core.request.request import GpuRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Source and age of a value.
+
+    Attributes:
+        source: the source's name.
+        age_seconds: age of the measurement at the decision.
+        signal: name of the signal that counted among several; "" if there is only one.
+    """
+
+    source: str
+    age_seconds: float
+    signal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceVerdict:
+    """One device as seen by a pod.
+
+    Attributes:
+        row: its row in the telemetry.
+        can_land: the kubelet could allocate it to the pod.
+        state: idle, busy, unknown, unhealthy or foreign.
+        utilization_ratio: utilization used for the decision, None if unknown.
+        memory_used_ratio: ratio of memory in use, None if unknown.
+        free_bytes: memory available to the pod, None if unknown.
+        freshness: freshness of the activity, from 1 fresh to 0 missing.
+        assumed: tenants that the readings do not show yet.
+        used: replicas in use.
+        memory_total_bytes: total memory, None if unknown.
+        memory_free_bytes: measured free memory, None if unknown.
+        declared_bytes: memory that tenants of a shared device declared, in use or not.
+        others_bytes: memory last seen in use by foreign processes and pods that declared none.
+        index: the source's index of the card on its node, None if not reported.
+        uuid: UUID of the card, "" if no source shows it.
+        gpu_instance_id: "" for a whole card.
+        source: source of its activity, "" if not measured.
+        age_seconds: age of its activity, None if not measured.
+        health: sign of ill health and its consequence, "" if healthy.
+        temperature_celsius: None if unknown.
+        memory_temperature_celsius: None if unknown.
+        throttling: reason for reduced clocks, "" if not throttled, None if unknown.
+        signals: sources by kind of value: "utilization" (with the highest signal), "memory",
+            "temperature", "throttling", and "health" if a reading shows ill health.
+    """
+
+    row: int
+    can_land: bool
+    state: str
+    utilization_ratio: float | None
+    memory_used_ratio: float | None
+    free_bytes: int | None
+    freshness: float
+    assumed: int
+    used: int
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    declared_bytes: int = 0
+    others_bytes: int = 0
+    index: int | None = None
+    uuid: str = ""
+    gpu_instance_id: str = ""
+    source: str = ""
+    age_seconds: float | None = None
+    health: str = ""
+    temperature_celsius: float | None = None
+    memory_temperature_celsius: float | None = None
+    throttling: str | None = None
+    signals: Mapping[str, Told] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeScore:
+    """Score of one node for a pod, and its parts.
+
+    Attributes:
+        node: its name.
+        rejection: the rejection's text, "" if the node passes.
+        score: 0 to 1, full precision.
+        parts: summands of the score.
+        factors: reductions of the certainty.
+        reason: reason for the node's rank in words; "" if it is refused.
+    """
+
+    node: str
+    rejection: str = ""
+    score: float
+    parts: tuple[Part, ...] = ()
+    factors: tuple[Factor, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeVerdict(NodeScore):
+    """One node as seen by a pod.
+
+    Attributes:
+        resource: the requested resource.
+        landing: number of devices that the pod could land on.
+        idle: number of landing devices known to suit.
+        needed: number of distinct devices that the pod gets.
+        taken: number of landing devices that are allocated, without knowing which.
+        chance: probability that every device of the pod suits.
+        band: the probability's band: likely, unknown or unlikely.
+        is_agreed: the device holders agree with the API server's count.
+        suspicion: share of the certainty that early failures cost.
+        model: the devices' model, "" if unknown.
+        devices: each device.
+        is_late: this is the verdict at the pod's binding, because the decision's data was gone.
+    """
+
+    resource: str
+    landing: int
+    idle: int
+    needed: int
+    taken: int
+    chance: float
+    is_agreed: bool
+    suspicion: float
+    model: str
+    devices: tuple[DeviceVerdict, ...]
+    band: str = ""
+    is_late: bool = False
+
+
+STATES = ("unhealthy", "foreign", "idle", "busy", "unknown")
+"""States of a device, the most severe first."""
+
+
+def device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) -> list[list[str]]:
+    """Return the state of each device in words, by node and slot."""
+    codes = state_codes(batch, assessment, multi=multi).tolist()
+    return [[STATES[code] for code in row] for row in codes]
+
+
+def count_states(batch: Batch, assessment: Assessment) -> Mapping[str, int]:
+    """Count the devices of a batch by state."""
+    codes = state_codes(batch, assessment, multi=False)[batch.present]
+    counts = np.bincount(codes, minlength=len(STATES)).tolist()
+    return dict(zip(STATES, counts, strict=True))
+
+
+def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) -> Rows:
+    """Return the state of each device as its index in `STATES`."""
+    excluded = batch.telemetry.is_excluded_multi if multi else batch.telemetry.is_excluded
+    idle_chance = assessment.idle_chance
+    is_foreign = (
+        batch.telemetry.is_foreign & ~batch.is_shared[:, None]
+    )  # on shared devices it is load
+    return np.select(
+        [excluded, is_foreign, idle_chance >= 1.0, idle_chance < UNKNOWN],
+        [0, 1, 2, 3],
+        default=4,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Inputs of the verdicts on some nodes, stored as columns and converted to words on demand.
+
+    Attributes:
+        nodes: the nodes.
+        batch: the nodes' rows at the decision, assumed tenants included.
+        resource: the requested resource.
+        ask: the device request.
+        request: the pod's whole request.
+        policy: the settings.
+        models: model names by model id.
+        siblings: causes of ill health by row, for devices that exclude their siblings.
+        promised: the pod's nominated node if it passes once deleted pods have left it; else "".
+    """
+
+    nodes: tuple[str, ...]
+    batch: Batch
+    resource: str
+    ask: Ask
+    request: GpuRequest
+    policy: Policy
+    models: tuple[str, ...]
+    siblings: Mapping[int, int]
+    promised: str = ""
+
+
+def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[str]) -> Evidence:
+    """Collect the inputs of the verdicts on some nodes.
+
+    Args:
+        snapshot: the snapshot of the decision.
+        pool: pool of the requested resource.
+        question: the pod's question.
+        nodes: the nodes; those outside the pool are skipped.
+    """
+    rows = [pool.row_of[node] for node in nodes if node in pool.row_of]
+    batch = take_batch(pool.batch, np.array(rows, dtype=np.intp))
+    late, places = set(pool.late), range(len(rows))
+    others = [at for at in places if rows[at] in late or pool.nodes[rows[at]] in question.overlay]
+    if others:
+        at_rows = [(rows[at], question.overlay) for at in others]
+        batch = with_rows(batch, others, batch_under(snapshot, pool, at_rows))
+    if question.request.avoided:
+        named = [pool.nodes[row] for row in rows]
+        batch = avoided_in(batch, named, question.request.avoided)
+    return Evidence(
+        nodes=tuple(pool.nodes[row] for row in rows),
+        batch=batch,
+        resource=pool.resource,
+        ask=question.ask,
+        request=question.request,
+        policy=question.policy,
+        models=snapshot.models,
+        siblings=blamed_siblings(batch.telemetry.cause, snapshot.telemetry.cause),
+        promised=_promised(snapshot, pool, question),
+    )
+
+
+def _promised(snapshot: Snapshot, pool: Pool, question: Question) -> str:
+    """Return the nominated node if it passes once deleted pods have left it, else ""."""
+    node = question.request.nominated_node
+    if node not in pool.row_of:
+        return ""
+    after = evaluate_after(snapshot, pool, pool.row_of[node], question)
+    return "" if after is None or after.codes[0] != Code.PASSES else node
+
+
+def only(evidence: Evidence, *nodes: str) -> Evidence:
+    """Return the evidence for some of the nodes, which is fast to explain."""
+    rows = np.array([evidence.nodes.index(node) for node in nodes], dtype=np.intp)
+    return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
+
+
+def part_of(evidence: Evidence, start: int, stop: int) -> Evidence:
+    """Return the evidence for the nodes from index `start` up to `stop`, exclusive."""
+    nodes = evidence.nodes[start:stop]
+    rows = np.arange(start, start + len(nodes), dtype=np.intp)
+    return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
+
+
+def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
+    """Convert the verdict on each node of the evidence to words."""
+    if not evidence.nodes:
+        return ()
+    evidence = replace(evidence, batch=count_freed(evidence.batch))
+    batch, models = evidence.batch, evidence.models
+    assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
+    question = _question(evidence)
+    evaluation = evaluate_for(question, batch, models)
+    states = device_states(batch, assessment, multi=evidence.ask.count > 1)
+    made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
+    return tuple(
+        NodeVerdict(
+            node=node,
+            resource=evidence.resource,
+            rejection="" if node == evidence.promised else Code(int(evaluation.codes[index])).text,
+            score=float(evaluation.scores[index]),
+            landing=int(assessment.landing.size[index]),
+            idle=int(assessment.idle[index]),
+            needed=int(assessment.landing.needed[index]),
+            taken=int(assessment.landing.taken[index]),
+            chance=float(assessment.chance[index]),
+            band=Band(int(evaluation.bands[index])).name.lower(),
+            reason=_reason(evidence, node, why[index], refused=bool(evaluation.codes[index])),
+            is_agreed=bool(batch.is_agreed[index]),
+            suspicion=float(batch.suspicion[index]),
+            model=models[int(batch.model_id[index])],
+            devices=tuple(
+                replace(
+                    _device(batch, assessment, (index, int(slot)), states[index][int(slot)]),
+                    health=ill_health(
+                        batch.telemetry, (index, int(slot)), siblings=evidence.siblings
+                    ),
+                )
+                for slot in np.flatnonzero(batch.present[index])
+            ),
+            parts=made_of[index].parts,
+            factors=made_of[index].factors,
+        )
+        for index, node in enumerate(evidence.nodes)
+    )
+
+
+def _reason(evidence: Evidence, node: str, why: str, *, refused: bool) -> str:
+    """Return the reason for a node's rank, "" if it is refused."""
+    if not refused:
+        return why
+    return NOMINATED if node == evidence.promised else ""
+
+
+def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
+    """Return the score and reason of each node, much faster than `explain`.
+
+    Args:
+        evidence: evidence for nodes that passed.
+    """
+    if not evidence.nodes:
+        return ()
+    evidence = replace(evidence, batch=count_freed(evidence.batch))
+    assessment = assess(evidence.batch, evidence.ask.columns, estimates(evidence.policy))
+    made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
+    return tuple(
+        NodeScore(node=node, score=of.score, parts=of.parts, factors=of.factors, reason=text)
+        for node, of, text in zip(evidence.nodes, made_of, why, strict=True)
+    )
+
+
+def _break_down(evidence: Evidence, assessment: Assessment) -> tuple[Breakdown, ...]:
+    return break_down(
+        evidence.batch,
+        assessment,
+        _places(evidence),
+        _spare(evidence),
+        strategy=evidence.request.strategy,
+        weights=evidence.policy.weights,
+    )
+
+
+def _places(evidence: Evidence) -> Rows | None:
+    """Return the rank of each node's model in the pod's list, None without a list."""
+    preferred = evidence.request.preferred_models
+    return model_places(evidence.models, preferred)[evidence.batch.model_id] if preferred else None
+
+
+def _spare(evidence: Evidence) -> Ratios:
+    """Return the number of further devices for which each node has CPU and memory."""
+    hosts = HostAsks.of([evidence.request], [1])
+    return hosts.spare_devices(evidence.batch, evidence.ask.columns.count)
+
+
+def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
+    """Return the reason for each node's rank."""
+    batch, landing, request = evidence.batch, assessment.landing, evidence.request
+    band = bands(assessment.chance, landing.needed)
+    left = np.minimum(free_after(batch, assessment), _spare(evidence))
+    idle, unfit, places = idle_devices(assessment), penalty(batch, assessment), _places(evidence)
+    devices, works, working = landing.devices, assessment.works, assessment.working
+    used = mean(1.0 - assessment.headroom, works, working)
+    busy = mean(assessment.utilization, works, working)
+    chances = np.where(assessment.holds, assessment.idle_chance, 0.0)
+    least = np.where(devices, chances, 1.0).min(axis=1, initial=1.0)
+    telemetry = batch.telemetry
+    seen = telemetry.freshness + telemetry.memory_freshness + telemetry.presumed
+    is_unknown = np.where(devices, seen, 0.0).sum(axis=1) + (~assessment.fits & devices).sum(axis=1)
+    return [
+        reason(
+            Grounds(
+                band=Band(int(band[at])),
+                chance=float(assessment.chance[at]),
+                least=float(least[at]),
+                is_sure=bool(assessment.is_sure[at]),
+                is_unknown=not is_unknown[at],
+                needed=int(landing.needed[at]),
+                room=float(assessment.room[at]),
+                unhealthy=float(unfit[at]),
+                suspicion=float(batch.suspicion[at]),
+                place=None if places is None else _place_in_words(int(places[at])),
+                strategy=request.strategy,
+                is_shared=bool(batch.is_shared[at]),
+                allocatable=int(batch.allocatable[at]),
+                left=int(left[at]),
+                idle=int(idle[at]),
+                utilization=float(busy[at]),
+                memory_used=float(used[at]),
+            )
+        )
+        for at in range(len(batch))
+    ]
+
+
+def _place_in_words(place: int) -> int:
+    """Return a rank counted from 1 for the first, 0 if unlisted."""
+    return PLACES + 1 - place if place else 0
+
+
+def _question(evidence: Evidence) -> Question:
+    """Return the pod's question; tentative tenants are already in the rows."""
+    return Question(request=evidence.request, ask=evidence.ask, policy=evidence.policy, overlay={})
+
+
+def _device(batch: Batch, assessment: Assessment, at: tuple[int, int], state: str) -> DeviceVerdict:
+    telemetry = batch.telemetry
+    free = float(assessment.free_bytes[at])
+    return DeviceVerdict(
+        row=int(batch.slots[at]),
+        can_land=bool(assessment.landing.devices[at]),
+        state=state,
+        utilization_ratio=float(telemetry.utilization[at]) if telemetry.freshness[at] else None,
+        memory_used_ratio=float(telemetry.memory_used[at])
+        if telemetry.memory_freshness[at]
+        else None,
+        free_bytes=int(free) if np.isfinite(free) else None,
+        freshness=float(telemetry.freshness[at]),
+        assumed=int(batch.assumed[at]),
+        used=int(batch.used[at]),
+        memory_total_bytes=int(telemetry.memory_total_bytes[at]) or None,
+        memory_free_bytes=int(telemetry.memory_free_bytes[at])
+        if telemetry.memory_freshness[at]
+        else None,
+        declared_bytes=int(batch.declared_bytes[at]),
+        others_bytes=int(telemetry.others_bytes[at]),
+    )

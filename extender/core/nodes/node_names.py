@@ -1,0 +1,319 @@
+"""Look up thousands of node names at once in the bytes of a JSON list, without creating strings.
+
+Creating 5,000 strings and looking each up takes as long as the rest of an answer. So the names stay
+in the request's bytes: a hash table finds all rows in a few vector operations, eight bytes of each
+name at a time.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+
+from extender.core.nodes.json_name_list import Pieces, Places, Words
+from extender.core.steps import Steps, finish
+
+_WORD = 8
+_SPECIAL = '",\\'
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
+_HALF = np.uint64(32)
+_SPARE_BITS = 2
+"""Extra bits of the hash table's size: few collisions in a table that is still small."""
+
+
+MOST_STRANGERS = 256
+"""Maximum number of unknown names in a list; lists with more are parsed as strings."""
+
+_PLAIN_NAME = re.compile(rb'"([ -!#-+\--\[\]-~]+)"')
+"""A name without JSON escapes and without commas."""
+
+
+class NamesAt(Sequence[str]):
+    """A sequence of names, stored as indexes into a shared tuple.
+
+    Args:
+        names: shared tuple of names.
+        rows: indexes into `names`, of any integer type.
+
+    Example:
+        >>> list(NamesAt(("a", "b", "c"), np.array([2, 0])))
+        ['c', 'a']
+    """
+
+    __slots__ = ("names", "rows")
+
+    def __init__(self, names: tuple[str, ...], rows: npt.NDArray[np.integer]) -> None:
+        self.names = names
+        self.rows = rows
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "NamesAt": ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> "str | NamesAt":
+        if isinstance(index, slice):
+            return NamesAt(self.names, self.rows[index])
+        return self.names[int(self.rows[index])]
+
+    def sorted_as(self, order: Places, like: "Sequence[str] | None") -> "NamesAt":
+        """Return the names in the given order with compact indexes; `like` itself if equal."""
+        rows: npt.NDArray[np.integer] = self.rows[order]
+        if isinstance(like, NamesAt) and like.is_same(self.names, rows):
+            return like
+        fits = len(self.names) <= np.iinfo(np.uint16).max
+        return NamesAt(self.names, rows.astype(np.uint16) if fits else rows)
+
+    def is_same(self, names: tuple[str, ...], rows: npt.NDArray[np.integer]) -> bool:
+        """Return whether this sequence has the same shared tuple and the same indexes."""
+        return self.names is names and np.array_equal(self.rows, rows)
+
+    @override
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return map(self.names.__getitem__, self.rows.tolist())
+
+
+class NamesIn(NamesAt):
+    """Names found in a JSON list.
+
+    Args:
+        names: shared tuple of names.
+        rows: indexes into `names`.
+        pieces: the JSON bytes of each name.
+    """
+
+    __slots__ = ("pieces",)
+
+    def __init__(
+        self, names: tuple[str, ...], rows: npt.NDArray[np.integer], pieces: Pieces
+    ) -> None:
+        super().__init__(names, rows)
+        self.pieces = pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Result of a lookup.
+
+    Attributes:
+        places: index of each name among the known names; unknown names count on from there in the
+            order of `strangers`.
+        strangers: the unknown names, in the order of the list.
+    """
+
+    places: Places
+    strangers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NameTable:
+    """Hash table that finds known names in a JSON list, all names at once.
+
+    An item between two commas matches a known name if its bytes are equal, quotation marks
+    included. Names with commas or JSON escapes are not supported. Each item is compared by two
+    overlapping parts: `head` bytes from its start and `tail` bytes from its end, both in whole
+    words of eight bytes. Names shorter than one part are not supported.
+
+    Attributes:
+        head: length of the first part in bytes.
+        tail: length of the last part in bytes.
+        lengths: length of each known name in bytes, with its quotation marks.
+        words: words of all known names, one array per word position; one element if all are equal.
+        telling: word positions that distinguish all names, usually one.
+        hashes: hash of each known name's distinguishing words.
+        places: open-addressing table from a hash's top bits to a name's index; -1 is free.
+        shift: number of low hash bits that the table ignores.
+    """
+
+    head: int
+    tail: int
+    lengths: Places
+    words: tuple[Words, ...]
+    telling: tuple[int, ...]
+    hashes: Words
+    places: npt.NDArray[np.signedinteger]
+    shift: np.uint64
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "NameTable | None":
+        """Build the table of distinct names; None if the names are not supported."""
+        return finish(cls.in_steps(names, None))
+
+    @classmethod
+    def in_steps(cls, names: Sequence[str], like: "NameTable | None") -> "Steps[NameTable | None]":
+        """Build the table in steps.
+
+        Args:
+            names: the names, all distinct.
+            like: table of mostly the same names; its distinguishing words are tried first.
+        """
+        if not names or not _is_plain("".join(names)):
+            return None
+        text = b'["' + b'","'.join(map(str.encode, names)) + b'"]'
+        pieces = Pieces.of(text, 0, len(text))
+        yield
+        if pieces is None or (chosen := (yield from _split(pieces, like))) is None:
+            return None
+        words, telling = chosen.words, chosen.telling
+        hashes = _hashes([words[at] for at in telling])
+        bits = len(names).bit_length() + _SPARE_BITS
+        shift = np.uint64(64 - bits)
+        # The smallest integer type keeps the table in the CPU cache.
+        places = np.full(1 << bits, -1, dtype=np.min_scalar_type(-len(names)))
+        left, slots = np.arange(len(names)), (hashes >> shift).view(np.intp)
+        while len(left):
+            free = places[slots[left]] < 0
+            places[slots[left[free]]] = left[free]
+            left = left[places[slots[left]] != left]
+            slots[left] = (slots[left] + 1) % len(places)
+        return cls(
+            head=chosen.head,
+            tail=chosen.tail,
+            lengths=pieces.lengths.astype(np.min_scalar_type(pieces.lengths.max())),
+            words=tuple(word[:1].copy() if _is_one(word) else word.copy() for word in words),
+            telling=telling,
+            hashes=hashes,
+            places=places,
+            shift=shift,
+        )
+
+    def find(self, pieces: Pieces) -> Found | None:
+        """Look up the names of a JSON list in Go's spelling.
+
+        Returns None if a name occurs twice, too many are unknown, or the list is not in Go's
+        spelling.
+        """
+        lengths = pieces.lengths
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if shortest >= max(self.head, self.tail) and longest <= self.head + self.tail:
+            found = self._find(pieces)
+        else:
+            fits = (lengths >= max(self.head, self.tail)) & (lengths <= self.head + self.tail)
+            found = np.full(len(pieces), -1, dtype=np.intp)
+            if fits.any():
+                found[fits] = self._find(pieces.some(fits))
+        strangers: tuple[str, ...] = ()
+        if found.min() < 0:
+            unknown = np.flatnonzero(found < 0)
+            names = _plain_names(pieces.some(unknown))
+            if names is None:
+                return None
+            found[unknown] = np.arange(len(self.hashes), len(self.hashes) + len(names))
+            strangers = names
+        return None if np.bincount(found).max() > 1 else Found(found, strangers)
+
+    def _find(self, pieces: Pieces) -> Places:
+        """Return the index of each item; -1 if it is not a known name.
+
+        No item may be shorter than one part, or longer than both parts together.
+        """
+        words = pieces.words(self.head, self.tail)
+        hashes = _hashes([words[at] for at in self.telling])
+        slots = (hashes >> self.shift).view(np.intp)
+        found = self.places[slots].astype(np.intp)
+        others = np.flatnonzero(self.hashes[found] != hashes)
+        others = others[found[others] >= 0]
+        while len(others):
+            slots[others] = (slots[others] + 1) % len(self.places)
+            found[others] = next_found = self.places[slots[others]]
+            others = others[(next_found >= 0) & (self.hashes[next_found] != hashes[others])]
+        is_other = self.lengths[found] != pieces.lengths
+        for at, (known, asked) in enumerate(zip(self.words, words, strict=True)):
+            # The hash of a single word is unique: it is multiplied by an odd number.
+            if self.telling != (at,):
+                is_other |= (known if len(known) == 1 else known[found]) != asked
+        if is_other.any():
+            found[is_other] = -1
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """One division of names into `head` and `tail` bytes, with the resulting words."""
+
+    head: int
+    tail: int
+    words: list[Words]
+    telling: tuple[int, ...]
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Cost of a lookup: number of words to hash, and number of words to compare."""
+        return len(self.telling), sum(not _is_one(word) for word in self.words)
+
+
+def _split(pieces: Pieces, like: NameTable | None) -> Steps[_Split | None]:
+    """Choose the cheapest two parts that cover every item and fit into each, or None."""
+    shortest, longest = int(pieces.lengths.min()), int(pieces.lengths.max())
+    sizes = [
+        (head, max(-(-(longest - head) // _WORD), 1) * _WORD)
+        for head in range(_WORD, shortest + 1, _WORD)
+    ]
+    splits: list[_Split] = []
+    for head, tail in sorted(sizes, key=lambda size: like is None or size[0] != like.head):
+        if tail <= shortest:
+            words = pieces.words(head, tail)
+            telling = _telling(words, like.telling if like else ())
+            splits.append(_Split(head, tail, words, telling))
+            if like is not None and (head, telling) == (like.head, like.telling):
+                return splits[0]  # with mostly the same names this is still about the best
+            yield
+    return min(splits, key=lambda split: split.cost, default=None)
+
+
+def _is_one(word: Words) -> bool:
+    return bool((word == word[0]).all())
+
+
+def _is_plain(names: str) -> bool:
+    """Return whether the names need no JSON escapes."""
+    is_written_so = names.isascii() and names.isprintable()
+    return is_written_so and not any(special in names for special in _SPECIAL)
+
+
+def _plain_names(pieces: Pieces) -> tuple[str, ...] | None:
+    """Return the names of some items; None on duplicates, escapes or too many items."""
+    if len(pieces) > MOST_STRANGERS:
+        return None
+    spans = zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True)
+    read = [_PLAIN_NAME.fullmatch(pieces.text, at, at + length) for at, length in spans]
+    names = {match[1].decode(): None for match in read if match is not None}
+    return tuple(names) if len(names) == len(read) else None
+
+
+def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the smallest set of word positions that distinguishes all names."""
+    if likely and max(likely) < len(words) and _tell_apart([words[at] for at in likely]):
+        return likely
+    variety = [1 if _is_one(word) else len(np.unique(word)) for word in words]
+    ranked = sorted(range(len(words)), key=variety.__getitem__, reverse=True)
+    for count in range(1, len(words)):
+        if _tell_apart([words[at] for at in ranked[:count]]):
+            return tuple(ranked[:count])
+    return tuple(ranked)
+
+
+def _tell_apart(words: Sequence[Words]) -> bool:
+    """Return whether the hashes of these words are distinct."""
+    return len(np.unique(_hashes(words))) == len(words[0])
+
+
+def _hashes(words: Sequence[Words]) -> Words:
+    """Return a hash of each name; its top bits depend on all words."""
+    hashes = words[0] * _ODD
+    for word in words[1:]:
+        # A plain sum has collisions: rack003-node001 would equal rack000-node002.
+        hashes ^= hashes >> _HALF
+        hashes += word
+        hashes *= _ODD
+    return hashes

@@ -1,0 +1,76 @@
+"""Parse the requests of waiting pods from their stored records."""
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Final
+
+from extender.core.nodes.host_resources import CPU, MEMORY, HostResources
+from extender.core.nodes.inventory import PodRecord
+from extender.core.policy import Policy
+from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.request import ParsedRequest, parse_request
+
+REMEMBERED: Final = 256
+"""Cache size: number of different requests; most waiting pods have equal ones."""
+
+
+class WaitingRequests:
+    """Cached parser of pod records: equal requests are parsed once."""
+
+    def __init__(self) -> None:
+        self._policy: Policy | None = None
+        self._read: OrderedDict[object, ParsedRequest] = OrderedDict()
+
+    def read(self, record: PodRecord, policy: Policy) -> ParsedRequest:
+        """Return the result that `parse_request` gives for the pod's own object.
+
+        Args:
+            record: record of an unbound pod.
+            policy: defaults for annotations that the pod does not set.
+        """
+        if self._policy is not policy:
+            self._policy = policy
+            self._read.clear()
+        key = (
+            tuple(record.resources.items()),
+            record.wishes,
+            record.nominated_node,
+            record.message if record.is_unscheduled else None,
+            record.has_claims,
+            record.host,
+            record.has_preferences,
+        )
+        parsed = self._read.get(key)
+        if parsed is None:
+            parsed = self._read[key] = _parse(record, policy)
+            if len(self._read) > REMEMBERED:
+                self._read.popitem(last=False)
+        return parsed
+
+
+def _requests(host: HostResources) -> dict[str, str]:
+    """Return the resource requests of an equivalent container."""
+    return {CPU: f"{host.millicores}m", MEMORY: str(host.memory_bytes)}
+
+
+def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
+    """Parse a pod's record through an equivalent Pod object."""
+    limits = {resource: str(count) for resource, count in record.resources.items()}
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pod = {
+        "metadata": {"annotations": dict(record.wishes)},
+        "spec": {
+            "containers": [{"resources": {"limits": limits, "requests": _requests(record.host)}}],
+            "resourceClaims": [{"name": "one"}] if record.has_claims else [],
+        },
+        "status": {
+            "nominatedNodeName": record.nominated_node,
+            "conditions": [condition | {"message": record.message}] * record.is_unscheduled,
+        },
+    }
+    # The record's resources are in the order of the setting.
+    names = ResourceNames(tuple(limits)) if limits else ResourceNames()
+    parsed = parse_request(pod, resources=names, defaults=policy)
+    if parsed.request is None or not record.has_preferences:
+        return parsed
+    return replace(parsed, request=replace(parsed.request, has_preferences=True))

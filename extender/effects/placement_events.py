@@ -1,0 +1,116 @@
+"""Write one Event for a bound pod that describes its placement.
+
+A description takes a millisecond, and the API server stores each Event. So Events are written at
+their limited rate and after a burst of bindings: most pods of a large burst get none.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, explain, only
+from extender.effects.events import EventType, EventWriter
+from extender.placement.history import DecisionRecord
+
+REASON: Final = "GPUPlacement"
+PRIORITIZE: Final = "prioritize"
+GIB: Final = 1 << 30
+
+MAX_WAITING: Final = 25
+"""Most placements that wait to be described; none is added while as many Events wait."""
+
+
+class PlacementEvents:
+    """Writes Events about placements; noting a binding is fast and never fails.
+
+    Args:
+        events: writes the Events.
+        is_on: returns whether these Events are on.
+        calm: waits for the end of a burst of requests.
+    """
+
+    def __init__(
+        self,
+        events: EventWriter,
+        is_on: Callable[[], bool],
+        calm: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._events = events
+        self._is_on = is_on
+        self._calm = calm
+        self._waiting: deque[DecisionRecord] = deque(maxlen=MAX_WAITING)
+        self._is_noted = asyncio.Event()
+
+    def note(self, record: DecisionRecord) -> None:
+        """Queue the placement of a bound pod, if this replica answered last about it.
+
+        If filter leaves one node, kube-scheduler sends no prioritize request, so filter's answer
+        was the last. Otherwise another replica may have answered prioritize, and writes the Event.
+        """
+        is_last = record.verb == PRIORITIZE or record.decision.feasible == 1
+        if not is_last or not self._is_on():
+            return
+        if len(self._waiting) == MAX_WAITING or self._events.waiting >= MAX_WAITING:
+            self._events.counts.dropped += 1
+        if self._events.waiting < MAX_WAITING:
+            self._waiting.append(record)
+            self._is_noted.set()
+
+    async def run(self) -> None:
+        """Write Events for queued placements until cancelled."""
+        while True:
+            await self._is_noted.wait()
+            self._is_noted.clear()
+            while self._waiting:
+                await self._calm()
+                self._write(self._waiting.popleft())
+                # This work is never urgent, so other work runs first.
+                await asyncio.sleep(1 / self._events.settings.per_second)
+
+    def _write(self, record: DecisionRecord) -> None:
+        text = describe(record)
+        if text:
+            self._events.post(record.pod, EventType.NORMAL, REASON, text)
+        else:
+            self._events.counts.dropped += 1
+
+
+def describe(record: DecisionRecord) -> str:
+    """Describe a pod's placement in one line; "" if the decision is no longer known in detail."""
+    node = record.bound_node
+    parts = [only(part.evidence, node) for part in record.evidence if node in part.nodes]
+    verdicts = [verdict for part in parts for verdict in explain(part)]
+    if not verdicts:
+        return ""
+    texts = ["; ".join(_gpus(verdict) for verdict in verdicts)]
+    if record.decision.best not in {node, None}:
+        texts.append(f"idlegpu's first choice was {record.decision.best}")
+    return f"GPU placement: {node}, {', '.join(texts)}"
+
+
+def _gpus(verdict: NodeVerdict) -> str:
+    """Describe activity and free memory of the GPUs on which a pod could land."""
+    landing = [device for device in verdict.devices if device.can_land] or list(verdict.devices)
+    idle = sum(device.state == "idle" for device in verdict.devices)
+    parts = [f"{idle} of {len(verdict.devices)} GPUs idle"]
+    busy = _known([device.utilization_ratio for device in landing])
+    if busy:
+        parts.append(f"mean activity {100 * sum(busy) / len(busy):.0f} %")
+    parts += _free(landing)
+    if not busy:
+        parts.append("activity unknown")
+    return ", ".join(parts)
+
+
+def _free(landing: Sequence[DeviceVerdict]) -> list[str]:
+    """Describe the least free memory among the landing devices."""
+    free = _known([device.free_bytes for device in landing])
+    if not free:
+        return []
+    each = " each" if len(landing) > 1 else ""
+    return [f"{min(free) / GIB:.0f} GiB free{each}"]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,595 @@
+"""What each node offers and who holds it: laid out anew whenever one of them has changed."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from enum import IntEnum
+from itertools import chain, islice
+from math import inf
+from operator import attrgetter
+
+import numpy as np
+
+from extender.core.decision.allocation import Tenancy, lay_out
+from extender.core.decision.landing import NONE_OUT
+from extender.core.devices.expected_devices import (
+    Device,
+    Expected,
+    devices_behind,
+    expected_devices,
+    resource_profile,
+)
+from extender.core.devices.gpu_models import normalize_model
+from extender.core.devices.readings import DeviceKey, Holders, Readings
+from extender.core.nodes.host_resources import NONE, HostResources
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.labels import ZONE
+from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
+from extender.core.policy import Policy
+from extender.core.steps import Steps
+from extender.fleet.departures import Departures, count_hidden
+from extender.fleet.device_holders import (
+    HeldDevice,
+    TenantsByRow,
+    grounds,
+    held_devices,
+    is_young,
+    may_hold,
+    put_claimed,
+)
+from extender.fleet.holder_sources import Mappings
+from extender.fleet.offers import OfferChanges
+from extender.fleet.pod_memory import LikePods, Share
+from extender.fleet.share_evidence import SharingEvidence
+from extender.fleet.store import DeviceStore
+from extender.fleet.unseen_ends import UnseenEnds
+
+MAX_DEVICES = 256
+"""Devices of a node behind one resource that are told apart: 16 cards of 7 instances each, and
+room to spare. A kubelet that says it has a million devices must not cost a million rows."""
+
+PIECE_KEYS = 8192
+"""Devices whose tenants are compared before others may have their turn: few milliseconds."""
+
+
+class Change(IntEnum):
+    """What has changed when a node was laid out anew; each may have the ones before it in it."""
+
+    NOTHING = 0
+    ROWS = 1
+    """Who holds what, but nothing that the devices' readings are read by."""
+    BELIEFS = 2
+    """What the devices' readings are read by."""
+    DEVICES = 3
+    """There are other devices."""
+
+
+class NodeLayouts:
+    """Each node's row in the pool of each of its resources, and the pods on each device.
+
+    A pod keeps its devices as long as it lives. So one that the mapping has shown once is held to
+    be there still while the mapping shows it nowhere: sources lose it now and then, and some name
+    only one of the pods that share a device.
+
+    Args:
+        policy: the settings of the decision.
+        store: the devices.
+
+    Attributes:
+        is_out: returns which devices are believed to be out, as `Telemetry` has it.
+        started_at: returns when a pod started.
+        works_since: returns when what works on its devices last did.
+        offers: when nodes came to offer fewer devices, or came back.
+        departures: what pods release that leave a node.
+        sharing: which nodes sell shares of their devices.
+        like: what pods were measured to use, for those that are like them.
+    """
+
+    def __init__(self, policy: Policy, store: DeviceStore) -> None:
+        self._policy = policy
+        self._store = store
+        self.is_out: Callable[[], Flags] = lambda: NONE_OUT
+        self.started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
+        self.works_since: Callable[[PodRecord], float | None] = attrgetter("works_since")
+        self._models: dict[str, int] = {"": 0}
+        self._model_ids: dict[str, int] = {}
+        self._zone_ids: dict[str, int] = {"": 0}
+        self._mappings = Mappings()
+        self._nodes: dict[str, NodeRecord] = {}
+        self._rows: dict[str, dict[str, PoolRow]] = {}
+        self._live: dict[str, TenantsByRow] = {}
+        self._held: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._young: set[str] = set()
+        self._loading_until: dict[str, float] = {}
+        self._ended: dict[str, dict[str, float]] = {}
+        self._unseen_ends = UnseenEnds(store)
+        self._requested: dict[str, HostResources] = {}
+        self.offers = OfferChanges()
+        self.departures = Departures(store, self._rows, self._held)
+        self.sharing = SharingEvidence(store)
+        self.like = LikePods()
+        self.surplus: list[int] = []
+        """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
+        the place of; whoever lays out frees them."""
+
+    @property
+    def rows(self) -> Mapping[str, Mapping[str, PoolRow]]:
+        """Rows by node and resource, as they were last laid out."""
+        return self._rows
+
+    @property
+    def young(self) -> frozenset[str]:
+        """Nodes where the next readings may cover pods, or tell which devices are gone."""
+        return frozenset(self._young)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Model names, normalized; a row's `model_id` points here."""
+        return tuple(self._models)
+
+    def tenants_on(self, node: str) -> TenantsByRow:
+        """Return the pods that are known to hold the devices of a node."""
+        return self._live.get(node, {})
+
+    def map_tenants(self, readings: Readings) -> Steps[set[str]]:
+        """Take over which pods hold which devices; return the nodes that this concerns.
+
+        Where the source cannot tell, the last mapping holds as long as a value is fresh.
+        """
+        replaced = self._mappings.replace(readings, self._policy.freshness.max_age_seconds)
+        if replaced is None:
+            return set()
+        if replaced.is_turned:
+            return {name for name in self._rows if not self._mappings.is_own(name)}
+        nodes: set[str] = set()
+        keys = iter(replaced.devices)
+        while some := list(islice(keys, PIECE_KEYS)):
+            rows = (self._store.row_of(key) for key in some if replaced.is_other(key))
+            infos = (self._store.info(row) for row in rows if row is not None)
+            nodes |= {info.node for info in infos if info is not None}
+            yield
+        return {name for name in nodes if not self._mappings.is_own(name)}
+
+    def map_own(self, holders: Mapping[str, Holders | None]) -> set[str]:
+        """Take over who holds the devices of some nodes, as their agents say.
+
+        Args:
+            holders: by node; None where the agent cannot tell.
+
+        Returns:
+            The nodes where that is not as it was.
+        """
+        noted = self._mappings.note_own
+        return {name for name, told in holders.items() if noted(name, told)}
+
+    def note_requested(self, node: str, requested: HostResources) -> bool:
+        """Note what all pods of a node request of it; tell whether its rows change by that.
+
+        Of a node that is not laid out yet, it counts once it is.
+        """
+        if requested == NONE:
+            self._requested.pop(node, None)
+        else:
+            self._requested[node] = requested
+        return bool(self._rows.get(node))
+
+    def expire_own(self, now: float) -> set[str]:
+        """Go by others where a node's agent is silent; return these nodes."""
+        return set(self._mappings.expire(now, self._policy.freshness.max_age_seconds))
+
+    def put_back(self, seconds: float) -> None:
+        """Date back what has happened: the clock was put back by so much."""
+        for dated in (self._mappings, self._unseen_ends, self.offers, self.departures):
+            dated.put_back(seconds)
+        for ended in self._ended.values():
+            ended.update({key: at - seconds for key, at in ended.items()})
+        self._loading_until.update(dict.fromkeys(self._loading_until, 0.0))
+
+    def hold_own(self, seconds: float) -> None:
+        """Let a node's agent count for so long before a newer word of others."""
+        self._mappings.hold_seconds = seconds
+
+    def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> Change:
+        """Lay a node out and note who holds its devices; tell what has changed by that."""
+        name = node.name
+        self._forget_ended(name, now)
+        self._unseen_ends.expire(name, now, self._policy.freshness)
+        tenants = self._tenants(name, pods)
+        self.sharing.note(node, pods, tenants)
+        if replaced := self._replaced(node, tenants):
+            self.surplus.extend(replaced)
+            tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
+        self.departures.forget_late(name, now)
+        before, after = self._rows.get(name), self._rows_of(node, pods, tenants, self._policy)
+        is_same_node = self._nodes.get(name) is node
+        self._nodes[name] = node
+        self._rows[name] = after
+        is_afresh = self._note_tenants(name, pods, tenants, now)
+        self._note_tenancy(pods, tenants, after)
+        used = {slot for row in after.values() for slot in row.slots}
+        self.surplus.extend(self._store.surplus(name, used))
+        is_unsettled = (
+            is_young(after)
+            or name in self._unseen_ends
+            or self.offers.is_news(name, now, self._policy.freshness)
+        )
+        (self._young.add if is_unsettled else self._young.discard)(name)
+        self._note_loading(name, pods, now)
+        self._learn(pods, tenants)
+        if before is None or _slots(before) != _slots(after):
+            return Change.DEVICES
+        if is_afresh or not is_same_node or grounds(before) != grounds(after):
+            return Change.BELIEFS
+        return Change.ROWS if before != after else Change.NOTHING
+
+    def forget(self, node: str, now: float) -> None:
+        """Forget a node that is gone; it may come back with fewer devices."""
+        self.offers.forget(node, now, self._policy.freshness)
+        self._nodes.pop(node, None)
+        self._rows.pop(node, None)
+        self._live.pop(node, None)
+        self._held.pop(node, None)
+        self._young.discard(node)
+        self._loading_until.pop(node, None)
+        self._ended.pop(node, None)
+        self._unseen_ends.forget(node)
+        self._mappings.forget(node)
+        self.departures.forget(node)
+        self.sharing.forget(node)
+
+    def leaving(
+        self, node: NodeRecord, pods: Sequence[PodRecord], victims: AbstractSet[str]
+    ) -> dict[str, Leaving]:
+        """Return what a node's devices would be with some of its pods (UIDs) gone, by resource."""
+        name, left = node.name, [pod for pod in pods if pod.uid not in victims]
+        after = self._lay_out(node, left, self._tenants(name, left), self._policy)
+        tenants, before = self.tenants_on(name), self._rows.get(name, {})
+        gone = [pod for pod in pods if pod.uid in victims]
+        return {
+            resource: self.departures.leaving(
+                (before.get(resource, row), row),
+                tenants,
+                gone,
+                hidden=count_hidden(gone, resource, after, tenants),
+            )
+            for resource, row in after.items()
+        }
+
+    def draft(
+        self, node: NodeRecord, pods: Sequence[PodRecord], policy: Policy
+    ) -> tuple[dict[str, PoolRow], list[HeldDevice]]:
+        """Return a node's rows and who holds its devices as they would be under other settings."""
+        tenants = self._tenants(node.name, pods)
+        rows = self._rows_of(node, pods, tenants, policy)
+        return rows, list(held_devices(pods, tenants, rows))
+
+    def adopt(
+        self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], young: AbstractSet[str]
+    ) -> None:
+        """Go by other settings from now on.
+
+        Args:
+            policy: the settings.
+            rows: rows of nodes as they are laid out under them, by node and resource.
+            young: those of these nodes with pods that the readings do not cover yet.
+        """
+        self._policy = policy
+        self._rows.update(rows)
+        self._loading_until.update(dict.fromkeys(rows, 0.0))
+        self._young = (self._young - rows.keys()) | young
+
+    def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
+        """Free the devices of a pod that has ended: what was read before is nobody's.
+
+        Where nobody knows which it held, it may be any that nobody else is known to hold; but not
+        one that was in use already when no pod can have held it.
+
+        Args:
+            pod: the pod.
+            at: when it ended, seconds since the epoch.
+            has_others: other pods hold devices of its node.
+        """
+        self._ended.setdefault(pod.node, {})[pod.key] = at
+        live = self.tenants_on(pod.node)
+        if not has_others:
+            self._learn([pod], live)
+        shown = [row for row, tenants in live.items() if pod.key in tenants]
+        if shown:
+            freed = [row for row in shown if live[row] == (pod.key,)]
+            self.departures.end(pod, freed, at)
+            others = sorted(set(shown) - set(freed))
+            # Which part of the load was its own is unknown: an even share.
+            staying = np.array([1 - 1 / len(live[row]) for row in others])
+            self.departures.end(pod, others, at, staying=staying)
+            return
+        rows = self._rows.get(pod.node, {})
+        unheld = {
+            resource: [slot for slot in row.slots if not live.get(slot)]
+            for resource, row in rows.items()
+            if may_hold(pod, resource, rows)
+        }
+        is_foreign = self._store.is_foreign
+        if self._mappings.of(pod.node).is_known or not has_others:
+            any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
+            self.departures.end(pod, any_of, at)
+            return
+        kept = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
+        for resource, slots in unheld.items():
+            own = [slot for slot in slots if not is_foreign(slot)]
+            if rows[resource].is_shared:
+                self._store.start_afresh(own, at, is_freed=False, held_since=-inf, staying=kept)
+            elif resource in pod.resources:
+                self._unseen_ends.note(pod, resource, slots, at)
+            else:
+                self._store.start_afresh(own, at, is_freed=False)
+
+    def note_shares(self, node: str, pods: Sequence[PodRecord], shares: Iterable[Share]) -> None:
+        """Take over what pods of a node hold of shared devices, where all on a device are told.
+
+        Args:
+            node: the node.
+            pods: those that hold devices of it.
+            shares: each pod on each shared device once.
+        """
+        told: dict[int, dict[str, int]] = {}
+        for device, uid, count in shares:
+            row = self._store.row_of(device)
+            if row is not None:
+                told.setdefault(row, {})[uid] = count
+        by_key = {pod.key: pod for pod in pods}
+        for row, of_pods in told.items():
+            for pod in pods:
+                if pod.uid in of_pods and self._is_measured(pod, row):
+                    self.like.note(pod, of_pods[pod.uid])
+            on_it = [by_key[key] for key in self.tenants_on(node).get(row, ()) if key in by_key]
+            if on_it and all(pod.uid in of_pods for pod in on_it):
+                declared = self.departures.declared
+                held = [(of_pods[pod.uid], declared(pod, row)) for pod in on_it]
+                self._store.note_shares(row, held)
+
+    def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
+        """Return which of the pods each device of the node has, by mapping, memory and claims."""
+        mapping = self._mappings.of(name)
+        keys = {pod.key for pod in pods if mapping.is_of(pod)}
+        ended = self._ended.get(name, {})
+        # A name without its UID may be that of a pod before: until its device is read after that.
+        reused = {key: ended[key] for key in keys if key in ended and key not in mapping.uids}
+        found: dict[int, set[str]] = {}
+        for row in self._store.rows_of_node(name):
+            info = self._store.info(row)
+            found[row] = keys.intersection(mapping.pods.get(info.key, ())) if info else set()
+            if reused:
+                read_at = self._store.told_at(row) or 0.0
+                found[row] -= {key for key, ended_at in reused.items() if read_at <= ended_at}
+        seen = set().union(*found.values())
+        held = self._held.get(name, {})
+        for pod in pods:
+            for row in () if pod.key in seen else held.get(pod.uid, ()):
+                if row in found:
+                    found[row].add(pod.key)
+        # Claims come last: they correct what was shown before they were known.
+        put_claimed(pods, found, self._store.info)
+        return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
+
+    def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:
+        """Return the devices of a node in whose place there are others, as many as it must have."""
+        since = self.offers.since(node.name)
+        if since == -inf and self._store.is_shown_whole(tuple(tenants)):
+            return set()
+        devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
+        behind = (
+            ([device.row for device in devices_behind(node, expected, devices)], expected.count)
+            for expected in self._expected(node, devices)
+        )
+        return {row for rows, count in behind for row in self._store.replaced(rows, count, since)}
+
+    def _forget_ended(self, name: str, now: float) -> None:
+        """Forget the pods whose devices' readings from before their end are too old to count."""
+        ended, oldest = self._ended.get(name, {}), now - self._policy.freshness.max_age_seconds
+        for key in [key for key, at in ended.items() if at < oldest]:
+            del ended[key]
+
+    def _rows_of(
+        self,
+        node: NodeRecord,
+        pods: Sequence[PodRecord],
+        tenants: TenantsByRow,
+        policy: Policy,
+    ) -> dict[str, PoolRow]:
+        """Return one node's rows, each with what it will be once its pods are gone that leave."""
+        rows = self._lay_out(node, pods, tenants, policy)
+        leaving = [pod for pod in pods if pod.is_deleting]
+        if not leaving and not self.departures.has_gone(node.name):
+            return rows
+        after = rows
+        if leaving:
+            left = [pod for pod in pods if not pod.is_deleting]
+            after = self._lay_out(node, left, self._tenants(node.name, left), policy)
+        return {
+            resource: replace(
+                row,
+                leaving=self.departures.leaving(
+                    (row, after[resource]),
+                    tenants,
+                    leaving,
+                    hidden=count_hidden(leaving, resource, after, tenants),
+                    node=node.name,
+                ),
+            )
+            if resource in after and after[resource].slots == row.slots
+            else row
+            for resource, row in rows.items()
+        }
+
+    def _lay_out(
+        self,
+        node: NodeRecord,
+        pods: Sequence[PodRecord],
+        tenants: TenantsByRow,
+        policy: Policy,
+    ) -> dict[str, PoolRow]:
+        """Return one node's row in the pool of each of its resources."""
+        devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
+        tenancy = Tenancy(
+            is_mapped=self._mappings.of(node.name).is_known,
+            shared_policy=policy.shared_policy,
+            is_out=self.is_out(),
+            assumed=policy.assumed,
+            started_at=self.started_at,
+            works_since=self.works_since,
+            expected=self.like.of,
+        )
+        is_counted = bool(node.capacity or node.allocatable)
+        zone_id = self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids))
+        free = node.host and node.host.less(self._requested.get(node.name, NONE))
+        rows = {}
+        for expected in self._expected(node, devices):
+            resource = expected.resource
+            everything = expected.count * expected.replicas
+            row = lay_out(
+                expected,
+                self._complete(node, expected, devices),
+                pods,
+                tenancy,
+                allocatable=node.allocatable.get(resource, 0) if is_counted else everything,
+                capacity=node.capacity.get(resource, 0),
+                free=free,
+                zone_id=zone_id,
+            )
+            rows[resource] = self._unseen_ends.counted(node.name, resource, row)
+        return rows
+
+    def _learn(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
+        """Note what pods use that have a shared device for themselves.
+
+        Some sources name only one of the pods on a device: all pods must be shown somewhere.
+        """
+        name = pods[0].node if pods else ""
+        rows = [row for row in self._rows.get(name, {}).values() if row.is_shared]
+        by_key = {pod.key: pod for pod in pods}
+        if not rows or by_key.keys() - set().union(*tenants.values()):
+            return
+        for slot in (slot for row in rows for slot in row.slots):
+            on_it = tenants.get(slot, ())
+            if len(on_it) == 1 and self._is_measured(by_key[on_it[0]], slot):
+                used, _, foreign = self._store.occupancy(slot)
+                self.like.note(by_key[on_it[0]], int(used - foreign))
+
+    def _is_measured(self, pod: PodRecord, row: int) -> bool:
+        """Tell whether readings of a device show what a pod on it takes."""
+        started_at, told_at = self.started_at(pod), self._store.told_at(row)
+        if started_at is None or told_at is None:
+            return False
+        return told_at >= started_at + self._policy.assumed.warm_up_seconds
+
+    def expire_loading(self, now: float) -> set[str]:
+        """Return the nodes with pods that had time enough to get ready."""
+        return {name for name, until in self._loading_until.items() if until <= now}
+
+    def _note_loading(self, name: str, pods: Sequence[PodRecord], now: float) -> None:
+        """Note until when the first pod of a node may still get ready."""
+        self._loading_until.pop(name, None)
+        if any(any(row.loading) for row in self._rows[name].values()):
+            seconds = self._policy.assumed.loading_seconds
+            starts = [at for pod in pods if (at := self.works_since(pod)) is not None]
+            # Readings are late: one that is over may not be measured yet.
+            late = now - seconds - self._policy.freshness.max_age_seconds
+            first = min((at for at in starts if at > late), default=late)
+            self._loading_until[name] = first + seconds
+
+    def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
+        """Remember that devices are sold in shares; return the nodes where that is news."""
+        return self.sharing.note_divided(devices, self._nodes)
+
+    def _expected(self, node: NodeRecord, devices: Sequence[Device]) -> tuple[Expected, ...]:
+        """Return what stands behind each resource of a node."""
+        return expected_devices(
+            node,
+            _seen(devices),
+            told=self.sharing.told(node.name),
+            is_divided=self.sharing.is_divided(node),
+        )
+
+    def _device(self, row: int, tenants: tuple[str, ...]) -> Device:
+        """Return a device as the layout needs it."""
+        info = self._store.info(row)
+        return Device(
+            row=row,
+            mig_profile=info.mig_profile if info else "",
+            tenants=tenants,
+            measured_at=self._store.told_at(row),
+            model_id=self._model_id(info.model) if info else 0,
+        )
+
+    def _complete(
+        self, node: NodeRecord, expected: Expected, devices: tuple[Device, ...]
+    ) -> tuple[Device, ...]:
+        """Return the devices behind a resource, with stand-ins for those that no source shows."""
+        behind = devices_behind(node, expected, devices)[:MAX_DEVICES]
+        self._store.set_label_total([device.row for device in behind], expected.memory_bytes)
+        missing = min(expected.count, MAX_DEVICES) - len(behind)
+        if missing <= 0:
+            return behind
+        label_model = self._model_id(node.labels.get("nvidia.com/gpu.product", ""))
+        rows = self._store.stand_ins(node.name, expected.resource, missing, expected.memory_bytes)
+        self._store.set_lost(rows, is_lost=bool(behind))
+        stand_ins = [Device(row=row, model_id=label_model) for row in rows]
+        return (*behind, *stand_ins)
+
+    def _model_id(self, model: str) -> int:
+        if model not in self._model_ids:
+            words = normalize_model(model)
+            self._model_ids[model] = self._models.setdefault(words, len(self._models))
+        return self._model_ids[model]
+
+    def _note_tenants(
+        self, name: str, pods: Sequence[PodRecord], tenants: TenantsByRow, now: float
+    ) -> bool:
+        """Remember who holds each device; one with a new tenant starts afresh: tell if any did."""
+        is_afresh = False
+        bound_at = {
+            pod.key: now if pod.bound_at is None else min(pod.bound_at, now) for pod in pods
+        }
+        before = self._live.get(name, {})
+        for row, on_it in tenants.items():
+            was_on_it = before.get(row, ())
+            if new := [bound_at[key] for key in on_it if key not in was_on_it]:
+                is_used_on = bool(was_on_it) or self._store.is_foreign(row)
+                held_since = -inf if is_used_on else min(new)
+                self._store.start_afresh((row,), max(new), is_freed=False, held_since=held_since)
+                is_afresh = True
+        known = self._held.get(name, {})
+        if any(pod.uid not in known for pod in pods):
+            since = min(bound_at[pod.key] for pod in pods if pod.uid not in known)
+            slots = {slot for row in self._rows[name].values() for slot in row.slots}
+            self._store.forget_past_use([*slots], since)
+        self._live[name] = tenants
+        self._held[name] = {
+            pod.uid: tuple(row for row, on_it in tenants.items() if pod.key in on_it)
+            for pod in pods
+        }
+        return is_afresh
+
+    def _note_tenancy(
+        self, pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
+    ) -> None:
+        """Note of each device whether pods hold it, or may."""
+        # Of devices that the kubelet offers, a name by which it offers none is a former one.
+        for row in sorted(rows.values(), key=lambda row: row.allocatable > 0):
+            self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
+        self._store.set_tenancy(list(held_devices(pods, tenants, rows)))
+
+
+def is_laid_out_by(policy: Policy) -> tuple[object, ...]:
+    """Return which of the settings shape a node's layout."""
+    return policy.assumed, policy.shared_policy
+
+
+def _seen(devices: Sequence[Device]) -> Counter[str]:
+    """Return how many devices telemetry sees, by MIG profile as resources write it."""
+    return Counter(resource_profile(device.mig_profile) for device in devices)
+
+
+def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:
+    return {resource: row.slots for resource, row in rows.items()}

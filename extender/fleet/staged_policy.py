@@ -1,0 +1,103 @@
+"""The fleet laid out under other settings, in steps, beside the one that answers are made from.
+
+Between the steps nodes go on changing, and are answered for as they are laid out under the
+settings in force: what was drafted of them is out of date then, and they are laid out again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.snapshot import Pool, PoolRow, Rows, patch_batch
+from extender.core.policy import Policy
+from extender.core.steps import Steps
+from extender.fleet.allocation import NodeLayouts
+from extender.fleet.device_holders import HeldDevice, is_young
+from extender.fleet.store import DeviceStore
+
+PIECE_NODES = 512
+"""Nodes whose rows are put into a pool before others may have their turn: few milliseconds."""
+
+_WIDTH = 1 + len(HeldDevice._fields)
+
+
+class Draft:
+    """Layouts of nodes under other settings.
+
+    Args:
+        layouts: the layouts in force.
+        policy: the other settings.
+    """
+
+    def __init__(self, layouts: NodeLayouts, policy: Policy) -> None:
+        self.policy = policy
+        self._layouts = layouts
+        self._made_of: dict[str, Mapping[str, PoolRow]] = {}
+        self._rows: dict[str, dict[str, PoolRow]] = {}
+        self._young: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._count = 0
+        self._held: list[Rows] = []
+        self._bases: Mapping[str, Pool] = {}
+        self._pools: dict[str, Pool] = {}
+
+    def outdated(self) -> list[str]:
+        """Return the nodes that are laid out otherwise than when they were drafted, if ever."""
+        return [
+            name for name, rows in self._layouts.rows.items() if self._made_of.get(name) is not rows
+        ]
+
+    def add(self, nodes: Iterable[tuple[NodeRecord, Sequence[PodRecord]]]) -> None:
+        """Lay out some nodes, each with the pods that hold devices of it."""
+        held: list[tuple[int, *HeldDevice]] = []
+        for node, pods in nodes:
+            name = node.name
+            self._made_of[name] = self._layouts.rows[name]
+            self._rows[name], devices = self._layouts.draft(node, pods, self.policy)
+            (self._young.add if is_young(self._rows[name]) else self._young.discard)(name)
+            self._numbers[name] = self._count
+            held += [(self._count, *device) for device in devices]
+            self._count += 1
+        self._held.append(np.array(held, dtype=np.intp).reshape(-1, _WIDTH))
+
+    def patch(self, pools: Mapping[str, Pool]) -> Steps[None]:
+        """Put the drafted rows into a snapshot's pools."""
+        self._bases = pools
+        for resource, pool in pools.items():
+            rows, batch = list(pool.rows), pool.batch
+            for start in range(0, len(rows), PIECE_NODES):
+                changed = {}
+                for at, name in enumerate(pool.nodes[start : start + PIECE_NODES], start):
+                    row = self._rows.get(name, {}).get(resource)
+                    # With other devices the pool is put together anew anyhow.
+                    if row is not None and row.slots == rows[at].slots:
+                        changed[at] = rows[at] = row
+                batch = patch_batch(batch, changed)
+                yield
+            self._pools[resource] = replace(pool, rows=tuple(rows), batch=batch)
+        self._held = [np.concatenate(self._held)] if self._held else []
+        yield
+
+    def put_in_force(self, store: DeviceStore) -> list[str]:
+        """Let the layouts go by the draft from now on; return the nodes that it is too old for."""
+        outdated = self.outdated()
+        current = self._rows.keys() & self._layouts.rows.keys() - set(outdated)
+        self._layouts.adopt(
+            self.policy, {name: self._rows[name] for name in current}, self._young & current
+        )
+        is_current = np.zeros(self._count, dtype=np.bool_)
+        is_current[[self._numbers[name] for name in current]] = True
+        held = np.concatenate(self._held) if self._held else np.zeros((0, _WIDTH), dtype=np.intp)
+        store.set_tenancy(held[is_current[held[:, 0]], 1:])
+        return outdated
+
+    def pools_for(self, pools: Mapping[str, Pool]) -> Mapping[str, Pool] | None:
+        """Return the patched pools; None where these have other nodes or devices by now."""
+        is_same = pools.keys() == self._pools.keys() and all(
+            pool.nodes is self._bases[resource].nodes
+            and pool.batch.slots is self._bases[resource].batch.slots
+            for resource, pool in pools.items()
+        )
+        return self._pools if is_same else None

@@ -1,0 +1,404 @@
+"""The route GET /v1/explain: why a pod was placed as it was, or waits, for all replicas."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Final
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from extender.core.nodes.inventory import PodRecord
+from extender.core.request.request import GpuRequest, PodRef
+from extender.core.steps import let_go
+from extender.core.untyped import mapping_of, text_of
+from extender.fleet.fleet import Fleet
+from extender.insight.decisions import named
+from extender.insight.explain_node import Wish, asked_node
+from extender.insight.explain_replicas import (
+    decided_at,
+    filter_before,
+    filter_near,
+    joined_in_steps,
+    lacks_filter,
+    read_attempt,
+    read_explanation,
+)
+from extender.insight.explain_views import (
+    Ranking,
+    details_in_steps,
+    full_nodes,
+    kept,
+    rejected_nodes,
+    short_nodes,
+)
+from extender.insight.last_decisions import NOTHING_HEARD, LastHeard
+from extender.insight.pending import PIECE_SCANNED, Pending, waits
+from extender.insight.replicas import ONE, Replicas
+from extender.insight.views import Json, decision_view, verdict_view
+from extender.placement.history import DecisionRecord
+from extender.placement.placer import Placer
+from extender.runtime.cooperative import in_turns
+from extender.server.json_answers import (
+    CONTENT_TYPE,
+    document_answer,
+    error_answer,
+    unknown_decision,
+    write_in_pieces,
+)
+from extender.server.query_parameters import (
+    QueryError,
+    check_parameters,
+    read_number,
+    refusing,
+)
+from extender.server.redaction import (
+    SEES_ALL,
+    VIEWER,
+    namespace_of,
+    of_pod,
+    pod_name,
+    sees,
+    write_json_in_full,
+)
+
+PATH: Final = "/v1/explain"
+PEERS_PATH: Final = "/v1/peers/explain"
+"""Path for other replicas; its prefix requires a replica's client certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A replica's explanation of a pod.
+
+    Attributes:
+        view: the explanation as a JSON-ready record.
+        at: time of the decision, seconds since the epoch; 0 if there is none.
+        uid: the pod's UID.
+    """
+
+    view: Json
+    at: float
+    uid: str
+
+
+class Explain:
+    """Handlers of GET /v1/explain.
+
+    Args:
+        fleet: state of the fleet.
+        placer: ranks nodes, and remembers decisions.
+        pending: describes waiting pods.
+        replicas: this replica and the others, which may have made the decision.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Placer,
+        pending: Pending,
+        *,
+        replicas: Replicas = ONE,
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._pending = pending
+        self._replicas = replicas
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/explain."""
+        return [web.get(PATH, refusing(self._explain))]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the route at which other replicas query explanations."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+
+    async def _explain(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"pod", "number", "id", "limit", "node"}))
+        wish = Wish.read(query)
+        number = read_number(query, "number", default=0, low=1, high=10**9)
+        name, wanted = query.get("pod", ""), query.get("id", "") or (str(number) if number else "")
+        if bool(name) == bool(wanted) or (number and "id" in query):
+            raise QueryError(
+                "pod", name, "must be namespace/name, name or UID; or give number, or id"
+            )
+        if wanted:
+            return await self._explain_one(request, wanted, wish)
+        name = await self._resolve(name)
+        own = await self._own(name, "", wish)
+        theirs = await self._theirs({"pod": name} | wish.query)
+        known = next((one for one in theirs if own is None or one.at > own.at), own)
+        if known is None:
+            return error_answer(
+                404,
+                f"no decision about {name!r} is remembered, and there is no such GPU pod: "
+                "GET /v1/decisions and /v1/pending (idlegpu decisions, pending) list what is known",
+            )
+        return await self._answer(request, await self._with_filter(known, wish))
+
+    async def _explain_one(
+        self, request: web.Request, wanted: str, wish: Wish
+    ) -> web.StreamResponse:
+        """Explain one decision, made by any replica.
+
+        Args:
+            request: the HTTP request.
+            wanted: the decision's id, or its number, which several replicas may have.
+            wish: requested detail of the nodes.
+        """
+        own = await self._own("", wanted, wish)
+        found = [] if own is None else [own]
+        if not self._replicas.is_ours(wanted):
+            found += await self._theirs({"id": wanted} | wish.query)
+        if len(found) == 1:
+            return await self._answer(request, await self._with_filter(found[0], wish))
+        if found:
+            views = (mapping_of(one.view["decision"]) for one in found)
+            ids = ", ".join(sorted(text_of(view.get("id")) for view in views))
+            return error_answer(
+                409, f"several replicas have a decision {wanted!r}: ask for the id, one of {ids}"
+            )
+        return error_answer(
+            404,
+            unknown_decision(wanted),
+        )
+
+    async def _answer(self, request: web.Request, known: _Known) -> web.StreamResponse:
+        """Send an explanation; of a waiting pod include the latest decision of any replica."""
+        record, view = self._fleet.pods.get(known.uid), known.view
+        if record is not None and waits(record) and view.get("pending") is not None:
+            view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
+        return await document_answer(request, view)
+
+    def _waiting(self, record: PodRecord, heard: LastHeard) -> Json:
+        """Return the state and the reasons of a waiting pod."""
+        pending = self._pending.view(record, heard)
+        return {"state": pending["state"], "pending": pending}
+
+    async def _own(self, name: str, wanted: str, wish: Wish) -> _Known | None:
+        """Return this replica's explanation, None if it knows nothing.
+
+        Args:
+            name: the pod, "" to look up a decision.
+            wanted: the decision's id or number, "" to look up a pod.
+            wish: requested detail of the nodes.
+
+        Raises:
+            QueryError: several pods have this name.
+        """
+        decided = self._find(name, wanted)
+        record = self._fleet.pods.get(decided.pod.uid) if decided else None
+        if record is None and name:
+            # A new pod may have the deleted pod's name, without a decision yet.
+            record = await self._known(name)
+            decided = None if record is not None else decided
+        if decided is None and record is None:
+            return None
+        view = await self._view(decided, record, wish)
+        uid = decided.pod.uid if decided else _ref(record).uid
+        return _Known(view=view, at=decided.at if decided else 0.0, uid=uid)
+
+    async def _with_filter(self, known: _Known, wish: Wish) -> _Known:
+        """Add the rejected nodes from the filter call to a ranking that lacks them."""
+        if not lacks_filter(known.view):
+            return known
+        found = await self._theirs({"pod": known.uid, "attempt": f"{known.at:.3f}"} | wish.query)
+        own = await self._own_filter(known.uid, known.at, wish)
+        halves = sorted([*found, *([own] if own else [])], key=lambda one: one.at)
+        if not halves:
+            return known
+        steps = joined_in_steps(known.view, halves[-1].view, wish.limit)
+        return replace(known, view=await in_turns(steps))
+
+    async def _own_filter(self, uid: str, at: float, wish: Wish) -> _Known | None:
+        """Return this replica's filter decision shortly before another replica's ranking, or None.
+
+        Args:
+            uid: the pod's UID.
+            at: time of the ranking, seconds since the epoch.
+            wish: requested detail of the nodes.
+        """
+        record = filter_near(self._placer.history, uid, at)
+        if record is None:
+            return None
+        view = await self._view(record, self._fleet.pods.get(uid), wish)
+        return _Known(view=view, at=record.at, uid=uid)
+
+    async def _theirs(self, asked: Mapping[str, str]) -> list[_Known]:
+        """Return the other replicas' explanations that the caller may see, newest first."""
+        found: list[_Known] = []
+        ids = {""}  # a replica may have several addresses, and this one is among them
+        answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(asked)}")
+        for body in answers.values():
+            view = read_explanation(body)
+            at = decided_at(view)
+            name = text_of(mapping_of(view.get("decision")).get("id"))
+            if at and name not in ids and not self._replicas.is_ours(name):
+                ids.add(name)
+                namespace = namespace_of(text_of(view.get("pod")))
+                await VIEWER.get().learn({namespace})
+                if sees(namespace):
+                    found.append(_Known(view=view, at=at, uid=text_of(view.get("uid"))))
+        return sorted(found, key=lambda one: -one.at)
+
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller."""
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
+        query = request.query
+        check_parameters(query, frozenset({"pod", "id", "limit", "node", "attempt"}))
+        wish, pod = Wish.read(query), query.get("pod", "")
+        attempt = read_attempt(query)
+        # Reset afterwards: the next request on this connection may have another caller.
+        previous = VIEWER.set(SEES_ALL)
+        try:
+            if attempt:
+                own = await self._own_filter(pod, attempt, wish)
+            else:
+                own = await self._own(pod, query.get("id", ""), wish)
+        finally:
+            VIEWER.reset(previous)
+        written: list[bytes] = []
+        view = own.view if own is not None and own.at else {}
+        for piece in write_in_pieces(view, write_json_in_full):
+            written.append(piece)
+            await asyncio.sleep(0)
+        return web.Response(body=b"".join(written), content_type=CONTENT_TYPE)
+
+    async def _resolve(self, name: str) -> str:
+        """Complete a short pod name with its namespace; return it unchanged if no pod matches.
+
+        Other replicas are queried by the full name, because they do not know the caller's rights.
+
+        Raises:
+            QueryError: several pods have this name.
+        """
+        if "/" in name:
+            return name
+        known = {
+            record.pod.key
+            for record in self._placer.history
+            if record.pod.name == name and sees(record.pod.namespace)
+        }
+        known |= {record.key for record in await self._called(name) if record.name == name}
+        _require_one("pod", name, known)
+        return next(iter(known), name)
+
+    def _find(self, name: str, wanted: str) -> DecisionRecord | None:
+        """Return the latest decision about a pod, or the one with an id or number; else None.
+
+        Raises:
+            QueryError: several pods have this name.
+        """
+        found: dict[str, DecisionRecord] = {}
+        for record in self._placer.history:
+            pod = record.pod
+            is_meant = (
+                name in {pod.key, pod.uid, pod.name}
+                if name
+                else wanted in {str(record.number), self._replicas.id_of(record.number)}
+            )
+            if is_meant and sees(pod.namespace):
+                found.setdefault(pod.key, record)
+        _require_one("pod", name, found)
+        return next(iter(found.values()), None)
+
+    async def _known(self, name: str) -> PodRecord | None:
+        """Return the GPU pod with a name, None if there is none.
+
+        Raises:
+            QueryError: several pods have this name.
+        """
+        found = {record.key: record for record in await self._called(name)}
+        _require_one("pod", name, found)
+        return next(iter(found.values()), None)
+
+    async def _called(self, name: str) -> list[PodRecord]:
+        """Return the GPU pods with a name or UID that the caller may read."""
+        found: list[PodRecord] = []
+        records = iter(tuple(self._fleet.pods.values()))
+        while some := list(islice(records, PIECE_SCANNED)):
+            found += (
+                record
+                for record in some
+                if name in {record.key, record.uid, record.name} and sees(record.namespace)
+            )
+            await asyncio.sleep(0)
+        return found
+
+    async def _view(
+        self, decided: DecisionRecord | None, record: PodRecord | None, wish: Wish
+    ) -> Json:
+        """Build the explanation of a decision, with the pod's current state."""
+        pod = decided.pod if decided else _ref(record)
+        bound = record.node if record is not None else (decided.bound_node if decided else "")
+        view: Json = {
+            "pod": pod_name(pod.namespace, pod.name),
+            "uid": of_pod(pod.namespace, pod.uid),
+            "is_hypothetical": False,
+            "state": "gone" if record is None else "bound",
+            "bound_node": bound or None,
+            "is_followed": decided.decision.best == bound if decided and bound else None,
+            "pending": None,
+            "decision": None,
+            "filter": None,
+            "kept": None,
+            "nodes": [],
+            "others": [],
+            "others_left": 0,
+            "rejected": [],
+            "asked_node": None,
+        }
+        if record is not None and waits(record):
+            view |= self._waiting(record, NOTHING_HEARD)
+        if decided is None:
+            return view
+        filtered = filter_before(self._placer.history, decided)
+        # Prioritize covers only the nodes that passed filter: take the rejected ones from there.
+        asked = (filtered or decided).decision
+        details = await in_turns(details_in_steps(decided, filtered))
+        names = [verdict.node for verdict in details]
+        others, left = await in_turns(short_nodes(asked, names, wish.limit))
+        nodes = await in_turns(
+            full_nodes(Ranking(decision=decided.decision, details=details, bound_node=bound))
+        )
+        await in_turns(let_go(details))
+        return view | {
+            "decision": self._brief(decided),
+            "filter": self._brief(filtered) if filtered else None,
+            "kept": kept(asked, names),
+            "nodes": nodes,
+            "others": others,
+            "others_left": left,
+            "rejected": rejected_nodes(asked, wish.names),
+            "asked_node": asked_node(
+                wish, asked, names, self._fleet.nodes, now=partial(self._now, decided.request)
+            ),
+        }
+
+    def _now(self, request: GpuRequest, node: str) -> list[Json]:
+        return [verdict_view(verdict) for verdict in self._placer.explain_nodes(request, [node])]
+
+    def _brief(self, record: DecisionRecord) -> Json:
+        return named(self._replicas, record) | decision_view(record, brief=True)
+
+
+def _require_one(parameter: str, name: str, found: Collection[str]) -> None:
+    """Check that a name is not ambiguous.
+
+    Raises:
+        QueryError: several pods match; the message names some.
+    """
+    if len(found) > 1:
+        some = ", ".join(sorted(found)[:5])
+        raise QueryError(parameter, name, f"is the name of several pods: use one of {some}")
+
+
+def _ref(record: PodRecord | None) -> PodRef:
+    if record is None:
+        return PodRef(uid="", namespace="", name="")
+    return PodRef.of(record)

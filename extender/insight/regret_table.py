@@ -1,0 +1,289 @@
+"""The route /v1/regret and its metrics: measured outcome of placements."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, product
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from extender.insight.pending import moment
+from extender.insight.regret_watch import MOST_NODES, Outcome, RegretWatch
+from extender.insight.replica_answers import Form, hear
+from extender.insight.replicas import ONE, Replicas
+from extender.insight.views import Json
+from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer
+from extender.server.query_parameters import check_parameters, read_number, refusing
+from extender.server.redaction import VIEWER, of_pod, pod_name, sees
+
+PATH = "/v1/regret"
+DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
+
+PEERS_PATH = "/v1/peers/regret"
+"""Path for other replicas; its prefix requires a replica's client certificate."""
+MOST_TOLD = 10_000
+"""Largest number of outcomes in an answer to another replica, newest first: some megabytes."""
+PIECE_OUTCOMES = 100
+"""Outcomes to encode for another replica between two yields to the event loop."""
+VERSION = 1
+"""Version of the format; it grows when an older replica would misread it."""
+
+_GPUS = ("got", "choice", "best")
+_AGAINST = ("choice", "best")
+_FOLLOWED = ("yes", "no")
+_ACTIVITY_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+_REGRET_BUCKETS = (-0.5, -0.2, -0.1, -0.05, -0.01, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+_KINDS: Final[Mapping[str, Callable[[Outcome], bool]]] = {
+    "all": lambda _: True,
+    "followed": lambda one: one.is_followed,
+    "not_followed": lambda one: not one.is_followed,
+}
+
+
+class _Told(msgspec.Struct, kw_only=True, frozen=True):
+    """A replica's answer to another replica, not redacted.
+
+    Attributes:
+        version: version of the format.
+        replica: short name of the answering replica.
+        watched: pods that are being watched.
+        left_out: pods that were not compared.
+        outcomes: outcomes, newest first.
+    """
+
+    version: int
+    replica: str
+    watched: int
+    left_out: int
+    outcomes: list[Outcome]
+
+
+_FORM = Form(msgspec.json.Decoder(_Told).decode, VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """Means over placements, None if there are none."""
+
+    placements: int
+    got: float | None
+    choice: float | None
+    best: float | None
+    got_then: float | None
+    choice_then: float | None
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> "_Means":
+        """Compute the means over the placements whose first choice has a known activity."""
+        both = [one for one in outcomes if one.choice_since is not None]
+        return cls(
+            placements=len(both),
+            got=_mean([one.got for one in both]),
+            choice=_mean([one.choice_since for one in both]),
+            best=_mean([one.best_since for one in both]),
+            got_then=_mean([one.got_then for one in both]),
+            choice_then=_mean([one.choice_then for one in both]),
+        )
+
+
+class RegretMetrics(Collector):
+    """Metrics of placement outcomes; each placement counts at one replica only.
+
+    Args:
+        registry: registry of the metrics.
+        watch: returns the current watch.
+    """
+
+    def __init__(self, registry: CollectorRegistry, watch: Callable[[], RegretWatch]) -> None:
+        self._watch = watch
+        self.activity = Histogram(
+            "idlegpu_placement_activity",
+            "Mean activity, as a ratio, of the GPUs that a pod got (got), of those of our first "
+            "choice (choice), and of those on the node that turned out best (best) of its own and "
+            f"the {MOST_NODES} best of the decision, some time after the pod was bound.",
+            ["gpus"],
+            buckets=_ACTIVITY_BUCKETS,
+            registry=registry,
+        )
+        self.regret = Histogram(
+            "idlegpu_placement_regret",
+            "By how much the GPUs that a pod got were busier than those of our first choice "
+            "(choice) or of the node that turned out best (best) of its own and the "
+            f"{MOST_NODES} best of the decision, as a ratio.",
+            ["against", "followed"],
+            buckets=_REGRET_BUCKETS,
+            registry=registry,
+        )
+        for gpus in _GPUS:
+            self.activity.labels(gpus)
+        for against, followed in product(_AGAINST, _FOLLOWED):
+            self.regret.labels(against, followed)
+        self.watched = Gauge(
+            "idlegpu_regret_watched_pods",
+            "Bound pods whose GPUs are watched to be compared later.",
+            registry=registry,
+        )
+        self.watched.set_function(lambda: float(len(watch())))
+        registry.register(self)
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Yield the counter of pods that were not compared."""
+        left_out = CounterMetricFamily(
+            "idlegpu_regret_left_out_pods",
+            "Bound pods that were not compared: they came too fast, were too many, or too little "
+            "was seen of them.",
+        )
+        left_out.add_metric([], self._watch().left_out)
+        yield left_out
+
+    def note(self, outcome: Outcome) -> None:
+        """Observe one placement."""
+        followed = "yes" if outcome.is_followed else "no"
+        self.activity.labels("got").observe(outcome.got)
+        self.activity.labels("best").observe(outcome.best_since)
+        self.regret.labels("best", followed).observe(outcome.hindsight)
+        if outcome.choice_since is not None and outcome.regret is not None:
+            self.activity.labels("choice").observe(outcome.choice_since)
+            self.regret.labels("choice", followed).observe(outcome.regret)
+
+
+class RegretTable:
+    """Handlers of /v1/regret, for clients and for other replicas.
+
+    Args:
+        watch: returns the current watch.
+        replicas: this replica and the others; each watches the pods of its own latest decisions.
+    """
+
+    def __init__(self, watch: Callable[[], RegretWatch], replicas: Replicas = ONE) -> None:
+        self._watch = watch
+        self._replicas = replicas
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/regret."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the route at which other replicas query outcomes."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"limit", "namespace"}))
+        namespace = request.query.get("namespace")
+        limit = read_number(
+            request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
+        )
+        watching = self._watch()
+        heard = await hear(self._replicas, PEERS_PATH, _FORM)
+        answers = [each for _, each in heard.told]
+        own = _outcomes_of(watching)
+        known = await _newest(chain(own, *(each.outcomes for each in answers)))
+        await VIEWER.get().learn({one.pod.namespace for one in known})
+        shown = [
+            one
+            for one in known
+            if namespace is None or (sees(namespace) and one.pod.namespace == namespace)
+        ]
+        means: Json = {}
+        for name, wanted in _KINDS.items():
+            means[name] = _means_view([one for one in shown if wanted(one)])
+            await asyncio.sleep(0)
+        return json_answer(
+            {
+                "after_seconds": watching.after_seconds,
+                "watched": len(watching) + sum(each.watched for each in answers),
+                "left_out": watching.left_out + sum(each.left_out for each in answers),
+                "total": len(shown),
+                **means,
+                "placements": [_view(one) for one in shown[:limit]],
+                "unreachable": heard.unreachable,
+            }
+        )
+
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller."""
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
+        check_parameters(request.query, frozenset())
+        watching = self._watch()
+        written: list[bytes] = []
+        for some in chunks(_outcomes_of(watching), PIECE_OUTCOMES):
+            written += map(msgspec.json.encode, some)
+            await asyncio.sleep(0)
+        head = msgspec.json.encode(
+            {
+                "version": VERSION,
+                "replica": self._replicas.name,
+                "watched": len(watching),
+                "left_out": watching.left_out,
+            }
+        )
+        body = b'%b,"outcomes":[%b]}' % (head[:-1], b",".join(written))
+        return web.Response(body=body, content_type=CONTENT_TYPE)
+
+
+def _outcomes_of(watching: RegretWatch) -> list[Outcome]:
+    """Copy the newest outcomes, because more may be added while they are encoded."""
+    return list(islice(reversed(watching.outcomes), MOST_TOLD))
+
+
+async def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Sort outcomes, newest first; keep one for each pod, of its latest decision."""
+    last: dict[str, Outcome] = {}
+    for some in chunks(outcomes, PIECE_OUTCOMES):
+        for one in some:
+            other = last.get(one.pod.uid)
+            if other is None or one.decided_at > other.decided_at:
+                last[one.pod.uid] = one
+        await asyncio.sleep(0)
+    return sorted(last.values(), key=lambda one: -(one.bound_at + one.seconds))
+
+
+def _view(one: Outcome) -> Json:
+    return {
+        "pod": pod_name(one.pod.namespace, one.pod.name),
+        "uid": of_pod(one.pod.namespace, one.pod.uid),
+        "bound_at": moment(one.bound_at),
+        "seconds": one.seconds,
+        "node": one.node,
+        "choice": one.choice or None,
+        "best": one.best,
+        "is_followed": one.is_followed,
+        "is_shadow": one.is_shadow,
+        "is_known": one.is_known,
+        "gpus": one.gpus,
+        "got_ratio": one.got,
+        "choice_ratio": one.choice_since,
+        "best_ratio": one.best_since,
+        "got_then_ratio": one.got_then,
+        "choice_then_ratio": one.choice_then,
+        "regret_ratio": one.regret,
+        "hindsight_ratio": one.hindsight,
+    }
+
+
+def _means_view(outcomes: Sequence[Outcome]) -> Json:
+    means = _Means.of(outcomes)
+    return {
+        "placements": means.placements,
+        "got_ratio": means.got,
+        "choice_ratio": means.choice,
+        "best_ratio": means.best,
+        "got_then_ratio": means.got_then,
+        "choice_then_ratio": means.choice_then,
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

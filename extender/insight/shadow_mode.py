@@ -1,0 +1,174 @@
+"""Run shadow mode, the decision log and the regret watch."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from extender.insight.decision_log.writer import DecisionLogWriter
+from extender.insight.regret_table import RegretMetrics, RegretTable
+from extender.insight.regret_watch import RegretWatch
+from extender.insight.replicas import Replicas
+from extender.placement.history import DecisionRecord
+from extender.placement.placer import Placer
+from extender.runtime.metrics import Metrics
+from extender.server.request_tracker import InFlight
+from extender.settings.config import Settings
+from extender.settings.shadow_mode import Mode
+
+logger = logging.getLogger(__name__)
+
+TAKE_SECONDS: Final = 0.05
+"""Pause between two bound pods that the regret watch reads, so that webhooks come first."""
+
+Clock = Callable[[], float]
+
+
+class Trying:
+    """Runs shadow mode, the decision log and the regret watch for one placer.
+
+    Args:
+        settings: all settings.
+        placer: decides.
+        metrics: registry for the metrics of these parts.
+        clock: seconds since the epoch.
+        in_flight: yields to requests, and waits for the end of a burst.
+
+    Attributes:
+        log: the decision log, or None if it is off.
+        regret: compares decisions with the load that followed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        placer: Placer,
+        metrics: Metrics,
+        clock: Clock,
+        in_flight: InFlight,
+    ) -> None:
+        self._settings = settings
+        self._placer = placer
+        self._clock = clock
+        self._give_way = in_flight.give_way
+        self._calm = in_flight.calm
+        self.log: DecisionLogWriter | None = None
+        self.regret = self._make_regret(settings)
+        self._metrics = RegretMetrics(metrics.registry, lambda: self.regret)
+        self.regret.on_outcome = self._metrics.note
+        metrics.registry.register(_LogCounts(lambda: self.log, lambda: self._placer.is_shadow))
+        placer.is_shadow = settings.mode is Mode.SHADOW
+        self._open_log(settings)
+
+    async def adopt(self, settings: Settings) -> None:
+        """Apply new settings."""
+        before, self._settings = self._settings, settings
+        self._placer.is_shadow = settings.mode is Mode.SHADOW
+        if settings.regret != before.regret:
+            self.regret = self._make_regret(settings)
+            self.regret.on_outcome = self._metrics.note
+        if settings.decision_log != before.decision_log:
+            old = self.log
+            if old is not None:  # two threads must not write the same file
+                self._placer.on_settled = lambda *_: None
+                self.log = None
+                await asyncio.to_thread(old.close)
+            self._open_log(settings)
+
+    def note_bound(self, record: DecisionRecord) -> None:
+        """Log that a pod was bound, whether or not this replica decided last about the pod."""
+        if self.log is not None:
+            self.log.note_bound(record.pod.uid, record.bound_node, self._clock())
+
+    def note_own(self, record: DecisionRecord) -> None:
+        """Watch a bound pod for regret; this replica decided last about the pod."""
+        self.regret.note(record)
+
+    def regret_table(self, replicas: Replicas) -> RegretTable:
+        """Return the regret table of this replica and the others, for the API."""
+        return RegretTable(lambda: self.regret, replicas)
+
+    def degraded(self) -> Mapping[str, str]:
+        """Return active problems by name that do not stop the webhooks from answering."""
+        problem = self.log.problem if self.log is not None else ""
+        return {"decision_log": problem} if problem else {}
+
+    async def run(self) -> None:
+        """Watch bound pods until cancelled, then write the rest of the decision log."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._take(), name="regret pods")
+                group.create_task(self._watch(), name="regret")
+        finally:
+            if self.log is not None:
+                self.log.close()
+
+    async def _take(self) -> None:
+        while True:
+            await asyncio.sleep(TAKE_SECONDS)
+            if not self.regret.waiting:
+                continue
+            await self._calm()
+            try:
+                self.regret.take_next()
+            except Exception:  # placing pods must go on
+                logger.exception("fault", extra={"verb": "regret"})
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.regret.sample_seconds)
+            watch = self.regret
+            if not self._settings.regret.pods:
+                continue
+            try:
+                watch.look()
+                for _ in watch.judge_in_steps():
+                    await self._give_way()
+            except Exception:  # placing pods must go on
+                logger.exception("fault", extra={"verb": "regret"})
+
+    def _make_regret(self, settings: Settings) -> RegretWatch:
+        return RegretWatch(
+            self._placer.fleet,
+            self._clock,
+            pods=settings.regret.pods,
+            after_seconds=settings.regret.after_seconds,
+        )
+
+    def _open_log(self, settings: Settings) -> None:
+        if settings.decision_log.path:
+            self.log = DecisionLogWriter(settings.decision_log)
+            self._placer.on_settled = self.log.note
+
+
+class _LogCounts(Collector):
+    """Exports counters of the decision log, and whether shadow mode is on."""
+
+    def __init__(
+        self, log: Callable[[], DecisionLogWriter | None], is_shadow: Callable[[], bool]
+    ) -> None:
+        self._log = log
+        self._is_shadow = is_shadow
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        shadow = GaugeMetricFamily(
+            "idlegpu_shadow_mode", "Whether no answer changes anything: mode is shadow."
+        )
+        shadow.add_metric([], float(self._is_shadow()))
+        yield shadow
+        log = self._log()
+        if log is None:
+            return
+        decisions = CounterMetricFamily(
+            "idlegpu_decision_log_decisions",
+            "Decisions that were written to the log of decisions, or that it lacks.",
+            labels=["outcome"],
+        )
+        decisions.add_metric(["written"], log.written)
+        decisions.add_metric(["dropped"], log.dropped)
+        yield decisions

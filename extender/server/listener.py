@@ -1,0 +1,481 @@
+"""Listen on ports, and limit their connections from TCP accept to close.
+
+Sockets whose TLS handshake has not ended count as well. After the handshake, reads and writes
+bypass this module.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.runtime import gc_control
+from extender.runtime.log_throttle import Seldom
+from extender.server.congestion_control import unpace
+from extender.server.connection_limits import who_gives_way
+from extender.server.tls_errors import EVERYDAY, HINTS, THEIRS, Failure, failure_of
+
+logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 128
+ACCEPTED_AT_ONCE: Final = 32
+"""Connections that are accepted before the event loop runs other work."""
+HANDSHAKE_SECONDS: Final = 10.0
+GOODBYE_SECONDS: Final = 5.0
+"""Time for a client to answer the end of a TLS connection before the connection is closed."""
+RETRY_SECONDS: Final = 0.5
+"""Pause after `accept` failed for lack of descriptors or memory."""
+UNLIMITED: Final = 1 << 30
+KEPT_SILENT: Final = 8
+"""Unused connections that a normal client may hold: a Go client keeps two for each server."""
+SILENT_SECONDS: Final = 30.0
+"""A connection that sent bytes within this time is not closed in favor of silent ones."""
+KEPT_BACK: Final = 100
+"""File descriptors reserved for the extender's own connections to other servers, and for files."""
+
+FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Retry-After: 5\r\nConnection: close\r\nContent-Length: 48\r\n\r\n"
+    b"there are too many connections: come back later\n"
+)
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class Refusal(StrEnum):
+    """Reason why a connection was refused or closed for lack of room, as a metric label."""
+
+    FULL = "full"
+    """The port has its maximum number of connections."""
+    DESCRIPTORS = "descriptors"
+    """File descriptors are scarce: the remaining ones are reserved for the webhooks' port."""
+    GAVE_WAY = "gave-way"
+    """Closed for a new connection: its handshake was open, or its address had most connections."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """Connection figures of a port; counts start with the process.
+
+    Attributes:
+        connections: number of open connections.
+        refusals: connections refused or closed for lack of room, by reason.
+        failures: failed TLS handshakes, by reason.
+    """
+
+    connections: int = 0
+    refusals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+
+
+class _Accepted(socket.socket):
+    """A connection's socket that calls `on_end` when its file descriptor is closed or detached."""
+
+    address: str = ""
+    gave_way: bool = False
+    is_heard: bool = False
+    on_end: Callable[["_Accepted"], None] | None = None
+
+    @override
+    def close(self) -> None:
+        self._end()
+        super().close()
+
+    @override
+    def detach(self) -> int:
+        """Detach the descriptor: uvloop detaches a socket before it closes it."""
+        self._end()
+        return super().detach()
+
+    def _end(self) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(self)
+
+
+class Heard(asyncio.BaseProtocol):
+    """A protocol that reports arriving bytes to the listener.
+
+    Attributes:
+        on_bytes: called whenever bytes arrive.
+    """
+
+    on_bytes: Callable[[], None] = staticmethod(lambda: None)
+
+
+class _Waiting:
+    """Connections that may be closed to make room, oldest first, by client address."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[str, dict[_Accepted, None]] = {}
+
+    def add(self, one: _Accepted) -> None:
+        """Add a connection as the newest one of its address."""
+        self.discard(one)
+        self._by_address.setdefault(one.address, {})[one] = None
+
+    def discard(self, one: _Accepted) -> None:
+        """Remove a connection."""
+        held = self._by_address.get(one.address, {})
+        held.pop(one, None)
+        if not held:
+            self._by_address.pop(one.address, None)
+
+    def first_of(self, address: str) -> "_Accepted | None":
+        """Return the oldest connection of an address, or None."""
+        return next(iter(self._by_address.get(address, ())), None)
+
+    def heaviest(self) -> tuple[int, _Accepted | None]:
+        """Return the largest number of connections of one address, and its oldest connection."""
+        held = max(self._by_address.values(), key=len, default={})
+        return len(held), next(iter(held), None)
+
+
+class Listener:
+    """Accepts the connections of one port, and limits their number.
+
+    If the port is full, a new connection replaces an existing one, by the first rule that applies:
+
+    1. The oldest connection with an open TLS handshake of the address that has most of these. If
+       one address has many more connections that never sent a byte, the oldest of those.
+    2. A connection of the heaviest address, if that address holds at least two more than the new
+       one's; otherwise a connection of the new one's own address. It must never have sent a byte,
+       or have been silent for `SILENT_SECONDS`; the one that is silent longest is replaced.
+    3. The newest connection of the heaviest address.
+
+    Otherwise the new connection is refused. So no address can keep another address out, and a
+    connection with recent requests is never replaced by one from its own address. Silence is
+    measured only if the protocol is a `Heard`.
+
+    Use it on the event loop's thread only.
+
+    Args:
+        name: name of the port in log lines and metrics.
+        address: host and port.
+        factory: creates the protocol of a connection after its handshake.
+        most: returns the maximum number of connections.
+        tls: TLS context, or None for plain TCP.
+        spare: file descriptors left for other uses.
+        hint: text for the log that says what to do when a client's certificate is refused.
+        refused: receives the address of each refused connection.
+
+    Attributes:
+        figures: connection figures of this port.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: tuple[str, int],
+        factory: Factory,
+        *,
+        most: Callable[[], int],
+        tls: ssl.SSLContext | None = None,
+        spare: int = 0,
+        hint: str = "",
+        refused: Callable[[str], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.figures = Figures()
+        self._address = address
+        self._factory = factory
+        self._most = most
+        self._tls = tls
+        self._highest = descriptors() - spare
+        self._hint = hint
+        self._refused = refused
+        self._seldom = Seldom(monotonic=monotonic)
+        self._sockets: list[socket.socket] = []
+        self._held: dict[_Accepted, None] = {}
+        self._unknown = _Waiting()
+        self._mute = _Waiting()
+        self._spoken: dict[_Accepted, float] = {}
+        self._monotonic = monotonic
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_address: Counter[str] = Counter()
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether the port accepts only TLS connections."""
+        return self._tls is not None
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each listening socket."""
+        return tuple(one.getsockname()[:2] for one in self._sockets)
+
+    @property
+    def coming(self) -> tuple[object, ...]:
+        """One object for each connection whose handshake has not ended."""
+        return tuple(self._tasks)
+
+    async def open(self) -> None:
+        """Bind the address and accept connections.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        host, port = self._address
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, where in dict.fromkeys((one[0], one[4]) for one in found):
+                self._sockets.append(socket.create_server(where, family=family, backlog=BACKLOG))
+        except OSError:
+            self.close()
+            raise
+        for one in self._sockets:
+            one.settimeout(0.0)
+            unpace(one)
+            loop.add_reader(one, self._accept, one)
+
+    def close(self) -> None:
+        """Accept no new connections; existing ones stay open."""
+        loop = asyncio.get_running_loop()
+        while self._sockets:
+            one = self._sockets.pop()
+            loop.remove_reader(one)
+            one.close()
+
+    async def end(self) -> None:
+        """Accept no new connections, and cancel handshakes that have not ended."""
+        self.close()
+        for task in (tasks := list(self._tasks)):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- limits ---------------------------------------------------------------------------------
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept waiting connections, at most `ACCEPTED_AT_ONCE`."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:  # no descriptor or no memory is left
+                self._pause(listening, error)
+                return
+            self._take(accepted, str(address[0]))
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Stop accepting for `RETRY_SECONDS`, and log the error."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+        loop.call_later(RETRY_SECONDS, self._resume, listening)
+        unlogged = self._seldom.due("accept", error.errno)
+        if unlogged is not None:
+            logger.error(
+                "cannot accept connections",
+                extra={"port": self.name, "cause": str(error), "also_unlogged": unlogged},
+            )
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _take(self, accepted: socket.socket, address: str) -> None:
+        """Count an accepted connection and start its handshake, or refuse it."""
+        if accepted.fileno() >= self._highest:
+            self._refuse(accepted, address, Refusal.DESCRIPTORS)
+            return
+        if len(self._held) >= self._most() and not self._make_room(address):
+            self._refuse(accepted, address, Refusal.FULL)
+            return
+        held = _Accepted(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        held.settimeout(0.0)
+        held.address, held.on_end = address, self._let_go
+        self._held[held] = None
+        self._by_address[address] += 1
+        self.figures.connections += 1
+        self._unknown.add(held)
+        task = asyncio.get_running_loop().create_task(self._begin(held), name="connection")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _refuse(self, accepted: socket.socket, address: str, refusal: Refusal) -> None:
+        self._note(refusal, address)
+        if self._refused is not None:
+            self._refused(address)
+        with accepted:
+            accepted.settimeout(0.0)
+            if self._tls is None:
+                with contextlib.suppress(OSError):
+                    accepted.send(FULL)
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Close a connection to make room for `newcomer`; return whether one was closed."""
+        leaving = self._idle() or self._of_heaviest(newcomer)
+        if leaving is None:
+            return False
+        self._note(Refusal.GAVE_WAY, leaving.address)
+        self._let_go(leaving)
+        leaving.gave_way = True
+        with contextlib.suppress(OSError):
+            # The connection's protocol sees the end on its next read or write.
+            leaving.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def _idle(self) -> _Accepted | None:
+        """Return a connection that never completed a handshake or sent a byte, or None."""
+        unknown, in_handshake = self._unknown.heaviest() if self._tls is not None else (0, None)
+        mute, silent = self._mute.heaviest()
+        return silent if mute > unknown + KEPT_SILENT else in_handshake
+
+    def _of_heaviest(self, newcomer: str) -> _Accepted | None:
+        """Return a connection of the heaviest address, or None if no address is heavier."""
+        heaviest = who_gives_way(self._by_address, newcomer)
+        if (mute := self._mute.first_of(heaviest or newcomer)) is not None:
+            return mute
+        limit = self._monotonic() - SILENT_SECONDS
+        for one, spoken_at in self._spoken.items():
+            if spoken_at > limit:
+                break
+            if one.address == (heaviest or newcomer):
+                return one
+        if heaviest is None:
+            return None
+        return next(one for one in reversed(self._held) if one.address == heaviest)
+
+    def _heard(self, held: _Accepted) -> None:
+        """Record that bytes arrived on a connection."""
+        if held in self._held:
+            if self._spoken.pop(held, None) is None:
+                self._mute.discard(held)
+            self._spoken[held] = self._monotonic()
+
+    def _note(self, refusal: Refusal, address: str) -> None:
+        """Count a refusal, and log it if a line is due."""
+        self.figures.refusals[refusal] += 1
+        unlogged = self._seldom.due(refusal)
+        if unlogged is not None:
+            logger.warning(
+                "a port has no room for more connections",
+                extra={
+                    "port": self.name,
+                    "reason": refusal.value,
+                    "address": address,
+                    "connections": self.figures.connections,
+                    "limit": self._most(),
+                    "also_unlogged": unlogged,
+                },
+            )
+
+    def _let_go(self, leaving: _Accepted) -> None:
+        """Remove a connection from the counts: it has ended, or is about to."""
+        if leaving not in self._held:
+            return
+        del self._held[leaving]
+        self._unknown.discard(leaving)
+        self._mute.discard(leaving)
+        self._spoken.pop(leaving, None)
+        self.figures.connections -= 1
+        self._by_address[leaving.address] -= 1
+        if not self._by_address[leaving.address]:
+            del self._by_address[leaving.address]
+
+    # --- TLS handshake --------------------------------------------------------------------------
+
+    async def _begin(self, held: _Accepted) -> None:
+        """Complete the handshake if the port uses TLS, and create the connection's protocol."""
+        is_tls = self._tls is not None
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._handler(held),
+                held,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
+                ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
+            )
+            if held.is_heard and held in self._held and held not in self._spoken:
+                self._mute.add(held)
+            _forget_buffer(transport)
+        except OSError as error:  # an SSLError is one
+            if is_tls and not held.gave_way:
+                self._note_failure(error, held.address)
+            held.close()
+        except BaseException:
+            held.close()
+            raise
+        finally:
+            self._unknown.discard(held)
+
+    def _handler(self, held: _Accepted) -> asyncio.BaseProtocol:
+        """Return what handles a connection."""
+        handler = self._factory()
+        if isinstance(handler, Heard):
+            handler.on_bytes = partial(self._heard, held)
+            held.is_heard = True
+        return handler
+
+    def _note_failure(self, error: OSError, address: str) -> None:
+        """Count a failed handshake, and log it if a line is due."""
+        failure = failure_of(error)
+        self.figures.failures[failure] += 1
+        if failure in EVERYDAY:
+            return
+        unlogged = self._seldom.due(failure, address)
+        if unlogged is None:
+            return
+        logger.warning(
+            "a client's certificate is refused" if failure in THEIRS else "TLS handshake failed",
+            extra={
+                "port": self.name,
+                "reason": failure.value,
+                "cause": str(error) or type(error).__name__,
+                "address": address,
+                "hint": self._hint if failure in THEIRS else HINTS.get(failure, ""),
+                "also_unlogged": unlogged,
+            },
+        )
+
+
+def _forget_buffer(transport: asyncio.BaseTransport) -> None:
+    """Release the read buffer of a TLS connection to the system until data arrives.
+
+    uvloop allocates 256 KiB for each connection, of which agents' reports need a page or two. The
+    allocator reuses memory, so 107 KiB each were resident (5,000 agents: 789 MiB; 263 with this).
+    The buffer that `BufferedProtocol.get_buffer` returns holds no data, so it may be discarded.
+    """
+    protocol = transport.get_extra_info("uvloop.sslproto")
+    get_buffer = getattr(protocol, "get_buffer", None)  # uvloop documents none of this
+    if get_buffer is not None:
+        gc_control.forget(get_buffer(1))
+
+
+def descriptors() -> int:
+    """Return the soft limit of file descriptors of this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else UNLIMITED
+
+
+def ask_for_descriptors(connections: int) -> int:
+    """Raise the soft limit of file descriptors for `connections`; return how many it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + 2 * KEPT_BACK
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft not in {resource.RLIM_INFINITY, hard} and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return descriptors() - 2 * KEPT_BACK
+
+
+def spare_for(connections: int) -> int:
+    """Return how many file descriptors a port must leave for another port and for ourselves.
+
+    Args:
+        connections: maximum number of connections of the other port.
+    """
+    return min(connections + KEPT_BACK, descriptors() // 2)

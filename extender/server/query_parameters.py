@@ -1,0 +1,82 @@
+"""Parse and check query parameters; an error names the value and what is allowed."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+from multidict import MultiMapping
+
+from extender.core.request.annotations import BOOLEAN_ALLOWED, parse_boolean
+from extender.server.json_answers import error_answer
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+SHOWN = 80
+"""Length to which a value is cut in error messages."""
+
+
+class QueryError(ValueError):
+    """A query parameter is invalid.
+
+    Args:
+        name: name of the parameter.
+        value: its value; long values are cut in the message.
+        problem: what is wrong and what is allowed; follows the value in the message.
+    """
+
+    def __init__(self, name: str, value: str, problem: str) -> None:
+        shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}..."
+        super().__init__(f"{name}={shown!r} {problem}")
+
+
+def refusing(handler: Handler) -> Handler:
+    """Wrap a handler: answer a `QueryError` with status 400 and its message."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except QueryError as error:
+            return error_answer(400, str(error))
+
+    return handle
+
+
+def check_parameters(query: MultiMapping[str], known: frozenset[str]) -> None:
+    """Check that all parameters are known and given once.
+
+    Raises:
+        QueryError: a parameter is unknown or repeated.
+    """
+    for name in query:
+        if name not in known:
+            use = ", ".join(sorted(known)) or "none"
+            raise QueryError(name[:SHOWN], query[name], f"is no parameter of this path: use {use}")
+        if len(values := query.getall(name)) > 1:
+            raise QueryError(name, values[1], "is given more than once: use one value")
+
+
+def read_boolean(query: Mapping[str, str], name: str) -> bool:
+    """Parse a boolean parameter; absent means false.
+
+    Raises:
+        QueryError: the value is not a boolean.
+    """
+    text = query.get(name, "false")
+    try:
+        return parse_boolean(text)
+    except ValueError as error:
+        raise QueryError(name, text, f"must be {BOOLEAN_ALLOWED}") from error
+
+
+def read_number(query: Mapping[str, str], name: str, *, default: int, low: int, high: int) -> int:
+    """Parse an integer parameter.
+
+    Raises:
+        QueryError: the value is not an integer or out of bounds.
+    """
+    text = query.get(name)
+    if text is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise QueryError(name, text, f"must be a whole number from {low} to {high}")
+    return int(text)

@@ -1,0 +1,392 @@
+"""Reduces Node and Pod objects to the records of the inventory; pure, and tolerant of any object.
+
+Fields that kubelets refresh for no change (heartbeats, timestamps of label runs) are left out, so
+that equal records mean that nothing changed which matters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from sys import intern
+from types import MappingProxyType
+from typing import Final
+
+from extender.core.decision.filtering import Rejection
+from extender.core.nodes.host_resources import (
+    CPU,
+    MEMORY,
+    NONE,
+    HostResources,
+    read_quantities,
+    requested,
+)
+from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord, Taint
+from extender.core.nodes.labels import HOSTNAME, is_kept, is_shown
+from extender.core.nodes.node_selection import (
+    Selection,
+    has_preferences,
+    is_excessive,
+    read_selection,
+)
+from extender.core.nodes.pod_owners import likeness_of, owner_of
+from extender.core.request.annotations import PREFIX, read_memory
+from extender.core.request.gpu_resources import (
+    ResourceNames,
+    count_devices,
+    count_lasting,
+    has_claims,
+    has_gpu_claims,
+    holds_devices,
+    read_counts,
+)
+from extender.core.request.scheduled_condition import (
+    awaits_room,
+    is_unschedulable,
+    message_of,
+    scheduled_condition,
+)
+from extender.core.untyped import int_of, mapping_of, objects_of, text_of
+from extender.sources.kubernetes.pod_failures import (
+    is_device_fault,
+    is_failed_early,
+    last_end,
+)
+from extender.sources.kubernetes.timestamps import parse_time
+from extender.sources.kubernetes.wanted_models import wanted_model
+
+GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
+ADDRESSES_KEPT: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
+"""Types of a node's addresses by which series may name it."""
+REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+MAX_CACHED: Final = 4096
+MAX_SHARED: Final = 256
+"""Larger things of which equal ones are one object: what is rare is not worth its place."""
+
+MAX_WISHES: Final = 4096
+"""So many characters of a pod's annotations under our prefix are kept: no sensible ones are longer,
+and pods that we refuse have theirs kept in any case."""
+MAX_SELECTION: Final = 8192
+"""So much of what a pod says of its nodes is kept, as `Selection.size` counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterPod:
+    """A pod that exports telemetry, by which series can be told to their node.
+
+    Attributes:
+        uid: `metadata.uid`.
+        name: its name, without the namespace.
+        node: the node it runs on.
+        addresses: its IP addresses.
+    """
+
+    uid: str
+    name: str
+    node: str
+    addresses: tuple[str, ...]
+
+
+def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord | None:
+    """Return the record of a Node object, None where it has no name."""
+    metadata = mapping_of(raw.get("metadata"))
+    spec = mapping_of(raw.get("spec"))
+    status = mapping_of(raw.get("status"))
+    name = text_of(metadata.get("name"))
+    if not name:
+        return None
+    labels = mapping_of(metadata.get("labels"))
+    return NodeRecord(
+        name=intern(name),
+        addresses=tuple(
+            text_of(address.get("address"))
+            for address in objects_of(status.get("addresses"))
+            if text_of(address.get("type")) in ADDRESSES_KEPT
+            and text_of(address.get("address")) not in {"", name}
+        ),
+        allocatable=_shared_counts(read_counts(status.get("allocatable"), names)),
+        capacity=_shared_counts(read_counts(status.get("capacity"), names)),
+        labels=_shown_labels(labels),
+        other_labels=_other_labels(labels),
+        hostname=intern(text_of(labels.get(HOSTNAME))),
+        taints=_keep_taints(spec.get("taints")),
+        host=_host(status),
+        is_unschedulable=spec.get("unschedulable") is True,
+        is_ready=_condition(status, "Ready").get("status", "True") == "True",
+    )
+
+
+def _host(status: Mapping[str, object]) -> HostResources | None:
+    """Return the CPU and memory that pods may request of a node, None where it does not say."""
+    allocatable = mapping_of(status.get("allocatable"))
+    if CPU not in allocatable or MEMORY not in allocatable:
+        return None
+    return _shared_needs(read_quantities(allocatable[CPU], allocatable[MEMORY]))
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _shared_needs(needs: HostResources) -> HostResources:
+    """Return one object for all equal ones: pods of one owner, and nodes of one kind, are alike."""
+    return needs
+
+
+def reduce_pod(
+    raw: Mapping[str, object], names: ResourceNames, *, early_seconds: float
+) -> PodRecord | None:
+    """Return the record of a Pod object, None where it has nothing to do with GPUs.
+
+    Args:
+        raw: the Pod object.
+        names: which resources are GPUs.
+        early_seconds: a failure so soon after a container's start is early.
+    """
+    resources = count_devices(raw, names)
+    lasting = count_lasting(raw, names) if resources else resources
+    claims = has_claims(raw)
+    metadata = mapping_of(raw.get("metadata"))
+    uid = text_of(metadata.get("uid"))
+    if not uid or not (resources or claims):
+        return None
+    spec = mapping_of(raw.get("spec"))
+    status = mapping_of(raw.get("status"))
+    node = intern(text_of(spec.get("nodeName")))
+    phase = _phase(status)
+    scheduled = scheduled_condition(status)
+    is_scheduled = scheduled.get("status") == "True"
+    is_unscheduled = is_unschedulable(scheduled)
+    is_refused = is_unscheduled and not node and _is_ours(text_of(scheduled.get("message")))
+    created_at = parse_time(metadata.get("creationTimestamp"))
+    is_waiting = not (node or phase.is_terminal)
+    wishes = _wishes(mapping_of(metadata.get("annotations"))) if is_waiting else ()
+    is_all_kept = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
+    bound_at = _bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None
+    is_failed = bool(node) and is_failed_early(raw, early_seconds)
+    sidecars = _sidecars(spec, status, names)
+    started_at = _started_at(status, sidecars)
+    # One that its node never started ended as soon as it was bound.
+    refused_at = bound_at if phase.is_terminal else None
+    return PodRecord(
+        uid=uid,
+        namespace=intern(text_of(metadata.get("namespace"))),
+        name=text_of(metadata.get("name")),
+        node=node,
+        nominated_node=text_of(status.get("nominatedNodeName")),
+        phase=phase,
+        resources=_shared_counts(resources),
+        lasting=None if lasting == resources else _shared_counts(lasting),
+        has_claims=claims,
+        has_gpu_claims=claims and has_gpu_claims(raw),
+        memory_bytes=read_memory(raw),
+        host=_shared_needs(requested(raw)) if is_waiting else NONE,
+        bound_at=bound_at,
+        started_at=started_at,
+        last_started_at=_last_started_at(spec, status, names, sidecars, started_at),
+        ended_at=last_end(status, ("state",)) if phase.is_terminal else None,
+        is_failed_early=is_failed,
+        is_device_fault=is_failed and is_device_fault(status, names),
+        failed_at=(last_end(status) or refused_at) if is_failed else None,
+        is_unscheduled=is_unscheduled,
+        is_refused=is_refused,
+        has_preferences=is_waiting and has_preferences(raw),
+        wishes=wishes if is_all_kept or is_refused else (),
+        version=text_of(metadata.get("resourceVersion")) if is_all_kept else "",
+        scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
+        created_at=created_at or 0.0,
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        # Most pods that wait are told the same.
+        message="" if node else intern(message_of(scheduled)),
+        is_gated=not node and scheduled.get("reason") == "SchedulingGated",
+        awaits_room=not node and awaits_room(spec),
+        priority=_priority(spec),
+        owner=intern(owner_of(metadata)),
+        likeness=likeness_of(raw),
+        wanted_model="" if node or is_excessive(raw) else wanted_model(raw),
+        gives_way=_priority(spec) < 0,
+        selection=_selection(raw) if resources and not (node or phase.is_terminal) else None,
+    )
+
+
+def reduce_exporter(raw: Mapping[str, object], words: tuple[str, ...]) -> ExporterPod | None:
+    """Return the pod if it looks like a telemetry exporter that runs, else None.
+
+    It does if its name, or its `app` or `app.kubernetes.io/name` label, contains one of `words`.
+    """
+    metadata = mapping_of(raw.get("metadata"))
+    name = text_of(metadata.get("name"))
+    labels = mapping_of(metadata.get("labels"))
+    told = (name, text_of(labels.get("app")), text_of(labels.get("app.kubernetes.io/name")))
+    if not any(word in text for word in words for text in told):
+        return None
+    status = mapping_of(raw.get("status"))
+    node = text_of(mapping_of(raw.get("spec")).get("nodeName"))
+    uid = text_of(metadata.get("uid"))
+    if not node or not uid or _phase(status).is_terminal:
+        return None
+    addresses = [text_of(entry.get("ip")) for entry in objects_of(status.get("podIPs"))]
+    addresses.append(text_of(status.get("podIP")))
+    return ExporterPod(
+        uid=uid,
+        name=name,
+        node=node,
+        addresses=tuple(dict.fromkeys(address for address in addresses if address)),
+    )
+
+
+def _shared_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Return counts as a read-only mapping; equal ones are one object, for most pods are alike."""
+    return _frozen_counts(tuple(counts.items()))
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _frozen_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    return MappingProxyType(dict(items))
+
+
+def _shown_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the labels that speak of GPUs, pool and zone; most nodes share their few values."""
+    return MappingProxyType(
+        {key: intern(text_of(value)) for key, value in labels.items() if is_shown(key)}
+    )
+
+
+def _other_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the others that are kept; nodes of one pool, whose labels are equal, share them."""
+    others = sorted(
+        (key, text_of(value))
+        for key, value in labels.items()
+        if key != HOSTNAME and is_kept(key) and not is_shown(key)
+    )
+    return _frozen_labels(tuple(others))
+
+
+@lru_cache(maxsize=MAX_SHARED)
+def _frozen_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return MappingProxyType({intern(key): intern(value) for key, value in items})
+
+
+def _selection(raw: Mapping[str, object]) -> Selection | None:
+    """Return which nodes a pod may go to by its own word, None where it says too much."""
+    if is_excessive(raw):
+        return None
+    selection = read_selection(raw)
+    return _shared_selection(selection) if selection.size <= MAX_SELECTION else None
+
+
+@lru_cache(maxsize=MAX_SHARED)
+def _shared_selection(selection: Selection) -> Selection:
+    """Return one object for all equal ones: pods of one owner are alike."""
+    return selection
+
+
+def _keep_taints(raw: object) -> tuple[Taint, ...]:
+    """Return the taints that keep pods away or speak of GPUs."""
+    return tuple(
+        Taint(
+            key=key,
+            value=text_of(taint.get("value")),
+            effect=effect,
+        )
+        for taint in objects_of(raw)
+        if (key := text_of(taint.get("key")))
+        and (effect := text_of(taint.get("effect")))
+        and (effect in REPELLING_EFFECTS or any(word in key for word in GPU_TAINT_WORDS))
+    )
+
+
+def _condition(status: Mapping[str, object], kind: str) -> Mapping[str, object]:
+    """Return the condition of a kind, an empty one where there is none."""
+    for condition in objects_of(status.get("conditions")):
+        if condition.get("type") == kind:
+            return condition
+    return {}
+
+
+def _is_ours(message: str) -> bool:
+    """Whether kube-scheduler's reason for leaving a pod unscheduled names one of our rejections."""
+    return any(rejection.value in message for rejection in Rejection)
+
+
+def _wishes(annotations: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Return the annotations that are meant for us."""
+    ours = ((key, text_of(annotations[key])) for key in annotations if key.startswith(PREFIX))
+    return tuple(sorted(ours))
+
+
+def _priority(spec: Mapping[str, object]) -> int:
+    """Return a pod's priority; the API server writes it into every pod that it creates."""
+    return int_of(spec.get("priority"))
+
+
+def _phase(status: Mapping[str, object]) -> PodPhase:
+    """Return how far the pod is; a phase that nobody has written yet is Pending."""
+    phase = text_of(status.get("phase")) or PodPhase.PENDING
+    return PodPhase(phase) if phase in set(PodPhase) else PodPhase.UNKNOWN
+
+
+def _bound_at(
+    status: Mapping[str, object], scheduled: Mapping[str, object], created_at: float | None
+) -> float | None:
+    """Return when the pod was bound.
+
+    A pod that was created with its node named has no such condition until its kubelet sees it.
+    """
+    at = parse_time(scheduled.get("lastTransitionTime"))
+    if at is None:
+        at = parse_time(status.get("startTime"))
+    return created_at if at is None else at
+
+
+def _sidecars(
+    spec: Mapping[str, object], status: Mapping[str, object], names: ResourceNames
+) -> list[Mapping[str, object]]:
+    """Return the statuses of a pod's sidecars with GPUs: init containers that restart always."""
+    sidecars = {
+        text_of(container.get("name"))
+        for container in objects_of(spec.get("initContainers"))
+        if container.get("restartPolicy") == "Always" and holds_devices(container, names)
+    }
+    statuses = objects_of(status.get("initContainerStatuses")) if sidecars else ()
+    return [one for one in statuses if text_of(one.get("name")) in sidecars]
+
+
+def _started_at(
+    status: Mapping[str, object], sidecars: Sequence[Mapping[str, object]]
+) -> float | None:
+    """Return when the first container started that the status still shows.
+
+    Of init containers only sidecars with GPUs count: the others end, or do no work on these.
+    """
+    containers = (*objects_of(status.get("containerStatuses")), *sidecars)
+    return min(chain.from_iterable(map(_starts, containers)), default=None)
+
+
+def _last_started_at(
+    spec: Mapping[str, object],
+    status: Mapping[str, object],
+    names: ResourceNames,
+    sidecars: Sequence[Mapping[str, object]],
+    first: float | None,
+) -> float | None:
+    """Return when the youngest container with GPUs last started, None where that is `first`."""
+    statuses = [one for one in objects_of(status.get("containerStatuses")) if any(_starts(one))]
+    if not (statuses or sidecars):
+        return None
+    holding = {
+        text_of(container.get("name"))
+        for container in objects_of(spec.get("containers"))
+        if holds_devices(container, names)
+    }
+    holders = (*(one for one in statuses if text_of(one.get("name")) in holding), *sidecars)
+    last = max(chain.from_iterable(map(_starts, holders)), default=first)
+    return None if last == first else last
+
+
+def _starts(container: Mapping[str, object]) -> list[float]:
+    """Return when a container started, now and the time before, as far as its status shows."""
+    return [
+        start
+        for kind in ("state", "lastState")
+        for state in mapping_of(container.get(kind)).values()
+        # A container that could not be started says that it did at the epoch.
+        if (start := parse_time(mapping_of(state).get("startedAt")))
+    ]

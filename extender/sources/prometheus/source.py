@@ -1,0 +1,278 @@
+"""Readings from Prometheus: asks again and again, and delivers what it learns."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from extender.core.devices.readings import History, Readings
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.common import PrometheusError
+from extender.sources.prometheus.frames import Frame
+from extender.sources.prometheus.node_identity import NodeIdentity
+from extender.sources.prometheus.process import WorkerError, WorkerProcess
+from extender.sources.prometheus.readings_builder import (
+    ReadingsBuilder,
+    RoundReport,
+    read_history,
+)
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_JITTER: Final = 0.1
+# The worker ends a round by itself; only one that cannot (a server that sends its headers byte by
+# byte) is killed.
+_GRACE_SECONDS: Final = 5.0
+_START_SECONDS: Final = 10.0
+_WAIT_FOR_NODES_SECONDS: Final = 0.5
+_HISTORY_PAUSES_SECONDS: Final = (5.0, 30.0, 120.0)
+_HISTORY_QUERIES: Final = 8  # at most: names, and two generations of three signals
+_HISTORY_PATIENCE: Final = 6.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusStatus:
+    """How the source fares, for metrics and health checks.
+
+    Attributes:
+        last_success_at: when the last answered question was asked; None before the first.
+        last_error: why the latest round failed, "" after a success.
+        consecutive_failures: rounds that failed since the last success.
+        rounds: rounds so far.
+        failures: rounds that failed so far.
+        round_seconds: how long the latest round took.
+        devices: devices in the latest answer.
+        unmatched_series: series of the latest answer whose labels named no node.
+        unmatched_example: labels of one of them.
+        failed_queries: queries of the latest round that failed, by metric, with the reason.
+        partial_answers: answers so far that the server itself called incomplete.
+        worker_starts: starts of the worker process; more than one means that it was lost.
+        has_history: the past was delivered.
+    """
+
+    last_success_at: float | None = None
+    last_error: str = ""
+    consecutive_failures: int = 0
+    rounds: int = 0
+    failures: int = 0
+    round_seconds: float = 0.0
+    devices: int = 0
+    unmatched_series: int = 0
+    unmatched_example: str = ""
+    failed_queries: Mapping[str, str] = field(default_factory=dict)
+    partial_answers: int = 0
+    worker_starts: int = 0
+    has_history: bool = False
+
+
+class PrometheusSource:
+    """Asks Prometheus every `interval_seconds`; one question is under way at a time.
+
+    State is changed by the task that runs `run` alone, and read by others on the same loop.
+
+    Args:
+        settings: `url` must not be empty.
+        identity: says by what names the nodes are known; asked before each round. Rounds wait
+            until there are nodes. An equal answer had best be the same object.
+        deliver: takes each round's readings; the next round waits until it has. An answer
+            without devices is delivered as such; a round without an answer is not.
+        deliver_history: takes the past, once, some devices at a time.
+        clock: seconds since the epoch.
+        window_seconds: how far back the past is asked for; 0 for not at all.
+    """
+
+    def __init__(
+        self,
+        settings: Prometheus,
+        *,
+        identity: Callable[[], NodeIdentity],
+        deliver: Callable[[Readings], Awaitable[None]],
+        deliver_history: Callable[[History], Awaitable[None]],
+        clock: Callable[[], float],
+        window_seconds: float,
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._deliver = deliver
+        self._deliver_history = deliver_history
+        self._clock = clock
+        self._window_seconds = window_seconds
+        self._status = PrometheusStatus()
+        self._worker = WorkerProcess(settings)
+        self._builder = ReadingsBuilder()
+        self._told: NodeIdentity | None = None
+
+    def status(self) -> PrometheusStatus:
+        """Say how the source fares."""
+        return self._status
+
+    def change(self, settings: Prometheus, window_seconds: float) -> None:
+        """Ask otherwise from the next `run` on; not while it runs, unless `settings` is the same.
+
+        What is known of how the source fares stays, and past readings are asked for only where
+        they have not been delivered.
+        """
+        self._window_seconds = window_seconds
+        if settings != self._settings:
+            self._settings = settings
+            # That it is started anew is no loss that anybody should look into.
+            self._worker = WorkerProcess(settings, starts=max(self._worker.starts - 1, 0))
+
+    async def run(self) -> None:
+        """Ask until cancelled; no fault of Prometheus, or of the worker process, ends this."""
+        loop = asyncio.get_running_loop()
+        history: asyncio.Task[None] | None = None
+        try:
+            while True:
+                identity = self._identity()
+                if not identity.names:
+                    await asyncio.sleep(_WAIT_FOR_NODES_SECONDS)
+                    continue
+                started = loop.time()
+                await self._run_round(identity)
+                if history is None and self._is_history_due():
+                    history = asyncio.create_task(self._fill_history(), name="prometheus history")
+                # A round that took longer than the interval is followed at once, never queued.
+                await asyncio.sleep(max(0.0, started + self._pause_seconds() - loop.time()))
+        finally:
+            if history is not None:
+                history.cancel()
+                await asyncio.wait([history])
+            await self._worker.stop()
+
+    def _is_history_due(self) -> bool:
+        is_wanted = bool(self._window_seconds) and not self._status.has_history
+        return is_wanted and self._status.last_success_at is not None
+
+    def _pause_seconds(self) -> float:
+        interval = self._settings.interval_seconds
+        # 2 ** 10 intervals are beyond the longest pause anyhow.
+        doubled = interval * 2.0 ** min(self._status.consecutive_failures, 10)
+        longest = max(interval, _LONGEST_PAUSE_SECONDS)
+        return min(doubled, longest) * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+    async def _run_round(self, identity: NodeIdentity) -> None:
+        loop = asyncio.get_running_loop()
+        started, now = loop.time(), self._clock()
+        try:
+            readings, report = await self._ask(identity, now)
+            await self._take(readings, report, loop.time() - started)
+        except (PrometheusError, WorkerError) as error:
+            self._note_failure(str(error), loop.time() - started)
+        except Exception as error:
+            # The loop of a sampler: a fault of ours must not end the readings for good.
+            logger.exception("readings from prometheus failed")
+            await self._worker.stop()
+            self._note_failure(f"{type(error).__name__}: {error}", loop.time() - started)
+
+    async def _take(self, readings: Readings, report: RoundReport, round_seconds: float) -> None:
+        if report.failed and not readings.columns:
+            raise PrometheusError(next(iter(report.failed.values())))
+        await self._deliver(readings)
+        self._note_success(readings, report, round_seconds)
+
+    async def _ask(self, identity: NodeIdentity, now: float) -> tuple[Readings, RoundReport]:
+        if not self._worker.is_running:
+            self._builder = ReadingsBuilder()  # a fresh process remembers nothing
+            self._told = None
+        question: dict[str, Any] = {"now": now}
+        if identity is not self._told and identity != self._told:
+            question["nodes"] = {
+                "names": sorted(identity.names),
+                "addresses": dict(identity.addresses),
+                "exporter_pods": dict(identity.exporter_pods),
+            }
+        limit_seconds = self._settings.round_timeout_seconds + _GRACE_SECONDS + _START_SECONDS
+        answer = await self._worker.ask(question, limit_seconds)
+        self._told = identity
+        if "error" in answer[-1].header:
+            raise PrometheusError(answer[-1].header["error"])
+        return await self._builder.apply(answer, now)
+
+    def _note_failure(self, error: str, round_seconds: float) -> None:
+        before = self._status
+        self._status = replace(
+            before,
+            last_error=error,
+            consecutive_failures=before.consecutive_failures + 1,
+            rounds=before.rounds + 1,
+            failures=before.failures + 1,
+            round_seconds=round_seconds,
+            worker_starts=self._worker.starts,
+        )
+        if before.last_error != error:
+            logger.warning("no readings from prometheus", extra={"error": error})
+
+    def _note_success(self, readings: Readings, report: RoundReport, round_seconds: float) -> None:
+        before = self._status
+        self._status = replace(
+            before,
+            last_success_at=readings.at,
+            last_error="",
+            consecutive_failures=0,
+            rounds=before.rounds + 1,
+            round_seconds=round_seconds,
+            devices=len(readings.devices),
+            unmatched_series=report.unmatched_series,
+            unmatched_example=report.unmatched_example,
+            failed_queries=report.failed,
+            partial_answers=before.partial_answers + report.partial_answers,
+            worker_starts=self._worker.starts,
+        )
+        _log_changes(before, self._status, report)
+
+    async def _fill_history(self) -> None:
+        """Ask for the past once; a few tries are enough, for windows fill by themselves."""
+        for pause_seconds in (0.0, *_HISTORY_PAUSES_SECONDS):
+            await asyncio.sleep(pause_seconds)
+            try:
+                async for past in read_history(await self._ask_history()):
+                    await self._deliver_history(past)
+            except (PrometheusError, WorkerError) as error:
+                logger.warning("no past readings from prometheus", extra={"error": str(error)})
+                continue
+            except Exception:
+                # A fault of ours, as above: what is asked only once is not asked again.
+                logger.exception("past readings from prometheus failed")
+                return
+            self._status = replace(self._status, has_history=True)
+            return
+
+    async def _ask_history(self) -> list[Frame]:
+        """Ask in a process of its own: readings do not wait for an answer of many megabytes."""
+        limit_seconds = (
+            self._settings.timeout_seconds * _HISTORY_PATIENCE * _HISTORY_QUERIES + _START_SECONDS
+        )
+        question = {"now": self._clock(), "window_seconds": self._window_seconds}
+        worker = WorkerProcess(self._settings)
+        try:
+            answer = await worker.ask(question, limit_seconds)
+        finally:
+            await worker.stop()
+        if "error" in answer[-1].header:
+            raise PrometheusError(answer[-1].header["error"])
+        return answer
+
+
+def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: RoundReport) -> None:
+    """Log what changed, once per change."""
+    if before.last_error or before.last_success_at is None:
+        logger.info("readings from prometheus", extra={"devices": now.devices})
+    if set(before.failed_queries) != set(now.failed_queries):
+        if now.failed_queries:
+            failed = dict(now.failed_queries)
+            logger.warning("queries to prometheus failed", extra={"failed": failed})
+        else:
+            logger.info("all queries to prometheus answered")
+    if now.unmatched_series and not before.unmatched_series:
+        logger.warning(
+            "series name no node of the cluster",
+            extra={"series": now.unmatched_series, "example": now.unmatched_example},
+        )
+    if before.unmatched_series and not now.unmatched_series:
+        logger.info("all series name nodes of the cluster")
+    if report.partial_answers and not before.partial_answers:
+        logger.warning("prometheus answers in part", extra={"warning": report.warning})

@@ -1,0 +1,340 @@
+"""Run the sources that update the fleet: API server, Prometheus and agents."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+from extender.core.nodes.snapshot import Snapshot
+from extender.core.policy import Policy
+from extender.core.steps import Steps
+from extender.fleet.fleet import Fleet
+from extender.kube.client import KubeClient
+from extender.runtime.cooperative import GiveWay, in_turns, next_turn
+from extender.runtime.supervision import keep
+from extender.server.listener import Listener, spare_for
+from extender.server.readiness import SourceStatus
+from extender.server.tls import ServerContext, follow_certificate
+from extender.settings.agents import Agents
+from extender.settings.config import Settings
+from extender.sources.agents.figures import AgentFigures
+from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
+from extender.sources.kubernetes.cluster import ClusterSource
+from extender.sources.kubernetes.object_kinds import InventorySink
+from extender.sources.kubernetes.reflector import FollowSettings
+from extender.sources.prometheus.node_identity import NodeIdentity, addresses_of
+from extender.sources.prometheus.past_use import PastUse, Watch
+from extender.sources.prometheus.source import PrometheusSource, PrometheusStatus
+
+INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
+AGENTS_CERTIFICATE, PAST_USE = "agents' certificate", "past use"
+"""Names of the background tasks."""
+
+Run = Callable[[], Coroutine[None, None, None]]
+
+
+class Tasks:
+    """Background tasks by name; each can be stopped and started again."""
+
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def own(self, group: asyncio.TaskGroup) -> None:
+        """Set the task group in which `start` creates tasks."""
+        self._group = group
+
+    def start(self, name: str, run: Run, fatal: tuple[type[Exception], ...] = ()) -> None:
+        """Start a background task that restarts after a failure; see `keep`."""
+        if self._group is None:
+            raise RuntimeError("a task was started before `own` set the task group")
+        self._tasks[name] = self._group.create_task(keep(name, run, fatal=fatal), name=name)
+
+    async def stop(self, name: str) -> None:
+        """Cancel a task if it exists, and wait until it has ended."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+class Following:
+    """Runs the sources: the API server, Prometheus if set, and agents if they report.
+
+    Attributes:
+        cluster: source of nodes and pods.
+        prometheus: source of readings, or None if no Prometheus is set.
+        agents: source of readings, or None if no port for agents is set.
+
+    Args:
+        settings: addresses and intervals of the sources.
+        client: client of the API server.
+        sink: receives nodes and pods.
+        fleet: receives the readings.
+        tasks: runs the sources as background tasks.
+        clock: seconds since the epoch.
+        give_way: yields the event loop between steps.
+
+    Raises:
+        TlsError: the certificate of the agents' port cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        sink: InventorySink,
+        *,
+        fleet: Fleet,
+        tasks: Tasks,
+        clock: Callable[[], float],
+        give_way: GiveWay = next_turn,
+    ) -> None:
+        self._settings = settings
+        self._policy: Policy | None = settings.policy()
+        self._give_way = give_way
+        self._fleet = fleet
+        self._tasks = tasks
+        self._clock = clock
+        self._delivering = asyncio.Lock()
+        self._identity = NodeIdentity()
+        self.cluster = ClusterSource(
+            client,
+            sink,
+            resources=settings.resource_patterns,
+            early_seconds=settings.early_failures.within_seconds,
+            settings=_follow_settings(settings),
+            clock=clock,
+            give_way=give_way,
+        )
+        self.prometheus = self._prometheus_source(settings) if settings.prometheus.url else None
+        self._agents_certificate = _agents_certificate(settings.agents)
+        self.agents = self._agent_source(settings, client) if settings.agents.listen else None
+
+    def _agent_source(self, settings: Settings, client: KubeClient) -> AgentSource:
+        self._fleet.hold(SOURCE, settings.agents.hold_seconds)
+        certificate = self._agents_certificate
+        source = AgentSource(
+            settings.agents,
+            client,
+            knows=lambda node: self.cluster.is_synced and node in self.cluster.nodes,
+            deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
+            foreign=lambda: self._fleet.policy.foreign,
+            look_after_silent=self._fleet.look_after_silent,
+            clock=self._clock,
+            tls=certificate.context if certificate is not None else None,
+            spare=spare_for(settings.max_connections),
+        )
+        source.on_shares = self._fleet.note_shares
+        return source
+
+    def _prometheus_source(self, settings: Settings) -> PrometheusSource:
+        return PrometheusSource(
+            settings.prometheus,
+            identity=self.node_identity,
+            deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
+            deliver_history=lambda past: self._deliver(self._fleet.history_in_steps(past)),
+            clock=self._clock,
+            window_seconds=settings.window_seconds,
+        )
+
+    async def _deliver(self, steps: Steps[None]) -> None:
+        """Run the steps with which the fleet takes over data, one job at a time."""
+        async with self._delivering:
+            await in_turns(steps, self._give_way)
+
+    @property
+    def ports(self) -> tuple[Listener, ...]:
+        """The port to which agents report; empty if it is not set."""
+        return () if self.agents is None else (self.agents.port,)
+
+    def start(self) -> None:
+        """Start the background task of each source."""
+        self._tasks.start(INVENTORY, self.cluster.run)
+        if self.prometheus is not None:
+            self._tasks.start(PROMETHEUS, self.prometheus.run)
+        if self.agents is not None:
+            self._tasks.start(AGENTS, self.agents.run, fatal=(AddressError,))
+        if self._agents_certificate is not None:
+            self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
+
+    def tell_past_use(self, watch: Watch) -> None:
+        """Start a task that passes Prometheus's records of earlier device use to `watch`."""
+
+        def is_history_due() -> bool:
+            if self.prometheus is None or not self._settings.window_seconds:
+                return False
+            return not self.prometheus.status().has_history
+
+        past_use = PastUse(self._settings.prometheus, self._clock, watch, is_busy=is_history_due)
+        self._tasks.start(PAST_USE, past_use.run)
+
+    async def adopt(self, settings: Settings) -> None:
+        """Apply new settings; a source whose settings are unchanged is not restarted."""
+        before, self._settings = self._settings, settings
+        if _pod_settings(settings) != _pod_settings(before) or settings.cluster != before.cluster:
+            await self._tasks.stop(INVENTORY)
+            self.cluster.change(
+                resources=settings.resource_patterns,
+                early_seconds=settings.early_failures.within_seconds,
+                settings=_follow_settings(settings),
+            )
+            self._tasks.start(INVENTORY, self.cluster.run)
+        if self.agents is not None and settings.agents != before.agents:
+            self._fleet.hold(SOURCE, settings.agents.hold_seconds)
+            self.agents.change(settings.agents)
+        if settings.prometheus != before.prometheus:
+            async with self._delivering:  # a delivery in progress is completed first
+                await self._tasks.stop(PROMETHEUS)
+            if not settings.prometheus.url:
+                self.prometheus = None
+                return
+            if self.prometheus is None:
+                self.prometheus = self._prometheus_source(settings)
+            self.prometheus.change(settings.prometheus, settings.window_seconds)
+            self._tasks.start(PROMETHEUS, self.prometheus.run)
+        elif self.prometheus is not None:
+            self.prometheus.change(settings.prometheus, settings.window_seconds)
+
+    async def decide_by(self, policy: Policy) -> None:
+        """Apply a policy to the fleet; return when the fleet decides by it.
+
+        An unchanged policy is not applied again, unless the last attempt failed.
+        """
+        if policy == self._policy:
+            return
+        self._policy = None
+        await self._deliver(self._fleet.adopt_in_steps(policy))
+        self._policy = policy
+
+    async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
+        """Estimate the fleet's devices again if an estimate is due."""
+        await self._deliver(self._fleet.renew_in_steps(prepare))
+
+    def node_identity(self) -> NodeIdentity:
+        """Return the names and addresses of the nodes; the same object while nothing changes."""
+        nodes = self.cluster.nodes if self.cluster.is_synced else {}
+        addresses = addresses_of({name: node.addresses for name, node in nodes.items()})
+        identity = NodeIdentity(
+            names=frozenset(nodes),
+            addresses=addresses | dict(self.cluster.exporter_addresses),
+            exporter_pods=self.cluster.exporter_pods,
+        )
+        if identity != self._identity:
+            self._identity = identity
+        return self._identity
+
+    def agent_figures(self) -> AgentFigures | None:
+        """Return counters of agent reports, or None if no port for agents is set."""
+        if self.agents is None:
+            return None
+        status = self.agents.status()
+        return AgentFigures(
+            connections=status.connections,
+            agents=status.agents,
+            devices=status.devices,
+            unknown_nodes=status.unknown_nodes,
+            reports=status.reports,
+            reviews=status.reviews,
+            contested=self._fleet.contested,
+            refused=status.refused,
+        )
+
+    def awaited(self) -> Iterable[str]:
+        """Yield the sources whose first readings have not arrived."""
+        if self.prometheus is not None and self.prometheus.status().last_success_at is None:
+            yield PROMETHEUS
+        if self.agents is not None:
+            reporting = self.agents.reporting
+            if any(name not in reporting for name in self._nodes_with_gpus()):
+                yield AGENTS
+
+    def unset(self) -> Iterable[str]:
+        """Yield the sources that are not configured."""
+        if self.prometheus is None:
+            yield PROMETHEUS
+        if self.agents is None:
+            yield AGENTS
+
+    def _nodes_with_gpus(self) -> Iterable[str]:
+        """Return the names of the ready nodes that offer GPUs."""
+        nodes = self.cluster.nodes.items()
+        return (name for name, node in nodes if node.is_ready and any(node.allocatable.values()))
+
+    def unreadable(self) -> dict[str, Sequence[tuple[str, str]]]:
+        """Return namespace and name of the objects last found unreadable, by resource."""
+        status = self.cluster.status.items()
+        return {name: one.unreadable_names for name, one in status if one.unreadable_since_list}
+
+    def states(self) -> Iterable[SourceStatus]:
+        """Yield the status of each source: last success, failures and current error."""
+        for resource, status in self.cluster.status.items():
+            yield SourceStatus(
+                name=f"apiserver/{resource}",
+                last_success_at=status.last_event_at,
+                failures=status.errors,
+                error=status.last_error,
+                unreadable=status.unreadable,
+                is_unreadable_in_part=status.unreadable_since_list > 0,
+            )
+        if self.prometheus is not None:
+            yield _prometheus_state(self.prometheus.status())
+        if self.agents is not None:
+            are_awaited = next(iter(self._nodes_with_gpus()), None) is not None
+            yield _agents_state(self.agents.status(), are_awaited=are_awaited)
+
+
+def _agents_certificate(settings: Agents) -> ServerContext | None:
+    """Return the TLS context of the agents' port, or None without TLS.
+
+    Raises:
+        TlsError: the certificate or key file cannot be used.
+    """
+    if not settings.listen or settings.cert_file is None or settings.key_file is None:
+        return None
+    return follow_certificate(settings.cert_file, settings.key_file)
+
+
+def _pod_settings(settings: Settings) -> tuple[object, ...]:
+    """Return the settings outside `cluster` that decide which pod and node fields are stored."""
+    return settings.resources, settings.early_failures.within_seconds
+
+
+def _follow_settings(settings: Settings) -> FollowSettings:
+    cluster = settings.cluster
+    return FollowSettings(
+        page_size=cluster.page_size,
+        page_timeout_seconds=cluster.page_timeout_seconds,
+        exporter_words=cluster.exporter_words,
+        silence_seconds=cluster.inactivity_timeout_seconds,
+        resync_seconds=cluster.resync_seconds,
+        backoff_max_seconds=cluster.max_backoff_seconds,
+    )
+
+
+def _prometheus_state(status: PrometheusStatus) -> SourceStatus:
+    """Return the status of Prometheus; a failed query is reported as an error, too."""
+    error = status.last_error or ("" if status.rounds else "not asked yet")
+    failed = status.failed_queries
+    if failed and not error:
+        name, reason = next(iter(failed.items()))
+        error = f"{len(failed)} queries fail, the signals are missing: {name}: {reason}"
+    return SourceStatus(
+        name="prometheus",
+        last_success_at=status.last_success_at,
+        failures=status.failures,
+        error=error,
+        failed_queries=len(failed),
+        partial_answers=status.partial_answers,
+        restarts=max(status.worker_starts - 1, 0),
+        is_partial=bool(failed) and not status.last_error,
+    )
+
+
+def _agents_state(status: AgentStatus, *, are_awaited: bool) -> SourceStatus:
+    """Return the status of all agents together; a single silent agent is a problem of its node."""
+    error = "no agent reports" if are_awaited and not status.agents else ""
+    return SourceStatus(
+        name="agents",
+        last_success_at=status.last_at,
+        failures=sum(status.refused.values()),
+        error=error,
+    )

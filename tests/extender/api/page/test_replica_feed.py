@@ -1,0 +1,179 @@
+"""What the other replicas decide reaches the pages of this one, once, and to whom may see it."""
+
+import json
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from extender.api.page.decision_feed import MOST_AT_ONCE
+from extender.api.page.replica_feed import MOST_REPLICAS, FarFeed
+from extender.insight.replicas import Replicas
+from extender.server.redaction import (
+    SEES_ALL,
+    VIEWER,
+    SeesNone,
+    write_json,
+    write_json_in_full,
+)
+from tests.extender.insight.others import FAR, THIRD, Far
+from tests.extender.insight.test_decisions import application, decide, replica
+from tests.extender.served import Client, MakeClient, World
+
+
+@pytest.fixture
+async def other(aiohttp_client: MakeClient) -> Client:
+    """Another replica, that has decided about a pod already."""
+    client = await aiohttp_client(application(*replica("far")))
+    await decide(client, "before")
+    return client
+
+
+@pytest.fixture
+def far(other: Client) -> Far:
+    return Far({FAR: other})
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.add_node("a")
+    world.add_node("b")
+    return world
+
+
+@pytest.fixture
+def feed(world: World, far: Far) -> FarFeed:
+    feed = FarFeed(world.fleet, Replicas(name="near", others=far, tells=True))
+    feed.start()
+    return feed
+
+
+def names(batch: object) -> list[str]:
+    whose = VIEWER.set(SEES_ALL)
+    try:
+        return [one["pod"] for one in json.loads(write_json(batch))["decisions"]]
+    finally:
+        VIEWER.reset(whose)
+
+
+async def test_what_was_decided_before_is_not_new_and_each_decision_is_reported_once(
+    feed: FarFeed, other: Client
+) -> None:
+    assert await feed.batch() is None
+    await decide(other, "a")
+    await decide(other, "b")
+
+    batch = await feed.batch()
+
+    assert names(batch) == ["team/a", "team/b"]
+    assert batch is not None
+    assert batch["passed_over"] == 0
+    assert await feed.batch() is None
+
+
+async def test_a_replica_that_had_decided_nothing_is_heard_from_its_first(
+    world: World, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(application(*replica("far")))
+    feed = FarFeed(world.fleet, Replicas(name="near", others=Far({FAR: client})))
+    assert await feed.batch() is None
+
+    await decide(client, "a")
+
+    assert names(await feed.batch()) == ["team/a"]
+
+
+async def test_of_very_many_the_newest_are_reported_and_the_others_are_counted(
+    feed: FarFeed, other: Client
+) -> None:
+    await feed.batch()
+    for number in range(MOST_AT_ONCE + 5):
+        await decide(other, f"p-{number}")
+
+    batch = await feed.batch()
+
+    assert batch is not None
+    assert names(batch)[-1] == f"team/p-{MOST_AT_ONCE + 4}"
+    assert (len(names(batch)), batch["passed_over"]) == (MOST_AT_ONCE, 5)
+
+
+async def test_bindings_of_what_was_reported_and_of_what_was_there_before_are_reported_once(
+    feed: FarFeed, world: World, other: Client
+) -> None:
+    await feed.batch()
+    await decide(other, "a")
+    await feed.batch()
+
+    world.add_pod("a", "a")
+    world.add_pod("before", "a")
+    batch = await feed.batch()
+
+    assert batch is not None
+    bound = sorted(batch["bound"], key=lambda one: one["id"])  # type: ignore[call-overload] # a list
+    assert [(one["id"], one["bound_node"], one["is_followed"]) for one in bound] == [
+        ("far-1", "a", True),
+        ("far-2", "a", False),
+    ]
+    assert await feed.batch() is None
+
+
+async def test_pods_are_hidden_from_those_who_may_not_read_them(
+    feed: FarFeed, other: Client
+) -> None:
+    await feed.batch()
+    await decide(other, "secret", "hush")
+    batch = await feed.batch()
+
+    VIEWER.set(SeesNone())
+    text = write_json(batch).decode()
+
+    assert "another pod" in text
+    assert "secret" not in text
+    assert "hush" not in text
+
+
+@pytest.mark.parametrize("garbage", [None, b"", b"<html>", b'{"version":1}'])
+async def test_a_replica_that_does_not_answer_is_heard_again_later(
+    feed: FarFeed, far: Far, other: Client, garbage: bytes | None
+) -> None:
+    await feed.batch()
+    far.clients, far.garbage = {FAR: None}, garbage
+    assert await feed.batch() is None
+    await decide(other, "meanwhile")
+
+    far.clients = {FAR: other}
+
+    assert names(await feed.batch()) == ["team/meanwhile"]
+
+
+async def test_our_own_address_adds_nothing_twice(world: World, aiohttp_client: MakeClient) -> None:
+    client = await aiohttp_client(application(*replica("near")))
+    feed = FarFeed(world.fleet, Replicas(name="near", others=Far({FAR: client})))
+    await feed.batch()
+
+    await decide(client, "ours")
+
+    assert await feed.batch() is None
+
+
+async def test_replicas_that_are_long_gone_are_asked_after_no_more(
+    feed: FarFeed, far: Far, other: Client
+) -> None:
+    news: list[str] = []
+    for number in range(MOST_REPLICAS + 5):  # one that starts anew again and again
+        at = "2027-01-15T08:00:00+00:00"
+        views = [{"id": f"gone{number}-1", "pod": f"team/p-{number}", "at": at}]
+        reported = {"version": 1, "replica": f"gone{number}", "decisions": views}
+        far.clients, far.garbage = {THIRD: None, FAR: other}, write_json_in_full(reported)
+        batch = await feed.batch()
+        news += names(batch) if batch else []
+    far.clients = {FAR: other}
+    await decide(other, "a")
+
+    assert names(await feed.batch()) == ["team/a"]
+    assert "team/before" not in news  # who is still there is not forgotten, and heard anew
+    assert f"team/p-{MOST_REPLICAS + 4}" in news
+    known = parse_qs(urlsplit(far.asked[-1]).query)["after"][0].split(",")
+    assert len(known) == MOST_REPLICAS
+    assert {"far-1", f"gone{MOST_REPLICAS + 4}-1"} <= set(known)
+    assert "gone0-1" not in known

@@ -1,0 +1,86 @@
+"""Why runners-up lost: as an explanation in full says, of any replica, to who may see it."""
+
+import pytest
+from aiohttp import web
+
+from extender.api.page.runners_up import MOST_IDS, PATH, PEERS_PATH, Lost
+from extender.insight.replicas import Nobody, Replicas
+from extender.server.redaction import SEES_ALL, SeesNone, Viewer
+from tests.extender.insight.asking import decide, get
+from tests.extender.insight.others import FAR, Far
+from tests.extender.insight.whys import WhyWorld
+from tests.extender.served import BUSY, IDLE, Client, MakeClient
+
+
+def replica(
+    name: str, far: Far | None = None, viewer: Viewer = SEES_ALL, *, tells: bool = True
+) -> web.Application:
+    world = WhyWorld()
+    world.add({"a": [IDLE] * 3, "b": [IDLE], "c": [BUSY]})
+
+    async def give_way() -> None:
+        pass
+
+    lost = Lost(world.history, Replicas(name=name, others=far or Nobody(), tells=tells), give_way)
+    app = world.build_app(viewer=viewer)
+    app.add_routes([*lost.routes(), *lost.peer_routes()])
+    return app
+
+
+@pytest.fixture
+async def client(aiohttp_client: MakeClient) -> Client:
+    client = await aiohttp_client(replica("here"))
+    await decide(client, "a", "b", name="two")
+    await decide(client, "a", name="one")
+    return client
+
+
+async def test_it_is_what_the_explanation_in_full_says(client: Client) -> None:
+    reported = (await get(client, PATH, ids="here-1,here-2,here-7"))["lost_by"]
+    full = await get(client, "/v1/explain", number="1")
+    (runner_up,) = [one for one in full["nodes"] if one["rank"] == 2]
+
+    assert reported == {"here-1": runner_up["lost_by"], "here-2": None}
+    assert runner_up["lost_by"]
+    assert (await get(client, PATH, ids="here-1"))["lost_by"] == {"here-1": reported["here-1"]}
+
+
+async def test_another_replica_is_asked_for_its_own(
+    client: Client, aiohttp_client: MakeClient
+) -> None:
+    near = await aiohttp_client(replica("near", Far({FAR: client})))
+
+    theirs = (await get(near, PATH, ids="here-1,near-9"))["lost_by"]
+
+    assert theirs == (await get(client, PATH, ids="here-1"))["lost_by"]
+
+
+@pytest.mark.parametrize("garbage", [None, b"", b"<html>", b"[]", b'{"here-1": 3}'])
+async def test_a_replica_that_does_not_answer_leaves_it_unsaid(
+    aiohttp_client: MakeClient, garbage: bytes | None
+) -> None:
+    near = await aiohttp_client(replica("near", Far({FAR: None}, garbage=garbage)))
+
+    assert (await get(near, PATH, ids="here-1"))["lost_by"] == {}
+
+
+async def test_of_other_tenants_pods_nothing_is_reported(
+    client: Client, aiohttp_client: MakeClient
+) -> None:
+    near = await aiohttp_client(replica("near", Far({FAR: client}), SeesNone()))
+    await decide(near, "a", "b", name="ours")
+
+    assert (await get(near, PATH, ids="here-1,near-1"))["lost_by"] == {}
+
+
+@pytest.mark.parametrize("ids", ["", ",", ",".join(["here-1"] * (MOST_IDS + 1))])
+async def test_a_question_for_none_or_too_many_is_refused(client: Client, ids: str) -> None:
+    answer = await get(client, PATH, 400, ids=ids)
+
+    assert f"must be 1 to {MOST_IDS} decision ids" in answer["error"]
+
+
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
+    client = await aiohttp_client(replica("here", tells=False))
+
+    assert "without TLS" in (await get(client, PEERS_PATH, 403, ids="here-1"))["error"]

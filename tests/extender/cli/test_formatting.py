@@ -1,0 +1,38 @@
+"""Values as people read them: the examples in the docstrings hold."""
+
+import doctest
+import importlib
+
+import pytest
+
+from extender.cli.formatting import parse_span, span
+
+MODULES = (
+    "extender.cli.formatting",
+    "extender.cli.manifests",
+    "extender.cli.registry",
+    "extender.cli.commands.pending",
+    "extender.cli.remote.transports",
+    "extender.insight.scheduler_message",
+    "extender.insight.holders",
+    "extender.insight.pending",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_hold(name: str) -> None:
+    done = doctest.testmod(importlib.import_module(name))
+
+    assert done.attempted > 0
+    assert done.failed == 0
+
+
+@pytest.mark.parametrize("text", ["1h", "30m", "1d12h", "90", "45s"])
+def test_a_time_span_is_read_as_it_is_written(text: str) -> None:
+    assert span(parse_span(text)) in {text, "1m30s"}
+
+
+@pytest.mark.parametrize("text", ["", " ", "h", "1x", "-1h", "12h1d"])
+def test_what_is_no_time_span_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a time such as 30m"):
+        parse_span(text)

@@ -1,0 +1,116 @@
+"""Whose memory is in use, by readings of the whole device."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.devices.foreign_memory import Occupancy, Tenancy, account
+
+NAN, INF = float("nan"), float("inf")
+
+amounts = st.integers(0, 80).map(float)
+known = st.just(NAN) | amounts
+
+
+def held(declared: float, **changes: bool) -> Tenancy:
+    """Return who may use one device."""
+    flags = {"has_undeclared": False, "is_filling": False, "is_emptying": False, "is_free": False}
+    columns = {name: np.array([value]) for name, value in {**flags, **changes}.items()}
+    return Tenancy(declared=np.array([declared]), **columns)
+
+
+FREE = held(0, is_free=True)
+WHOLE = held(INF)
+
+
+def after(
+    *readings: tuple[Tenancy, float], told: float = NAN, start: Occupancy | None = None
+) -> tuple[float, float]:
+    """Return what others and foreign processes hold after readings of one device."""
+    nothing = np.array([NAN])
+    found = start or Occupancy(used=nothing, others=nothing, foreign=nothing)
+    for tenancy, used in readings:
+        found = account(found, tenancy, np.array([used]), np.array([told]))
+    return float(found.others[0]), float(found.foreign[0])
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        pytest.param([(FREE, 40)], (40, 40), id="nobody-there"),
+        pytest.param([(FREE, 40), (held(30), 40)], (40, 40), id="there-before"),
+        pytest.param([(FREE, 40), (held(30), 70)], (40, 40), id="the-growth-is-the-tenants"),
+        pytest.param([(FREE, 40), (held(30), 75)], (45, 45), id="but-for-more-than-it-declared"),
+        pytest.param([(FREE, 40), (held(30), 70), (held(30), 30)], (0, 0), id="others-went"),
+        pytest.param([(FREE, 40), (held(30), 70), (held(30), 40)], (40, 40), id="it-gave-back"),
+        pytest.param([(held(30), 70)], (40, 40), id="known-from-the-first-reading"),
+        pytest.param([(held(30, has_undeclared=True), 70)], (40, NAN), id="whose-is-not-known"),
+        pytest.param([(WHOLE, 70)], (NAN, NAN), id="a-whole-gpu-is-its-tenants"),
+        pytest.param([(FREE, 5), (WHOLE, 70)], (5, 5), id="but-for-what-was-there-before"),
+        pytest.param([(FREE, 40), (WHOLE, 10)], (10, 10), id="never-more-than-is-in-use"),
+        pytest.param(
+            [(FREE, 0), (held(40), 0), (held(40, has_undeclared=True, is_filling=True), 30)],
+            (30, 0),
+            id="who-has-just-come-fills-it",
+        ),
+    ],
+)
+def test_each_reading_gives_the_memory_outside_pods_that_declared(
+    readings: list[tuple[Tenancy, float]], expected: tuple[float, float]
+) -> None:
+    assert after(*readings) == pytest.approx(expected, nan_ok=True)
+
+
+def test_what_an_agent_knows_to_be_foreign_comes_first() -> None:
+    undeclared = held(30, has_undeclared=True)
+
+    assert after((held(30), 40), told=40) == (40, 40)
+    assert after((held(30), 40), told=0) == (10, 0)
+    assert after((WHOLE, 70), told=10) == (10, 10)
+    assert after((FREE, 0), (undeclared, 50), told=10) == (20, 10)
+
+
+tenancies = st.builds(
+    held,
+    st.sampled_from([NAN, 0.0, 20.0, 60.0, INF]),
+    has_undeclared=st.booleans(),
+    is_filling=st.booleans(),
+    is_emptying=st.booleans(),
+    is_free=st.booleans(),
+)
+
+
+@given(st.lists(st.tuples(tenancies, amounts), min_size=1, max_size=6), known)
+def test_others_hold_no_more_than_is_in_use_and_all_that_no_pod_declared(
+    readings: list[tuple[Tenancy, float]], told: float
+) -> None:
+    tenancy, used = readings[-1]
+
+    others, foreign = after(*readings, told=told)
+
+    if not np.isnan(others):
+        assert 0 <= others <= used
+    if not np.isnan(foreign):
+        assert 0 <= foreign <= used
+    declared = float(tenancy.declared[0])
+    if declared < INF:
+        assert others >= used - declared
+
+
+def test_devices_are_accounted_for_each_on_its_own() -> None:
+    one, other = held(30), replace(FREE)
+    both = Tenancy(
+        **{
+            name: np.concatenate([getattr(one, name), getattr(other, name)])
+            for name in ("declared", "has_undeclared", "is_filling", "is_emptying", "is_free")
+        }
+    )
+    blank = np.array([NAN, NAN])
+    start = Occupancy(used=blank, others=blank, foreign=blank)
+
+    found = account(start, both, np.array([40.0, 7.0]), blank)
+
+    assert found.others.tolist() == [10.0, 7.0]

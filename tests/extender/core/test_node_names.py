@@ -1,0 +1,200 @@
+"""Node names, found where they stand in a question."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.nodes.json_name_list import Pieces
+from extender.core.nodes.node_names import MOST_STRANGERS, Found, NameTable
+from extender.core.steps import finish
+
+PLAIN = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='",\\')
+"""What Go writes into a list as it is, but for the comma; names of nodes are made of these."""
+
+node_names = st.integers(6, 40).flatmap(
+    lambda shortest: st.lists(
+        st.text(PLAIN, min_size=shortest, max_size=(shortest + 2) // 8 * 16 - 2),
+        min_size=1,
+        max_size=60,
+        unique=True,
+    )
+)
+"""Names of nodes of a cluster, about equally long."""
+
+
+def written(names: Sequence[str]) -> bytes:
+    """Return names as kube-scheduler lists them."""
+    return json.dumps(list(names), separators=(",", ":")).encode()
+
+
+def found(
+    table: NameTable, names: Sequence[str], around: tuple[bytes, bytes] = (b"", b"")
+) -> object:
+    """Return the places of names that stand in a text; None where they are not read so."""
+    before, after = around
+    text = before + written(names) + after
+    answer = found_in(table, text, len(before), len(text) - len(after))
+    return None if answer is None else answer.places.tolist()
+
+
+def found_in(table: NameTable, text: bytes, begin: int, end: int) -> Found | None:
+    """Return the names of a list in a text; None where they are not found."""
+    pieces = Pieces.of(text, begin, end)
+    return None if pieces is None else table.find(pieces)
+
+
+def table_of(names: list[str]) -> NameTable:
+    """Return a table that can find names."""
+    table = NameTable.of(names)
+    assert table is not None
+    return table
+
+
+@given(names=node_names, data=st.data())
+def test_names_are_found_where_a_dictionary_finds_them(
+    names: list[str], data: st.DataObject
+) -> None:
+    asked = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    around = data.draw(st.tuples(st.binary(max_size=20), st.binary(max_size=20)))
+
+    assert found(table_of(names), asked, around) == [names.index(name) for name in asked]
+
+
+@given(names=node_names, asked=st.lists(st.text(PLAIN, min_size=1), min_size=1, unique=True))
+def test_unknown_names_are_distinguished_from_known_ones(
+    names: list[str], asked: list[str]
+) -> None:
+    together = [*asked, *(name for name in names if name not in asked)]
+
+    answer = found_in(table_of(names), written(together), 0, len(written(together)))
+
+    assert answer is not None
+    assert list(answer.strangers) == [name for name in asked if name not in names]
+    known = [*names, *answer.strangers]
+    assert [known[at] for at in answer.places.tolist()] == together
+
+
+@given(names=node_names, data=st.data())
+def test_a_name_that_differs_in_one_byte_is_another(names: list[str], data: st.DataObject) -> None:
+    known = data.draw(st.sampled_from(names))
+    at = data.draw(st.integers(0, len(known)))
+    other = known[:at] + data.draw(st.text(PLAIN, min_size=1)) + known[at + 1 :]
+
+    answer = found_in(table_of(names), written([other]), 0, len(written([other])))
+
+    assert answer is not None
+    assert answer.strangers == (() if other in names else (other,))
+
+
+@given(names=node_names, data=st.data())
+def test_what_is_found_is_what_a_json_parser_reads(names: list[str], data: st.DataObject) -> None:
+    asked = data.draw(st.lists(st.sampled_from(names), min_size=1))
+    text = bytearray(written(asked))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        gone = data.draw(st.integers(0, 2))
+        text[at : at + gone] = data.draw(st.text('["],\\ a', max_size=2)).encode()
+
+    answer = found_in(table_of(names), bytes(text), 0, len(text))
+
+    if answer is not None:
+        known = [*names, *answer.strangers]
+        assert [known[at] for at in answer.places.tolist()] == json.loads(text)
+
+
+def test_where_too_many_are_not_known_they_are_to_be_read_otherwise() -> None:
+    table = table_of([f"node-{number:03}" for number in range(300)])
+    others = [f"other-{number:03}" for number in range(MOST_STRANGERS + 1)]
+
+    assert found(table, others) is None
+    assert found(table, others[1:]) == list(range(300, 300 + MOST_STRANGERS))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "ip-10-{}-{}.eu-central-1.compute.internal",
+        "node-{:03}-{:03}",
+        "gke-prod-a100-pool-{:04x}-{:04x}",
+        "{:03}-{:03}",
+        "rack{:03}-node{:03}",
+    ],
+)
+def test_thousands_of_names_are_found(form: str) -> None:
+    names = [form.format(n >> 8, n & 255) for n in range(5000)]
+    order = np.random.default_rng(7).permutation(len(names))
+
+    assert found(table_of(names), [names[at] for at in order]) == order.tolist()
+
+
+@given(names=node_names, gone=st.data())
+def test_a_table_like_another_one_finds_as_much(names: list[str], gone: st.DataObject) -> None:
+    others = gone.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+
+    table = finish(NameTable.in_steps(others, table_of(names)))
+
+    if NameTable.of(others) is not None:
+        assert table is not None
+        assert found(table, others) == list(range(len(others)))
+
+
+def test_a_table_that_no_other_one_is_like_is_made_in_steps() -> None:
+    nodes = [f"ip-10-64-0-{number}.eu-west-1.compute.internal" for number in range(200)]
+    ways = list(range(8, len(nodes[0]) + 2, 8))  # as many bytes of a name from its begin
+
+    assert len(list(NameTable.in_steps(nodes, None))) > len(ways)
+
+
+def test_a_list_with_a_name_twice_is_not_found() -> None:
+    table = table_of(["node-a", "node-b"])
+
+    assert found(table, ["node-a", "node-b"]) == [0, 1]
+    assert found(table, ["node-a", "node-b", "node-a"]) is None
+    assert found(table, ["node-a", "new", "new"]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[",
+        b"[]",
+        b'["]',
+        b'["node-a" ,"node-b"]',
+        b'["node-a","node-b"',
+        b'"node-a","node-b"]',
+        b'["node-a",null]',
+        b'["node-a"node-b"]',
+        b'["node-a":"node-b"]',
+        b'["node-a","node-b",]',
+        b'["node\\u002da"]',
+        b'["node-a\n"]',
+    ],
+)
+def test_lists_that_go_would_not_write_so_are_not_found(text: bytes) -> None:
+    table = table_of(["node-a", "node-b"])
+
+    assert found_in(table, text, 0, len(text)) is None
+    assert found_in(table, b"[" + text + b"]", 1, len(text) + 1) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["short"],
+        ["node-1", "ip-10-0-0-1.us-east-2.internal"],
+        ["n\u00f6de-1"],
+        ["node-a,node-b"],
+        ['node-"a"'],
+        ["node\n-a"],
+    ],
+)
+def test_where_names_are_short_or_most_unlike_or_strange_there_is_no_table(
+    names: list[str],
+) -> None:
+    assert NameTable.of(names) is None

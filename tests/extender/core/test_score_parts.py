@@ -1,0 +1,115 @@
+"""What a score is made of."""
+
+import pytest
+from hypothesis import given, settings
+
+from extender.core.decision.evaluation import Question
+from extender.core.decision.score_parts import (
+    BAND,
+    CALM,
+    CERTAINTY,
+    DOUBT,
+    EARLY_FAILURES,
+    FULLNESS,
+    ILL_HEALTH,
+    MODEL,
+    NUMBER,
+    ROOM,
+    Breakdown,
+)
+from extender.core.decision.verdicts import NodeVerdict, explain, gather
+from extender.core.policy import Policy, Strategy
+from extender.core.request.request import GpuRequest
+from tests.builders import (
+    GPU,
+    Node,
+    ask,
+    busy,
+    decide_on,
+    gpu,
+    node,
+    request,
+    shared,
+    snapshot_of,
+)
+from tests.extender.core.strategies import fleets, requests
+
+MODELS = ("", "nvidia h100", "nvidia a100")
+
+
+def verdicts(fleet: dict[str, Node], about: GpuRequest) -> tuple[NodeVerdict, ...]:
+    snapshot = snapshot_of(fleet, models=MODELS)
+    question = Question(
+        request=about,
+        ask=ask(about.count, float(about.memory_bytes or 0)),
+        policy=Policy(),
+        overlay={},
+    )
+    return explain(gather(snapshot, snapshot.pools[GPU], question, list(fleet)))
+
+
+def names(verdict: NodeVerdict) -> list[str]:
+    return [part.name for part in verdict.parts]
+
+
+@settings(max_examples=150)
+@given(fleets(), requests())
+def test_the_parts_come_to_the_score(fleet: dict[str, Node], about: GpuRequest) -> None:
+    for verdict in verdicts(fleet, about):
+        made_of = Breakdown(parts=verdict.parts, factors=verdict.factors)
+        assert made_of.score == pytest.approx(verdict.score, abs=1e-9)
+        assert all(0 <= part.value <= 1 for part in verdict.parts)
+        assert sum(part.share for part in verdict.parts) <= 1 + 1e-9
+
+
+def test_the_parts_come_to_the_score_of_the_decision_itself() -> None:
+    fleet = {"a": node(gpu(utilization=0.2), busy(used=1)), "b": node(gpu(penalty=0.5))}
+
+    decided = decide_on(fleet, models=MODELS)
+
+    for verdict, score in zip(verdicts(fleet, request()), decided.scores, strict=True):
+        made_of = Breakdown(parts=verdict.parts, factors=verdict.factors)
+        assert made_of.score == pytest.approx(score, abs=1e-9)
+
+
+def test_the_parts_are_the_digits_of_the_order() -> None:
+    idle, full = verdicts({"idle": node(gpu()), "full": node(busy())}, request())
+
+    assert names(idle) == names(full) == [BAND, MODEL, ROOM, CERTAINTY, FULLNESS, *CALM.values()]
+    assert [part.value for part in idle.parts[:4]] == [1.0] * 4
+    assert [part.value for part in full.parts[:4]] == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_a_preferred_model_counts_by_its_place() -> None:
+    fleet = {"first": node(model_id=1), "second": node(model_id=2), "other": node(model_id=0)}
+    wants = request(preferred_models=("H100", "A100"))
+
+    values = [one.parts[1].value for one in verdicts(fleet, wants)]
+
+    assert values == [1.0, 15 / 16, 0.0]
+
+
+def test_the_fit_is_named_by_the_strategy_and_of_shares_the_load_is_the_fit() -> None:
+    def told(described: Node, strategy: Strategy) -> list[str]:
+        (verdict,) = verdicts({"a": described}, request(strategy=strategy))
+        return names(verdict)[4:]
+
+    for strategy, fit in [
+        (Strategy.AUTO, FULLNESS), (Strategy.PACK, FULLNESS), (Strategy.SPREAD, NUMBER)
+    ]:  # fmt: skip
+        assert told(node(gpu(), gpu(used=1)), strategy) == [fit, *CALM.values()]
+    assert told(shared(), Strategy.AUTO) == list(CALM.values())
+    assert told(shared(), Strategy.PACK) == [FULLNESS, *CALM.values()]
+
+
+def test_doubt_ill_health_and_early_failures_take_their_shares_of_the_certainty() -> None:
+    fleet = {"a": node(gpu(penalty=0.25), gpu(penalty=0.25), busy(), busy(), suspicion=0.5)}
+
+    (verdict,) = verdicts(fleet, request())
+
+    assert [(one.name, one.keeps) for one in verdict.factors] == [
+        (DOUBT, 0.5),
+        (ILL_HEALTH, 0.875),
+        (EARLY_FAILURES, 0.5),
+    ]
+    assert verdict.parts[3].value == 3 / 16  # of 3.5, rounded down

@@ -1,0 +1,179 @@
+"""Why a node got its verdict."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from extender.core.decision.evaluation import Question
+from extender.core.decision.filtering import Rejection
+from extender.core.decision.verdicts import (
+    STATES,
+    NodeVerdict,
+    count_states,
+    device_states,
+    explain,
+    gather,
+    scores_of,
+)
+from extender.core.policy import Policy, Strategy
+from tests.builders import (
+    GIB,
+    GPU,
+    Gpu,
+    Node,
+    ask,
+    assessment_of,
+    batch_of,
+    busy,
+    decide_on,
+    gpu,
+    node,
+    request,
+    shared,
+    snapshot_of,
+    unknown,
+)
+
+
+def verdict_on(described: Node, **asked: Any) -> NodeVerdict:
+    snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"))
+    about = request(**asked)
+    question = Question(
+        request=about,
+        ask=ask(about.count, float(about.memory_bytes or 0)),
+        policy=Policy(),
+        overlay={},
+    )
+    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], question, ["node"]))
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("device", "state"),
+    [
+        (gpu(), "idle"),
+        (busy(), "busy"),
+        (busy(freshness=0.5, memory_freshness=0.5), "busy"),
+        (unknown(), "unknown"),
+        (gpu(freshness=0.9), "unknown"),
+        (gpu(is_foreign=True), "foreign"),
+        (gpu(is_foreign=True, is_excluded=True), "unhealthy"),
+        (gpu(is_excluded_multi=True), "idle"),
+    ],
+)
+def test_each_device_has_its_state_in_words(device: Gpu, state: str) -> None:
+    described = node(device)
+
+    assert device_states(batch_of(described), assessment_of(described)) == [[state]]
+
+
+def test_to_a_pod_with_several_devices_a_link_fault_is_ill_health() -> None:
+    described = node(gpu(is_excluded_multi=True), gpu())
+
+    assert [each.state for each in verdict_on(described, count=2).devices] == ["unhealthy", "idle"]
+
+
+def test_the_record_matches_the_decision() -> None:
+    described = shared(busy(used=2, assumed=1, assumed_shares=1), suspicion=0.5, model_id=1)
+    decided = decide_on({"node": described}, models=("", "nvidia h100"))
+
+    verdict = verdict_on(described)
+
+    assert verdict.score == decided.scores[0]
+    assert verdict.rejection == ""
+    assert (verdict.landing, verdict.idle, verdict.needed, verdict.taken) == (1, 0, 1, 0)
+    assert (verdict.suspicion, verdict.model, verdict.chance) == (0.5, "nvidia h100", 0.0)
+    (device,) = verdict.devices
+    assert (device.can_land, device.state, device.used, device.assumed) == (True, "busy", 2, 1)
+    assert (device.utilization_ratio, device.memory_used_ratio) == (0.9, 0.7)
+    assert device.free_bytes == int(16 * GIB)
+
+
+def test_the_memory_left_on_a_shared_gpu_is_explained() -> None:
+    described = shared(gpu(memory_used=0.25, declared_bytes=30 * GIB, others_bytes=10 * GIB))
+
+    verdict = verdict_on(described, memory_bytes=int(50 * GIB))
+
+    (device,) = verdict.devices
+    assert verdict.rejection == Rejection.NO_MEMORY
+    assert (device.memory_total_bytes, device.memory_free_bytes) == (80 * GIB, 60 * GIB)
+    assert (device.declared_bytes, device.others_bytes) == (30 * GIB, 10 * GIB)
+    assert device.free_bytes == 40 * GIB
+
+
+@pytest.mark.parametrize("leaving", [(), (0,)])
+def test_a_refusal_that_leaving_pods_lift_for_the_nominated_pod_is_not_named(
+    leaving: tuple[int, ...],
+) -> None:
+    described = shared(gpu(memory_used=0.9, used=1), leaving=leaving)
+    asked = {"memory_bytes": int(50 * GIB), "nominated_node": "node"}
+
+    rejection = "" if leaving else Rejection.NO_MEMORY
+    assert verdict_on(described, **asked).rejection == rejection
+
+
+def test_a_refusal_is_named() -> None:
+    verdict = verdict_on(node(gpu(memory_total_bytes=GIB)), memory_bytes=int(20 * GIB))
+
+    assert verdict.rejection == Rejection.GPU_TOO_SMALL
+
+
+def test_unknown_values_are_reported_as_unknown() -> None:
+    (device,) = verdict_on(node(unknown(memory_total_bytes=0.0))).devices
+
+    assert (device.utilization_ratio, device.memory_used_ratio, device.free_bytes) == (None,) * 3
+    assert device.freshness == 0.0
+
+
+def test_devices_that_the_pod_cannot_get_are_named_too() -> None:
+    devices = verdict_on(node(gpu(used=1), gpu())).devices
+
+    assert [each.can_land for each in devices] == [False, True]
+
+
+def test_no_nodes_need_no_explanation() -> None:
+    snapshot = snapshot_of({"a": node()})
+    question = Question(request=request(), ask=ask(), policy=Policy(), overlay={})
+    evidence = gather(snapshot, snapshot.pools[GPU], question, ["unknown"])
+
+    assert explain(evidence) == ()
+
+
+def test_counts_of_states_match_the_states() -> None:
+    nodes = (
+        node(gpu(), busy(), unknown()),
+        node(gpu(is_excluded=True)),
+        node(gpu(is_foreign=True)),
+    )
+    batch, assessment = batch_of(*nodes), assessment_of(*nodes)
+
+    told = Counter(
+        state
+        for states, present in zip(device_states(batch, assessment), batch.present, strict=True)
+        for state, is_there in zip(states, present, strict=True)
+        if is_there
+    )
+
+    assert count_states(batch, assessment) == dict.fromkeys(STATES, 1) == dict(told)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_scores_alone_are_those_of_the_whole_verdict(strategy: Strategy) -> None:
+    nodes = {
+        "idle": node(gpu(), gpu()),
+        "mixed": node(gpu(utilization=0.2), busy(), suspicion=0.25),
+        "late": node(gpu(freshness=0.5), unknown()),
+        "sick": node(gpu(penalty=0.5), busy()),
+    }
+    snapshot = snapshot_of(nodes)
+    about = request(strategy=strategy)
+    question = Question(request=about, ask=ask(about.count, 0.0), policy=Policy(), overlay={})
+    evidence = gather(snapshot, snapshot.pools[GPU], question, list(nodes))
+
+    scores = {one.node: one for one in scores_of(evidence)}
+
+    for verdict in explain(evidence):
+        score = scores[verdict.node]
+        assert score.score == pytest.approx(verdict.score)
+        assert (score.parts, score.factors) == (verdict.parts, verdict.factors)

@@ -1,0 +1,108 @@
+"""What is kept of a pod that waits says what its own object says."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from extender.core.nodes.inventory import PodRecord
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.request import ParsedRequest, parse_request
+from extender.core.request.waiting_pods import REMEMBERED, WaitingRequests
+from extender.sources.kubernetes.records import reduce_pod
+from tests.extender.kube_objects import GPU, Object, pod
+
+MIG = "nvidia.com/mig-1g.10gb"
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9"}
+POLICY = Policy(thresholds=Thresholds(utilization=0.1, memory=0.2), strategy=Strategy.PACK)
+
+
+def told(raw: Object) -> PodRecord:
+    record = reduce_pod(raw, ResourceNames(), early_seconds=60)
+    assert record is not None
+    return record
+
+
+def read(record: PodRecord) -> ParsedRequest:
+    return WaitingRequests().read(record, POLICY)
+
+
+def annotated(**annotations: str) -> Object:
+    raw = pod("p", 2)
+    raw["metadata"]["annotations"] = {
+        "team": "a",
+        **{f"idlegpu.io/{name.replace('_', '-')}": value for name, value in annotations.items()},
+    }
+    return raw
+
+
+def with_spec(**changes: Any) -> Object:
+    raw = pod("p", 2)
+    raw["spec"] |= changes
+    return raw
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pod("p"),
+        annotated(),
+        annotated(gpu_memory="20Gi", require_idle="true", prefer_models="H100,A100"),
+        annotated(max_utilization="20", max_memory="33.3%", strategy="Spread"),
+        annotated(enabled="false"),
+        annotated(enabled="maybe", gpu_memory="20", strategy="best", max_memory="0.2"),
+        annotated(unknown="1", another="2", gpu_memory="x" * 300),
+        with_spec(containers=[{"resources": {"limits": {MIG: "1", GPU: "3"}}}]),
+        with_spec(initContainers=[{"resources": {"limits": {GPU: "7"}}}]),
+        with_spec(containers=[{"resources": {"limits": {GPU: "9e99"}}}]),
+        with_spec(resourceClaims=[{"name": "gpu"}]),
+        with_spec(containers=[{}], resourceClaims=[{"name": "gpu"}]),
+        pod("p", nominatedNodeName="n"),
+        pod("p", conditions=[REFUSED]),
+        pod("p", conditions=[REFUSED | {"message": "x" * 100_000}]),
+        pod("p", conditions=[REFUSED | {"status": "True"}]),
+        pod("p", conditions=[REFUSED | {"reason": "SchedulingGated"}]),
+    ],
+)
+def test_the_record_equals_the_parsed_object(raw: Object) -> None:
+    of_object = parse_request(raw, resources=ResourceNames(), defaults=POLICY)
+
+    of_record = read(told(raw))
+
+    assert of_record == of_object
+    if of_object.request is not None and of_record.request is not None:
+        # These make no request another.
+        assert of_record.request.last_word == of_object.request.last_word
+        assert of_record.request.own == of_object.request.own
+
+
+def test_pods_that_say_the_same_are_read_once() -> None:
+    requests = WaitingRequests()
+
+    first = requests.read(told(pod("p", 2)), POLICY)
+
+    assert requests.read(told(pod("q", 2)), POLICY) is first
+    assert requests.read(told(pod("r", 4)), POLICY) is not first
+
+
+def test_other_settings_are_read_by_at_once() -> None:
+    requests, record = WaitingRequests(), told(pod("p"))
+    requests.read(record, POLICY)
+
+    other = requests.read(record, replace(POLICY, strategy=Strategy.SPREAD)).request
+
+    assert other is not None
+    assert other.strategy is Strategy.SPREAD
+
+
+def test_what_is_remembered_has_an_end() -> None:
+    requests, record = WaitingRequests(), told(pod("p"))
+    first = requests.read(record, POLICY)
+    for number in range(REMEMBERED):
+        requests.read(replace(record, nominated_node=f"n{number}"), POLICY)
+
+    again = requests.read(record, POLICY)
+
+    assert again == first
+    assert again is not first

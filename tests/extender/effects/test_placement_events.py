@@ -1,0 +1,348 @@
+"""The one Event that tells what a pod got."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from extender.core.nodes.inventory import PodRecord
+from extender.core.request.request import PodRef
+from extender.effects.events import EventSettings, EventWriter
+from extender.effects.placement_events import MAX_WAITING, PlacementEvents, describe
+from extender.kube.client import KubeClient
+from extender.placement.binding_attribution import LastWord
+from extender.placement.bindings import InventoryTap
+from extender.placement.bypassed_pods import UnaskedPods
+from extender.placement.history import EXPLAINABLE, DecisionRecord
+from extender.runtime.metrics import Metrics
+from extender.server.request_tracker import InFlight
+from extender.settings.peers import Unasked
+from tests.extender.effects.test_events import POD, PROBLEM
+from tests.extender.effects.waking import Recorder
+from tests.extender.fake_kube import FakeKube, eventually
+from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, names_question, pod
+
+HELD = Gpu(busy=0.9, used_gib=60.0, tenants=("team/tenant",))
+CARDS = {
+    "node-7": [IDLE, IDLE, HELD, HELD],
+    "node-8": [Gpu(busy=0.06, used_gib=19.0)] * 2,
+}
+
+
+@pytest.fixture
+def placed() -> World:
+    world = World()
+    world.add_node("node-7", gpus=4)
+    world.add_pod("tenant", "node-7", gpus=2)
+    world.add_pod("tenant-8", "node-8", gpus=0)
+    world.add(CARDS)
+    return world
+
+
+async def decide(world: World, *nodes: str, verb: str = "prioritize", gpus: int = 2) -> None:
+    question = json.dumps(names_question(*nodes, asker=pod("p", gpus=gpus))).encode()
+    webhooks = world.webhooks()
+    await (webhooks.prioritize if verb == "prioritize" else webhooks.filter)(question)
+
+
+def bind(world: World, node: str) -> DecisionRecord:
+    record = world.history.note_bound("uid-p", node)
+    assert record is not None
+    return record
+
+
+async def test_it_says_how_the_gpus_are_that_the_pod_gets(placed: World) -> None:
+    await decide(placed, "node-7")
+
+    assert describe(bind(placed, "node-7")) == (
+        "GPU placement: node-7, 2 of 4 GPUs idle, mean activity 0 %, 80 GiB free each"
+    )
+
+
+async def test_the_event_shows_the_fullest_of_different_cards() -> None:
+    world = World()
+    world.add({"n": [Gpu(used_gib=10.0), Gpu(used_gib=30.0)]})
+    await decide(world, "n", gpus=2)
+
+    assert describe(bind(world, "n")).endswith(", 50 GiB free each")
+
+
+async def test_of_a_single_card_it_says_nothing_of_each() -> None:
+    world = World()
+    world.add({"n": [Gpu(used_gib=10.0)]})
+    await decide(world, "n", gpus=1)
+
+    assert describe(bind(world, "n")).endswith(", 70 GiB free")
+
+
+async def test_where_kube_scheduler_chose_otherwise_it_says_so(placed: World) -> None:
+    await decide(placed, "node-7", "node-8")
+    first = placed.history.last_of("uid-p")
+    assert first is not None
+    other = "node-8" if first.decision.best == "node-7" else "node-7"
+
+    told = describe(bind(placed, other))
+
+    assert told.startswith(f"GPU placement: {other}, 2 of ")
+    assert told.endswith(f"idlegpu's first choice was {first.decision.best}")
+
+
+async def test_the_event_shows_the_readings_of_the_decision() -> None:
+    world = World()
+    world.add({"n": [IDLE, IDLE]})
+    await decide(world, "n", gpus=1)
+    world.tell({"n": [BUSY, BUSY]})
+
+    assert "2 of 2 GPUs idle" in describe(bind(world, "n"))
+
+
+async def test_a_node_of_which_nothing_is_known_says_so() -> None:
+    world = World()
+    world.add_node("dark", gpus=1)
+    await decide(world, "dark", gpus=1)
+
+    assert describe(bind(world, "dark")) == (
+        "GPU placement: dark, 0 of 1 GPUs idle, activity unknown"
+    )
+
+
+def tapped(world: World, told: list[DecisionRecord]) -> InventoryTap:
+    unasked = UnaskedPods(world.asked, Metrics(), Unasked())
+    last_word = LastWord(world.asked, world.history, world.metrics)
+    return InventoryTap(world.fleet, world.history, last_word, unasked, on_bound=told.append)
+
+
+async def decide_and_bind(world: World, *, others: int, seconds: float) -> DecisionRecord:
+    """Decide about p, then about so many others, so long; bind p to its second choice."""
+    world.placer.detailed = 1
+    await decide(world, "node-7", "node-8")
+    record = world.history.last_of("uid-p")
+    assert record is not None
+    world.placer.detail(record)
+    other = "node-8" if record.decision.best == "node-7" else "node-7"
+    world.now += seconds
+    for number in range(others):
+        question = json.dumps(names_question("node-7", asker=pod(f"other-{number}"))).encode()
+        await world.webhooks().filter(question)
+    told: list[DecisionRecord] = []
+    bound = PodRecord(
+        uid="uid-p", namespace="team", name="p", node=other, resources={GPU: 2}, bound_at=world.now
+    )
+    tapped(world, told).apply_pod(bound)
+    (decided,) = told
+    assert decided is record
+    return decided
+
+
+@pytest.mark.parametrize(
+    ("others", "seconds", "is_late"),
+    [
+        pytest.param(EXPLAINABLE - 1, 0.5, False, id="soon"),
+        pytest.param(EXPLAINABLE + 10, 2.0, True, id="after-many-others"),
+        pytest.param(1, 60.0, True, id="much-later"),
+        pytest.param(0, 60.0, True, id="much-later-and-nothing-between"),
+    ],
+)
+async def test_the_event_describes_a_node_that_was_not_among_the_best(
+    placed: World, others: int, seconds: float, *, is_late: bool
+) -> None:
+    record = await decide_and_bind(placed, others=others, seconds=seconds)
+
+    assert describe(record).startswith(f"GPU placement: {record.bound_node}, 2 of ")
+    (verdict,) = (one for one in record.details if one.node == record.bound_node)
+    assert verdict.is_late is is_late
+    # It is no neighbor of its own: its GPUs were free for it.
+    assert (verdict.landing, verdict.idle) == (2, 2)
+
+
+async def test_without_a_record_no_event_is_written(placed: World) -> None:
+    await decide(placed, "node-7")
+    record = replace(bind(placed, "node-7"), evidence=())
+
+    assert describe(record) == ""
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def telling(
+    client: KubeClient, settings: EventSettings, *, is_on: bool = True
+) -> AsyncIterator[tuple[PlacementEvents, EventWriter]]:
+    events = EventWriter(client, instance="extender-0", settings=settings)
+    placements = PlacementEvents(events, lambda: is_on, InFlight().calm)
+    tasks = [asyncio.create_task(one.run()) for one in (events, placements)]
+    try:
+        yield placements, events
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_one_event_is_written_at_the_binding(
+    placed: World, kube: FakeKube, client: KubeClient
+) -> None:
+    await decide(placed, "node-7", "node-8", verb="filter")
+    await decide(placed, "node-7", "node-8")
+    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+        unasked = UnaskedPods(placed.asked, Metrics(), Unasked())
+        last_word = LastWord(
+            placed.asked, placed.history, placed.metrics, on_own=(placements.note,)
+        )
+        tap = InventoryTap(placed.fleet, placed.history, last_word, unasked)
+        uid = placed.add_pod("p", "node-7", gpus=2)
+        bound = placed.fleet.pods[uid]
+        tap.apply_pod(replace(bound, node=""))  # it still waits, and changes
+        for _ in range(3):  # kubelet says more of it
+            tap.apply_pod(bound)
+        await eventually(lambda: events.counts.written)
+
+    ((method, _, event),) = kube.writes
+    assert method == "POST"
+    assert (event["type"], event["reason"]) == ("Normal", "GPUPlacement")
+    assert event["regarding"]["name"] == "p"
+    assert event["note"].startswith("GPU placement: node-7, 2 of 4 GPUs idle")
+
+
+async def test_a_placement_that_cannot_be_described_is_counted(
+    placed: World, client: KubeClient
+) -> None:
+    await decide(placed, "node-7")
+    record = replace(bind(placed, "node-7"), evidence=())
+    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+        placements.note(record)
+        await eventually(lambda: events.counts.dropped)
+
+    assert events.counts.dropped == 1
+
+
+async def test_filter_causes_an_event_only_if_it_left_one_node(
+    placed: World, kube: FakeKube, client: KubeClient
+) -> None:
+    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+        await decide(placed, "node-7", "node-8", verb="filter")
+        placements.note(bind(placed, "node-7"))
+        await decide(placed, "node-8", verb="filter")
+        placements.note(bind(placed, "node-8"))
+        await eventually(lambda: events.counts.written)
+
+    assert [event["note"].split(",")[0] for _, _, event in kube.writes] == ["GPU placement: node-8"]
+
+
+async def test_turned_off_nothing_is_written(
+    placed: World, kube: FakeKube, client: KubeClient
+) -> None:
+    async with telling(client, EventSettings(per_second=1000), is_on=False) as (placements, events):
+        await decide(placed, "node-7")
+        placements.note(bind(placed, "node-7"))
+        events.warn_annotation(POD, PROBLEM)
+        await eventually(lambda: events.counts.written)
+
+    assert [event["reason"] for _, _, event in kube.writes] == ["InvalidAnnotation"]
+
+
+def note_posts(events: EventWriter, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
+    """Return when an Event is posted, and about which pod; it grows."""
+    told: list[tuple[float, str]] = []
+
+    def post(pod: PodRef, *_: object) -> None:
+        told.append((asyncio.get_running_loop().time(), pod.name))
+
+    monkeypatch.setattr(events, "post", post)
+    return told
+
+
+@asynccontextmanager
+async def running(placements: PlacementEvents) -> AsyncIterator[None]:
+    task = asyncio.create_task(placements.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.looptime
+async def test_a_burst_of_bindings_gives_events_for_the_newest_and_counts_the_rest(
+    placed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = EventWriter(Recorder(), instance="extender-0")
+    placements = PlacementEvents(events, lambda: True, InFlight().calm)
+    await decide(placed, "node-7")
+    record = bind(placed, "node-7")
+
+    pods = [replace(record.pod, name=f"p-{number}") for number in range(MAX_WAITING + 100)]
+    for pod_ in pods:
+        placements.note(replace(record, pod=pod_))
+    assert events.counts.dropped == 100
+    told = note_posts(events, monkeypatch)
+    async with running(placements):
+        await asyncio.sleep(600.0)
+
+    assert [name for _, name in told] == [pod_.name for pod_ in pods[-MAX_WAITING:]]
+
+
+async def at_once() -> None:
+    """Find no burst."""
+
+
+@pytest.mark.looptime
+async def test_placement_events_are_written_at_the_rate_of_events(
+    placed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = EventWriter(Recorder(), instance="extender-0", settings=EventSettings(per_second=2.0))
+    placements = PlacementEvents(events, lambda: True, at_once)
+    await decide(placed, "node-7")
+    record = bind(placed, "node-7")
+    told = note_posts(events, monkeypatch)
+    for name in "abc":
+        placements.note(replace(record, pod=replace(record.pod, name=name)))
+
+    async with running(placements):
+        await asyncio.sleep(60.0)
+
+    first = told[0][0]
+    assert [(at - first, name) for at, name in told] == [(0.0, "a"), (0.5, "b"), (1.0, "c")]
+
+
+@pytest.mark.looptime
+async def test_during_a_burst_no_event_is_written(
+    placed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = asyncio.Event()
+
+    async def calm() -> None:
+        await is_over.wait()
+
+    events = EventWriter(Recorder(), instance="extender-0")
+    placements = PlacementEvents(events, lambda: True, calm)
+    await decide(placed, "node-7")
+    told = note_posts(events, monkeypatch)
+    placements.note(bind(placed, "node-7"))
+
+    async with running(placements):
+        await asyncio.sleep(60.0)
+        assert told == []
+        is_over.set()
+        await asyncio.sleep(60.0)
+
+    assert [name for _, name in told] == ["p"]
+
+
+async def test_while_many_events_wait_none_is_noted_and_each_is_counted(placed: World) -> None:
+    events = EventWriter(Recorder(), instance="extender-0")
+    placements = PlacementEvents(events, lambda: True, InFlight().calm)
+    await decide(placed, "node-7")
+    record = bind(placed, "node-7")
+    for number in range(MAX_WAITING):
+        events.warn_annotation(replace(POD, uid=f"uid-{number}"), PROBLEM)
+
+    placements.note(record)
+
+    assert (len(placements._waiting), events.counts.dropped) == (0, 1)

@@ -1,0 +1,62 @@
+"""What has changed of a mapping is what differs, whoever says where to look."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.devices.readings import ChangedTenants, DeviceKey, Readings
+from extender.fleet.holder_sources import Mappings, PodsByDevice, Replaced
+
+devices = st.sampled_from("abcde").map(lambda uuid: DeviceKey((uuid, "")))
+mappings = st.dictionaries(devices, st.sampled_from([("ns/x",), ("ns/y",), ("ns/x", "ns/y")]))
+MAX_AGE = 60.0
+
+
+def told(mapping: PodsByDevice | None, changed: ChangedTenants | None = None) -> Readings:
+    return Readings(
+        source="prometheus",
+        at=0.0,
+        devices=(),
+        columns={},
+        measured_at=np.zeros(0),
+        tenants=mapping,
+        changed_tenants=changed,
+    )
+
+
+def differing(before: PodsByDevice, after: PodsByDevice) -> set[DeviceKey]:
+    return {key for key in {**before, **after} if before.get(key) != after.get(key)}
+
+
+def found(replaced: Replaced | None) -> set[DeviceKey]:
+    assert replaced is not None
+    return set(filter(replaced.is_other, replaced.devices))
+
+
+@given(st.lists(st.tuples(mappings, st.booleans(), st.booleans()), max_size=6))
+def test_all_that_changed_is_found_though_answers_were_missed(
+    answers: list[tuple[PodsByDevice, bool, bool]],
+) -> None:
+    known = Mappings()
+    held: PodsByDevice = {}
+    latest: PodsByDevice = {}
+    for mapping, says_what_changed, is_missed in answers:
+        changed = ChangedTenants(latest, differing(latest, mapping))
+        latest = mapping
+        if not is_missed:
+            replaced = known.replace(told(mapping, changed if says_what_changed else None), MAX_AGE)
+            assert found(replaced) == differing(held, mapping)
+            held = mapping
+
+
+def test_only_where_something_changed_is_looked() -> None:
+    known = Mappings()
+    first = {DeviceKey((f"GPU-{number}", "")): ("ns/x",) for number in range(100)}
+    gone = DeviceKey(("GPU-7", ""))
+    then = {key: pods for key, pods in first.items() if key != gone}
+    known.replace(told(first), MAX_AGE)
+
+    replaced = known.replace(told(then, ChangedTenants(first, [gone])), MAX_AGE)
+
+    assert replaced is not None
+    assert list(replaced.devices) == [gone]

@@ -1,0 +1,410 @@
+"""Why a pod went where it went; what would happen to one that is not there."""
+
+import json
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from extender.core.decision.score_parts import Breakdown, Factor, Part
+from extender.core.nodes.inventory import PodRecord, Taint
+from extender.insight.what_if import NOT_SELECTED
+from tests.extender.insight.advising import SHARED
+from tests.extender.insight.asking import decide, get, strict
+from tests.extender.insight.whys import MESSAGE, SeesTeam, WhyWorld
+from tests.extender.served import (
+    BUSY,
+    GPU,
+    IDLE,
+    Client,
+    Gpu,
+    MakeClient,
+    names_question,
+    pod,
+)
+
+
+@pytest.fixture
+def world() -> WhyWorld:
+    world = WhyWorld()
+    cards = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "busy": [BUSY], "dead": [Gpu(xid=79.0)]}
+    world.add_node("busy", gpus=1)
+    world.add_pod("tenant", "busy")
+    world.add(cards)
+    return world
+
+
+@pytest.fixture
+async def client(world: WhyWorld, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+async def ask(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:
+    question = names_question(*nodes, asker=pod(**wishes))
+    assert (await client.post(f"/{verb}", data=json.dumps(question))).status == 200
+
+
+async def foresee(client: Client, body: object, status: int = 200) -> Any:
+    data = BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+    response = await client.post("/v1/explain", data=data)
+    text = await response.text()
+    assert response.status == status, text
+    return strict(text)
+
+
+def total(node: Any) -> float:
+    return Breakdown(
+        parts=tuple(Part(**part) for part in node["parts"]),
+        factors=tuple(Factor(**factor) for factor in node["factors"]),
+    ).score
+
+
+async def test_every_node_is_there_with_what_its_score_is_made_of(
+    world: WhyWorld, client: Client
+) -> None:
+    await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
+    await ask(client, "prioritize", "idle", "half", "busy", name="p")
+    uid = world.add_pod("p", "idle")
+    world.history.note_bound(uid, "idle")
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+
+    assert (answer["state"], answer["bound_node"], answer["is_followed"]) == ("bound", "idle", True)
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half", "busy", "dead"]
+    assert [node["rank"] for node in answer["nodes"]] == [1, 2, 3, None]
+    for node in answer["nodes"]:
+        assert total(node) == pytest.approx(node["score"], abs=1e-9)
+    assert answer["nodes"][0]["is_bound"] is True
+    assert answer["nodes"][0]["lost_by"] is None
+    assert answer["nodes"][1]["lost_by"] == "may land on an idle GPU (50 %)"
+    device = answer["nodes"][0]["devices"][0]
+    assert (device["source"], device["age_seconds"], device["can_land"]) == ("prometheus", 0, True)
+    reported = {"source": "prometheus", "age_seconds": 0}
+    of_activity = {**reported, "signal": "gpu_utilization_ratio"}
+    assert device["signals"] == {"utilization": of_activity, "memory": reported}
+    assert answer["rejected"] == [
+        {"count": 1, "reason": "node(s) had too few working GPUs", "nodes": ["dead"]}
+    ]
+    assert answer["filter"]["verb"] == "filter"
+    assert answer["others"] == []
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (4, 0)
+
+
+async def test_it_is_the_record_of_the_decision_and_no_later_one(
+    world: WhyWorld, client: Client
+) -> None:
+    await decide(client, "idle", "half", name="p")
+    before = await get(client, "/v1/explain", pod="p")
+
+    world.now += 10
+    world.tell({"idle": [BUSY, BUSY], "half": [BUSY, BUSY]})
+    after = await get(client, "/v1/explain", pod="p")
+
+    assert after["nodes"] == before["nodes"]
+    assert after["nodes"][0]["devices"][0]["utilization_ratio"] == 0.0
+
+
+async def test_assumed_pods_are_counted(client: Client) -> None:
+    await decide(client, "idle", name="first")
+    await decide(client, "idle", "half", name="second")
+
+    answer = await get(client, "/v1/explain", pod="second")
+    by_name = {node["node"]: node for node in answer["nodes"]}
+
+    assert (by_name["idle"]["taken"], by_name["half"]["taken"]) == (1, 0)
+
+
+async def test_pods_assumed_on_a_shared_device_are_counted_on_it(
+    world: WhyWorld, client: Client
+) -> None:
+    world.add_node(
+        "shared",
+        allocatable={SHARED: 4},
+        capacity={SHARED: 4},
+        labels={
+            "nvidia.com/gpu.count": "1",
+            "nvidia.com/gpu.replicas": "4",
+            "nvidia.com/gpu.sharing-strategy": "time-slicing",
+        },
+    )
+    world.tell({"shared": [IDLE]})
+    for name in ("first", "second", "third"):
+        await decide(client, "shared", name=name, resource=SHARED)
+
+    (node,) = (await get(client, "/v1/explain", pod="third"))["nodes"]
+
+    assert (node["assumed"], node["devices"][0]["assumed"]) == (2, 2)
+
+
+async def test_what_is_not_kept_in_full_is_said_and_still_there(
+    world: WhyWorld, client: Client
+) -> None:
+    world.placer.detailed = 1
+    await decide(client, "idle", "half", "busy", name="p")
+
+    answer = await get(client, "/v1/explain", pod="p")
+    some = await get(client, "/v1/explain", pod="p", limit="1")
+
+    assert [node["node"] for node in answer["nodes"]] == ["idle"]
+    assert [node["node"] for node in answer["others"]] == ["half", "busy"]
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (1, 2)
+    assert "1 of 3 candidates are recorded in full" in answer["kept"]["note"]
+    assert (len(some["others"]), some["others_left"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("node", "kept", "rank", "rejection"),
+    [
+        ("idle", "in-full", 1, None),
+        ("busy", "in-short", 3, None),
+        ("dead", "in-short", None, "node(s) had too few working GPUs"),
+        ("other", "not-asked", None, None),
+        ("gone", "unknown", None, None),
+    ],
+)
+async def test_of_any_node_it_says_what_is_known_and_why_not_more(
+    world: WhyWorld,
+    client: Client,
+    node: str,
+    kept: str,
+    rank: int | None,
+    rejection: str | None,
+) -> None:
+    world.add_node("other")
+    world.placer.detailed = 1
+    await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
+    await ask(client, "prioritize", "idle", "half", "busy", name="p")
+
+    one = (await get(client, "/v1/explain", pod="p", node=node))["asked_node"]
+
+    assert (one["node"], one["kept"], one["rank"]) == (node, kept, rank)
+    assert one["rejection"] == rejection
+    assert (one["why"] is None) == (kept == "in-full")
+    assert (one["score"] is None) == (kept in {"not-asked", "unknown"})
+
+
+async def test_the_node_bound_to_is_explained_whatever_its_rank(
+    world: WhyWorld, client: Client
+) -> None:
+    world.placer.detailed = 1
+    await decide(client, "idle", "half", "busy", name="p")
+    uid = world.add_pod("p", "busy")
+    world.history.note_bound(uid, "busy")
+
+    answer = await get(client, "/v1/explain", pod="p")
+
+    assert [(node["node"], node["rank"]) for node in answer["nodes"]] == [("idle", 1), ("busy", 3)]
+    assert answer["is_followed"] is False
+    assert answer["nodes"][1]["is_bound"] is True
+
+
+async def test_a_pod_that_waits_says_what_for(world: WhyWorld, client: Client) -> None:
+    await ask(client, "filter", "busy", name="p", require_idle="true")
+    world.add_waiting("p", is_unscheduled=True, is_refused=True, message=MESSAGE)
+
+    answer = await get(client, "/v1/explain", pod="p")
+
+    assert (answer["state"], answer["bound_node"]) == ("refused", None)
+    assert answer["pending"]["nodes"] == 9
+    assert answer["rejected"][0]["reason"] == "node(s) had too few GPUs known to be idle"
+    assert answer["rejected"][0]["nodes"] == ["busy"]
+
+
+async def test_a_pod_that_we_were_never_asked_about_still_says_what_it_waits_for(
+    world: WhyWorld, client: Client
+) -> None:
+    world.add_waiting("p", is_unscheduled=True, message="0/9 nodes are available: 9 Insufficient x")
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+
+    assert (answer["state"], answer["decision"], answer["nodes"]) == ("unschedulable", None, [])
+    assert answer["pending"]["by_scheduler"] == [{"count": 9, "reason": "Insufficient x"}]
+
+
+async def test_of_a_bound_pod_without_a_decision_it_says_where_it_is(client: Client) -> None:
+    answer = await get(client, "/v1/explain", pod="tenant")
+
+    assert (answer["state"], answer["bound_node"]) == ("bound", "busy")
+    assert (answer["decision"], answer["nodes"], answer["is_followed"]) == (None, [], None)
+
+
+async def test_a_decision_is_found_by_its_number(client: Client) -> None:
+    await decide(client, "idle", name="a")
+    await decide(client, "half", name="a")
+
+    assert (await get(client, "/v1/explain", number="1"))["decision"]["node"] == "idle"
+
+
+async def test_a_name_that_two_pods_have_is_refused_with_both(
+    world: WhyWorld, client: Client
+) -> None:
+    world.add_waiting("p")
+    world.add_waiting("q", "other")
+    world.fleet.apply_pod(_renamed(world, "uid-q", "p"))
+
+    answer = await get(client, "/v1/explain", 400, pod="p")
+
+    assert answer["error"] == "pod='p' is the name of several pods: use one of other/p, team/p"
+
+
+def _renamed(world: WhyWorld, uid: str, name: str) -> Any:
+    return replace(world.fleet.pods[uid], name=name)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ({"pod": "team/gone"}, 404, "no decision about 'team/gone' is remembered"),
+        ({"number": "77"}, 404, "decision '77' is not remembered"),
+        ({"id": "here-77"}, 404, "decision 'here-77' is not remembered"),
+        ({"number": "1", "id": "here-1"}, 400, "or give number, or id"),
+        ({}, 400, "must be namespace/name, name or UID"),
+        ({"pod": "a", "number": "1"}, 400, "must be namespace/name, name or UID"),
+        ({"number": "x"}, 400, "must be a whole number from 1"),
+        ({"uid": "a"}, 400, "is no parameter of this path: use id, limit, node, number, pod"),
+    ],
+)
+async def test_what_cannot_be_explained_says_why(
+    client: Client, query: dict[str, str], status: int, words: str
+) -> None:
+    assert words in (await get(client, "/v1/explain", status, **query))["error"]
+
+
+async def test_a_pod_that_the_caller_may_not_read_is_not_there(
+    world: WhyWorld, aiohttp_client: MakeClient
+) -> None:
+    world.add_waiting("secret", "other")
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+
+    await get(client, "/v1/explain", 404, pod="other/secret")
+
+
+async def test_a_recreated_pod_does_not_get_its_predecessors_decision(
+    world: WhyWorld, client: Client
+) -> None:
+    await ask(client, "filter", "idle", name="p")
+    before = await get(client, "/v1/explain", pod="team/p")
+    record = PodRecord(uid="uid-new", namespace="team", name="p", resources={GPU: 2})
+    world.fleet.apply_pod(record)
+
+    after = await get(client, "/v1/explain", pod="team/p")
+
+    assert (before["uid"], before["state"]) == ("uid-p", "gone")
+    assert (after["uid"], after["state"], after["decision"]) == ("uid-new", "untried", None)
+    world.fleet.remove_pod("uid-new", world.now)
+    assert (await get(client, "/v1/explain", pod="team/p"))["uid"] == "uid-p"
+
+
+# --- what would happen ----------------------------------------------------------------------------
+
+
+async def test_a_pod_that_is_not_there_gets_the_ranking_that_it_would_get(
+    world: WhyWorld, client: Client
+) -> None:
+    answer = await foresee(client, pod("p"))
+
+    assert (answer["is_hypothetical"], answer["state"]) == (True, "placeable")
+    assert (answer["pod"], answer["decision"]["node"]) == ("team/p", "idle")
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half"]
+    assert [group["nodes"] for group in answer["rejected"]] == [["dead"]]
+    assert [group["nodes"] for group in answer["closed"]] == [["busy"]]
+    assert not world.placer.history.last_of("uid-p")
+    assert len(world.fleet.ledger) == 0
+
+
+async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
+    world: WhyWorld, client: Client
+) -> None:
+    zone = {"topology.kubernetes.io/zone": "a"}
+    fast: dict[str, Any] = {"labels": zone, "other_labels": {"disk": "ssd"}}
+    world.add_node("here", **fast)
+    world.add_node("slow", labels=zone)
+    world.add_node("cordoned", is_unschedulable=True, **fast)
+    world.add_node("down", is_ready=False, **fast)
+    world.add_node("tainted", taints=(Taint(key="team", value="x"),), **fast)
+    asked: dict[str, Any] = pod("p", gpus=2)
+    asked["spec"] |= {"nodeSelector": zone | {"disk": "ssd"}, "affinity": {"podAffinity": {}}}
+
+    answer = await foresee(client, asked)
+
+    assert {group["reason"]: group["count"] for group in answer["closed"]} == {
+        NOT_SELECTED: 5,
+        "node(s) were unschedulable": 1,
+        "node(s) were not ready": 1,
+        "node(s) had taints that a plain GPU pod does not tolerate": 1,
+    }
+    assert answer["decision"]["node"] == "here"
+    assert answer["not_checked"] == ["affinity", "quotas"]
+
+
+@pytest.mark.parametrize(
+    ("toleration", "node"),
+    [
+        ({"key": "team", "operator": "Exists"}, "tainted"),
+        ({"key": "team", "value": "x"}, "tainted"),
+        ({"operator": "Exists"}, "tainted"),
+        ({"key": "team", "value": "y"}, None),
+        ({"key": "team", "operator": "Exists", "effect": "NoExecute"}, None),
+        ({"key": "other", "operator": "Exists"}, None),
+        ({}, None),
+    ],
+)
+async def test_taints_keep_out_all_but_pods_that_tolerate_them(
+    aiohttp_client: MakeClient, toleration: dict[str, str], node: str | None
+) -> None:
+    world = WhyWorld()
+    world.add_node("tainted", taints=(Taint(key="team", value="x"),))
+    client = await aiohttp_client(world.build_app())
+    asked = pod("p")
+    asked["spec"] |= {"tolerations": [toleration]}  # type: ignore[operator] # a mapping
+
+    assert (await foresee(client, asked))["decision"]["node"] == node
+
+
+async def test_annotations_that_cannot_be_used_are_reported(client: Client) -> None:
+    (problem,) = (await foresee(client, pod("p", strategy="best")))["problems"]
+
+    assert (problem["annotation"], problem["value"]) == ("idlegpu.io/strategy", "best")
+    assert problem["allowed"] == "auto, spread or pack"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "is no JSON"),
+        ([], 400, "is no pod"),
+        ({"spec": {}}, 400, "is no pod"),
+        (pod("p", gpus=None), 400, "asks for no GPU"),
+        (pod("p", enabled="false"), 400, "left to kube-scheduler"),
+        (b" " * (1 << 20) + b"xx", 413, "larger than"),
+        ({"spec": {"containers": [{}] * 1001}}, 400, "1001 containers: must be at most 1000"),
+        (
+            {
+                "spec": {
+                    "containers": [
+                        {"resources": {"limits": dict.fromkeys(map(str, range(5001)), 1)}}
+                    ]
+                }
+            },
+            400,
+            "5001 limits and requests: must be at most 5000",
+        ),
+    ],
+)
+async def test_what_is_no_gpu_pod_is_refused(
+    client: Client, body: object, status: int, words: str
+) -> None:
+    assert words in (await foresee(client, body, status))["error"]
+
+
+async def test_where_nothing_would_do_that_is_said(client: Client) -> None:
+    answer = await foresee(client, pod("p", gpus=4))
+
+    assert (answer["state"], answer["decision"]["node"], answer["nodes"]) == (
+        "unplaceable",
+        None,
+        [],
+    )
+    assert answer["closed"][0]["reason"].startswith("node(s) had too few free GPUs")
+    assert GPU in answer["decision"]["request"]["resources"]

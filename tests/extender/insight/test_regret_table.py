@@ -1,0 +1,193 @@
+"""Outcomes of placements as a table and as metrics, redacted for each caller."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from click.testing import Result
+from prometheus_client import CollectorRegistry
+
+from extender.cli.commands.regret import command
+from extender.core.request.request import PodRef
+from extender.insight.regret_table import (
+    PATH,
+    PEERS_PATH,
+    PIECE_OUTCOMES,
+    RegretMetrics,
+    RegretTable,
+    _newest,
+)
+from extender.insight.regret_watch import MOST_NODES, Outcome, RegretWatch
+from extender.insight.replicas import Replicas
+from extender.server.redaction import SEES_ALL, SeesNone, Viewer
+from tests.extender.cli.serving import runner, serving
+from tests.extender.insight.asking import get, meanwhile
+from tests.extender.served import MakeClient, World
+
+
+def outcome(name: str, *, got: float, choice: float | None, followed: bool) -> Outcome:
+    return Outcome(
+        pod=PodRef(uid=f"uid-{name}", namespace="team", name=name),
+        bound_at=1_800_000_000.0,
+        decided_at=1_799_999_999.0,
+        seconds=3600.0,
+        node="node-1",
+        choice="node-1" if followed else "node-2",
+        is_shadow=not followed,
+        is_known=followed,
+        gpus=2,
+        got=got,
+        choice_since=choice,
+        best_since=0.05,
+        best="node-3",
+        got_then=0.1,
+        choice_then=None,
+    )
+
+
+OUTCOMES = (
+    outcome("first", got=0.5, choice=0.2, followed=False),
+    outcome("second", got=0.1, choice=0.1, followed=True),
+    outcome("third", got=0.9, choice=None, followed=False),
+)
+
+
+@pytest.fixture
+def watch() -> RegretWatch:
+    world = World()
+    watch = RegretWatch(world.fleet, lambda: world.now, pods=100, after_seconds=3600.0)
+    watch.outcomes.extend(OUTCOMES)
+    return watch
+
+
+def app_for(watch: RegretWatch, viewer: Viewer = SEES_ALL) -> web.Application:
+    app = World().build_app(viewer=viewer)
+    app.add_routes(RegretTable(lambda: watch).routes())
+    return app
+
+
+async def test_the_newest_come_first_with_means_of_those_that_can_be_compared(
+    watch: RegretWatch, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(app_for(watch))
+
+    answer = await get(client, PATH)
+
+    assert [one["pod"] for one in answer["placements"]] == [
+        "team/third",
+        "team/second",
+        "team/first",
+    ]
+    assert [one["regret_ratio"] for one in answer["placements"]] == [None, 0.0, pytest.approx(0.3)]
+    assert answer["all"]["placements"] == 2
+    assert answer["all"]["got_ratio"] == pytest.approx(0.3)
+    assert answer["all"]["choice_ratio"] == pytest.approx(0.15)
+    assert answer["followed"]["got_ratio"] == pytest.approx(0.1)
+    assert answer["not_followed"]["got_ratio"] == pytest.approx(0.5)
+    limited = await get(client, PATH, limit="1")
+    assert (len(limited["placements"]), limited["total"]) == (1, 3)
+    assert (await get(client, PATH, namespace="other"))["total"] == 0
+    assert "must be a whole number" in (await get(client, PATH, 400, limit="0"))["error"]
+
+
+async def test_who_may_not_read_the_pods_sees_no_names(
+    watch: RegretWatch, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(app_for(watch, SeesNone()))
+
+    answer = await get(client, PATH)
+
+    assert {(one["pod"], one["uid"]) for one in answer["placements"]} == {("another pod", None)}
+    assert (await get(client, PATH, namespace="team"))["total"] == 0
+
+
+def test_metrics_count_each_placement(watch: RegretWatch) -> None:
+    registry = CollectorRegistry()
+    metrics = RegretMetrics(registry, lambda: watch)
+    watch.left_out = 4
+
+    for one in OUTCOMES:
+        metrics.note(one)
+
+    value: Callable[..., float | None] = registry.get_sample_value
+    assert value("idlegpu_placement_activity_count", {"gpus": "got"}) == 3
+    assert value("idlegpu_placement_activity_sum", {"gpus": "got"}) == pytest.approx(1.5)
+    assert value("idlegpu_placement_activity_count", {"gpus": "choice"}) == 2
+    against = {"against": "choice", "followed": "no"}
+    assert value("idlegpu_placement_regret_bucket", {**against, "le": "0.2"}) == 0
+    assert value("idlegpu_placement_regret_bucket", {**against, "le": "0.5"}) == 1
+    assert value("idlegpu_regret_left_out_pods_total") == 4
+    assert value("idlegpu_regret_watched_pods") == 0
+
+
+def ask(watch: RegretWatch, *arguments: str) -> Result:
+    with serving(app_for(watch)) as url:
+        return runner(url)("regret", *arguments)
+
+
+def test_the_command_line_shows_them(watch: RegretWatch) -> None:
+    shown = ask(watch)
+
+    assert shown.exit_code == 0, shown.output
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert lines[1][:5] == ["all", "2", "30%", "15%", "5%"]
+    assert ["team/first", "node-1", "node-2", "node-3", "50%~", "20%", "5%", "+30%", "no"] in lines
+    assert ["team/third", "node-1", "node-2", "node-3", "90%~", "?", "5%", "?", "no"] in lines
+
+
+def test_the_command_line_says_that_there_is_nothing_yet(watch: RegretWatch) -> None:
+    watch.outcomes.clear()
+
+    assert "no placement was compared yet" in ask(watch).stdout
+
+
+MANY = 5 * PIECE_OUTCOMES
+
+
+def numbered(number: int) -> Outcome:
+    return outcome(f"p-{number}", got=0.5, choice=0.2, followed=True)
+
+
+async def test_others_have_a_turn_between_any_few_of_very_many_placements() -> None:
+    turns = count()
+
+    async with meanwhile(lambda: next(turns)):
+        newest = await _newest(map(numbered, range(MANY)))
+
+    assert {one.pod.name for one in newest} == {f"p-{number}" for number in range(MANY)}
+    assert next(turns) >= MANY / PIECE_OUTCOMES
+
+
+async def test_pods_may_be_judged_while_very_many_are_listed(aiohttp_client: MakeClient) -> None:
+    world = World()
+    watch = RegretWatch(world.fleet, lambda: world.now, pods=MANY, after_seconds=3600.0)
+    numbers = count()
+    watch.outcomes.extend(numbered(next(numbers)) for _ in range(MANY))
+    table = RegretTable(lambda: watch, Replicas(tells=True))
+    app = web.Application()
+    app.add_routes([*table.routes(), *table.peer_routes()])
+    client = await aiohttp_client(app)
+
+    async with meanwhile(lambda: watch.outcomes.append(numbered(next(numbers)))):
+        answer = await get(client, PATH)
+        reported = await get(client, PEERS_PATH)
+
+    assert answer["total"] == MANY
+    assert len(reported["outcomes"]) == MANY
+
+
+def test_readers_are_listed_which_nodes_the_best_is_the_best(watch: RegretWatch) -> None:
+    registry = CollectorRegistry()
+    RegretMetrics(registry, lambda: watch)
+    reported = {metric.name: metric.documentation for metric in registry.collect()}
+
+    for text in (
+        command.help or "",
+        reported["idlegpu_placement_activity"],
+        reported["idlegpu_placement_regret"],
+        Path("docs/trusting.md").read_text(),
+        Path("docs/api-routes.md").read_text(),
+    ):
+        assert f"the {MOST_NODES} best of the decision" in " ".join(text.split())

@@ -1,0 +1,130 @@
+"""Any replica returns the outcomes of all, redacted for each caller."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from extender.core.request.request import PodRef
+from extender.insight.regret_table import PATH, PEERS_PATH, RegretTable
+from extender.insight.regret_watch import Outcome, RegretWatch
+from extender.insight.replicas import Nobody, Replicas
+from extender.server.redaction import SEES_ALL, Viewer
+from tests.extender.insight.asking import get
+from tests.extender.insight.others import FAR, NEAR, Far, SeesTeam, serve_to
+from tests.extender.insight.test_regret_table import outcome
+from tests.extender.served import Client, MakeClient, World
+
+
+def secret() -> Outcome:
+    pod = PodRef(uid="uid-secret", namespace="hush", name="secret")
+    return _with(outcome("secret", got=0.4, choice=0.4, followed=True), pod=pod)
+
+
+def _with(one: Outcome, **rest: Any) -> Outcome:
+    values = {name: getattr(one, name) for name in Outcome.__dataclass_fields__}
+    return Outcome(**{**values, **rest})
+
+
+def replica(
+    name: str,
+    *outcomes: Outcome,
+    far: Far | None = None,
+    viewer: Viewer = SEES_ALL,
+    tells: bool = True,
+) -> web.Application:
+    """Return a replica that left out a pod, and has compared some."""
+    world = World()
+    watch = RegretWatch(world.fleet, lambda: world.now, pods=100, after_seconds=3600.0)
+    watch.outcomes.extend(outcomes)
+    watch.left_out = 1
+    table = RegretTable(lambda: watch, Replicas(name=name, others=far or Nobody(), tells=tells))
+
+    app = web.Application(middlewares=[serve_to(viewer)])
+    app.add_routes([*table.routes(), *table.peer_routes()])
+    return app
+
+
+OURS = outcome("ours", got=0.5, choice=0.2, followed=False)
+THEIRS = _with(outcome("theirs", got=0.1, choice=0.0, followed=True), seconds=3700.0)
+
+
+@pytest.fixture
+async def other(aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(replica("far", THEIRS, secret()))
+
+
+@pytest.fixture
+def far(other: Client) -> Far:
+    return Far({FAR: other})
+
+
+async def test_placements_of_all_replicas_are_compared(
+    far: Far, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(replica("near", OURS, far=far))
+
+    answer = await get(client, PATH)
+
+    pods = [one["pod"] for one in answer["placements"]]
+    assert pods[0] == "team/theirs"  # was judged last
+    assert set(pods[1:]) == {"team/ours", "hush/secret"}
+    assert answer["all"]["placements"] == 3
+    assert answer["all"]["got_ratio"] == pytest.approx((0.5 + 0.1 + 0.4) / 3)
+    assert answer["left_out"] == 2
+    assert answer["unreachable"] == []
+    assert (await get(client, PATH, namespace="team"))["total"] == 2
+
+
+async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_decision(
+    far: Far, aiohttp_client: MakeClient
+) -> None:
+    earlier = _with(THEIRS, choice="elsewhere", decided_at=THEIRS.decided_at - 1)
+    client = await aiohttp_client(replica("near", earlier, far=far))
+
+    placements = (await get(client, PATH))["placements"]
+
+    (theirs,) = [one for one in placements if one["pod"] == "team/theirs"]
+    assert theirs["choice"] == THEIRS.choice
+
+
+async def test_another_replicas_pods_are_hidden_from_callers_who_may_not_read_them(
+    far: Far, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(replica("near", OURS, far=far, viewer=SeesTeam()))
+
+    text = await (await client.get(PATH)).text()
+
+    assert "team/theirs" in text
+    assert "secret" not in text
+    assert "hush" not in text
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [None, b"", b"[]", b'{"version":2,"replica":"far","watched":0,"left_out":0,"outcomes":[]}'],
+)
+async def test_replicas_that_do_not_answer_are_named(
+    aiohttp_client: MakeClient, garbage: bytes | None
+) -> None:
+    far = Far({FAR: None}, garbage=garbage)
+    client = await aiohttp_client(replica("near", OURS, far=far))
+
+    answer = await get(client, PATH)
+
+    assert [one["pod"] for one in answer["placements"]] == ["team/ours"]
+    assert answer["unreachable"] == [FAR]
+
+
+async def test_our_own_address_adds_nothing_twice(aiohttp_client: MakeClient) -> None:
+    far = Far()
+    client = await aiohttp_client(replica("near", OURS, far=far))
+    far.clients = {NEAR: client}
+
+    assert (await get(client, PATH))["left_out"] == 1
+
+
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
+    client = await aiohttp_client(replica("near", OURS, tells=False))
+
+    assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

@@ -1,0 +1,125 @@
+"""kube-scheduler's message, taken apart."""
+
+import re
+
+import pytest
+
+from extender.core.decision.filtering import Rejection
+from extender.insight.scheduler_message import (
+    _HELP_OURS,
+    _HELP_SCHEDULER,
+    Counted,
+    hints,
+    read_message,
+)
+from tests.extender.insight.whys import MESSAGE
+
+
+def pairs(counted: tuple[Counted, ...]) -> list[tuple[int, str]]:
+    return [(one.count, one.reason) for one in counted]
+
+
+def test_its_own_reasons_and_ours_are_distinguished_the_commonest_first() -> None:
+    reported = read_message(MESSAGE)
+
+    assert reported.nodes == 9
+    assert pairs(reported.by_scheduler) == [
+        (4, "Insufficient nvidia.com/gpu"),
+        (2, "node(s) had untolerated taint {team: red, blue}"),
+    ]
+    assert pairs(reported.by_us) == [(3, Rejection.NOT_IDLE.value)]
+    assert reported.preemption.startswith("0/9 nodes are available: 9 No preemption victims")
+
+
+@pytest.mark.parametrize("rejection", Rejection)
+def test_every_rejection_is_ours_and_has_something_that_helps(rejection: Rejection) -> None:
+    reported = read_message(f"0/2 nodes are available: 2 {rejection.value}.")
+
+    assert pairs(reported.by_us) == [(2, rejection.value)]
+    (hint,) = hints(reported.by_us)
+    assert hint.startswith(f"2 {rejection.value}: ")
+    assert "describe pod" not in hint
+
+
+def test_older_schedulers_say_nothing_of_claims() -> None:
+    reported = read_message(
+        "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 x."
+    )
+
+    assert pairs(reported.by_scheduler) == [(1, "Insufficient cpu")]
+    assert reported.preemption == "0/1 nodes are available: 1 x."
+
+
+@pytest.mark.parametrize(
+    "message", ["", "scheduling is blocked", "0/x nodes are available: 1 a.", "9 Insufficient cpu"]
+)
+def test_what_is_no_count_is_kept_as_it_is(message: str) -> None:
+    reported = read_message(message)
+
+    assert (reported.nodes, reported.by_scheduler, reported.by_us, reported.rest) == (
+        None,
+        (),
+        (),
+        message,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Insufficient nvidia.com/gpu", "holders"),
+        ("Insufficient cpu", "CPU request"),
+        ("Insufficient memory", "memory request"),
+        ("node(s) had untolerated taint {a: b}", "toleration"),
+        ("node(s) had untolerated taint {node.kubernetes.io/not-ready: }", "not ready"),
+        ("node(s) didn't match Pod's node affinity/selector", "nodeSelector"),
+        ("node(s) didn't match pod anti-affinity rules", "anti-affinity"),
+        ("node(s) didn't match pod topology spread constraints", "topologySpread"),
+        ("node(s) were unschedulable", "uncordon"),
+        ("node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }", "describe node"),
+        ("node(s) had untolerated taint(s)", "names the taints: add a toleration"),
+        ("pod affinity terms conflict", "contradict"),
+        ("node(s) didn't match scheduler-enforced node affinity", "addedAffinity"),
+        ("node(s) didn't match pod affinity rules", "affinity for other pods"),
+        ("node(s) didn't satisfy existing pods anti-affinity rules", "anti-affinity"),
+        ("node(s) had volume node affinity conflict", "describe pvc"),
+        ("node(s) didn't match PersistentVolume's node affinity", "describe pvc"),
+        ("node(s) didn't find available persistent volumes to bind", "describe pvc"),
+        (
+            "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+            "describe pvc",
+        ),
+        ("node(s) did not have enough free storage", "describe pvc"),
+        ("node(s) exceed max volume count", "as they can"),
+        ("node(s) had no available volume zone", "describe pvc"),
+        ("node(s) had no available disk", "describe pvc"),
+        ('persistentvolumeclaim "data" not found', "describe pvc"),
+        ("Insufficient ephemeral-storage", "used up"),
+        ("Too many pods", "kubelet"),
+        ("node(s) didn't have free ports for the requested pod ports", "hostPort"),
+        ("node(s) didn't match the requested node name", "another node"),
+        ("something of tomorrow", "describe pod"),
+    ],
+)
+def test_what_would_help_is_said_of_each_reason(reason: str, words: str) -> None:
+    (hint,) = hints([Counted(count=3, reason=reason)])
+
+    assert hint.startswith(f"3 {reason}: ")
+    assert words in hint.removeprefix(f"3 {reason}: ")
+
+
+def test_what_holds_back_every_node_has_no_count_and_is_still_reported_with_what_helps() -> None:
+    reported = read_message(
+        "0/9 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: "
+        "0/9 nodes are available: 9 Preemption is not helpful for scheduling."
+    )
+
+    assert pairs(reported.by_scheduler) == [(9, "pod has unbound immediate PersistentVolumeClaims")]
+    assert "describe pvc" in hints(reported.by_scheduler)[0]
+
+
+def test_every_command_in_a_hint_can_be_typed_as_it_stands() -> None:
+    texts = [*_HELP_OURS.values(), *(text for _, text in _HELP_SCHEDULER)]
+    commands = [command for text in texts for command in re.findall(r"`([^`]+)`", text)]
+
+    assert {command.split()[0] for command in commands} == {"idlegpu", "kubectl", "nvidia-smi"}

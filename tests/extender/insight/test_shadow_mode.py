@@ -1,0 +1,100 @@
+"""Shadow mode, the log of decisions and regret follow the settings of a running extender."""
+
+import asyncio
+from pathlib import Path
+
+from extender.insight.decision_log.reader import LoggedBinding, LoggedDecision, read_log
+from extender.insight.shadow_mode import Trying
+from extender.runtime.metrics import Metrics
+from extender.server.request_tracker import InFlight
+from extender.settings.config import Settings
+from extender.settings.shadow_mode import DecisionLog, Mode, Regret
+from tests.worlds import World
+
+
+def small() -> World:
+    world = World()
+    for index in range(2):
+        world.add_node(f"node-{index}", 1)
+    world.read()
+    return world
+
+
+def bind(world: World, trying: Trying, name: str) -> None:
+    """Have a pod placed and bound on node-1."""
+    world.place(name)
+    for record in world.history:
+        world.placer.detail(record)
+    bound = world.bind(name, "node-1")
+    decided = world.history.note_bound(bound.uid, "node-1")
+    assert decided is not None
+    trying.note_bound(decided)
+    trying.note_own(decided)
+
+
+async def test_the_mode_may_be_changed_while_it_runs() -> None:
+    world, metrics = small(), Metrics()
+    trying = Trying(Settings(), world.placer, metrics, world.clock, InFlight())
+    assert metrics.registry.get_sample_value("idlegpu_shadow_mode") == 0
+
+    await trying.adopt(Settings(mode=Mode.SHADOW))
+    world.place("a")
+
+    assert len(world.fleet.ledger) == 0
+    assert metrics.registry.get_sample_value("idlegpu_shadow_mode") == 1
+    await trying.adopt(Settings())
+    world.place("b")
+    assert len(world.fleet.ledger) == 1
+
+
+async def test_a_log_may_be_begun_moved_and_ended_while_it_runs(tmp_path: Path) -> None:
+    world, metrics = small(), Metrics()
+    trying = Trying(Settings(), world.placer, metrics, world.clock, InFlight())
+    world.place("unlogged")
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    await trying.adopt(Settings(decision_log=DecisionLog(path=str(first))))
+    bind(world, trying, "a")
+    await trying.adopt(Settings(decision_log=DecisionLog(path=str(second))))
+    world.place("b")
+    await trying.adopt(Settings())
+    world.place("c")
+
+    told = [
+        (line.uid if isinstance(line, LoggedBinding) else line.pod.uid)
+        for line in read_log([first, second])
+    ]
+    assert told == ["uid-a", "uid-a", "uid-a", "uid-b", "uid-b"]
+    assert [type(line) for line in read_log([first])] == [
+        LoggedDecision,
+        LoggedDecision,
+        LoggedBinding,
+    ]
+    assert trying.log is None
+
+
+async def test_what_is_wrong_with_the_log_degrades(tmp_path: Path) -> None:
+    world = small()
+    settings = Settings(decision_log=DecisionLog(path=str(tmp_path / "none" / "log")))
+    trying = Trying(settings, world.placer, Metrics(), world.clock, InFlight())
+    assert trying.degraded() == {}
+
+    world.place("a")
+    assert trying.log is not None
+    await asyncio.to_thread(trying.log.close)
+
+    assert trying.degraded() == {"decision_log": "cannot be written: No such file or directory"}
+
+
+async def test_bound_pods_are_watched() -> None:
+    world = small()
+    settings = Settings(regret=Regret(pods=5))
+    trying = Trying(settings, world.placer, Metrics(), world.clock, InFlight())
+
+    bind(world, trying, "a")
+
+    assert trying.regret.take_next()
+    assert len(trying.regret) == 1
+    await trying.adopt(Settings(regret=Regret(pods=0)))
+    bind(world, trying, "b")
+    assert not trying.regret.take_next()

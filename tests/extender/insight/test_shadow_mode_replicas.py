@@ -1,0 +1,253 @@
+"""Of several replicas one counts how a pod's placement turned out: that which answered last."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from typing_extensions import override
+
+from extender.core.nodes.inventory import PodRecord
+from extender.insight.shadow_mode import Trying
+from extender.placement.binding_attribution import LastWord
+from extender.placement.bindings import InventoryTap
+from extender.placement.bypassed_pods import MAX_WAIT_SECONDS, UnaskedPods
+from extender.placement.history import DecisionRecord
+from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion
+from extender.server.request_tracker import InFlight
+from extender.settings.config import Settings
+from extender.settings.peers import Unasked
+from tests.extender.placement.judging import Ears
+from tests.extender.served import GPU, IDLE, Client, MakeClient, World, names_question, pod
+
+HOUR = 3600.0
+CARDS = {"node-0": [IDLE], "node-1": [IDLE]}
+WAITING = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
+NEAR, FAR = 0, 1
+
+
+@dataclass
+class Replica(World):
+    """A replica that watches how placements turn out."""
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.untold: list[AnsweredQuestion] = []
+        self.told_of: list[DecisionRecord] = []
+        self.trying = Trying(
+            Settings(),
+            self.placer,
+            self.metrics,
+            lambda: self.now,
+            InFlight(),
+        )
+        self.asked.tell = self.untold.append
+        self.ears = Ears(until=self.now)
+        self.unasked = UnaskedPods(
+            self.asked, self.metrics, Unasked(grace_seconds=1), hearing=self.ears
+        )
+        self.last_word = LastWord(
+            self.asked,
+            self.history,
+            self.metrics,
+            hearing=self.ears,
+            on_own=(self.told_of.append, self.trying.note_own),
+        )
+        self.tap = InventoryTap(
+            self.fleet, self.history, self.last_word, self.unasked, self.trying.note_bound
+        )
+        self.add(CARDS)
+        self.tap.apply_pod(WAITING)
+
+    def sweep(self) -> None:
+        self.unasked.sweep()
+        self.last_word.sweep()
+        self.trying.regret.take_next()
+
+    @property
+    def judged(self) -> float:
+        """How many placements it has counted."""
+        return self.count("idlegpu_placement_activity_count", gpus="got")
+
+    @property
+    def bound(self) -> float:
+        """How many pods it has counted as bound after an answer."""
+        return sum(self.count("idlegpu_bound_pods_total", choice=it) for it in ("first", "other"))
+
+
+@dataclass
+class Pair:
+    """Two replicas over one cluster, asked by one kube-scheduler."""
+
+    replicas: Sequence[Replica]
+    clients: Sequence[Client]
+    is_cut: bool = False
+
+    async def ask(self, at: int, verb: str) -> None:
+        """Ask one of them about the pod; the other hears of it, unless they are cut off."""
+        question = names_question("node-0", "node-1", asker=pod("p"))
+        assert (await self.clients[at].post(f"/{verb}", json=question)).status == 200
+        self.tell()
+
+    def tell(self) -> None:
+        """Let each hear what the other was asked until now."""
+        for one, other in (self.replicas, self.replicas[::-1]):
+            while one.untold and not self.is_cut:
+                other.asked.take(one.untold.pop(0))
+            if not self.is_cut:
+                other.ears.until = other.now
+
+    def wait(self, seconds: float) -> None:
+        for replica in self.replicas:
+            replica.now += seconds
+
+    def bind(self) -> None:
+        """Let both see the pod bound."""
+        self.wait(0.1)
+        for replica in self.replicas:
+            replica.tap.apply_pod(replace(WAITING, node="node-1", bound_at=replica.now))
+
+    def sweep_after(self, seconds: float) -> None:
+        self.wait(seconds)
+        self.tell()
+        for replica in self.replicas:
+            replica.sweep()
+
+    def live(self, seconds: float = HOUR + 300.0) -> list[float]:
+        """Let time pass; return how many placements each has counted."""
+        for _ in range(int(seconds / 60)):
+            self.sweep_after(60.0)
+            for replica in self.replicas:
+                replica.tell(CARDS)
+                replica.trying.regret.look()
+                for _ in replica.trying.regret.judge_in_steps():
+                    pass
+        return [replica.judged for replica in self.replicas]
+
+    @property
+    def bound(self) -> list[float]:
+        return [replica.bound for replica in self.replicas]
+
+    @property
+    def told_of(self) -> list[int]:
+        return [len(replica.told_of) for replica in self.replicas]
+
+
+@pytest.fixture
+async def pair(aiohttp_client: MakeClient) -> Pair:
+    replicas = Replica(), Replica()
+    return Pair(replicas, [await aiohttp_client(one.build_app()) for one in replicas])
+
+
+async def test_a_pod_that_one_replica_filtered_and_the_other_scored_counts_once(
+    pair: Pair,
+) -> None:
+    await pair.ask(NEAR, FILTER)
+    pair.wait(0.005)
+    await pair.ask(FAR, PRIORITIZE)
+    pair.bind()
+
+    assert pair.live() == [0, 1]
+    assert pair.bound == [0, 1]
+
+
+async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: Pair) -> None:
+    for at in (FAR, NEAR):
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
+        pair.wait(2.0)
+    pair.bind()
+
+    assert pair.live() == [1, 0]
+    assert pair.bound == [1, 0]
+    assert pair.told_of == [1, 0]
+
+
+async def test_a_message_after_the_binding_still_makes_it_one_decision(pair: Pair) -> None:
+    await pair.ask(NEAR, FILTER)
+    pair.is_cut = True
+    await pair.ask(FAR, PRIORITIZE)
+    pair.bind()
+    pair.live(120.0)
+    assert [len(replica.trying.regret) for replica in pair.replicas] == [0, 0]
+
+    pair.is_cut = False
+
+    assert pair.live() == [0, 1]
+
+
+async def test_a_pod_tried_at_both_replicas_counts_once_despite_late_messages(pair: Pair) -> None:
+    pair.is_cut = True
+    for at in (NEAR, FAR):
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
+        pair.wait(2.0)
+    pair.bind()
+    pair.sweep_after(MAX_WAIT_SECONDS - 10.0)
+    assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
+
+    pair.is_cut = False
+    pair.sweep_after(1.0)
+
+    assert (pair.bound, pair.told_of) == ([0, 1], [0, 1])
+
+
+async def test_replicas_that_never_hear_each_other_leave_the_pod_out(pair: Pair) -> None:
+    pair.is_cut = True
+    for at in (NEAR, FAR):
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
+    pair.bind()
+
+    assert pair.live() == [0, 0]
+    assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
+    assert [len(replica.last_word) for replica in pair.replicas] == [0, 0]
+
+
+async def test_a_replica_that_is_gone_with_what_it_knew_leaves_the_pod_out(pair: Pair) -> None:
+    await pair.ask(NEAR, FILTER)
+    await pair.ask(NEAR, PRIORITIZE)
+    pair.bind()
+    pair.replicas[NEAR].ears.since = pair.replicas[NEAR].now
+
+    assert pair.live() == [0, 0]
+    assert pair.bound == [0, 0]
+
+
+async def test_a_late_message_about_an_earlier_answer_changes_nothing(pair: Pair) -> None:
+    pair.is_cut = True
+    for at in (NEAR, FAR):
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
+        pair.wait(2.0)
+    pair.bind()
+    pair.live(120.0)  # both have judged that it was asked about, and forgotten that by now
+
+    pair.is_cut = False
+
+    assert pair.live() == [0, 1]
+
+
+async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
+    pair: Pair,
+) -> None:
+    pair.is_cut = True
+    await pair.ask(NEAR, FILTER)
+    await pair.ask(FAR, PRIORITIZE)
+    (late,) = pair.replicas[NEAR].untold
+    pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.02)]  # on its way for so long
+    pair.is_cut = False
+    pair.tell()
+    pair.bind()
+
+    assert pair.live() == [0, 1]
+    assert pair.bound == [0, 1]
+
+
+async def test_a_pod_that_no_other_replica_was_asked_about_counts_as_ever(pair: Pair) -> None:
+    await pair.ask(NEAR, FILTER)
+    await pair.ask(NEAR, PRIORITIZE)
+    pair.bind()
+
+    assert pair.live() == [1, 0]
+    assert pair.bound == [1, 0]

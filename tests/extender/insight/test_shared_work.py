@@ -1,0 +1,78 @@
+"""Work that several askers share is done once."""
+
+import asyncio
+
+import pytest
+
+from extender.insight.shared_work import MOST_KEPT, Shared
+
+
+class Maker:
+    """Makes a result, and counts how often; time stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.made = 0
+        self.at_once = 0
+        self.shared = Shared[int](lambda: self.now, 5.0)
+
+    async def make(self) -> int:
+        self.at_once += 1
+        assert self.at_once == 1
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        self.made += 1
+        return self.made
+
+
+@pytest.fixture
+def maker() -> Maker:
+    return Maker()
+
+
+async def test_who_asks_at_the_same_time_or_soon_after_gets_the_same(maker: Maker) -> None:
+    async with asyncio.TaskGroup() as group:
+        askers = [group.create_task(maker.shared.get("a", maker.make)) for _ in range(10)]
+    maker.now += 4.9
+
+    assert {asker.result() for asker in askers} == {1}
+    assert await maker.shared.get("a", maker.make) == 1
+
+
+async def test_what_is_old_or_was_asked_otherwise_is_made_again(maker: Maker) -> None:
+    assert await maker.shared.get("a", maker.make) == 1
+    assert await maker.shared.get("b", maker.make) == 2
+    maker.now += 5
+    assert await maker.shared.get("a", maker.make) == 3
+    maker.now -= 60  # a clock that was set back says nothing of age
+    assert await maker.shared.get("a", maker.make) == 4
+    maker.shared.clear()
+    assert await maker.shared.get("a", maker.make) == 5
+
+
+async def test_few_results_are_kept(maker: Maker) -> None:
+    for key in range(MOST_KEPT + 1):
+        await maker.shared.get(key, maker.make)
+
+    assert await maker.shared.get(MOST_KEPT, maker.make) == MOST_KEPT + 1
+    assert await maker.shared.get(0, maker.make) == MOST_KEPT + 2
+
+
+async def test_an_unused_result_is_dropped() -> None:
+    maker = Maker()
+    maker.shared = Shared[int](lambda: maker.now, 0.01)
+    await maker.shared.get("a", maker.make)
+
+    async with asyncio.timeout(30):
+        while maker.shared._entries:  # no event signals it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_fault_stays_with_its_caller(maker: Maker) -> None:
+    async def fail() -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await maker.shared.get("a", fail)
+
+    assert await maker.shared.get("a", maker.make) == 1

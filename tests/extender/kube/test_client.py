@@ -1,0 +1,231 @@
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.kube.client import KubeClient, KubeError, LineSplitter
+from extender.kube.kubeconfig import KubeConfigError, load_kubeconfig
+from extender.kube.library import ConfigException, Configuration
+from tests.extender.fake_kube import FakeKube, answer, refusal, running_kube
+from tests.extender.kube_objects import Object, node
+
+
+@pytest.fixture
+async def kube() -> AsyncIterator[FakeKube]:
+    async with running_kube() as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def connected(path: Path, *, relogin_seconds: float = 0.0) -> AsyncIterator[KubeClient]:
+    client = await KubeClient.connect(path, relogin_seconds=relogin_seconds)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def list_nodes(client: KubeClient, *, timeout_seconds: float = 5.0) -> list[Object]:
+    page = await client.get(
+        "/api/v1/nodes",
+        {"limit": 10},
+        action="list nodes",
+        timeout_seconds=timeout_seconds,
+        limit_bytes=1 << 20,
+    )
+    items = page["items"]
+    assert isinstance(items, list)
+    return items
+
+
+async def test_a_changed_token_file_is_read_again(kube: FakeKube, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    config = kube.write_kubeconfig(tmp_path / "config", {"tokenFile": str(token)})
+    kube.put("nodes", node("n"))
+    kube.bearer = "old"
+    async with connected(config) as client:
+        assert len(await list_nodes(client)) == 1
+        kube.bearer = "new"
+        token.write_text("new\n")
+
+        assert len(await list_nodes(client)) == 1
+
+
+async def test_credentials_that_stay_bad_raise_an_error(kube: FakeKube, tmp_path: Path) -> None:
+    kube.bearer = "right"
+    config = kube.write_kubeconfig(tmp_path / "config", {"token": "wrong"})
+    async with connected(config) as client:
+        with pytest.raises(KubeError, match="status 401: Unauthorized: check the token") as error:
+            await list_nodes(client)
+
+    assert error.value.status == 401
+    assert len(kube.lists) == 0
+
+
+async def test_a_kubeconfig_that_vanishes_breaks_only_the_request(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.bearer = "right"
+    config = kube.write_kubeconfig(tmp_path / "config", {"token": "wrong"})
+    async with connected(config) as client:
+        config.unlink()
+        with pytest.raises(KubeError, match=r"cannot read kubeconfig .*: no such file"):
+            await list_nodes(client)
+
+
+async def test_a_token_file_that_vanishes_breaks_only_the_request(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    def read_token(_: object) -> None:
+        raise ConfigException("Token file exists but empty.")
+
+    async def load() -> Configuration:
+        configuration = await load_kubeconfig(
+            kube.write_kubeconfig(tmp_path / "config", {"token": "t"})
+        )
+        configuration.refresh_api_key_hook = read_token
+        return configuration
+
+    client = KubeClient(load)
+    await client.login()
+    with pytest.raises(KubeError, match=r"cannot list nodes: .*Token file exists but empty"):
+        await list_nodes(client)
+    await client.close()
+
+
+async def test_many_new_logins_leave_requests_under_way_their_connection(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
+        lines = client.watch_lines(
+            "/api/v1/nodes",
+            {"watch": "1", "resourceVersion": "0"},
+            action="watch nodes",
+            silence_seconds=5.0,
+            limit_bytes=1000,
+        )
+        assert await anext(lines) == b""
+        await client.login()
+        kube.say("nodes", b"still here\n")
+        assert await anext(lines) == b"still here"
+
+        await client.login()
+
+        with pytest.raises((KubeError, StopAsyncIteration)):
+            await anext(lines)
+
+
+async def test_a_hanging_api_server_is_given_up(kube: FakeKube, tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def hang(_: object) -> web.StreamResponse:
+        await released.wait()
+        raise ConnectionResetError
+
+    kube.faults["list"].append(hang)
+    async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
+        with pytest.raises(KubeError, match=r"cannot list nodes: .* was silent for 0\.1 s"):
+            await list_nodes(client, timeout_seconds=0.1)
+    released.set()
+
+
+async def test_an_oversized_answer_is_refused(kube: FakeKube, tmp_path: Path) -> None:
+    kube.faults["list"].append(answer(b"[" + b"1," * (1 << 20) + b"1]"))
+    async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
+        with pytest.raises(KubeError, match="larger than 1048576 bytes"):
+            await list_nodes(client)
+
+
+async def test_the_wait_that_the_api_server_asks_for_is_known(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.faults["list"].append(refusal(429, "busy", **{"Retry-After": "7"}))
+    async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
+        with pytest.raises(KubeError) as error:
+            await list_nodes(client)
+
+    assert error.value.retry_after_seconds == 7
+
+
+async def test_the_error_says_if_a_server_uses_no_tls(kube: FakeKube, tmp_path: Path) -> None:
+    config = kube.write_kubeconfig(tmp_path / "config", server=kube.url.replace("http:", "https:"))
+    async with connected(config) as client:
+        with pytest.raises(
+            KubeError, match=r"TLS with https://.* failed: .*: check the cluster's CA"
+        ):
+            await list_nodes(client)
+
+
+async def test_a_closed_client_says_so(kube: FakeKube, tmp_path: Path) -> None:
+    async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
+        pass
+
+    with pytest.raises(KubeError, match="the client is closed"):
+        await list_nodes(client)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(None, id="missing"),
+        pytest.param("", id="empty"),
+        pytest.param("just words", id="a text"),
+        pytest.param("[1, 2]", id="a list"),
+        pytest.param("a: [", id="broken YAML"),
+        pytest.param("\x00", id="binary"),
+        pytest.param("{}", id="an empty object"),
+        pytest.param(json.dumps({"current-context": "x", "contexts": []}), id="no such context"),
+        pytest.param(
+            json.dumps({
+                "current-context": "x",
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": "https://h"}}],
+                "users": [{"name": "u", "user": {"client-certificate": "/nowhere.pem"}}],
+            }),
+            id="a certificate file that is missing",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_bad_kubeconfig_is_named(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(KubeConfigError, match=f"^cannot read kubeconfig {path}: .+"):
+        await KubeClient.connect(path)
+
+
+async def test_outside_a_cluster_a_kubeconfig_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    with pytest.raises(KubeConfigError, match=r"no kubeconfig is set.*IDLEGPU_KUBECONFIG"):
+        await KubeClient.connect(service_account=tmp_path)
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(1, 10))
+def test_lines_are_the_same_however_the_stream_is_cut(parts: list[bytes], size: int) -> None:
+    stream = b"\n".join(parts) + b"\n"
+    splitter = LineSplitter(1000)
+
+    lines = [
+        line
+        for start in range(0, len(stream), size)
+        for line in splitter.feed(stream[start : start + size])
+    ]
+
+    assert lines == [line for line in stream.split(b"\n") if line]
+
+
+@pytest.mark.parametrize("chunk", [b"x" * 11, b"x" * 11 + b"\nshort"])
+def test_a_line_beyond_the_limit_is_refused(chunk: bytes) -> None:
+    with pytest.raises(ValueError, match="longer than 10 bytes"):
+        LineSplitter(10).feed(chunk)

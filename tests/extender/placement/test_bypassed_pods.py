@@ -1,0 +1,269 @@
+"""Which bound pods count as bound unasked."""
+
+from typing import Any
+
+import pytest
+
+from extender.core.nodes.inventory import PodPhase
+from extender.placement.bypass_causes import CauseKind
+from extender.placement.bypassed_pods import MAX_SCHEDULERS
+from extender.placement.request_log import PRIORITIZE
+from extender.settings.peers import Unasked
+from tests.extender.placement.judging import DEFAULT, Part
+
+
+@pytest.fixture
+def part() -> Part:
+    return Part()
+
+
+def test_pod_that_nobody_was_asked_about_is_counted(part: Part) -> None:
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 1
+
+
+def test_it_is_counted_once_however_often_it_changes(part: Part) -> None:
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.bind(part.pod(phase=PodPhase.RUNNING))
+    part.judge()
+    part.judge()
+
+    assert part.counted() == 1
+
+
+def test_it_is_not_counted_before_the_others_had_time_to_tell(part: Part) -> None:
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.unasked.sweep()
+    part.ask()
+    part.judge()
+
+    assert part.counted() == 0
+
+
+def test_series_of_a_scheduler_starts_at_zero(part: Part) -> None:
+    part.create(part.pod())
+    part.ask()
+    part.bind(part.pod())
+    part.judge()
+
+    labels = {"scheduler": DEFAULT, "reason": "not-asked"}
+    registry = part.world.metrics.registry
+    assert registry.get_sample_value("idlegpu_pods_bound_unasked_total", labels) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        pytest.param(Unasked(), {DEFAULT}, id="all-schedulers"),
+        pytest.param(Unasked(schedulers=("a", "b")), {"a", "b"}, id="named-schedulers"),
+        pytest.param(Unasked(enabled=False), set(), id="switched-off"),
+    ],
+)
+def test_series_of_expected_schedulers_are_there_before_the_first_pod(
+    settings: Unasked, expected: set[str]
+) -> None:
+    (family,) = Part(settings).world.metrics.unasked.collect()
+
+    assert {sample.labels["scheduler"] for sample in family.samples} == expected
+    assert {sample.value for sample in family.samples} <= {0.0}
+
+
+def test_schedulers_that_ask_are_known_by_their_pods(part: Part) -> None:
+    own, other = part.pod("own", scheduler_name="idlegpu-scheduler"), part.pod("other")
+    for pod in (own, other):
+        part.create(pod)
+        part.bind(pod)
+    part.ask("own")
+    assert part.unasked.report().asked_by == ()
+
+    part.judge()
+
+    assert part.unasked.report().asked_by == ("idlegpu-scheduler",)
+
+
+def test_schedulers_that_the_settings_name_are_those_that_ask() -> None:
+    assert Part(Unasked(schedulers=("b", "a"))).unasked.report().asked_by == ("b", "a")
+
+
+def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
+    part.ask()
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"resources": {}, "has_claims": True}, id="only-claims"),
+        pytest.param({"phase": PodPhase.FAILED}, id="ended-before-it-was-bound"),
+    ],
+)
+def test_pods_that_are_none_of_ours_are_not_counted(part: Part, changes: dict[str, Any]) -> None:
+    part.create(part.pod(**changes))
+    part.bind(part.pod(**changes))
+    part.judge()
+
+    assert part.counted() == 0
+    assert part.unasked.report().bound == ()
+
+
+def test_pod_that_we_never_saw_waiting_is_not_accused(part: Part) -> None:
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 0
+
+
+def test_pods_that_were_there_before_us_are_not_accused(part: Part) -> None:
+    part.tap.replace_pods([part.pod()])
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 0
+
+
+def test_pod_that_is_bound_when_all_are_listed_anew_is_judged(part: Part) -> None:
+    part.create(part.pod())
+    part.create(part.pod("gone"))
+    part.ask("gone")
+    part.tap.replace_pods([part.pod(node="a")])
+    part.judge()
+
+    assert part.counted() == 1
+    assert len(part.world.asked) == 0
+
+
+def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: Part) -> None:
+    part.ask()
+    part.create(part.pod())
+    part.tap.remove_pod("uid-p", part.world.now)
+    part.judge()
+
+    assert part.counted() == 0
+    assert len(part.world.asked) == 0
+
+
+def test_pod_that_is_deleted_soon_after_its_binding_is_judged_all_the_same(part: Part) -> None:
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.tap.remove_pod("uid-p", part.world.now)
+    part.judge()
+
+    assert part.counted() == 1
+
+
+def test_judged_pod_leaves_no_question_behind(part: Part) -> None:
+    part.create(part.pod())
+    part.ask()
+    part.bind(part.pod())
+    part.judge()
+
+    assert len(part.world.asked) == 0
+
+
+def test_only_named_schedulers_are_to_ask() -> None:
+    part = Part(Unasked(schedulers=("gpu",)))
+    for name, scheduler in (("a", DEFAULT), ("b", "gpu")):
+        part.create(part.pod(name, scheduler_name=scheduler))
+        part.bind(part.pod(name, scheduler_name=scheduler))
+    part.judge()
+
+    assert (part.counted(), part.counted(scheduler="gpu")) == (0, 1)
+
+
+def test_switched_off_it_counts_nothing() -> None:
+    part = Part(Unasked(enabled=False))
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 0
+
+
+def test_invented_scheduler_names_make_no_series_without_end(part: Part) -> None:
+    for number in range(MAX_SCHEDULERS + 3):
+        record = part.pod(str(number), scheduler_name=f"s{number}")
+        part.create(record)
+        part.bind(record)
+    part.judge()
+
+    assert part.counted(scheduler="other") == 4  # one is kept for the default scheduler
+    assert part.counted(scheduler="s0") == 1
+
+
+def test_pod_that_was_refused_everywhere_and_bound_without_another_question_is_counted(
+    part: Part,
+) -> None:
+    part.create(part.pod())
+    part.ask(choices=0)
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 1
+    cause = part.unasked.report().causes[0]
+    assert (cause.kind, "before, and does not any more" in cause.text) == (
+        CauseKind.NO_EXTENDER,
+        True,
+    )
+
+
+def test_pod_that_was_refused_and_passes_when_it_is_tried_again_is_not_counted(part: Part) -> None:
+    part.create(part.pod())
+    part.ask(choices=0)
+    part.world.now += 5.0
+    part.ask(choices=1)
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 0
+
+
+def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgotten(
+    part: Part,
+) -> None:
+    part.create(part.pod())
+    part.ask(choices=0)
+    part.world.asked.forgotten_until = part.world.now
+    part.bind(part.pod())
+    part.judge()
+
+    assert (part.counted(), part.unjudged) == (1, 0)
+
+
+def test_answer_that_nobody_read_is_counted_as_lost(part: Part) -> None:
+    part.create(part.pod())
+    part.ask(is_lost=True)
+    part.world.asked.note_answer(2.5, is_lost=True)
+    part.bind(part.pod())
+    part.judge()
+
+    assert (part.counted(), part.counted("answer-lost")) == (0, 1)
+    (cause,) = part.unasked.report().causes
+    assert (cause.kind, "2.50 s" in cause.text) == (CauseKind.HTTP_TIMEOUT, True)
+
+
+def test_scores_that_are_never_asked_for_are_counted(part: Part) -> None:
+    part.create(part.pod())
+    part.ask(choices=2)
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted("not-scored") == 1
+
+
+def test_where_scores_are_asked_for_a_pod_without_them_is_none_to_count(part: Part) -> None:
+    part.ask("other", PRIORITIZE, choices=2)
+    part.create(part.pod())
+    part.ask(choices=2)
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted("not-scored") == 0

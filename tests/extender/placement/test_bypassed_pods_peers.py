@@ -1,0 +1,493 @@
+"""No pod that a replica was asked about is accused, whatever becomes of what the others tell."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.core.nodes.inventory import PodRecord
+from extender.effects.peer_link import MAX_QUEUE
+from extender.placement.bypassed_pods import MAX_WAIT_SECONDS
+from extender.placement.request_log import FILTER, PRIORITIZE
+from tests.extender.peers_by_hand import GRACE_SECONDS, Replica, Truth, meet
+
+SILENT_SECONDS = 10.0
+"""After so long a replica that has no address any more is taken for gone."""
+
+ALONE = ("see_all", "look_up", "sweep")
+STEPS = (*ALONE, "send", "arrive", "acknowledge", "fail")
+
+
+@pytest.fixture
+def truth() -> Truth:
+    return Truth()
+
+
+def results(*replicas: Replica) -> list[tuple[list[str], int]]:
+    """Return for each of them whom it accuses, and how many it does not judge."""
+    return [(one.accused, one.unjudged) for one in replicas]
+
+
+def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: Truth) -> None:
+    replicas = meet(truth, 0.0, 5000.0)
+    pod = truth.create("p")
+    truth.talk()
+    truth.bind(pod)
+    truth.talk()
+
+    assert results(*replicas) == [(["p"], 0), (["p"], 0)]
+
+
+@pytest.mark.parametrize("late_seconds", [0.5, 5.0, MAX_WAIT_SECONDS - 1.0])
+def test_replica_that_tells_late_is_waited_for(truth: Truth, late_seconds: float) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    near.send(far.address)
+    far.send(near.address)  # before it is asked, and it arrives long after
+    pod = truth.create("p")
+    far.answer_all(pod)
+    truth.bind(pod)
+    truth.wait(0.01)
+    near.see_all()
+    truth.wait(late_seconds)
+    far.arrive(near.address)
+    near.look_up()
+    near.sweep()
+    assert results(near) == [([], 0)]
+
+    far.acknowledge(near.address)
+    truth.talk()
+
+    assert results(near, far) == [([], 0), ([], 0)]
+
+
+def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    pod = truth.create("p")
+    near.see_all()
+    for step in range(30):  # no message is quick any more, so none shows that others are late
+        far.send(near.address)
+        if step == 20:
+            far.answer_all(pod)
+            truth.bind(pod)
+            near.see_all()
+        truth.wait(GRACE_SECONDS + 2.0)
+        far.arrive(near.address)
+        far.acknowledge(near.address)
+        near.look_up()
+        near.sweep()
+
+    assert results(near) == [([], 0)]
+
+
+def test_replica_that_is_cut_off_and_comes_back_is_waited_for(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    asked, unasked = truth.create("asked"), truth.create("unasked")
+    truth.talk()
+    far.answer_all(asked)
+    truth.bind(asked)
+    truth.bind(unasked)
+    truth.talk(60.0, without=(far,))
+    assert results(near) == [([], 0)]
+
+    truth.talk()
+
+    assert results(near) == [(["unasked"], 0)]
+
+
+def test_replica_that_stays_cut_off_leaves_pods_unjudged(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    pods = [truth.create("asked"), truth.create("unasked")]
+    truth.talk()
+    far.answer_all(pods[0])
+    for pod in pods:
+        truth.bind(pod)
+    truth.talk(MAX_WAIT_SECONDS + 10.0, without=(far,))
+
+    assert results(near) == [([], 2)]
+
+
+def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    others, pod = truth.create("others"), truth.create("p")
+    truth.talk()
+    near.answer_all(pod)
+    truth.bind(others)
+    truth.bind(pod)
+    truth.talk(0.5, without=(far,))
+
+    assert [group.scheduler for group in near.unasked.report().bound] == ["p"]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "another in its place"])
+def test_what_a_dead_replica_was_asked_accuses_no_pod(truth: Truth, *, is_replaced: bool) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    pod = truth.create("p")
+    truth.talk()
+    far.answer_all(pod)
+    far.is_running = False  # before it could tell
+    truth.bind(pod)
+    truth.talk()
+    if is_replaced:
+        truth.start(2, life=1, clock_ahead=-7.0)
+    else:
+        del truth.listed[far.address]
+    truth.talk(2 * SILENT_SECONDS)
+
+    assert results(near) == [([], 1)]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "another in its place"])
+def test_after_a_replica_is_gone_the_others_judge_new_pods(
+    truth: Truth, *, is_replaced: bool
+) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    far.is_running = False
+    del truth.listed[far.address]
+    if is_replaced:
+        truth.start(2, life=1)
+    truth.talk(2 * SILENT_SECONDS)
+    pod = truth.create("p")
+    truth.talk()
+    truth.bind(pod)
+    truth.talk()
+
+    assert results(near) == [(["p"], 0)]
+
+
+def test_what_a_replica_was_asked_before_we_heard_of_it_accuses_no_pod(truth: Truth) -> None:
+    (near,) = meet(truth, 0.0)
+    pod = truth.create("p")
+    truth.talk()
+    far = truth.start(2, clock_ahead=-50.0)
+    far.answer_all(pod)
+    truth.bind(pod)
+    truth.talk(60.0)
+
+    assert results(near) == [([], 1)]
+
+
+def test_replica_that_is_gone_before_it_told_anything_accuses_no_pod(truth: Truth) -> None:
+    (near,) = meet(truth, 0.0)
+    far = truth.start(2)
+    truth.talk(without=(far,))
+    pod = truth.create("p")
+    far.answer_all(pod)
+    truth.talk(without=(far,))
+    far.is_running = False
+    del truth.listed[far.address]
+    truth.bind(pod)
+    truth.talk(2 * SILENT_SECONDS)
+
+    assert results(near) == [([], 1)]
+
+
+def test_replica_that_is_asked_still_when_it_has_no_address_any_more_is_waited_for(
+    truth: Truth,
+) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    del truth.listed[far.address]
+    near.look_up()
+    truth.wait(2.1)
+    pod = truth.create("p")
+    near.see_all()
+    far.answer_all(pod)
+    truth.bind(pod)
+    near.see_all()
+    truth.wait(GRACE_SECONDS)
+    near.look_up()
+    near.sweep()
+    assert results(near) == [([], 0)]
+
+    far.send(near.address)
+    far.arrive(near.address)
+    near.sweep()
+
+    assert results(near) == [([], 0)]
+    assert sum(group.count for group in near.unasked.report().bound) == 1
+
+
+def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    near.is_running = False
+    again = truth.start(1, life=1, clock_ahead=-1e6)  # by its clock the old marks are yet to come
+    again.look_up()
+    for _ in range(2):
+        truth.wait(1.0)
+        for to in again.links:
+            again.send(to)
+            again.arrive(to)
+            again.acknowledge(to)
+        far.send(near.address)
+        far.arrive(near.address)
+        far.fail(near.address)  # it does not learn that another is there
+    truth.wait(60.0)
+    pod = truth.create("p")
+    again.see_all()
+    far.answer_all(pod)
+    truth.bind(pod)
+    again.see_all()
+    truth.wait(GRACE_SECONDS)
+    again.look_up()
+    again.sweep()
+
+    assert results(again) == [([], 0)]
+
+
+def test_what_a_replica_could_not_tell_for_too_long_accuses_no_pod(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    pod = truth.create("p")
+    near.see_all()
+    far.answer_all(pod)
+    others = [truth.create(str(number)) for number in range(MAX_QUEUE)]
+    for other in others:
+        far.answer(other)  # so many that it drops what it was asked first
+    truth.bind(pod)
+    truth.talk(60.0)
+
+    assert results(near) == [([], 1)]
+
+
+def test_replica_that_was_gone_before_our_first_look_up_accuses_no_pod(truth: Truth) -> None:
+    (far,) = meet(truth, 0.0)
+    near = truth.start(2)
+    pod = truth.create("p")
+    near.see_all()
+    far.answer_all(pod)
+    far.is_running = False
+    del truth.listed[far.address]
+    truth.wait(3.0)
+    truth.bind(pod)
+    truth.talk()
+
+    assert results(near) == [([], 1)]
+
+
+def test_replica_that_no_look_up_has_shown_yet_is_waited_for(
+    truth: Truth,
+) -> None:
+    (near,) = meet(truth, 0.0)
+    pod = truth.create("p")
+    truth.talk()
+    far = truth.start(2)
+    far.answer_all(pod)
+    truth.bind(pod)
+    truth.wait(0.1)
+    near.see_all()
+    truth.wait(60.0)
+    near.sweep()
+    assert results(near) == [([], 0)]
+
+    near.look_up()
+    near.sweep()
+
+    assert results(near) == [([], 1)]
+
+
+def test_replica_that_starts_judges_no_pod_that_another_may_have_been_asked_about_before(
+    truth: Truth,
+) -> None:
+    (far,) = meet(truth, 0.0)
+    pod = truth.create("p")
+    far.see_all()
+    far.answer_all(pod)
+    near = truth.start(2)
+    near.unseen.append(pod)  # its watch begins before the pod, and shows it late
+    truth.talk(30.0)
+    truth.bind(pod)
+    truth.talk()
+
+    assert results(near) == [([], 1)]
+
+
+def test_watch_that_is_late_makes_no_pod_younger_than_the_replica_that_was_lost(
+    truth: Truth,
+) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    pod = truth.create("p")
+    far.answer_all(pod)
+    far.is_running = False
+    del truth.listed[far.address]
+    shown = near.unseen.popleft()
+    truth.talk(2 * SILENT_SECONDS)
+    near.unseen.append(shown)
+    truth.talk()
+    truth.bind(pod)
+    truth.talk()
+
+    assert results(near) == [([], 1)]
+
+
+@pytest.mark.parametrize("wall_ahead", [-3600.0, 3600.0], ids=["behind", "ahead"])
+@pytest.mark.parametrize("clock_ahead", [-1e6, 1e6], ids=["younger", "older"])
+def test_clocks_that_differ_accuse_no_pod_that_was_asked_about(
+    truth: Truth, clock_ahead: float, wall_ahead: float
+) -> None:
+    replicas = [
+        truth.start(1, wall_ahead=wall_ahead),
+        truth.start(2, clock_ahead=clock_ahead, wall_ahead=-wall_ahead),
+    ]
+    truth.talk(5.0)
+    pods = [truth.create(name) for name in ("one", "other", "unasked")]
+    truth.talk()
+    for replica, pod in zip(replicas, pods, strict=False):
+        replica.answer_all(pod)
+    for pod in pods:
+        truth.bind(pod)
+    truth.talk()
+
+    assert all(not {"one", "other"} & set(replica.accused) for replica in replicas)
+
+
+def test_messages_that_wait_for_our_own_late_loop_prove_nothing(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    pod = truth.create("p")
+    near.see_all()
+    far.send(near.address)
+    truth.wait(0.1)
+    far.answer_all(pod)
+    truth.bind(pod)
+    truth.wait(30.0)  # nothing runs here
+    far.arrive(near.address)
+    near.see_all()
+    for _ in range(5):
+        near.look_up()
+        near.sweep()
+        truth.wait(GRACE_SECONDS)
+
+    assert results(near) == [([], 0)]
+
+
+def test_answers_of_two_replicas_whose_order_is_not_known_accuse_no_pod(truth: Truth) -> None:
+    near, far = meet(truth, 0.0, 0.0)
+    pod = truth.create("p")
+    far.answer(pod, "filter", choices=0)
+    truth.wait(0.5)
+    near.answer(pod, "filter", choices=1)
+    truth.bind(pod)
+    near.see()
+    for _ in range(40):  # by the quickest of late, the refusal looks younger than it is
+        far.send(near.address)
+        truth.wait(1.0)
+        far.arrive(near.address)
+        far.acknowledge(near.address)
+    truth.talk()
+
+    assert results(near, far) == [([], 0), ([], 0)]
+
+
+class Chance:
+    """Replicas that start, die and run late; messages that take any time, and go astray.
+
+    Each keeps its address until all others have looked it up.
+
+    Args:
+        random: decides what happens.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.truth = Truth()
+        self.random = random
+        self.started = meet(self.truth, *(random.uniform(-1e4, 1e4) for _ in range(2)))
+        self.waiting: list[PodRecord] = []
+        self.count = 0
+
+    def step(self) -> None:
+        """Have something happen."""
+        actions = {
+            self.create: 4,
+            self.ask: 1,
+            self.place: 4,
+            self.start: 0.2,
+            self.move: 8,
+            self.truth.arrive_astray: 1,
+            self.wait: 2,
+            self.talk: 4,
+        }
+        (action,) = self.random.choices(tuple(actions), tuple(actions.values()))
+        action()
+
+    def create(self) -> None:
+        self.count += 1
+        self.waiting.append(self.truth.create(f"p{self.count}"))
+        self.show()
+
+    def ask(self) -> None:
+        if self.waiting:
+            pod, verb = self.random.choice(self.waiting), self.random.choice((FILTER, PRIORITIZE))
+            is_lost = self.random.random() < 0.5
+            self.replica().answer(pod, verb, choices=self.random.randint(0, 2), is_lost=is_lost)
+
+    def place(self) -> None:
+        if not self.waiting:
+            return
+        pod, replica = self.waiting.pop(self.random.randrange(len(self.waiting))), self.replica()
+        if self.random.random() < 0.5:
+            replica.answer_all(pod)
+        self.truth.bind(pod)
+        if self.random.random() < 0.2 and replica.was_looked_up:
+            self.die(replica)
+        self.show()
+
+    def die(self, replica: Replica) -> None:
+        """Have a replica die; another may start, there or elsewhere."""
+        replica.is_running = False
+        if self.random.random() < 0.7:
+            del self.truth.listed[replica.address]
+        if self.random.random() < 0.5 or not self.truth.replicas:
+            self.start(self.random.choice((replica.number, None)))
+
+    def start(self, number: int | None = None) -> None:
+        life = len(self.started) + 1
+        ahead = self.random.uniform(-1e4, 1e4)
+        self.started.append(self.truth.start(number or life, life=life, clock_ahead=ahead))
+
+    def move(self) -> None:
+        """Have one of them take some steps, each with one of the others where it takes two."""
+        replica = self.replica()
+        for step in self.random.choices(STEPS, k=4):
+            if step in ALONE:
+                getattr(replica, step)()
+            elif replica.links:
+                getattr(replica, step)(self.random.choice(tuple(replica.links)))
+
+    def wait(self) -> None:
+        self.truth.wait(self.random.choice((0.001, 0.3, 1.5, 4.0, 15.0, 700.0)))
+
+    def talk(self) -> None:
+        is_cut = self.random.random() < 0.3
+        without = (self.replica(),) if is_cut else ()
+        self.truth.talk(self.random.choice((1.5, 3.0, 12.0)), without=without)
+
+    def show(self) -> None:
+        """Let the watches show all that has happened, or not yet."""
+        for replica in self.truth.replicas:
+            if self.random.random() < 0.7:
+                replica.see_all()
+
+    def replica(self) -> Replica:
+        return self.random.choice(self.truth.replicas)
+
+    def mend(self) -> None:
+        """Have all work that is there still."""
+        for address, replica in tuple(self.truth.listed.items()):
+            if not replica.is_running:
+                del self.truth.listed[address]
+        self.truth.talk(2 * SILENT_SECONDS)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 1 << 32))  # so many choices are made fast by a seed alone
+def test_no_pod_that_was_asked_about_is_ever_accused(seed: int) -> None:
+    chance = Chance(Random(seed))
+    for _ in range(60):
+        chance.step()
+        for replica in chance.started:
+            assert not {f"uid-{name}" for name in replica.accused} & chance.truth.asked
+    chance.mend()
+    pod = chance.truth.create("unasked")
+    chance.truth.talk()
+    chance.truth.bind(pod)
+    chance.truth.talk()
+
+    assert all("unasked" in replica.accused for replica in chance.truth.replicas)

@@ -1,0 +1,155 @@
+"""Pods bound unasked: what waits for other replicas, and what the log says."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from extender.placement.bypass_causes import CauseKind
+from extender.placement.bypassed_pods import (
+    LOG_SECONDS,
+    MAX_WAIT_SECONDS,
+    START_SECONDS,
+    WATCH_SECONDS,
+)
+from extender.placement.request_log import PRIORITIZE
+from tests.extender.placement.judging import DEFAULT, Ears, Part
+from tests.extender.served import GPU
+
+MESSAGE = "pods bound without our answer"
+
+
+@pytest.fixture
+def part() -> Part:
+    return Part()
+
+
+def test_replica_that_is_silent_puts_the_verdict_off() -> None:
+    part = Part(ears=(ears := Ears()))
+    ears.until = part.world.now
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.judge()
+    before = part.counted()
+    ears.until = float("inf")
+    part.judge()
+
+    assert (before, part.counted(), part.unjudged) == (0, 1, 0)
+
+
+def test_replica_that_stays_silent_leaves_the_pod_unjudged() -> None:
+    part = Part(ears=(ears := Ears()))
+    ears.until = part.world.now
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.judge()
+    part.world.now += MAX_WAIT_SECONDS
+    part.unasked.sweep()
+
+    assert (part.counted(), part.unjudged) == (0, 1)
+
+
+def test_replica_that_was_not_heard_before_the_binding_leaves_the_pod_unjudged() -> None:
+    part = Part(ears=(ears := Ears()))
+    part.create(part.pod())
+    ears.since = part.world.now
+    part.bind(part.pod())
+    part.judge()
+    part.world.now += MAX_WAIT_SECONDS
+    part.unasked.sweep()
+
+    assert (part.counted(), part.unjudged) == (0, 1)
+
+
+def test_replica_must_be_heard_from_before_our_own_watch_shows_the_pod() -> None:
+    part = Part(ears=(ears := Ears()))
+    ears.since = part.world.now - WATCH_SECONDS / 2
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 0
+
+
+def test_pod_whose_question_may_be_forgotten_is_not_accused(part: Part) -> None:
+    part.create(part.pod("unasked"))
+    part.create(part.pod("asked"))
+    part.world.asked.forgotten_until = part.world.now
+    part.ask("asked")
+    part.bind(part.pod("unasked"))
+    part.bind(part.pod("asked"))
+    part.judge()
+
+    assert (part.counted(), part.unjudged) == (0, 1)
+    assert sum(group.count for group in part.unasked.report().bound) == 1
+
+
+def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
+    part = Part(ears=(ears := Ears()))
+    ears.until = part.world.now
+    part.create(part.pod())
+    part.ask()
+    part.bind(part.pod())
+    part.judge()
+
+    assert (part.counted(), part.unjudged) == (0, 0)
+    assert sum(group.count for group in part.unasked.report().bound) == 1
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    return [record for record in caplog.records if record.message == MESSAGE]
+
+
+def test_log_names_an_example_and_the_likely_cause(
+    part: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    part.create(part.pod())
+    part.bind(part.pod())
+    part.judge()
+
+    (line,) = lines(caplog)
+    assert line.levelno == logging.WARNING
+    assert (line.pods, line.example, line.scheduler) == (1, "team/p", DEFAULT)
+    assert line.resources == [GPU]
+    (cause,) = line.likely_causes
+    assert cause.startswith("extenders: kube-scheduler has never asked")
+
+
+def test_log_has_one_line_a_minute_at_most_and_leaves_out_no_pod(
+    part: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(4):
+        part.create(part.pod(str(number)))
+        part.bind(part.pod(str(number)))
+        part.judge()
+    early = [line.pods for line in lines(caplog)]
+    part.world.now += LOG_SECONDS
+    part.unasked.sweep()
+    part.world.now += LOG_SECONDS
+    part.unasked.sweep()
+
+    assert early == [1]
+    assert [line.pods for line in lines(caplog)] == [1, 3]
+
+
+def test_log_is_silent_where_all_is_well(part: Part, caplog: pytest.LogCaptureFixture) -> None:
+    part.create(part.pod())
+    part.ask()
+    part.bind(part.pod())
+    part.judge()
+
+    assert lines(caplog) == []
+
+
+def test_pods_bound_when_we_had_just_started_are_told_as_such() -> None:
+    part = Part()
+    part.world.now -= START_SECONDS
+    part.create(part.pod("early"))
+    part.bind(part.pod("early"))
+    part.ask("later", PRIORITIZE)
+    part.create(part.pod("later"))
+    part.bind(part.pod("later"))
+    part.judge()
+
+    (cause,) = part.unasked.report().causes
+    assert cause.kind is CauseKind.STARTED_LATE

@@ -1,0 +1,254 @@
+"""What is remembered of questions, and how pods that other replicas place are assumed."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from extender.core.nodes.inventory import PodRecord
+from extender.placement.bypass_causes import SILENCE_SECONDS, Verdict
+from extender.placement.request_log import (
+    FILTER,
+    KEPT_SECONDS,
+    MAX_PATHS,
+    PRIORITIZE,
+    SLOW_SECONDS,
+    AnsweredQuestion,
+    AskedLog,
+)
+from tests.extender.served import GPU, IDLE, World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.add({"a": [IDLE, IDLE], "b": [IDLE, IDLE]})
+    return world
+
+
+def question(
+    world: World, verb: str = PRIORITIZE, *, node: str = "a", age: float = 0.0, **rest: Any
+) -> AnsweredQuestion:
+    values: dict[str, Any] = {
+        "uid": "uid-p",
+        "key": "team/p",
+        "choices": 2,
+        "resources": ((GPU, 1),),
+        **rest,
+    }
+    return AnsweredQuestion(verb=verb, node=node, at=world.now - age, **values)
+
+
+def assumed_on(world: World) -> str:
+    known = world.fleet.ledger.get("uid-p")
+    return known.node if known else ""
+
+
+def test_pod_that_another_replica_placed_counts_there() -> None:
+    world = World()
+
+    world.asked.take(question(world, memory_bytes=5))
+
+    known = world.fleet.ledger.get("uid-p")
+    assert known is not None
+    assert (known.node, known.resources, known.memory_bytes) == ("a", ((GPU, 1),), 5)
+
+
+def test_what_no_node_offers_counts_nowhere(world: World) -> None:
+    world.fleet.snapshot()
+
+    world.asked.take(question(world, resources=((GPU, 1), ("nvidia.com/mig-9g.9gb", 1))))
+    world.asked.take(question(world, uid="other", resources=(("nvidia.com/mig-9g.9gb", 1),)))
+
+    assert list(world.fleet.ledger.overlays(without="")) == [GPU]
+    assert world.fleet.ledger.get("other") is None
+
+
+def test_it_expires_as_if_it_had_been_told_at_once(world: World) -> None:
+    tentative_seconds = world.policy.assumed.tentative_seconds
+
+    world.asked.take(question(world, age=10.0))
+
+    known = world.fleet.ledger.get("uid-p")
+    assert known is not None
+    assert known.expires_at == world.now + tentative_seconds - 10.0
+
+
+def test_what_is_told_too_late_counts_nowhere(world: World) -> None:
+    world.asked.take(question(world, age=world.policy.assumed.tentative_seconds))
+
+    assert assumed_on(world) == ""
+
+
+def test_older_word_does_not_override_a_newer_one(world: World) -> None:
+    world.asked.take(question(world, node="b", age=1.0))
+    world.asked.take(question(world, node="a", age=5.0))
+
+    assert assumed_on(world) == "b"
+
+
+def test_filter_that_looks_a_little_newer_does_not_override_prioritize(world: World) -> None:
+    world.asked.note(question(world, PRIORITIZE, node="b", age=0.02))
+    world.asked.take(question(world, PRIORITIZE, node="b", age=0.02))
+    world.asked.take(question(world, FILTER, node="a", age=0.0))
+
+    assert assumed_on(world) == "b"
+
+
+@pytest.mark.parametrize("before", [5.0, 0.1])
+def test_filter_of_the_next_attempt_overrides_prioritize(world: World, before: float) -> None:
+    world.asked.note(question(world, PRIORITIZE, node="b", age=before))
+    world.asked.take(question(world, PRIORITIZE, node="b", age=before))
+    world.asked.take(question(world, FILTER, node="a"))
+
+    assert assumed_on(world) == "a"
+    assert world.asked.is_elsewhere("uid-p")
+
+
+def test_pod_without_a_node_counts_nowhere(world: World) -> None:
+    world.asked.take(question(world, age=5.0))
+    world.asked.take(question(world, node=""))
+
+    assert assumed_on(world) == ""
+
+
+def test_pod_that_nothing_was_decided_about_stays_where_it_counts(world: World) -> None:
+    world.asked.take(question(world, age=5.0))
+    world.asked.take(question(world, node="", resources=()))
+
+    assert assumed_on(world) == "a"
+
+
+def test_pod_that_is_bound_is_assumed_nowhere(world: World) -> None:
+    world.add_pod("p", "b")
+
+    world.asked.take(question(world))
+
+    assert assumed_on(world) == ""
+
+
+def test_pod_that_another_replica_tried_again_in_vain_is_assumed_nowhere(world: World) -> None:
+    waiting = PodRecord(
+        uid="uid-p",
+        namespace="team",
+        name="p",
+        resources={GPU: 1},
+        is_unscheduled=True,
+        message="0/2 nodes are available",
+    )
+    world.fleet.apply_pod(waiting)
+    world.asked.take(question(world))
+
+    world.fleet.apply_pod(replace(waiting, memory_bytes=1))
+    assert assumed_on(world) == "a"
+    world.fleet.apply_pod(replace(waiting, message="0/2 nodes are available: no volumes"))
+    assert assumed_on(world) == ""
+
+
+def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_chose(
+    world: World,
+) -> None:
+    waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
+    world.fleet.apply_pod(replace(waiting, nominated_node="b"))
+
+    world.asked.take(question(world))
+
+    assert assumed_on(world) == "b"
+
+
+def test_own_questions_are_told_and_others_are_not(world: World) -> None:
+    told: list[str] = []
+    world.asked.tell = lambda it: told.append(it.uid)
+
+    world.asked.note(question(world, uid="own"))
+    world.asked.take(question(world, uid="others"))
+    world.asked.note(question(world, uid=""))
+
+    assert told == ["own"]
+
+
+def test_questions_of_others_count_as_asked(world: World) -> None:
+    world.asked.take(question(world))
+
+    assert world.asked.verdict("uid-p") is Verdict.ASKED
+    assert world.asked.verdict("uid-q") is Verdict.NOT_ASKED
+
+
+def test_questions_are_forgotten_when_no_binding_can_follow_any_more(world: World) -> None:
+    world.asked.note(question(world, uid="old"))
+    world.now += KEPT_SECONDS - 1
+    world.asked.note(question(world, uid="new"))
+    world.now += 2
+    world.asked.expire()
+
+    assert world.asked.verdict("old") is Verdict.NOT_ASKED
+    assert world.asked.verdict("new") is not Verdict.NOT_ASKED
+    assert len(world.asked) == 1
+    assert world.asked.forgotten_until == world.now - 1 - KEPT_SECONDS
+
+
+REFUSED = {"verb": FILTER, "choices": 0}
+LOST = {"verb": PRIORITIZE, "is_lost": True}
+
+
+@pytest.mark.parametrize("ill", [REFUSED, LOST], ids=["refused", "lost"])
+def test_an_answer_of_no_use_that_looks_later_than_it_was_accuses_no_pod(
+    world: World, ill: dict[str, Any]
+) -> None:
+    world.asked.take(question(world, age=-0.3, **ill))
+    world.asked.note(question(world, FILTER, choices=1))
+
+    assert world.asked.verdict("uid-p") is Verdict.ASKED
+
+
+@pytest.mark.parametrize(
+    ("ill", "expected"),
+    [
+        pytest.param(REFUSED, Verdict.NOT_ASKED, id="refused"),
+        pytest.param(LOST, Verdict.ANSWER_LOST, id="lost"),
+    ],
+)
+def test_answers_that_were_of_no_use_accuse_whichever_replica_gave_them(
+    world: World, ill: dict[str, Any], expected: Verdict
+) -> None:
+    world.asked.take(question(world, age=5.0, **ill))
+    world.asked.note(question(world, **ill))
+
+    assert world.asked.verdict("uid-p") is expected
+
+
+def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: World) -> None:
+    asked = AskedLog(world.fleet, clock=lambda: world.now, monotonic=lambda: world.now, max_pods=2)
+    first_at = world.now
+    for number in range(3):
+        asked.note(question(world, uid=str(number)))
+        world.now += 1
+
+    assert len(asked) == 2
+    assert asked.forgotten_until == first_at
+    assert asked.verdict("0") is Verdict.NOT_ASKED
+
+
+def test_incidents_count_until_nothing_was_heard_of_them_for_long(world: World) -> None:
+    assert world.asked.incidents == (0, 0, 0, 0.0)
+    world.asked.note_answer(0.5, is_lost=True)
+    world.asked.note_answer(SLOW_SECONDS, is_lost=False)
+    world.asked.note_unreadable()
+
+    world.now += SILENCE_SECONDS
+    world.asked.expire()
+
+    assert world.asked.incidents == (1, 1, 1, SLOW_SECONDS)
+
+    world.now += 0.1
+    world.asked.expire()
+
+    assert world.asked.incidents == (0, 0, 0, 0.0)
+
+
+def test_the_latest_wrong_paths_are_remembered(world: World) -> None:
+    paths = [f"/{number}" for number in range(MAX_PATHS + 1)]
+    for path in [*paths, "/1"]:
+        world.asked.note_wrong_path(path)
+
+    assert list(world.asked.wrong_paths) == [*paths[2:], "/1"]

@@ -1,0 +1,140 @@
+"""What pods ask for that have just come is evaluated before kube-scheduler asks."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from extender.core.nodes.inventory import PodRecord
+from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.waiting_pods import WaitingRequests
+from extender.placement.evaluation_cache import EXPECTED
+from extender.placement.warm_up import GATHER_SECONDS, Preparing
+from extender.runtime.cooperative import next_turn
+from extender.sources.kubernetes.records import reduce_pod
+from tests.extender.fake_kube import eventually
+from tests.extender.kube_objects import pod
+from tests.worlds import World
+
+LAID_OUT = SimpleNamespace(is_laid_out=True)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(in_steps=True)
+    world.add_node("node", 4)
+    world.read()
+    return world
+
+
+@pytest.fixture
+def evaluated(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Notes how many devices each request asks for that somebody is expected to ask."""
+    counts: list[int] = []
+    expect = world.placer.standings.expect_in_steps
+
+    def note(asked: Any) -> Any:
+        counts.append(asked.count)
+        return expect(asked)
+
+    monkeypatch.setattr(world.placer.standings, "expect_in_steps", note)
+    return counts
+
+
+def preparing(world: World, readiness: SimpleNamespace) -> Preparing:
+    return Preparing(
+        world.fleet,
+        world.placer.standings,
+        following=cast(Any, None),
+        requests=WaitingRequests(),
+        readiness=cast(Any, readiness),
+        garbage=cast(Any, None),
+        give_way=next_turn,
+    )
+
+
+def waiting(name: str, gpus: int = 1, **status: Any) -> PodRecord:
+    record = reduce_pod(pod(name, gpus, **status), ResourceNames(), early_seconds=60)
+    assert record is not None
+    return record
+
+
+async def test_a_pod_that_comes_is_evaluated_and_one_that_changes_is_not_again(
+    world: World, evaluated: list[int]
+) -> None:
+    task = asyncio.create_task(preparing(world, LAID_OUT).foresee())
+
+    world.fleet.apply_pod(waiting("one", 3))
+    await eventually(lambda: evaluated == [3])
+    world.fleet.apply_pod(waiting("one", 3, reason="changed"))
+    world.fleet.apply_pod(waiting("two", 2))
+    await eventually(lambda: len(evaluated) > 1)
+
+    assert evaluated == [3, 2]
+    task.cancel()
+
+
+async def test_of_many_that_come_at_once_only_the_first_are_looked_at(
+    world: World, evaluated: list[int]
+) -> None:
+    task = asyncio.create_task(preparing(world, LAID_OUT).foresee())
+    for number in range(3 * EXPECTED):
+        world.fleet.apply_pod(waiting(f"pod-{number}", 1 + number))
+
+    await eventually(lambda: len(evaluated) >= EXPECTED)
+    await next_turn()
+
+    assert evaluated == list(range(1, EXPECTED + 1))
+    task.cancel()
+
+
+async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    sleep, slept = asyncio.sleep, asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        if seconds == GATHER_SECONDS:
+            await slept.wait()
+        else:
+            await sleep(seconds)
+
+    def warm() -> Any:
+        looks.append(None)
+        yield
+
+    monkeypatch.setattr("extender.placement.warm_up.LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("extender.placement.warm_up.asyncio.sleep", rest)
+    monkeypatch.setattr(world.placer.standings, "warm_in_steps", warm)
+    task = asyncio.create_task(preparing(world, LAID_OUT).evaluate())
+    await eventually(lambda: len(looks) == 1)
+
+    slept.set()  # it has rested since the first look: the next change is looked at when it comes
+    await next_turn()
+    slept.clear()
+    world.fleet.on_change()
+    await eventually(lambda: len(looks) == 2)
+    for _ in range(3):
+        world.fleet.on_change()
+        await next_turn()
+    assert len(looks) == 2
+    slept.set()
+    await eventually(lambda: len(looks) == 3)
+    task.cancel()
+
+
+async def test_before_the_first_allocation_no_request_is_evaluated(
+    world: World, evaluated: list[int]
+) -> None:
+    readiness = SimpleNamespace(is_laid_out=False)
+    task = asyncio.create_task(preparing(world, readiness).foresee())
+
+    world.fleet.apply_pod(waiting("one", 1))
+    readiness.is_laid_out = True
+    world.fleet.apply_pod(waiting("two", 2))
+
+    await eventually(lambda: evaluated)
+    assert evaluated == [2]
+    task.cancel()

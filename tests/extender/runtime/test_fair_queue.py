@@ -1,0 +1,107 @@
+"""Whose turn it is where many want one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from extender.runtime.fair_queue import BusyError, Turns
+
+
+class Many:
+    """Questions that last until they are told to end; keeps who had a turn, in order."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.had: list[str] = []
+        self._turns = turns
+        self._end = asyncio.Event()
+
+    async def ask(self, name: str) -> None:
+        async with self._turns.of(name):
+            self.had.append(name)
+            await self._end.wait()
+
+    async def ask_shortly(self, name: str) -> None:
+        async with self._turns.of(name):
+            self.had.append(name)
+            await asyncio.sleep(0)
+
+
+def turns(**changes: Any) -> Turns:
+    return Turns(**{"at_once": 1, "waiting_each": 100, "wait_seconds": 20.0, **changes})
+
+
+async def all_of(ask: Callable[[str], Awaitable[None]], names: list[str]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for name in names:
+            group.create_task(ask(name))  # type: ignore[arg-type] # a coroutine
+
+
+async def test_who_asks_much_waits_for_who_asks_little() -> None:
+    many = Many(turns())
+
+    await all_of(many.ask_shortly, ["greedy"] * 50 + ["modest", "other"])
+
+    assert many.had[:4] == ["greedy", "greedy", "modest", "other"]
+    assert many.had.count("greedy") == 50
+
+
+async def test_no_more_requests_run_at_once_than_allowed() -> None:
+    many = Many(turns(at_once=3))
+    tasks = [asyncio.create_task(many.ask("a")) for _ in range(10)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert len(many.had) == 3
+    for task in tasks[:2]:
+        task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(many.had) == 5
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_a_caller_with_too_many_waiting_requests_gets_an_error_and_others_do_not() -> None:
+    taken = turns(waiting_each=2)
+    many = Many(taken)
+    tasks = [asyncio.create_task(many.ask("greedy")) for _ in range(3)]
+    await asyncio.sleep(0)
+
+    with pytest.raises(BusyError, match="2 questions of the same caller"):
+        await many.ask("greedy")
+    tasks.append(asyncio.create_task(many.ask("modest")))
+    await asyncio.sleep(0)
+    assert not tasks[-1].done()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await many.ask_shortly("greedy")  # nothing is left of them
+
+
+async def test_a_request_that_waits_too_long_fails_and_takes_no_slot() -> None:
+    taken = turns(wait_seconds=0.02)
+    many = Many(taken)
+    first = asyncio.create_task(many.ask("a"))
+    await asyncio.sleep(0)
+
+    with pytest.raises(BusyError, match=r"no turn within 0\.02 s"):
+        await many.ask("b")
+    first.cancel()
+    await asyncio.wait([first])
+    await many.ask_shortly("b")
+    assert many.had == ["a", "b"]
+
+
+@pytest.mark.looptime(start=1000.0)
+async def test_requests_start_at_the_rate_after_a_burst_of_one_second() -> None:
+    many = Many(turns(at_once=1000, per_second=20))
+    begun = asyncio.get_running_loop().time()
+
+    await all_of(many.ask_shortly, ["a"] * 30 + ["b"])
+
+    # 21 at once; the other ten one after the other, and of these b's comes among the first two.
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(10 / 20)
+    assert many.had.index("b") <= 22

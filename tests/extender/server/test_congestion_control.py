@@ -1,0 +1,86 @@
+"""What a port's connections send by: real sockets, and one of a machine that paces."""
+
+import asyncio
+import socket
+
+import pytest
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.server import congestion_control as pacing
+from extender.server.congestion_control import congestion_control, unpace
+from extender.server.listener import Listener
+
+
+class Pacing(socket.socket):
+    """A socket of a machine that paces by default, and has some other ways or none."""
+
+    def __init__(self, *known: str) -> None:
+        super().__init__()
+        self.known, self.used = known, "bbr"
+
+    @override
+    def getsockopt(self, *_: object) -> bytes:  # type: ignore[override] # as it is asked here
+        return self.used.encode().ljust(16, b"\0")
+
+    @override
+    def setsockopt(self, _: int, option: int, name: bytes) -> None:  # type: ignore[override] # likewise
+        assert option == socket.TCP_CONGESTION
+        if name.decode() not in self.known:
+            raise FileNotFoundError(name)
+        self.used = name.decode()
+
+
+@pytest.mark.parametrize(
+    ("known", "used"),
+    [(("cubic", "reno"), "cubic"), (("reno",), "reno"), ((), "bbr")],
+    ids=["cubic", "reno", "none"],
+)
+def test_what_paces_is_replaced_by_the_first_that_the_kernel_has(
+    known: tuple[str, ...], used: str
+) -> None:
+    with Pacing(*known) as one:
+        unpace(one)
+
+        assert congestion_control(one) == used
+
+
+def test_what_does_not_pace_stays_as_the_machine_has_it() -> None:
+    with Pacing("cubic", "reno") as one:
+        one.used = "dctcp"
+
+        unpace(one)
+
+        assert congestion_control(one) == "dctcp"
+
+
+def test_a_system_without_congestion_control_is_left_alone() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        unpace(one)
+
+        assert congestion_control(one) == ""
+
+
+async def test_what_a_port_accepts_is_not_paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as fresh:
+        monkeypatch.setattr(pacing, "PACED", congestion_control(fresh))
+    monkeypatch.setattr(pacing, "UNPACED", ("reno",))  # every kernel has it, and lets anybody
+    listener = Listener("test", ("127.0.0.1", 0), Telling, most=lambda: 1)
+    await listener.open()
+    try:
+        reader, writer = await asyncio.open_connection(*listener.addresses[0])
+
+        assert await reader.read() == b"reno"
+        writer.close()
+    finally:
+        await listener.end()
+
+
+class Telling(asyncio.Protocol):
+    """Says what it sends by."""
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(congestion_control(transport.get_extra_info("socket")).encode())
+        transport.close()

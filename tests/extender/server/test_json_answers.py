@@ -1,0 +1,43 @@
+"""Long answers, to readers of any speed."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+
+from extender.server.json_answers import stream_answer
+from tests.extender.served import MakeClient
+
+DEADLINE_SECONDS = 20.0
+
+
+async def test_a_reader_who_does_not_read_is_let_go(
+    aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.server.json_answers.ANSWER_SECONDS", 0.5)
+    ended = asyncio.Event()
+
+    def pieces() -> Iterator[list[str]]:
+        while True:
+            yield ["x" * 65536]
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        try:
+            return await stream_answer(request, "items", pieces())
+        finally:
+            ended.set()
+
+    app = web.Application()
+    app.router.add_get("/endless", endless)
+    client = await aiohttp_client(app)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    try:
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: it\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await ended.wait()
+            reported = await reader.read()
+    finally:
+        writer.close()
+    assert reported.startswith(b"HTTP/1.1 200")
+    assert not reported.endswith(b"0\r\n\r\n")  # nobody takes it for the whole

@@ -1,0 +1,140 @@
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from extender.core.devices.readings import DeviceKey
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.plots import STEPS, Plots
+from simulation.cluster import run_cluster
+from simulation.demo_fleet import demo_fleet
+
+CARD = DeviceKey(("GPU-a", ""))
+
+
+@asynccontextmanager
+async def answering(handler: object) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/api/v1/query_range", handler)  # type: ignore[arg-type] # a test's
+    async with TestServer(app) as server:
+        yield f"http://{server.host}:{server.port}"
+
+
+def plots(**settings: Any) -> Plots:
+    chosen = Prometheus(**settings)
+    return Plots(lambda: chosen, time.time)
+
+
+async def test_the_last_hour_of_whole_cards_and_mig_instances_is_told() -> None:
+    fleet = demo_fleet()
+    async with run_cluster(fleet) as cluster:
+        asked = [
+            DeviceKey((view.uuid, view.gpu_instance_id))
+            for node in ("gpu-h100-02", "gpu-a100-mig-01")
+            for view in fleet.views(node)
+        ]
+
+        hour = await plots(url=cluster.prometheus_url).hour(asked)
+
+    assert hour.error == ""
+    assert len(hour.times) == STEPS
+    assert set(hour.activity) == set(asked)
+    assert max(value or 0.0 for value in hour.activity[asked[0]]) == pytest.approx(0.97, abs=0.03)
+    assert any(hour.memory_bytes[asked[0]])
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        (web.Response(status=503), "HTTP 503"),
+        (web.Response(text="<html>"), "unexpected"),
+        (web.Response(status=302, headers={"Location": "/login"}), "HTTP 302"),
+        (web.Response(body=b" " * (5 << 20)), "larger than"),
+    ],
+    ids=["fault", "no-json", "login-page", "too-large"],
+)
+async def test_an_answer_that_cannot_be_used_is_told_and_is_no_fault(
+    response: web.Response, why: str
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return response
+
+    async with answering(answer) as url:
+        hour = await plots(url=url).hour([CARD])
+
+    assert why in hour.error
+    assert hour.activity == {}
+
+
+async def test_nobody_there_is_told() -> None:
+    hour = await plots(url="http://127.0.0.1:9").hour([CARD])
+
+    assert "Prometheus does not tell" in hour.error
+
+
+async def test_odd_rows_are_passed_over() -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        rows = [
+            {"metric": {"UUID": "GPU-a"}, "values": [[0, "1"], ["x"], None, [time.time(), "NaN"]]},
+            {"metric": {}, "values": [[1, "1"]]},
+            "odd",
+        ]
+        return web.json_response({"status": "success", "data": {"result": rows}})
+
+    async with answering(answer) as url:
+        hour = await plots(url=url).hour([CARD])
+
+    assert hour.error == ""
+    assert hour.activity == {CARD: [None] * STEPS}
+
+
+async def test_credentials_and_selector_go_with_each_question(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    seen = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        seen.append((request.headers["Authorization"], str(form["query"])))
+        return web.json_response({"status": "success", "data": {"result": []}})
+
+    async with answering(answer) as url:
+        asking = plots(url=url, bearer_token_file=token, selector='{cluster="a"}')
+        await asking.hour([CARD, DeviceKey(('"}bad', ""))])
+
+    assert {header for header, _ in seen} == {"Bearer secret"}
+    assert all('{cluster="a",' in query for _, query in seen)
+    assert any('DCGM_FI_DEV_GPU_UTIL{cluster="a",UUID=~"GPU-a"}' in query for _, query in seen)
+    assert any('dcgm_gpu_utilization{cluster="a",uuid=~"GPU-a"}' in query for _, query in seen)
+
+
+async def test_without_a_prometheus_there_is_nothing_to_ask() -> None:
+    assert not plots(url="").is_there
+
+
+async def test_longer_than_an_hour_is_told_in_wider_steps() -> None:
+    day = 86_400.0
+    seen = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        start, end = float(str(form["start"])), float(str(form["end"]))
+        seen.append((end - start, form["step"]))
+        rows = [{"metric": {"UUID": "GPU-a"}, "values": [[start, "100"], [end, "50"]]}]
+        if "DCGM_FI_DEV_GPU_UTIL{" not in str(form["query"]):
+            rows = []
+        return web.json_response({"status": "success", "data": {"result": rows}})
+
+    async with answering(answer) as url:
+        told = await plots(url=url).past([CARD], seconds=day, steps=241)
+
+    assert {(round(span), step) for span, step in seen} == {(86_400, "360.000")}
+    assert len(told.times) == len(told.activity[CARD]) == 241
+    assert told.times[-1] - told.times[0] == pytest.approx(day)
+    assert (told.activity[CARD][0], told.activity[CARD][-1]) == (1.0, 0.5)
+    assert told.activity[CARD][1:-1] == [None] * 239

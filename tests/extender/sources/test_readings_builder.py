@@ -1,0 +1,133 @@
+"""What the worker says of changes, and what the extender makes of it, are the same in the end."""
+
+import asyncio
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.devices.readings import DeviceKey, Readings, Signal
+from extender.sources.prometheus import frames
+from extender.sources.prometheus.collector import Round
+from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
+from extender.sources.prometheus.dcgm_tenants import changes
+from extender.sources.prometheus.frames import Frame
+from extender.sources.prometheus.readings_builder import ReadingsBuilder
+from extender.sources.prometheus.worker import PART_ITEMS, round_frames
+from tests.extender.sources.asking import vector_of
+
+drivers = st.sampled_from(["580", "590"])
+fleets = st.dictionaries(st.integers(0, 8), st.tuples(drivers, st.booleans()))
+
+
+def through_a_pipe(frame: Frame) -> Frame:
+    pipe = io.BytesIO()
+    frames.write(pipe, frame)
+    pipe.seek(0)
+    read = frames.read(pipe)
+    assert read is not None
+    return read
+
+
+def device(number: int, driver: str = "580") -> DeviceRow:
+    return DeviceRow("gpu-1", f"GPU-{number}", "", number, "H100", "", driver)
+
+
+def apply(builder: ReadingsBuilder, found: Round) -> Readings:
+    answer = [through_a_pipe(frame) for frame in round_frames(found)]
+    readings, _ = asyncio.run(builder.apply(answer, at=1.0))
+    return readings
+
+
+def round_of(table: DeviceTable, rows: list[DeviceRow]) -> Round:
+    removed, added = table.update({row.key: row for row in rows})
+    answer = vector_of({row.uuid: float(row.card_index or 0) for row in rows})
+    column = table.column(table.recognize(answer.text) or table.read(answer))
+    return Round(
+        removed=removed,
+        added=added,
+        columns={Signal.XID: column},
+        measured_at=column + 100,
+        tenants={},
+        tenants_at=1.5,
+    )
+
+
+def test_what_pods_hold_of_shared_devices_is_told_once() -> None:
+    table, builder = DeviceTable(), ReadingsBuilder()
+    found = round_of(table, [device(0)])
+    shares = ((device(0).key, "ns/a", 1 << 30), (device(0).key, "ns/b", 0))
+
+    readings = apply(builder, replace(found, shares=shares, divided=(device(0).key,)))
+
+    assert (readings.shares, readings.divided) == (shares, (device(0).key,))
+    after = apply(builder, round_of(table, [device(0)]))
+    assert (after.shares, after.divided) == ((), ())
+
+
+@given(st.lists(fleets, max_size=6))
+def test_any_sequence_of_changes_is_followed(
+    sequence: list[dict[int, tuple[str, bool]]],
+) -> None:
+    table, builder = DeviceTable(), ReadingsBuilder()
+    tenants: dict[DeviceKey, tuple[str, ...]] = {}
+    before: Readings | None = None
+    for fleet in sequence:
+        rows = [device(number, driver) for number, (driver, _) in fleet.items()]
+        now: dict[DeviceKey, tuple[str, ...]] = {
+            device(number).key: ("ns/a",) for number, (_, held) in fleet.items() if held
+        }
+        found = round_of(table, rows)
+        found = Round(
+            removed=found.removed,
+            added=found.added,
+            columns=found.columns,
+            measured_at=found.measured_at,
+            tenants=changes(tenants, now),
+            tenants_at=found.tenants_at,
+        )
+        tenants = now
+
+        readings = apply(builder, found)
+
+        values = readings.columns[Signal.XID].tolist()
+        assert [info.uuid for info in readings.devices] == [f"GPU-{value:.0f}" for value in values]
+        assert {info.uuid: info.driver_version for info in readings.devices} == {
+            row.uuid: row.driver_version for row in rows
+        }
+        assert readings.measured_at.tolist() == [value + 100 for value in values]
+        assert readings.tenants == tenants
+        assert (readings.at, readings.tenants_at) == (1.0, 1.5)
+        assert readings.changed_tenants is not None
+        assert before is None or readings.changed_tenants.since is before.tenants
+        assert set(readings.changed_tenants.devices) == set(found.tenants or ())
+        before = readings
+
+
+def test_large_fleet_comes_in_parts_and_whole() -> None:
+    rows = [device(number) for number in range(2 * PART_ITEMS + 1)]
+    found = round_of(DeviceTable(), rows)
+
+    answer = list(round_frames(found))
+    readings = apply(ReadingsBuilder(), found)
+
+    # The last two hold the numbers.
+    assert [len(frame.header.get("added", ())) for frame in answer] == [500, 500, 1, 0, 0]
+    assert len(readings.devices) == len(rows)
+    assert not np.isnan(readings.columns[Signal.XID]).any()
+
+
+def test_pipe_that_ends_within_a_frame_has_no_more_frames() -> None:
+    pipe = io.BytesIO()
+    frames.write(pipe, Frame(header={"a": 1}, body=b"12345678"))
+
+    assert frames.read(io.BytesIO(pipe.getvalue()[:-1])) is None
+    assert frames.read(io.BytesIO()) is None
+
+
+def test_header_that_is_no_object_is_refused() -> None:
+    with pytest.raises(ValueError, match="its header is list"):
+        frames.decode_header(b"[]")

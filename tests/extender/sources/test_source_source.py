@@ -1,0 +1,384 @@
+"""The source as the extender runs it: a loop here, a worker process there, and a Prometheus."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from extender.core.devices.readings import DeviceKey, History, Readings, Signal
+from extender.settings.config import Prometheus
+from extender.sources.prometheus import source as prometheus
+from extender.sources.prometheus.node_identity import NodeIdentity
+from extender.sources.prometheus.process import WorkerError, WorkerProcess
+from extender.sources.prometheus.source import PrometheusSource
+from extender.sources.prometheus.worker import PART_ITEMS
+from tests.extender.sources.fake_prometheus import FakePrometheus, series
+
+DEADLINE_SECONDS = 20.0
+NODES = NodeIdentity(names=frozenset({"gpu-1"}))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # what is waited for knows of no event
+            await asyncio.sleep(0.02)
+
+
+@dataclass(kw_only=True)
+class Delivered:
+    """What the source delivered."""
+
+    source: PrometheusSource
+    readings: list[Readings]
+    history: list[History]
+
+    async def more(self, count: int = 1) -> Readings:
+        have = len(self.readings)
+        await until(lambda: len(self.readings) >= have + count)
+        return self.readings[-1]
+
+
+@asynccontextmanager
+async def running(
+    url: str,
+    *,
+    identity: Callable[[], NodeIdentity] = lambda: NODES,
+    deliver: Callable[[Readings], None] | None = None,
+    window_seconds: float = 0,
+    **values: object,
+) -> AsyncIterator[Delivered]:
+    base = {"url": url, "interval_seconds": 0.5, "timeout_seconds": 1, "round_timeout_seconds": 2}
+    readings: list[Readings] = []
+    history: list[History] = []
+
+    async def take(answer: Readings) -> None:
+        (deliver or readings.append)(answer)
+
+    async def take_history(past: History) -> None:
+        history.append(past)
+
+    source = PrometheusSource(
+        Prometheus.model_validate({**base, **values}),
+        identity=identity,
+        deliver=take,
+        deliver_history=take_history,
+        clock=time.time,
+        window_seconds=window_seconds,
+    )
+    delivered = Delivered(source=source, readings=readings, history=history)
+    task = asyncio.create_task(source.run())
+    try:
+        yield delivered
+        assert not task.done()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakePrometheus]:
+    fake = FakePrometheus(
+        series=[
+            series("DCGM_FI_DEV_GPU_UTIL", 40, UUID="GPU-1", Hostname="gpu-1", gpu="0", pod="a"),
+            series("DCGM_FI_DEV_XID_ERRORS", 31, UUID="GPU-1", Hostname="gpu-1"),
+        ]
+    )
+    server = await fake.start()
+    yield fake
+    await server.close()
+
+
+async def test_readings_are_delivered_again_and_again(fake: FakePrometheus) -> None:
+    async with running(fake.url) as delivered:
+        first = await delivered.more()
+        second = await delivered.more()
+        status = delivered.source.status()
+
+    assert first.source == "prometheus"
+    assert [device.node for device in first.devices] == ["gpu-1"]
+    assert first.columns[Signal.GPU_UTILIZATION].tolist() == [0.4]
+    assert first.measured_at[0] == pytest.approx(time.time() - 30, abs=DEADLINE_SECONDS)
+    assert first.tenants == {DeviceKey(("GPU-1", "")): ("/a",)}
+    assert second.devices is first.devices
+    assert second.tenants is first.tenants
+    assert status.consecutive_failures == 0
+    assert status.last_success_at == second.at
+    assert status.worker_starts == 1
+
+
+async def test_columns_cannot_be_changed(fake: FakePrometheus) -> None:
+    async with running(fake.url) as delivered:
+        readings = await delivered.more()
+
+    assert not readings.measured_at.flags.writeable
+    assert not readings.columns[Signal.GPU_UTILIZATION].flags.writeable
+
+
+async def test_changed_devices_and_tenants_are_followed(fake: FakePrometheus) -> None:
+    async with running(fake.url) as delivered:
+        first = await delivered.more()
+        fake.series = [
+            series("DCGM_FI_DEV_GPU_UTIL", 60, UUID="GPU-2", Hostname="gpu-1"),
+            series("DCGM_FI_DEV_GPU_UTIL", 10, UUID="GPU-1", Hostname="gpu-1", gpu="0"),
+        ]
+        await delivered.more(2)
+        last = delivered.readings[-1]
+
+    assert [device.uuid for device in first.devices] == ["GPU-1"]
+    assert [device.uuid for device in last.devices] == ["GPU-1", "GPU-2"]
+    assert last.columns[Signal.GPU_UTILIZATION].tolist() == pytest.approx([0.1, 0.6])
+    assert last.tenants == {}
+    assert first.tenants == {DeviceKey(("GPU-1", "")): ("/a",)}
+
+
+async def test_empty_answer_is_delivered_as_no_devices(fake: FakePrometheus) -> None:
+    async with running(fake.url) as delivered:
+        await delivered.more()
+        fake.series = []
+        readings = await delivered.more(2)
+
+    assert readings.devices == ()
+    assert readings.columns == {}
+    assert readings.measured_at.size == 0
+
+
+async def test_failures_are_counted_and_the_source_recovers(fake: FakePrometheus) -> None:
+    async with running(fake.url) as delivered:
+        await delivered.more()
+        fake.failing = {"timestamp"}
+        await until(lambda: delivered.source.status().consecutive_failures >= 1)
+        failed = delivered.source.status()
+        fake.failing = set()
+        await delivered.more()
+        status = delivered.source.status()
+
+    assert "HTTP 503" in failed.last_error
+    assert status.last_error == ""
+    assert status.consecutive_failures == 0
+    assert status.failures >= 1
+
+
+async def test_round_whose_every_metric_fails_is_a_failure(fake: FakePrometheus) -> None:
+    fake.failing = {"max by (UUID, uuid, GPU_I_ID) ("}
+    async with running(fake.url) as delivered:
+        await until(lambda: delivered.source.status().consecutive_failures >= 1)
+        fake.failing = set()
+        readings = await delivered.more()
+
+    assert len(delivered.readings[0].columns) == 2
+    assert [device.uuid for device in readings.devices] == ["GPU-1"]
+
+
+async def test_fault_of_who_takes_the_readings_does_not_end_them(fake: FakePrometheus) -> None:
+    taken: list[Readings] = []
+
+    def deliver(readings: Readings) -> None:
+        taken.append(readings)
+        if len(taken) == 1:
+            raise ZeroDivisionError
+
+    async with running(fake.url, deliver=deliver) as delivered:
+        await until(lambda: len(taken) >= 2)
+        await until(lambda: delivered.source.status().consecutive_failures == 0)
+
+    assert delivered.source.status().failures == 1
+
+
+async def test_past_is_delivered_once(fake: FakePrometheus) -> None:
+    async with running(fake.url, window_seconds=600) as delivered:
+        await until(lambda: bool(delivered.history))
+        await delivered.more(2)
+
+    assert len(delivered.history) == 1
+    history = delivered.history[0]
+    assert history.times.shape == (11,)
+    assert history.times[-1] == pytest.approx(time.time(), abs=DEADLINE_SECONDS)
+    assert set(history.times[1:] - history.times[:-1]) == {60.0}
+    assert history.devices == (DeviceKey(("GPU-1", "")),)
+    assert history.utilization.shape == (11, 1)
+    assert history.utilization[:, 0] == pytest.approx(np.full(11, 0.4))
+    assert history.xid is not None
+    assert set(history.xid[:, 0]) == {31.0}
+
+
+async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus) -> None:
+    fake.series += [
+        series("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.9, UUID="GPU-1", Hostname="gpu-1"),
+        series("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.2, UUID="GPU-1", GPU_I_ID="3", node="gpu-1"),
+    ]
+    async with running(fake.url, window_seconds=600) as delivered:
+        await until(lambda: bool(delivered.history))
+
+    history = delivered.history[0]
+    last = dict(zip(history.devices, history.utilization[-1].tolist(), strict=True))
+    assert last == pytest.approx({DeviceKey(("GPU-1", "")): 0.9, DeviceKey(("GPU-1", "3")): 0.2})
+
+
+async def test_past_comes_some_devices_and_some_steps_at_a_time(fake: FakePrometheus) -> None:
+    fake.series = [
+        series("DCGM_FI_DEV_GPU_UTIL", number % 100, UUID=f"GPU-{number}", Hostname="gpu-1")
+        for number in range(2 * PART_ITEMS + 1)
+    ]
+    async with running(fake.url, window_seconds=3600) as delivered:
+        await until(lambda: len(delivered.history) == 3)
+
+    assert [len(part.devices) for part in delivered.history] == [PART_ITEMS, PART_ITEMS, 1]
+    for part in delivered.history:
+        assert part.utilization.shape == (61, len(part.devices))
+        assert part.xid is None
+        for at, (uuid, _) in enumerate(part.devices):
+            load = int(uuid.removeprefix("GPU-")) % 100 / 100
+            assert part.utilization[:, at] == pytest.approx(np.full(61, load))
+
+
+async def test_past_that_fails_does_not_hold_up_readings(fake: FakePrometheus) -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/query_range"):
+            seen.append(request.path)
+            await asyncio.sleep(30)
+        fake.handler = None
+        try:
+            return await fake._handle(request)
+        finally:
+            fake.handler = handler
+
+    fake.handler = handler
+    async with running(fake.url, window_seconds=600) as delivered:
+        await until(lambda: bool(seen))
+        await delivered.more(2)
+
+    assert not delivered.history
+
+
+async def test_nothing_is_asked_before_there_are_nodes(
+    fake: FakePrometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "_WAIT_FOR_NODES_SECONDS", 0.0)
+    looks = 0
+
+    def no_nodes() -> NodeIdentity:
+        nonlocal looks
+        looks += 1
+        return NodeIdentity()
+
+    async with running(fake.url, identity=no_nodes) as delivered:
+        await until(lambda: looks >= 3)  # a round that asked would be over before the next look
+
+    assert not delivered.readings
+    assert not fake.questions
+
+
+async def test_worker_that_died_is_replaced_and_tells_everything_anew(
+    fake: FakePrometheus,
+) -> None:
+    async with running(fake.url) as delivered:
+        first = await delivered.more()
+        process = delivered.source._worker._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: delivered.source.status().worker_starts == 2)
+        last = await delivered.more()
+
+    assert last.devices == first.devices
+    assert last.tenants == first.tenants
+
+
+async def test_hung_server_never_holds_the_loop_and_is_left_in_time(fake: FakePrometheus) -> None:
+    over = asyncio.Event()
+
+    async def handler(_request: web.Request) -> web.Response:
+        await over.wait()
+        return web.Response()
+
+    fake.handler = handler
+    async with running(fake.url, timeout_seconds=0.3) as delivered:
+        turns = 0
+        while not delivered.source.status().failures:
+            await asyncio.sleep(0)  # a loop that was held would have few turns until then
+            turns += 1
+        over.set()
+
+    assert "no complete answer in time" in delivered.source.status().last_error
+    assert turns > 50
+
+
+async def test_late_worker_is_killed_and_the_next_question_is_answered(
+    fake: FakePrometheus,
+) -> None:
+    worker = WorkerProcess(Prometheus(url=fake.url, timeout_seconds=60))
+    question = {
+        "now": time.time(),
+        "nodes": {"names": ["gpu-1"], "addresses": {}, "exporter_pods": {}},
+    }
+    over = asyncio.Event()
+
+    async def handler(_request: web.Request) -> web.Response:
+        await over.wait()
+        return web.Response()
+
+    fake.handler = handler
+    with pytest.raises(WorkerError, match="none within 3 s"):
+        await worker.ask(question, 3)
+    was_running = worker.is_running
+    over.set()
+    fake.handler = None
+
+    answer = await worker.ask(question, DEADLINE_SECONDS)
+
+    await worker.stop()
+    assert not was_running
+    assert "error" not in answer[-1].header
+    assert worker.starts == 2
+
+
+async def test_worker_goes_when_the_extender_does(fake: FakePrometheus) -> None:
+    worker = WorkerProcess(Prometheus(url=fake.url))
+    await worker.ask({"now": time.time()}, DEADLINE_SECONDS)
+    process = worker._process
+    assert process is not None
+    assert process.stdin is not None
+
+    process.stdin.close()  # all that the worker sees of an extender that was killed
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert await process.wait() == 0
+    await worker.stop()
+
+
+async def test_a_stop_that_is_cancelled_leaves_no_process_behind(fake: FakePrometheus) -> None:
+    worker = WorkerProcess(Prometheus(url=fake.url))
+    await worker.ask({"now": time.time()}, DEADLINE_SECONDS)
+    process = worker._process
+    assert process is not None
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+
+    await worker.stop()
+
+    assert process.returncode is not None
+
+
+async def test_worker_finds_files_named_relative_to_the_extender(
+    fake: FakePrometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.chdir(tmp_path)
+
+    async with running(fake.url, bearer_token_file="token") as delivered:
+        readings = await delivered.more()
+
+    assert len(readings.devices) == 1

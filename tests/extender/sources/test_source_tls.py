@@ -1,0 +1,103 @@
+"""Prometheus behind TLS: whom we trust, and how we say who we are."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.common import PrometheusError
+from extender.sources.prometheus.http import PrometheusClient
+from extender.sources.prometheus.rows import Recognized, Rows
+
+ANSWER = {
+    "status": "success",
+    "data": {"resultType": "vector", "result": [{"metric": {"UUID": "G"}, "value": [1.0, "7"]}]},
+}
+DEADLINE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Secure:
+    """A Prometheus that speaks TLS only, and the files of those who ask it.
+
+    Attributes:
+        url: its base URL.
+        ca_file: certificate of the authority that vouches for it.
+        client_file: certificate and key of a client that it would know.
+    """
+
+    url: str
+    ca_file: Path
+    client_file: Path
+
+
+@pytest.fixture(params=[False, True], ids=["any-client", "known-clients-only"])
+def is_mutual(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+async def secure(tmp_path: Path, *, is_mutual: bool) -> AsyncIterator[Secure]:
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    if is_mutual:
+        authority.configure_trust(context)
+        context.verify_mode = ssl.CERT_REQUIRED
+    ca_file, client_file = tmp_path / "ca.pem", tmp_path / "client.pem"
+    authority.cert_pem.write_to_path(str(ca_file))
+    authority.issue_cert("extender").private_key_and_cert_chain_pem.write_to_path(str(client_file))
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(ANSWER)
+
+    app = web.Application()
+    app.router.add_get("/api/v1/query", answer)
+    app.router.add_post("/api/v1/query", answer)
+    server = TestServer(app)
+    await server.start_server(ssl=context)
+    yield Secure(url=f"https://127.0.0.1:{server.port}", ca_file=ca_file, client_file=client_file)
+    await server.close()
+
+
+async def ask(url: str, **values: object) -> int:
+    """Ask once; return how many rows came."""
+    client = PrometheusClient(Prometheus.model_validate({"url": url, **values}))
+    try:
+        rows: Rows | Recognized[object] = await asyncio.to_thread(
+            lambda: client.query("DCGM_FI_DEV_GPU_UTIL", DEADLINE_SECONDS)
+        )
+        assert not isinstance(rows, Recognized)
+        return len(rows)
+    finally:
+        client.close()
+
+
+async def test_server_that_our_authority_vouches_for_is_asked(secure: Secure) -> None:
+    files = {"ca_file": secure.ca_file, "cert_file": secure.client_file}
+
+    assert await ask(secure.url, **files, key_file=secure.client_file) == 1
+
+
+async def test_server_that_nobody_vouches_for_is_not_asked(secure: Secure) -> None:
+    with pytest.raises(PrometheusError, match="certificate verify failed"):
+        await ask(secure.url, cert_file=secure.client_file, key_file=secure.client_file)
+
+
+async def test_verification_can_be_given_up(secure: Secure) -> None:
+    files = {"cert_file": secure.client_file, "key_file": secure.client_file}
+
+    assert await ask(secure.url, **files, insecure_skip_verify=True) == 1
+
+
+@pytest.mark.parametrize("is_mutual", [True], ids=["known-clients-only"], indirect=True)
+async def test_client_without_a_certificate_is_told_that_it_was_refused(secure: Secure) -> None:
+    with pytest.raises(PrometheusError, match="cannot query Prometheus at https://"):
+        await ask(secure.url, ca_file=secure.ca_file)

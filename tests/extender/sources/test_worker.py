@@ -1,0 +1,45 @@
+"""The worker takes the settings as they were checked, without what checks them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from extender.settings.config import Prometheus
+from extender.sources.prometheus.process import _portable
+from extender.sources.prometheus.worker import read_settings
+
+FULL = Prometheus.model_validate(
+    {
+        "url": "http://prometheus:9090",
+        "bearer_token_file": "/run/token",
+        "ca_file": "/run/ca.crt",
+        "headers": {"X-Scope-OrgID": "a"},
+        "metrics": {
+            "my_util": {"signal": "gpu_utilization_ratio", "unit": "percent"},
+            "DCGM_FI_DEV_GPU_UTIL": None,
+        },
+    }
+)
+
+
+def test_settings_arrive_as_they_are() -> None:
+    arrived = read_settings(_portable(FULL))
+
+    for name in Prometheus.model_fields.keys() - {"metrics", "node_labels"}:
+        assert getattr(arrived, name) == getattr(FULL, name), name
+    assert tuple(arrived.node_labels) == FULL.node_labels
+    assert isinstance(arrived.bearer_token_file, Path)
+    row = arrived.metrics["my_util"]
+    assert row is not None
+    assert (row.signal, row.unit) == ("gpu_utilization_ratio", "percent")
+    assert arrived.metrics["DCGM_FI_DEV_GPU_UTIL"] is None
+
+
+def test_worker_does_without_what_takes_much_memory() -> None:
+    code = (
+        "import sys, extender.sources.prometheus.worker as worker;"
+        "print(*{'pydantic', 'aiohttp', 'kubernetes_asyncio', 'pandas'} & sys.modules.keys())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == ""

@@ -1,0 +1,166 @@
+"""Answers that nobody reads."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import orjson
+import pytest
+from aiohttp import web
+
+from extender.placement.bypass_causes import Verdict
+from extender.placement.request_log import MAX_PATHS, SHOWN_PATH
+from extender.webhook.abandoned import noting_wrong_paths
+from extender.webhook.answer_context import ABOUT
+from extender.webhook.handlers import Webhooks
+from tests.extender.fake_kube import eventually
+from tests.extender.served import Client, MakeClient, World, names_question, pod
+from tests.extender.webhook.asking import ask
+
+
+class Patience:
+    """A client that may give up while its question is being answered."""
+
+    def __init__(self) -> None:
+        self.gives_up: Callable[[], None] = lambda: None
+
+    def is_ready(self) -> bool:
+        self.gives_up()
+        return True
+
+
+@pytest.fixture
+async def served(world: World) -> AsyncIterator[tuple[World, int, Patience]]:
+    """A world behind a port, that asks a client's patience while it answers."""
+    patience = Patience()
+    webhooks = Webhooks(
+        placer=world.placer,
+        resources=world.resources,
+        metrics=world.metrics,
+        max_score=10,
+        shortlist=0,
+        is_ready=patience.is_ready,
+        warn_annotation=lambda _, __: None,
+        asked=world.asked,
+    )
+    app = web.Application()
+    app.add_routes(webhooks.routes())
+    runner = web.AppRunner(app, handler_cancellation=False)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield world, runner.addresses[0][1], patience
+    await runner.cleanup()
+
+
+def send(port: int, body: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port))
+    head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    return client
+
+
+QUESTION = orjson.dumps(names_question("idle-a", "idle-b"))
+
+
+async def test_answer_to_a_client_that_gave_up_is_lost(
+    served: tuple[World, int, Patience],
+) -> None:
+    world, port, patience = served
+    client = send(port, QUESTION)
+    patience.gives_up = client.close
+
+    await eventually(lambda: len(world.asked))
+
+    assert world.asked.verdict("uid-asker") is Verdict.ANSWER_LOST
+    assert world.count("idlegpu_requests_total", verb="filter", outcome="unread") == 1
+    assert world.asked.incidents[0] == 1
+
+
+async def test_answer_to_a_client_that_waits_is_not_lost(
+    served: tuple[World, int, Patience],
+) -> None:
+    world, port, _ = served
+    client = send(port, QUESTION)
+
+    await eventually(lambda: len(world.asked))
+
+    assert world.asked.verdict("uid-asker") is Verdict.NOT_SCORED
+    assert world.asked.incidents == (0, 0, 0, 0.0)
+    client.close()
+
+
+async def test_question_that_breaks_off_counts_as_lost(
+    served: tuple[World, int, Patience],
+) -> None:
+    world, port, _ = served
+    client = socket.create_connection(("127.0.0.1", port))
+    client.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    await asyncio.sleep(0)
+    client.close()
+
+    await eventually(lambda: world.asked.incidents[0])
+
+    assert len(world.asked) == 0
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize"])
+@pytest.mark.parametrize(
+    ("asker", "is_ready"),
+    [
+        pytest.param(pod(), True, id="answered"),
+        pytest.param(pod(), False, id="not-ready"),
+        pytest.param(pod(enabled="false"), True, id="disabled"),
+        pytest.param(pod(gpus=None), True, id="no-gpu"),
+    ],
+)
+async def test_every_question_that_is_answered_counts_as_asked(
+    world: World, client: Client, verb: str, asker: object, is_ready: bool
+) -> None:
+    world.is_ready = is_ready
+
+    await ask(client, verb, names_question("idle-a", asker=asker))
+
+    await eventually(lambda: len(world.asked))
+    assert world.asked.verdict("uid-asker") is Verdict.ASKED
+
+
+async def test_question_that_cannot_be_read_is_noted_as_such(world: World, client: Client) -> None:
+    await client.post("/prioritize", data=b"{")
+
+    await eventually(lambda: world.asked.incidents[2])
+
+    assert len(world.asked) == 0
+    assert world.asked.last_at is not None
+
+
+async def test_fault_of_ours_counts_as_asked(world: World) -> None:
+    def fail() -> bool:
+        raise RuntimeError("broken")
+
+    _, response = await replace(world.webhooks(), is_ready=fail).filter(QUESTION)
+
+    assert response[ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-asker"
+
+
+async def test_wrong_path_is_noted_and_still_not_found(
+    world: World, aiohttp_client: MakeClient
+) -> None:
+    app = web.Application(middlewares=[noting_wrong_paths(world.asked)])
+    app.add_routes(world.webhooks().routes())
+    client = await aiohttp_client(app)
+
+    refused = await client.post("/scheduler/filter", data=b"{}")
+    looked = await client.get("/favicon.ico")
+
+    assert (refused.status, looked.status) == (404, 404)
+    assert list(world.asked.wrong_paths) == ["/scheduler/filter"]
+
+
+def test_only_so_much_is_noted_of_wrong_paths(world: World) -> None:
+    for number in range(100):
+        world.asked.note_wrong_path(f"/{number}" + "x" * 1000)
+
+    assert len(world.asked.wrong_paths) == MAX_PATHS
+    assert max(map(len, world.asked.wrong_paths)) == SHOWN_PATH
