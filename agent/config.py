@@ -24,7 +24,7 @@ from extender.settings.changes import show_value
 from extender.settings.layers import Layer, Values, read_environment, read_file, without
 from extender.settings.peers import ADDRESS_FORM, split_address
 from extender.settings.problems import Origin, describe
-from extender.settings.section import MIB, TIB, Form, Percent, Quantity, Section
+from extender.settings.section import MIB, TIB, Percent, Quantity, Section, ValueForm
 from extender.settings.spec import Setting, list_settings
 from extender.settings.table import render_table
 
@@ -67,7 +67,7 @@ class Foreign(Section):
 class Reports(Section):
     """Settings of reports to the extender."""
 
-    service: Annotated[str, Form(ADDRESS_FORM)] = Field(
+    service: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
         default=_DEFAULT.reports.service,
         description="host:port of a headless Service of all replicas of the extender, which all "
         "receive the reports of this node; empty: send no reports",
@@ -160,12 +160,12 @@ class Reports(Section):
 class Settings(Section):
     """All settings of the agent."""
 
-    listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
+    listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
         default=f"{_DEFAULT.host}:{_DEFAULT.port}",
         description="host:port of metrics, health and the report, in plain HTTP; in a pod "
         "0.0.0.0:9402 or [::]:9402",
     )
-    loads_listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
+    loads_listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
         default="",
         description="host:port of a report with the GPUs' loads only, without pods and processes, "
         "in plain HTTP, for IDLEGPU_AGENT_URL of any pod; in a pod 0.0.0.0:9403 or [::]:9403; "
@@ -239,9 +239,9 @@ class Settings(Section):
         "names stay unknown",
     )
     reports: Reports = Reports()
-    thresholds: decision.Thresholds = decision.Thresholds()
+    thresholds: decision.ThresholdSettings = decision.ThresholdSettings()
     foreign: Foreign = Foreign()
-    health: decision.Health = decision.Health()
+    health: decision.HealthSettings = decision.HealthSettings()
     log: service.Log = service.Log()
 
     @field_validator("listen", "loads_listen")

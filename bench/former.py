@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from extender.core.decision.assessment import Assessment, assess
-from extender.core.decision.evaluation import Evaluation, Question, estimates
+from extender.core.decision.evaluation import Evaluation, EvaluationRequest, estimates
 from extender.core.decision.filtering import Code, reject
 from extender.core.decision.scoring import calm, health, mean
 from extender.core.nodes.snapshot import (
@@ -35,7 +35,7 @@ POLICY: Final = Policy(
 )
 
 
-def evaluate(snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+def evaluate(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
     """Evaluate every node of a pool as that state did; takes the place of today's function."""
     batch = batch_rows(pool.rows, snapshot.telemetry, pool.batch.suspicion)
     asks = question.ask.columns

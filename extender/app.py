@@ -11,45 +11,45 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from extender.api.access import make_access
-from extender.api.fleet_routes import Api
+from extender.api.fleet_routes import FleetRoutes
 from extender.api.health_routes import health_routes
 from extender.api.metrics_route import export_ports, export_state, metrics_route
-from extender.api.page.routes import STREAM, Page
+from extender.api.page.routes import STREAM, PageRoutes
 from extender.core.request.gpu_resources import ResourceNames
-from extender.effects.annotation_warnings import Complaints
+from extender.effects.annotation_warnings import AnnotationWarnings
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.peers import Peers
 from extender.effects.placement_events import PlacementEvents
 from extender.effects.waker import Waker, build_waker, own_namespace
 from extender.fleet.fleet import Fleet
-from extender.insight.bypassed_pods import UnaskedTable
-from extender.insight.decisions import Decisions
+from extender.insight.bypassed_pods import BypassedPodsTable
+from extender.insight.decisions import DecisionRoutes
 from extender.insight.explain_routes import Why
 from extender.insight.replicas import Replicas
-from extender.insight.shadow_mode import Trying
+from extender.insight.shadow_mode import ShadowMode
 from extender.kube.client import KubeClient
 from extender.kube.lease import make_identity
-from extender.placement.binding_attribution import LastWord
+from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
-from extender.placement.bypassed_pods import UnaskedPods
+from extender.placement.bypassed_pods import BypassedPods
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
-from extender.placement.request_log import AskedLog
-from extender.placement.warm_up import Preparing
+from extender.placement.request_log import RequestLog
+from extender.placement.warm_up import WarmUp
 from extender.runtime import logs
-from extender.runtime.cooperative import in_turns
+from extender.runtime.cooperative import run_in_steps
 from extender.runtime.garbage import Garbage
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
-from extender.server.ports import Doors
+from extender.server.ports import ServerPorts
 from extender.server.readiness import Readiness
-from extender.server.request_tracker import InFlight
+from extender.server.request_tracker import RequestTracker
 from extender.server.tls import only_known, only_secret
 from extender.settings.config import Settings
 from extender.settings.reload import Reloader
 from extender.settings.settings_file import SettingsFile
-from extender.sources.prometheus.plots import Plots
-from extender.sources.source_manager import Following, Tasks
+from extender.sources.prometheus.plots import PrometheusPlots
+from extender.sources.source_manager import SourceManager, Tasks
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.admission.webhook import PATH as ADMISSION
 from extender.webhook.admission.webhook import make_webhook
@@ -86,7 +86,7 @@ class Extender:
         self.placer = Placer(self.fleet, self.history, clock, settings.decisions.detailed_nodes)
         self.metrics = Metrics()
         self.metrics.settings_loaded_at.set(clock())
-        self.asked = AskedLog(self.fleet, clock=clock, monotonic=time.monotonic)
+        self.asked = RequestLog(self.fleet, clock=clock, monotonic=time.monotonic)
         self.peers = (
             Peers(
                 settings.peers,
@@ -100,7 +100,7 @@ class Extender:
         )
         if self.peers is not None:
             self.asked.tell = self.peers.tell
-        self.unasked = UnaskedPods(
+        self.unasked = BypassedPods(
             self.asked,
             self.metrics,
             settings.unasked,
@@ -116,41 +116,45 @@ class Extender:
         self._client = client
         self.waker = self._build_waker(settings)
         self.tasks = Tasks()
-        self.in_flight = InFlight(urgent=VERBS, lasting=(STREAM,), once=(*VERBS, ADMISSION))
-        self.placed = PlacementEvents(
-            self.events, lambda: self.settings.events.tells_placements, self.in_flight.calm
+        self.request_tracker = RequestTracker(
+            urgent=VERBS, lasting=(STREAM,), once=(*VERBS, ADMISSION)
         )
-        self.trying = Trying(settings, self.placer, self.metrics, clock, self.in_flight)
-        self.last_word = LastWord(
+        self.placed = PlacementEvents(
+            self.events, lambda: self.settings.events.tells_placements, self.request_tracker.calm
+        )
+        self.shadow_mode = ShadowMode(
+            settings, self.placer, self.metrics, clock, self.request_tracker
+        )
+        self.last_word = BindingAttribution(
             self.asked,
             self.history,
             self.metrics,
             hearing=self.peers,
-            on_own=(self.placed.note, self.trying.note_own),
+            on_own=(self.placed.note, self.shadow_mode.note_own),
         )
-        self.following = Following(
+        self.source_manager = SourceManager(
             settings,
             client,
             InventoryTap(
-                self.fleet, self.history, self.last_word, self.unasked, self.trying.note_bound
+                self.fleet, self.history, self.last_word, self.unasked, self.shadow_mode.note_bound
             ),
             fleet=self.fleet,
             tasks=self.tasks,
             clock=clock,
-            give_way=self.in_flight.give_way,
+            yield_control=self.request_tracker.yield_control,
         )
-        self.garbage = Garbage(
-            is_idle=lambda: not self.in_flight.requests,
-            is_quiet=self.in_flight.is_quiet,
+        self.gc_control = Garbage(
+            is_idle=lambda: not self.request_tracker.requests,
+            is_quiet=self.request_tracker.is_quiet,
         )
         self.readiness = Readiness(
             lambda: self.settings,
-            self.in_flight,
-            states=self.following.states,
+            self.request_tracker,
+            states=self.source_manager.states,
             awaited=self._awaited,
             others=lambda: self.peers.others_faults() if self.peers is not None else (),
-            unset=self.following.unset,
-            make_ready=self.garbage.tidy,  # the first readings are many objects, and they stay
+            unset=self.source_manager.unset,
+            make_ready=self.gc_control.tidy,  # the first readings are many objects, and they stay
         )
         self.webhooks = Webhooks(
             placer=self.placer,
@@ -158,10 +162,12 @@ class Extender:
             metrics=self.metrics,
             max_score=settings.wire.max_score,
             shortlist=settings.wire.shortlist,
-            is_ready=lambda: self.readiness.is_laid_out,
-            warn_annotation=Complaints(self.events, lambda: self.settings.events.enabled).warn,
+            is_ready=lambda: self.readiness.is_allocated,
+            warn_annotation=AnnotationWarnings(
+                self.events, lambda: self.settings.events.enabled
+            ).warn,
             asked=self.asked,
-            expect=self.in_flight.expect,
+            expect=self.request_tracker.expect,
         )
         self.access = make_access(
             client, settings, self.fleet, self.history, self.metrics.api_requests
@@ -179,15 +185,15 @@ class Extender:
             self.peers,
             tells=settings.tls.is_used or self.access.is_open,
         )
-        self.api = Api(
+        self.api = FleetRoutes(
             self.fleet,
             self.placer,
             settings.resource_patterns,
-            Decisions(self.history, replicas),
-            self.following.unreadable,
+            DecisionRoutes(self.history, replicas),
+            self.source_manager.unreadable,
         )
-        self._regret = self.trying.regret_table(replicas)
-        self._unasked_table = UnaskedTable(self.unasked, replicas)
+        self._regret = self.shadow_mode.regret_table(replicas)
+        self._unasked_table = BypassedPodsTable(self.unasked, replicas)
         self.why = Why(
             self.placer,
             lambda: self.api.resources,
@@ -195,29 +201,31 @@ class Extender:
             replicas=replicas,
             prices=settings.prices,
         )
-        self.page = Page(
+        self.page = PageRoutes(
             self.fleet,
             self.history,
-            states=self.following.states,
+            states=self.source_manager.states,
             clock=clock,
-            give_way=self.in_flight.give_way,
-            plots=Plots(lambda: self.settings.prometheus, clock),
+            yield_control=self.request_tracker.yield_control,
+            plots=PrometheusPlots(lambda: self.settings.prometheus, clock),
             replicas=replicas,
             pool_labels=settings.pool_labels,
         )
-        self.preparing = Preparing(
+        self.warm_up = WarmUp(
             self.fleet,
             self.placer.standings,
-            self.following,
+            self.source_manager,
             requests=self.webhooks.requests,
             readiness=self.readiness,
-            garbage=self.garbage,
-            give_way=self.in_flight.give_way,
+            garbage=self.gc_control,
+            yield_control=self.request_tracker.yield_control,
         )
         self._state = export_state(
-            self.metrics, settings, self.fleet, self.following, self._dropped, clock
+            self.metrics, settings, self.fleet, self.source_manager, self._dropped, clock
         )
-        self._metrics_route = metrics_route(self.metrics, self._state, self.in_flight.give_way)
+        self._metrics_route = metrics_route(
+            self.metrics, self._state, self.request_tracker.yield_control
+        )
 
     def _decide_about(self, resources: ResourceNames) -> None:
         self.webhooks.resources = self.api.resources = resources
@@ -246,7 +254,7 @@ class Extender:
         A part whose settings are unchanged is not restarted, and no webhook request waits.
         """
         before = self.settings
-        await self.following.decide_by(settings.policy())
+        await self.source_manager.decide_by(settings.policy())
         # No await before the last assignment: no request sees a mix of old and new settings.
         self.settings = settings
         self.placer.detailed = settings.decisions.detailed_nodes
@@ -260,9 +268,9 @@ class Extender:
         self._state.pool_labels = settings.pool_labels
         if settings.log != before.log:
             logs.configure(settings.log.level, settings.log.format, in_background=True)
-        await self.trying.adopt(settings)
-        await in_turns(self.history.resize_in_steps(settings.decisions.history))
-        await self.following.adopt(settings)
+        await self.shadow_mode.adopt(settings)
+        await run_in_steps(self.history.resize_in_steps(settings.decisions.history))
+        await self.source_manager.adopt(settings)
         if settings.wake != before.wake:
             await self.tasks.stop(WAKER)
             self.waker = self._build_waker(settings, self.waker)
@@ -276,14 +284,14 @@ class Extender:
 
     def _awaited(self) -> Iterable[str]:
         """Return the names of the sources whose first data the start still waits for."""
-        yield from self.following.awaited()
+        yield from self.source_manager.awaited()
         if self.peers is not None and self.peers.are_awaited:
             yield "peers"
 
     def build_app(self) -> web.Application:
         """Build the application of the webhooks and, without `status_listen`, of everything."""
         settings = self.settings
-        middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
+        middlewares = [self.request_tracker.count, noting_wrong_paths(self.asked)]
         if settings.tls.is_used:
             middlewares.insert(1, only_known(settings.tls))
         else:
@@ -305,7 +313,7 @@ class Extender:
         """Build the application for health, metrics and API, or None without `status_listen`."""
         if not self.settings.status_listen:
             return None
-        app = web.Application(middlewares=[self.in_flight.count, self.access.guard()])
+        app = web.Application(middlewares=[self.request_tracker.count, self.access.guard()])
         self._add_status(app)
         return app
 
@@ -313,7 +321,7 @@ class Extender:
         """Build the application of the admission webhook, or None if it is not configured."""
         if self.admission is None:
             return None
-        return self.admission.build_app([self.in_flight.count])
+        return self.admission.build_app([self.request_tracker.count])
 
     def _add_status(self, app: web.Application) -> None:
         app.add_routes([*self._unasked_table.routes(), *self._regret.routes()])
@@ -324,37 +332,37 @@ class Extender:
 
     def _degraded(self) -> dict[str, str]:
         """Return active problems by name that do not stop the webhooks from answering."""
-        sources = list(self.following.states())
+        sources = list(self.source_manager.states())
         degraded = {source.name: source.error for source in sources if source.error}
         for source in sources:
             if source.is_unreadable_in_part:
                 text = "some objects cannot be read, and are left out: GET /v1/nodes names them"
                 degraded[f"{source.name} objects"] = text
-        if self.following.prometheus is None and self.following.agents is None:
+        if self.source_manager.prometheus is None and self.source_manager.agents is None:
             degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"
         if self.reloader is not None and self.reloader.problem:
             degraded["settings"] = self.reloader.problem
-        return {**degraded, **self.trying.degraded(), **self.readiness.causes()}
+        return {**degraded, **self.shadow_mode.degraded(), **self.readiness.causes()}
 
     async def _run_last_word(self) -> None:
-        await self.last_word.run(self.in_flight.give_way)
+        await self.last_word.run(self.request_tracker.yield_control)
 
     async def run(self) -> None:
         """Run the sources and all background tasks until cancelled; restart each that fails."""
         async with asyncio.TaskGroup() as group:
             self.tasks.own(group)
-            group.create_task(keep("garbage", self.garbage.run), name="garbage")
-            self.following.cluster.on_resources = self._decide_about
-            self.following.start()
-            self.following.tell_past_use(self.why.idleness)
-            group.create_task(keep("layouts", self.preparing.lay_out), name="layouts")
-            group.create_task(keep("standings", self.preparing.evaluate), name="standings")
-            group.create_task(keep("newcomers", self.preparing.foresee), name="newcomers")
+            group.create_task(keep("garbage", self.gc_control.run), name="garbage")
+            self.source_manager.cluster.on_resources = self._decide_about
+            self.source_manager.start()
+            self.source_manager.tell_past_use(self.why.idleness)
+            group.create_task(keep("layouts", self.warm_up.allocate), name="layouts")
+            group.create_task(keep("standings", self.warm_up.evaluate), name="standings")
+            group.create_task(keep("newcomers", self.warm_up.foresee), name="newcomers")
             group.create_task(keep("events", self.events.run), name="events")
             group.create_task(keep("placements", self.placed.run), name="placements")
             group.create_task(keep("unasked", self.unasked.run), name="unasked")
             group.create_task(keep("last word", self._run_last_word), name="last word")
-            group.create_task(keep("trying", self.trying.run), name="trying")
+            group.create_task(keep("trying", self.shadow_mode.run), name="trying")
             group.create_task(keep("page", self.page.run), name="page")
             group.create_task(keep("idleness", self.why.run), name="idleness")
             if self.peers is not None:
@@ -388,35 +396,37 @@ async def start(
         extender = Extender(settings, client, clock)
         if file is not None:
             extender.follow_settings(file)
-        doors = Doors(
+        server_ports = ServerPorts(
             settings,
             extender.build_app(),
             extender.build_status_app(),
             extender.build_admission_app(),
-            watch=extender.in_flight.watch,
+            watch=extender.request_tracker.watch,
         )
-        export_ports(extender.metrics, [*doors.ports, *extender.following.ports])
+        export_ports(extender.metrics, [*server_ports.ports, *extender.source_manager.ports])
         if extender.peers is not None:
-            extender.peers.tls = lambda: doors.client_context
+            extender.peers.tls = lambda: server_ports.client_context
             extender.peers.faults = extender.readiness.faults
-        extender.in_flight.callers = doors.callers
+        extender.request_tracker.callers = server_ports.callers
         try:
-            await doors.open()
-            extender.addresses = doors.urls
+            await server_ports.open()
+            extender.addresses = server_ports.urls
             logger.info("serving", extra={"urls": extender.addresses})
             async with asyncio.TaskGroup() as group:
                 background = group.create_task(extender.run(), name="extender")
-                following = group.create_task(keep("certificates", doors.run), name="certificates")
+                source_manager = group.create_task(
+                    keep("certificates", server_ports.run), name="certificates"
+                )
                 yield extender
                 # aiohttp's cleanup drops requests whose bytes still arrive. So first refuse new
                 # connections, then answer the accepted requests, then clean up.
-                following.cancel()
-                await doors.close_webhooks()
-                await extender.in_flight.drain(extender.settings.shutdown_seconds)
-                await doors.close()
+                source_manager.cancel()
+                await server_ports.close_webhooks()
+                await extender.request_tracker.drain(extender.settings.shutdown_seconds)
+                await server_ports.close()
                 background.cancel()
         finally:
-            await doors.close()
+            await server_ports.close()
     finally:
         await client.close()
 
@@ -431,7 +441,7 @@ async def _leave(extender: Extender, stopping: asyncio.Event) -> None:
     settings = extender.settings
     if settings.drain_seconds:
         logger.info("draining", extra={"seconds": settings.drain_seconds})
-        await extender.in_flight.take_leave(settings.drain_seconds, settings.shutdown_seconds)
+        await extender.request_tracker.take_leave(settings.drain_seconds, settings.shutdown_seconds)
 
 
 async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
@@ -446,6 +456,6 @@ async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
         await asyncio.wait([hurry, leave], return_when=asyncio.FIRST_COMPLETED)
         logger.info("shutting down")
         if hurrying.is_set():
-            extender.in_flight.hurry(HURRY_SECONDS)
+            extender.request_tracker.hurry(HURRY_SECONDS)
         hurry.cancel()
         leave.cancel()

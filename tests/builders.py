@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from extender.core.decision.assessment import Ask, Assessment, assess
+from extender.core.decision.assessment import Assessment, DeviceRequest, assess
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import Overlay, estimates
-from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
     Batch,
@@ -201,9 +201,13 @@ def request(count: int = 1, **changes: Any) -> GpuRequest:
     return replace(GpuRequest(resource=GPU, count=count), **changes)
 
 
-def ask(count: int = 1, memory_bytes: float = 0.0, thresholds: Thresholds | None = None) -> Ask:
+def ask(
+    count: int = 1, memory_bytes: float = 0.0, thresholds: Thresholds | None = None
+) -> DeviceRequest:
     """Return what a stock pod asks of one resource."""
-    return Ask(count=count, memory_bytes=memory_bytes, thresholds=thresholds or Thresholds())
+    return DeviceRequest(
+        count=count, memory_bytes=memory_bytes, thresholds=thresholds or Thresholds()
+    )
 
 
 def pod_ref(name: str = "pod") -> PodRef:
@@ -241,7 +245,7 @@ def snapshot_of(
         pools={resource: build_pool(resource, rows, telemetry, suspicion)},
         telemetry=telemetry,
         models=models,
-        roll=Roll(nodes, {resource: sorted(rows)}),
+        node_index=NodeIndex(nodes, {resource: sorted(rows)}),
     )
 
 
@@ -257,7 +261,7 @@ def batch_of(*nodes: Node) -> Batch:
 
 
 def assessment_of(
-    *nodes: Node, asked: Ask | None = None, policy: Policy | None = None
+    *nodes: Node, asked: DeviceRequest | None = None, policy: Policy | None = None
 ) -> Assessment:
     """Return what the devices of nodes are worth to a pod."""
     return assess(batch_of(*nodes), (asked or ask()).columns, estimates(policy or Policy()))

@@ -210,7 +210,7 @@ class World:
         pool = self.fleet.snapshot().pools[resource]
         return pool.rows[pool.row_of[node]]
 
-    def believed(self, device: Device, column: str) -> float:
+    def estimated(self, device: Device, column: str) -> float:
         """Return what the snapshot believes of a device."""
         row = self.fleet.store.row_of(device.info.key)
         assert row is not None

@@ -16,7 +16,7 @@ from prometheus_client import Counter
 
 from extender.api.caller import Caller
 from extender.api.caller_cache import HEADER, SESSION_PATH, Callers
-from extender.core.name_counts import Tally
+from extender.core.name_counts import NameCounts
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.kube.client import KubeClient
@@ -24,7 +24,7 @@ from extender.placement.history import DecisionHistory
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.json_answers import NOT_KEPT, error_answer, json_answer
 from extender.server.redaction import SEES_ALL, VIEWER, AccessError, Viewer
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from extender.settings.config import Settings
 from extender.settings.tls import is_loopback
 
@@ -44,7 +44,7 @@ MAX_COOKIE: Final = 3800
 MAX_BODY: Final = 16 << 10
 
 
-class Outcome(StrEnum):
+class AccessOutcome(StrEnum):
     """Result of authenticating a request, as a metric label."""
 
     ADMITTED = "admitted"
@@ -61,7 +61,7 @@ class Outcome(StrEnum):
 
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
-_OUTCOMES: Final = {401: Outcome.REFUSED, 429: Outcome.BUSY, 503: Outcome.UNKNOWN}
+_OUTCOMES: Final = {401: AccessOutcome.REFUSED, 429: AccessOutcome.BUSY, 503: AccessOutcome.UNKNOWN}
 
 
 class Access:
@@ -80,7 +80,7 @@ class Access:
     def __init__(
         self,
         client: KubeClient,
-        settings: Api,
+        settings: ApiSettings,
         *,
         is_open: bool,
         namespaces: Callable[[], frozenset[str]],
@@ -91,7 +91,7 @@ class Access:
         self.is_open = is_open
         self.callers = Callers(client, settings, namespaces=namespaces, monotonic=monotonic)
         self._requests = requests
-        for outcome in Outcome:
+        for outcome in AccessOutcome:
             requests.labels(outcome)
         self._networks = settings.networks
         self._hosts = hosts
@@ -115,7 +115,7 @@ class Access:
             if path in free or path.startswith(PAGE_FILES[-1]) or is_login:
                 return await handler(request)
             if self._hosts and not _is_for(request.headers.get(hdrs.HOST), self._hosts):
-                self._requests.labels(Outcome.WRONG_HOST).inc()
+                self._requests.labels(AccessOutcome.WRONG_HOST).inc()
                 return _wrong_host(request, self._hosts)
             try:
                 viewer = await self._viewer(request)
@@ -146,17 +146,17 @@ class Access:
         """
         token = token_of(request.headers, request.cookies)
         if self.is_open or (not token and self._is_proxy(request.remote)):
-            self._requests.labels(Outcome.OPEN).inc()
+            self._requests.labels(AccessOutcome.OPEN).inc()
             return SEES_ALL
         if not token:
-            self._requests.labels(Outcome.NO_TOKEN).inc()
+            self._requests.labels(AccessOutcome.NO_TOKEN).inc()
             raise AccessError(401, f"there is no token: {self.callers.advice()}")
         try:
             caller = await self.callers.admit(token, request.remote or "")
         except AccessError as error:
             self._requests.labels(_OUTCOMES[error.status]).inc()
             raise
-        self._requests.labels(Outcome.ADMITTED).inc()
+        self._requests.labels(AccessOutcome.ADMITTED).inc()
         return caller
 
     def _is_proxy(self, remote: str | None) -> bool:
@@ -250,7 +250,7 @@ def make_access(
 class _Namespaces:
     """Union of several tallies' names; the same object as long as the names do not change."""
 
-    def __init__(self, *tallies: Tally) -> None:
+    def __init__(self, *tallies: NameCounts) -> None:
         self._tallies = tallies
         self._parts: tuple[frozenset[str], ...] = ()
         self._names: frozenset[str] = frozenset()

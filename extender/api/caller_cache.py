@@ -22,10 +22,10 @@ from extender.kube.token_review import (
     review_token,
     token_key,
 )
-from extender.runtime.fair_queue import BusyError, Turns
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.fair_queue import BusyError, FairQueue
+from extender.runtime.log_throttle import LogThrottle
 from extender.server.redaction import AccessError
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Callers:
     def __init__(
         self,
         client: KubeClient,
-        settings: Api,
+        settings: ApiSettings,
         *,
         namespaces: Callable[[], frozenset[str]],
         monotonic: Callable[[], float] = time.monotonic,
@@ -77,14 +77,14 @@ class Callers:
         self._monotonic = monotonic
         self._callers: OrderedDict[bytes, Caller] = OrderedDict()
         self._refused: Recent[tuple[float, str]] = Recent(MOST_REFUSED)
-        self._log_throttle = Seldom(monotonic=monotonic)
-        self._strangers = Turns(
+        self._log_throttle = LogThrottle(monotonic=monotonic)
+        self._strangers = FairQueue(
             at_once=STRANGERS,
             waiting_each=STRANGERS_WAITING,
             wait_seconds=STRANGERS_SECONDS,
             per_second=settings.reviews_per_second,
         )
-        self._questions = Turns(
+        self._questions = FairQueue(
             at_once=QUESTIONS,
             waiting_each=QUESTIONS_WAITING,
             wait_seconds=settings.review_timeout_seconds,

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from extender.core.decision.assessment import Ask, assess
+from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.verdicts import STATES, count_states
 from extender.core.nodes.batches import current_batch
@@ -75,7 +75,7 @@ class FleetCollector(Collector):
     def _devices_in_steps(self) -> Steps[list[Metric]]:
         snapshot = self._fleet.snapshot()
         states: Counter[str] = Counter()
-        ask = Ask(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
+        ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
         supply = Supply(self._fleet.nodes, snapshot.models, self.pool_labels)
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)

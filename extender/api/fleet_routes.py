@@ -15,12 +15,12 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import GpuRequest, parse_request
 from extender.fleet.fleet import Fleet
 from extender.fleet.source_state import SourceState
-from extender.insight.decisions import Decisions
+from extender.insight.decisions import DecisionRoutes
 from extender.insight.gpu_state import GpuState
 from extender.insight.views import Json, gpus_of, node_views, verdict_view
 from extender.insight.what_if import CORDONED, NO_ROOM, NOT_READY, TAINTED, TOLERATED_TAINT
 from extender.placement.placer import Placer
-from extender.runtime.cooperative import in_turns
+from extender.runtime.cooperative import run_in_steps
 from extender.server.json_answers import (
     chunks,
     error_answer,
@@ -61,7 +61,7 @@ SCHEDULER_TAINT = "idlegpu.io/scheduler"
 schedulers."""
 
 
-class Api:
+class FleetRoutes:
     """Handlers of /v1/nodes, /v1/gpus, /v1/best and the decisions.
 
     Args:
@@ -77,13 +77,13 @@ class Api:
         fleet: Fleet,
         placer: Placer,
         resources: ResourceNames,
-        decisions: Decisions | None = None,
+        decisions: DecisionRoutes | None = None,
         unreadable: Callable[[], Mapping[str, Sequence[tuple[str, str]]]] = dict,
     ) -> None:
         self._fleet = fleet
         self._placer = placer
         self.resources = resources
-        self.decisions = decisions or Decisions(placer.history)
+        self.decisions = decisions or DecisionRoutes(placer.history)
         self._unreadable = unreadable
 
     def routes(self) -> list[web.RouteDef]:
@@ -204,7 +204,7 @@ class Api:
                 else:
                     open_nodes.append(node)
             await asyncio.sleep(0)
-        decision = await in_turns(self._placer.guess_in_steps(request, open_nodes))
+        decision = await run_in_steps(self._placer.guess_in_steps(request, open_nodes))
         for at in np.flatnonzero(decision.codes).tolist():
             rejected[decision.candidates[at]] = Code(decision.codes[at]).text
         return decision, rejected

@@ -13,9 +13,9 @@ import msgspec
 from extender.cli.remote import answers
 from extender.cli.remote.advice import Advice
 from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.remote.holding import Costs, Holders
+from extender.cli.remote.holding import Costs, HoldersAnswer
 from extender.cli.remote.regret import Regret
-from extender.cli.remote.transports import Login, UrlWay, Way
+from extender.cli.remote.transports import Login, Transport, UrlTransport
 from extender.runtime.decoding import MalformedError, decode_with
 
 __all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]
@@ -39,7 +39,7 @@ class Client:
         way: transport to the extender; `Client.at` and `Client.in_cluster_of` create one.
     """
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Transport) -> None:
         self._way = way
 
     @classmethod
@@ -65,7 +65,7 @@ class Client:
         """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         login = Login(headers=headers, ca_file=ca_file, timeout_seconds=timeout_seconds)
-        return cls(UrlWay(url, login))
+        return cls(UrlTransport(url, login))
 
     @classmethod
     def in_cluster_of(
@@ -155,9 +155,11 @@ class Client:
         asked = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
         return self._get(answers.Decisions, "/v1/decisions", asked)
 
-    def pending(self, *, namespace: str | None = None, limit: int = 200) -> answers.Pending:
+    def pending(self, *, namespace: str | None = None, limit: int = 200) -> answers.PendingAnswer:
         """Return the GPU pods that are not bound to a node yet."""
-        return self._get(answers.Pending, "/v1/pending", {"namespace": namespace, "limit": limit})
+        return self._get(
+            answers.PendingAnswer, "/v1/pending", {"namespace": namespace, "limit": limit}
+        )
 
     def holders(
         self,
@@ -166,7 +168,7 @@ class Client:
         namespace: str | None = None,
         some: bool = False,
         limit: int = 200,
-    ) -> Holders:
+    ) -> HoldersAnswer:
         """Return the pods that hold GPUs without using them.
 
         Args:
@@ -181,7 +183,7 @@ class Client:
             "some": "true" if some else None,
             "limit": limit,
         }
-        return self._get(Holders, "/v1/holders", asked)
+        return self._get(HoldersAnswer, "/v1/holders", asked)
 
     def costs(
         self,
@@ -277,9 +279,9 @@ class Client:
         """Return the measured outcome of placements some time after the pods were bound."""
         return self._get(Regret, "/v1/regret", {"namespace": namespace, "limit": limit})
 
-    def unasked(self) -> answers.Unasked:
+    def unasked(self) -> answers.BypassedAnswer:
         """Return the pods that were bound without the extender, each with the likely reason."""
-        return self._get(answers.Unasked, "/v1/unasked")
+        return self._get(answers.BypassedAnswer, "/v1/unasked")
 
     def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
         """Return the decoded JSON of any route; parameters that are None are omitted."""

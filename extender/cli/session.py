@@ -31,7 +31,7 @@ OUTPUTS: Final = ("table", "wide", "json", "yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ConnectionOptions:
     """Options that say how to reach the extender; "" means not given.
 
     Attributes:
@@ -63,7 +63,7 @@ class Session:
         output: one of `OUTPUTS`.
     """
 
-    def __init__(self, connection: Connection, output: str = "table") -> None:
+    def __init__(self, connection: ConnectionOptions, output: str = "table") -> None:
         self._connection = connection
         self._has_shown = False
         self.output = output
@@ -234,7 +234,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:  # noqa: ANN401 - a command's own options
-        own = {name: values.pop(name) for name in Connection.__dataclass_fields__}
-        command(Session(Connection(**own), values.pop("output")), **values)
+        own = {name: values.pop(name) for name in ConnectionOptions.__dataclass_fields__}
+        command(Session(ConnectionOptions(**own), values.pop("output")), **values)
 
     return output_option(connection_options(environment=False)(run))

@@ -1,7 +1,7 @@
 """Count references to names, to keep the set of names in use up to date."""
 
 
-class Tally:
+class NameCounts:
     """Reference counts of names; a name without references is removed.
 
     Example:

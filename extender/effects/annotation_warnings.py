@@ -15,7 +15,7 @@ REMEMBERED: Final = 10_000
 """Most reported annotations that are remembered."""
 
 
-class Complaints:
+class AnnotationWarnings:
     """Reports invalid annotations in the log, and in an Event if Events are on.
 
     Args:

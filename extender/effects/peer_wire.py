@@ -45,7 +45,7 @@ class PeerError(ValueError):
     """A message that cannot be decoded; the text says which field is wrong."""
 
 
-class Asked(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+class ReportedRequest(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """A record of an answered request about a pod; see `AnsweredQuestion`."""
 
     verb: Literal["filter", "prioritize"]
@@ -81,7 +81,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     gap_at: float = 0.0
     mark: float | None = None
     sent_at: float | None = None
-    asked: Annotated[list[Asked], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
+    asked: Annotated[list[ReportedRequest], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
     faults: Annotated[list[_Name], msgspec.Meta(max_length=MAX_FAULTS)] | None = None
 
 
@@ -143,7 +143,7 @@ def encode_message(
         faults: sources that the sender does not reach.
     """
     asked = [
-        Asked(
+        ReportedRequest(
             verb="prioritize" if question.verb == PRIORITIZE else "filter",
             uid=question.uid,
             pod=question.key,

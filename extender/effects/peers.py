@@ -31,8 +31,7 @@ from extender.kube.lease import make_identity
 from extender.placement.request_log import AnsweredQuestion
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
-from extender.settings.peers import Peers as PeersSettings
-from extender.settings.peers import split_address
+from extender.settings.peers import PeersSettings, split_address
 
 logger = logging.getLogger(__name__)
 

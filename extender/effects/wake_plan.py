@@ -34,7 +34,7 @@ QUIET_INTERVALS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class WakeNeed:
     """Requirements of a waiting pod.
 
     Attributes:

@@ -27,8 +27,8 @@ from extender.core.request.waiting_pods import WaitingRequests
 from extender.effects.wake_order import MAX_NEEDS, LookOrder
 from extender.effects.wake_plan import (
     Hope,
-    Need,
     Prospect,
+    WakeNeed,
     WakePlan,
     nodes_with_room,
     open_to,
@@ -37,9 +37,9 @@ from extender.effects.wake_pods import PodWakes
 from extender.kube.client import KubeClient, KubeError
 from extender.kube.kubeconfig import SERVICE_ACCOUNT
 from extender.kube.lease import Lease
-from extender.kube.once_logger import Trouble
+from extender.kube.once_logger import OnceLogger
 from extender.placement.placer import Placer
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.log_throttle import LogThrottle
 from extender.settings.wake import Wake, WakeTarget
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Waiter:
     """
 
     pod: PodRef
-    need: Need
+    need: WakeNeed
     priority: int
     created_at: float
     is_gated: bool
@@ -167,8 +167,8 @@ class Waker:
         self._woken_number = 0
         self._requests = WaitingRequests()
         self.order = LookOrder()
-        self._seldom = Seldom()
-        self._trouble = Trouble(
+        self._throttle = LogThrottle()
+        self._once_logger = OnceLogger(
             logger, "cannot wake waiting pods", "waiting pods can be woken again"
         )
 
@@ -364,7 +364,7 @@ class Waker:
                 found.append(
                     Waiter(
                         pod=PodRef.of(record),
-                        need=Need(request=request, selection=record.selection or ANYWHERE),
+                        need=WakeNeed(request=request, selection=record.selection or ANYWHERE),
                         priority=record.priority,
                         created_at=record.created_at,
                         is_gated=record.awaits_room,
@@ -387,7 +387,7 @@ class Waker:
 
     def _warn_gated(self, record: PodRecord) -> None:
         """Log that a gated pod waits without end, unless the line is throttled."""
-        if self._seldom.due("gated") is not None:
+        if self._throttle.due("gated") is not None:
             logger.warning(
                 "pods wait forever for the removal of their scheduling gate",
                 extra={"gate": GATE, "pod": record.key, "remedy": "wake.target: pod"},
@@ -399,10 +399,10 @@ class Waker:
             nodes = await self._nodes_for(need, pods[0].uid)
             yield Prospect(request=need.request, pods=tuple(pods), nodes=nodes)
 
-    def _next_batch(self, waiting: list[Waiter]) -> list[tuple[Need, list[PodRef]]]:
+    def _next_batch(self, waiting: list[Waiter]) -> list[tuple[WakeNeed, list[PodRef]]]:
         """Return the pods that this check examines, by requirement, longest unexamined first."""
         self.order.begin(waiter.pod.uid for waiter in waiting)
-        groups: dict[object, tuple[Need, list[PodRef]]] = {}
+        groups: dict[object, tuple[WakeNeed, list[PodRef]]] = {}
         taken: list[str] = []
         for waiter in sorted(waiting, key=lambda each: self.order.looked_at(each.pod.uid)):
             key = _key(waiter.need)
@@ -415,7 +415,7 @@ class Waker:
         self.order.note(taken)
         return list(groups.values())
 
-    async def _nodes_for(self, need: Need, uid: str) -> tuple[str, ...]:
+    async def _nodes_for(self, need: WakeNeed, uid: str) -> tuple[str, ...]:
         """Return the suitable nodes for a pod, best first."""
         fleet = self._placer.fleet
         snapshot = await _run_and_rest(fleet.snapshot)
@@ -437,10 +437,10 @@ class Waker:
             await self._write(hopes[0].node, describe(hopes, datetime.now(UTC)))
         except KubeError as error:
             self.counts.failed += 1
-            self._trouble.note(error)
+            self._once_logger.note(error)
             self.plan.note_failed(self._monotonic())
             return
-        self._trouble.end()
+        self._once_logger.end()
         self.counts.wakes += 1
         self.plan.note_woken(hopes, self._monotonic())
         newest = next(iter(self._placer.history), None)
@@ -469,10 +469,10 @@ class Waker:
             if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
                 return  # the pod was deleted or changed
             self.counts.failed += 1
-            self._trouble.note(error)
+            self._once_logger.note(error)
             self.pods.note_failed(self._monotonic())
             return
-        self._trouble.end()
+        self._once_logger.end()
         self.counts.wakes += 1
         self.pods.note_woken(pod.uid, hope.node)
         logger.info("woke a waiting pod", extra={"pod": pod.key, "node": hope.node})
@@ -499,7 +499,7 @@ class Waker:
         await self._client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
 
 
-def _key(need: Need) -> object:
+def _key(need: WakeNeed) -> object:
     """Return a key that is equal for equal requirements, and cheap to compare."""
     return need.request, id(need.selection)
 

@@ -11,11 +11,11 @@ from operator import attrgetter
 
 import numpy as np
 
-from extender.core.decision.allocation import Tenancy, lay_out
+from extender.core.decision.allocation import DeviceTenancy, allocate
 from extender.core.decision.landing import NONE_OUT
 from extender.core.devices.expected_devices import (
-    Device,
     Expected,
+    ExpectedDevice,
     devices_behind,
     expected_devices,
     resource_profile,
@@ -30,18 +30,18 @@ from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.departures import Departures, count_hidden
 from extender.fleet.device_holders import (
-    HeldDevice,
+    DeviceUse,
     TenantsByRow,
+    device_uses,
     grounds,
-    held_devices,
     is_young,
     may_hold,
     put_claimed,
 )
-from extender.fleet.holder_sources import Mappings
+from extender.fleet.holder_sources import HolderSources
 from extender.fleet.offers import OfferChanges
 from extender.fleet.pod_memory import LikePods, Share
-from extender.fleet.share_evidence import SharingEvidence
+from extender.fleet.share_evidence import ShareEvidence
 from extender.fleet.store import DeviceStore
 from extender.fleet.unseen_ends import UnseenEnds
 
@@ -53,7 +53,7 @@ PIECE_KEYS = 8192
 """Devices whose tenants are compared before others may have their turn: few milliseconds."""
 
 
-class Change(IntEnum):
+class AllocationChange(IntEnum):
     """What has changed when a node was laid out anew; each may have the ones before it in it."""
 
     NOTHING = 0
@@ -65,7 +65,7 @@ class Change(IntEnum):
     """There are other devices."""
 
 
-class NodeLayouts:
+class NodeAllocations:
     """Each node's row in the pool of each of its resources, and the pods on each device.
 
     A pod keeps its devices as long as it lives. So one that the mapping has shown once is held to
@@ -95,7 +95,7 @@ class NodeLayouts:
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
         self._zone_ids: dict[str, int] = {"": 0}
-        self._mappings = Mappings()
+        self._mappings = HolderSources()
         self._nodes: dict[str, NodeRecord] = {}
         self._rows: dict[str, dict[str, PoolRow]] = {}
         self._live: dict[str, TenantsByRow] = {}
@@ -107,7 +107,7 @@ class NodeLayouts:
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
         self.departures = Departures(store, self._rows, self._held)
-        self.sharing = SharingEvidence(store)
+        self.sharing = ShareEvidence(store)
         self.like = LikePods()
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
@@ -190,7 +190,7 @@ class NodeLayouts:
         """Let a node's agent count for so long before a newer word of others."""
         self._mappings.hold_seconds = seconds
 
-    def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> Change:
+    def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> AllocationChange:
         """Lay a node out and note who holds its devices; tell what has changed by that."""
         name = node.name
         self._forget_ended(name, now)
@@ -218,10 +218,10 @@ class NodeLayouts:
         self._note_loading(name, pods, now)
         self._learn(pods, tenants)
         if before is None or _slots(before) != _slots(after):
-            return Change.DEVICES
+            return AllocationChange.DEVICES
         if is_afresh or not is_same_node or grounds(before) != grounds(after):
-            return Change.BELIEFS
-        return Change.ROWS if before != after else Change.NOTHING
+            return AllocationChange.BELIEFS
+        return AllocationChange.ROWS if before != after else AllocationChange.NOTHING
 
     def forget(self, node: str, now: float) -> None:
         """Forget a node that is gone; it may come back with fewer devices."""
@@ -243,7 +243,7 @@ class NodeLayouts:
     ) -> dict[str, Leaving]:
         """Return what a node's devices would be with some of its pods (UIDs) gone, by resource."""
         name, left = node.name, [pod for pod in pods if pod.uid not in victims]
-        after = self._lay_out(node, left, self._tenants(name, left), self._policy)
+        after = self._allocate(node, left, self._tenants(name, left), self._policy)
         tenants, before = self.tenants_on(name), self._rows.get(name, {})
         gone = [pod for pod in pods if pod.uid in victims]
         return {
@@ -258,11 +258,11 @@ class NodeLayouts:
 
     def draft(
         self, node: NodeRecord, pods: Sequence[PodRecord], policy: Policy
-    ) -> tuple[dict[str, PoolRow], list[HeldDevice]]:
+    ) -> tuple[dict[str, PoolRow], list[DeviceUse]]:
         """Return a node's rows and who holds its devices as they would be under other settings."""
         tenants = self._tenants(node.name, pods)
         rows = self._rows_of(node, pods, tenants, policy)
-        return rows, list(held_devices(pods, tenants, rows))
+        return rows, list(device_uses(pods, tenants, rows))
 
     def adopt(
         self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], young: AbstractSet[str]
@@ -398,14 +398,14 @@ class NodeLayouts:
         policy: Policy,
     ) -> dict[str, PoolRow]:
         """Return one node's rows, each with what it will be once its pods are gone that leave."""
-        rows = self._lay_out(node, pods, tenants, policy)
+        rows = self._allocate(node, pods, tenants, policy)
         leaving = [pod for pod in pods if pod.is_deleting]
         if not leaving and not self.departures.has_gone(node.name):
             return rows
         after = rows
         if leaving:
             left = [pod for pod in pods if not pod.is_deleting]
-            after = self._lay_out(node, left, self._tenants(node.name, left), policy)
+            after = self._allocate(node, left, self._tenants(node.name, left), policy)
         return {
             resource: replace(
                 row,
@@ -422,7 +422,7 @@ class NodeLayouts:
             for resource, row in rows.items()
         }
 
-    def _lay_out(
+    def _allocate(
         self,
         node: NodeRecord,
         pods: Sequence[PodRecord],
@@ -431,7 +431,7 @@ class NodeLayouts:
     ) -> dict[str, PoolRow]:
         """Return one node's row in the pool of each of its resources."""
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
-        tenancy = Tenancy(
+        tenancy = DeviceTenancy(
             is_mapped=self._mappings.of(node.name).is_known,
             shared_policy=policy.shared_policy,
             is_out=self.is_out(),
@@ -447,7 +447,7 @@ class NodeLayouts:
         for expected in self._expected(node, devices):
             resource = expected.resource
             everything = expected.count * expected.replicas
-            row = lay_out(
+            row = allocate(
                 expected,
                 self._complete(node, expected, devices),
                 pods,
@@ -502,7 +502,9 @@ class NodeLayouts:
         """Remember that devices are sold in shares; return the nodes where that is news."""
         return self.sharing.note_divided(devices, self._nodes)
 
-    def _expected(self, node: NodeRecord, devices: Sequence[Device]) -> tuple[Expected, ...]:
+    def _expected(
+        self, node: NodeRecord, devices: Sequence[ExpectedDevice]
+    ) -> tuple[Expected, ...]:
         """Return what stands behind each resource of a node."""
         return expected_devices(
             node,
@@ -511,10 +513,10 @@ class NodeLayouts:
             is_divided=self.sharing.is_divided(node),
         )
 
-    def _device(self, row: int, tenants: tuple[str, ...]) -> Device:
+    def _device(self, row: int, tenants: tuple[str, ...]) -> ExpectedDevice:
         """Return a device as the layout needs it."""
         info = self._store.info(row)
-        return Device(
+        return ExpectedDevice(
             row=row,
             mig_profile=info.mig_profile if info else "",
             tenants=tenants,
@@ -523,8 +525,8 @@ class NodeLayouts:
         )
 
     def _complete(
-        self, node: NodeRecord, expected: Expected, devices: tuple[Device, ...]
-    ) -> tuple[Device, ...]:
+        self, node: NodeRecord, expected: Expected, devices: tuple[ExpectedDevice, ...]
+    ) -> tuple[ExpectedDevice, ...]:
         """Return the devices behind a resource, with stand-ins for those that no source shows."""
         behind = devices_behind(node, expected, devices)[:MAX_DEVICES]
         self._store.set_label_total([device.row for device in behind], expected.memory_bytes)
@@ -534,7 +536,7 @@ class NodeLayouts:
         label_model = self._model_id(node.labels.get("nvidia.com/gpu.product", ""))
         rows = self._store.stand_ins(node.name, expected.resource, missing, expected.memory_bytes)
         self._store.set_lost(rows, is_lost=bool(behind))
-        stand_ins = [Device(row=row, model_id=label_model) for row in rows]
+        stand_ins = [ExpectedDevice(row=row, model_id=label_model) for row in rows]
         return (*behind, *stand_ins)
 
     def _model_id(self, model: str) -> int:
@@ -578,15 +580,15 @@ class NodeLayouts:
         # Of devices that the kubelet offers, a name by which it offers none is a former one.
         for row in sorted(rows.values(), key=lambda row: row.allocatable > 0):
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
-        self._store.set_tenancy(list(held_devices(pods, tenants, rows)))
+        self._store.set_tenancy(list(device_uses(pods, tenants, rows)))
 
 
-def is_laid_out_by(policy: Policy) -> tuple[object, ...]:
+def is_allocated_by(policy: Policy) -> tuple[object, ...]:
     """Return which of the settings shape a node's layout."""
     return policy.assumed, policy.shared_policy
 
 
-def _seen(devices: Sequence[Device]) -> Counter[str]:
+def _seen(devices: Sequence[ExpectedDevice]) -> Counter[str]:
     """Return how many devices telemetry sees, by MIG profile as resources write it."""
     return Counter(resource_profile(device.mig_profile) for device in devices)
 

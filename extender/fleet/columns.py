@@ -7,8 +7,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.signals import Evidence, activity, memory, shows_use
-from extender.core.devices.foreign_memory import Occupancy, Tenancy, account
+from extender.core.decision.signals import SignalEvidence, activity, memory, shows_use
+from extender.core.devices.foreign_memory import MemoryTenancy, Occupancy, account
 from extender.core.devices.readings import Column, Signal
 from extender.core.devices.window import Windows
 from extender.core.nodes.snapshot import Flags, Rows
@@ -191,7 +191,7 @@ class DeviceColumns:
         before = self.occupancy(rows)
         after = account(
             replace(before, used=before.used - numbers["released_bytes"][rows]),
-            Tenancy(
+            MemoryTenancy(
                 declared=numbers["declared_bytes"][rows],
                 has_undeclared=flags["has_undeclared"][rows],
                 is_filling=flags["is_filling"][rows],
@@ -234,12 +234,12 @@ class DeviceColumns:
         known, label = self.numbers["known_total_bytes"], self.numbers["label_total_bytes"]
         return np.where(np.isnan(known[rows]), label[rows], known[rows])
 
-    def evidence(self, rows: Rows | slice = ALL) -> Evidence:
+    def evidence(self, rows: Rows | slice = ALL) -> SignalEvidence:
         """Return what is held of every device, or of some."""
         mean, spread, count = self.windows.summarize(rows)
         recent_mean, _, recent_count = self.recent.summarize(rows)
         columns = self.latest.columns
-        return Evidence(
+        return SignalEvidence(
             columns={signal: column[rows] for signal, column in columns.items()},
             measured_at=self.numbers["measured_at"][rows],
             activity_at=self.latest.activity_at(rows),

@@ -15,7 +15,7 @@ TenantsByRow = Mapping[int, tuple[str, ...]]
 """Pods (`namespace/name`) on each device of a node, by the device's row."""
 
 
-class HeldDevice(NamedTuple):
+class DeviceUse(NamedTuple):
     """What pods hold of a device, or may; every field is a whole number, or a flag.
 
     Attributes:
@@ -112,16 +112,16 @@ def put_claimed(
                     tenants[row].add(key)
 
 
-def held_devices(
+def device_uses(
     pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
-) -> Iterator[HeldDevice]:
+) -> Iterator[DeviceUse]:
     """Yield of each device of a node whether pods hold it, or may.
 
     It may stand behind several resources, and pods run on when theirs is renamed: by whatever name
     a pod holds it, it is held.
     """
     seen = {key for on_it in tenants.values() for key in on_it}
-    found: dict[int, HeldDevice] = {}
+    found: dict[int, DeviceUse] = {}
     for resource, row in rows.items():
         is_clear = not any(
             pod.key not in seen and (resource in pod.resources or is_renamed(pod, rows))
@@ -133,7 +133,7 @@ def held_devices(
             is_free = is_unheld and not row.taken and is_clear
             undeclared = row.undeclared[at] if row.undeclared else 0
             shares = row.assumed_shares[at] + row.kindred[at]
-            held = HeldDevice(
+            held = DeviceUse(
                 row=slot,
                 has_tenants=is_shown or (row.held > 0 and not row.is_agreed),
                 is_unheld=is_unheld,
@@ -154,9 +154,9 @@ def _declared(row: PoolRow, at: int, *, is_free: bool) -> int:
     return 0 if is_free else WHOLE_DEVICE
 
 
-def _merged(one: HeldDevice, other: HeldDevice) -> HeldDevice:
+def _merged(one: DeviceUse, other: DeviceUse) -> DeviceUse:
     """Return what two resources say of one device."""
-    return HeldDevice(
+    return DeviceUse(
         row=one.row,
         has_tenants=one.has_tenants or other.has_tenants,
         is_unheld=one.is_unheld and other.is_unheld,

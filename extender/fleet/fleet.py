@@ -10,13 +10,13 @@ from extender.core.devices.readings import DeviceKey, History, Own, Readings
 from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.node_index import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
 from extender.core.nodes.pod_owners import Kin
 from extender.core.nodes.snapshot import Leaving, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish
-from extender.fleet.allocation import Change, NodeLayouts, is_laid_out_by
+from extender.fleet.allocation import AllocationChange, NodeAllocations, is_allocated_by
 from extender.fleet.clocks import PodClocks
 from extender.fleet.failures import FailureLog
 from extender.fleet.pod_memory import Share
@@ -24,7 +24,7 @@ from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.source_state import SourceState
-from extender.fleet.staged_policy import Draft
+from extender.fleet.staged_policy import StagedPolicy
 from extender.fleet.store import DeviceStore
 
 STEP_SECONDS = 1.0
@@ -45,9 +45,9 @@ class Fleet:
     Args:
         policy: the settings of the decision.
         clock: seconds since the epoch.
-        in_steps: somebody calls `settle_in_steps` and `renew_in_steps` again and again. Where many
-            nodes have changed at once, or readings are new, a snapshot then leaves that to them,
-            and shows things as they were; nodes where pods came or went it lays out itself.
+        in_steps: somebody calls `settle_in_steps` and `refresh_in_steps` again and again. Where
+            many nodes have changed at once, or readings are new, a snapshot then leaves that to
+            them, and shows things as they were; nodes where pods came or went it lays out itself.
 
     Attributes:
         on_change: is called when pods came to a node or left it; by whoever places one, too.
@@ -77,7 +77,7 @@ class Fleet:
         self._latest_at = -math.inf
         self._nodes: dict[str, NodeRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}
-        self._layouts = NodeLayouts(policy, self.store)
+        self._layouts = NodeAllocations(policy, self.store)
         self._failures = FailureLog(policy.early_failures, self.store.had_fault)
         self._in_steps = in_steps
         self._gained, self._dirty, self._late = set[str](), set[str](), set[str]()
@@ -323,7 +323,7 @@ class Fleet:
                 self._snapshots.get(self._nodes, self.policy, self._clock())
                 yield
 
-    def renew_in_steps(
+    def refresh_in_steps(
         self, prepare: Callable[[Snapshot], Steps[None]] | None = None
     ) -> Steps[None]:
         """Believe all devices anew in steps, if it is time; snapshots show it from the last one on.
@@ -333,7 +333,7 @@ class Fleet:
         Args:
             prepare: is given the snapshot to come, to do with it what takes long.
         """
-        yield from self._snapshots.renew_in_steps(self._nodes, self.snapshot, prepare)
+        yield from self._snapshots.refresh_in_steps(self._nodes, self.snapshot, prepare)
 
     # --- settings -----------------------------------------------------------------------------
 
@@ -343,8 +343,8 @@ class Fleet:
         No snapshot is made by half of each. What is known, held and assumed stays. No readings
         had best be taken over meanwhile: they cost the nodes that they change another step.
         """
-        draft = Draft(self._layouts, policy)
-        if is_laid_out_by(policy) != is_laid_out_by(self.policy):
+        draft = StagedPolicy(self._layouts, policy)
+        if is_allocated_by(policy) != is_allocated_by(self.policy):
             yield from self.settle_in_steps()
             for _ in range(DRAFT_ROUNDS):
                 names = iter(draft.outdated())
@@ -359,9 +359,9 @@ class Fleet:
         yield from self.store.adopt_in_steps(policy)
         self._adopt(policy, draft)
 
-    def _adopt(self, policy: Policy, draft: Draft) -> None:
+    def _adopt(self, policy: Policy, draft: StagedPolicy) -> None:
         """Put other settings in force, and what was drafted under them."""
-        is_drafted = is_laid_out_by(policy) != is_laid_out_by(self.policy)
+        is_drafted = is_allocated_by(policy) != is_allocated_by(self.policy)
         self.policy = policy
         self._failures.adopt(policy.early_failures)
         outdated = draft.put_in_force(self.store)
@@ -428,9 +428,9 @@ class Fleet:
         return self._failures.count(node)
 
     @property
-    def roll(self) -> Roll:
+    def node_index(self) -> NodeIndex:
         """The nodes by number as they are in the latest snapshot."""
-        return EMPTY_ROLL if self._snapshots.current is None else self._snapshots.current.roll
+        return EMPTY_ROLL if self._snapshots.current is None else self._snapshots.current.node_index
 
     @property
     def offered(self) -> Collection[str]:
@@ -488,9 +488,9 @@ class Fleet:
             self._unmark(name)
             if name in self._nodes:
                 change = self._layouts.settle(self._nodes[name], self.pods_on(name), now)
-                if change is Change.DEVICES:
+                if change is AllocationChange.DEVICES:
                     self._snapshots.reshape()
-                is_doubted = change >= Change.BELIEFS or name in self._ended
+                is_doubted = change >= AllocationChange.BELIEFS or name in self._ended
                 if change or is_doubted:
                     self._snapshots.touch(name, is_doubted=is_doubted)
             self._ended.discard(name)

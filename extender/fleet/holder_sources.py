@@ -12,7 +12,7 @@ PodsByDevice = Mapping[DeviceKey, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMapping:
+class NodeDeviceHolders:
     """Which pods hold the devices of one node.
 
     Attributes:
@@ -34,7 +34,7 @@ class NodeMapping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replaced:
+class ReplacedHolders:
     """How a mapping of all nodes differs from the one before.
 
     Attributes:
@@ -54,7 +54,7 @@ class Replaced:
         return self.before.get(device) != self.after.get(device)
 
 
-class Mappings:
+class HolderSources:
     """The latest word of each source on who holds what.
 
     Args:
@@ -68,14 +68,14 @@ class Mappings:
         self._at = -inf
         self._own: dict[str, Holders] = {}
 
-    def of(self, node: str) -> NodeMapping:
+    def of(self, node: str) -> NodeDeviceHolders:
         """Return what is known of a node."""
         own = self._own.get(node)
         if own is not None:
-            return NodeMapping(is_known=True, at=own.at, pods=own.pods, uids=own.uids)
-        return NodeMapping(is_known=self._is_known, at=self._at, pods=self._complete)
+            return NodeDeviceHolders(is_known=True, at=own.at, pods=own.pods, uids=own.uids)
+        return NodeDeviceHolders(is_known=self._is_known, at=self._at, pods=self._complete)
 
-    def replace(self, readings: Readings, max_age_seconds: float) -> Replaced | None:
+    def replace(self, readings: Readings, max_age_seconds: float) -> ReplacedHolders | None:
         """Take over who holds what on all nodes, as an answer says.
 
         Args:
@@ -94,7 +94,7 @@ class Mappings:
         was_known, self._is_known = self._is_known, mapping is not None
         self._complete, self._at = after, at
         is_told = changed is not None and changed.since is before
-        return Replaced(
+        return ReplacedHolders(
             is_turned=was_known is not self._is_known,
             before=before,
             after=after,

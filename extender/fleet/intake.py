@@ -20,7 +20,7 @@ from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest_values import FILLING, plausible_answer
-from extender.fleet.registry import Placed
+from extender.fleet.registry import PlacedDevices
 
 PIECE_VALUES = 8192
 """Values that are taken over before others may have their turn: less than a millisecond."""
@@ -63,7 +63,7 @@ class Intake:
             self.sources.append(source)
         return self.sources.index(source)
 
-    def take(self, readings: Readings, placed: Placed, now: float) -> Steps[Flags]:
+    def take(self, readings: Readings, placed: PlacedDevices, now: float) -> Steps[Flags]:
         """Take over the values of an answer; return which devices' signals disagree."""
         rows, measured_at = placed.rows, readings.measured_at
         origin = self.number(readings.source)
@@ -115,7 +115,7 @@ class Intake:
     def take_in_pieces(
         self,
         readings: Readings,
-        placed: Placed,
+        placed: PlacedDevices,
         now: float,
         has_still: Callable[[slice], Flags],
     ) -> Steps[Flags]:

@@ -55,7 +55,7 @@ health lasts, sizes do not change, and utilization and memory have to fade, not 
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ReportedSignals:
     """Who told some signals of some devices, and when they were measured: kept as it was.
 
     Attributes:
@@ -186,10 +186,10 @@ class LatestValues:
                 return max(known, key=lambda one: one[1] + self._holds[one[0]])
         return None
 
-    def word(self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]) -> Word:
+    def word(self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]) -> ReportedSignals:
         """Return who told signals of some rows, and when; `names` are the sources' by number."""
         known = [signal for signal in signals if signal in self._times]
-        return Word(
+        return ReportedSignals(
             times=tuple(self._times[signal][rows] for signal in known),
             origins=tuple(self._origins[signal][rows] for signal in known),
             names=names,

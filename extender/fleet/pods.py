@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from extender.core.name_counts import Tally
+from extender.core.name_counts import NameCounts
 from extender.core.nodes.inventory import PodRecord
 from extender.fleet.pod_memory import PodMemory
 
@@ -34,7 +34,7 @@ class KnownPods:
     def __init__(self) -> None:
         self.by_uid: dict[str, PodRecord] = {}
         self.unbound: dict[str, PodRecord] = {}
-        self.namespaces = Tally()
+        self.namespaces = NameCounts()
         self.memory = PodMemory(self.by_uid)
         self.changes = PodChanges()
 

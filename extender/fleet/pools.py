@@ -117,7 +117,7 @@ def fits_pools(
 def patch_pools(
     pools: Mapping[str, Pool],
     changed: RowsByNode,
-    believed: Container[str],
+    estimated: Container[str],
     telemetry: Telemetry,
 ) -> dict[str, Pool]:
     """Return the pools with some nodes' rows patched; these must fit.
@@ -125,7 +125,7 @@ def patch_pools(
     Args:
         pools: the pools.
         changed: the rows of the nodes that changed.
-        believed: those of these nodes whose devices were believed anew.
+        estimated: those of these nodes whose devices were believed anew.
         telemetry: of every device.
     """
     patched = {}
@@ -135,20 +135,20 @@ def patch_pools(
             for node, of_node in changed.items()
             if resource in of_node
         }
-        again = tuple(row for row in rows if pool.nodes[row] in believed)
+        again = tuple(row for row in rows if pool.nodes[row] in estimated)
         patched[resource] = _patch(pool, rows, again, telemetry) if rows else pool
     return patched
 
 
 def _patch(
-    pool: Pool, changed: Mapping[int, PoolRow], believed: tuple[int, ...], telemetry: Telemetry
+    pool: Pool, changed: Mapping[int, PoolRow], estimated: tuple[int, ...], telemetry: Telemetry
 ) -> Pool:
     """Return one pool with some of its rows patched."""
     after = replace(
         pool,
         rows=with_rows(pool.rows, changed),
         patched=(*pool.patched, *changed),
-        believed=(*pool.believed, *believed),
+        estimated=(*pool.estimated, *estimated),
     )
     if len(after.patched) - after.folded <= LATE_ROWS:
         return after
@@ -163,7 +163,7 @@ def with_rows(rows: tuple[PoolRow, ...], changed: Mapping[int, PoolRow]) -> tupl
     return tuple(listed)
 
 
-def renew_pools(
+def refresh_pools(
     pools: Mapping[str, Pool],
     changed: RowsByNode,
     telemetry: Telemetry,
@@ -180,7 +180,7 @@ def renew_pools(
     renewed_pools = {}
     for resource, pool in patch_pools(pools, changed, (), telemetry).items():
         batch = with_late_rows(pool)
-        renewed_pools[resource] = renewed(pool, batch, telemetry.take(batch.slots), suspicion)
+        renewed_pools[resource] = refreshed(pool, batch, telemetry.take(batch.slots), suspicion)
     return renewed_pools
 
 
@@ -189,7 +189,9 @@ def with_late_rows(pool: Pool) -> Batch:
     return patch_batch(pool.batch, {row: pool.rows[row] for row in pool.late})
 
 
-def renewed(pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[str, float]) -> Pool:
+def refreshed(
+    pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[str, float]
+) -> Pool:
     """Return a pool with other arrays, of which nothing is patched.
 
     Args:
@@ -199,7 +201,7 @@ def renewed(pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[s
         suspicion: as `build_pools` takes it.
     """
     batch = replace(batch, telemetry=telemetry, suspicion=suspicions(pool.row_of, suspicion))
-    return replace(pool, batch=batch, patched=(), believed=(), folded=0)
+    return replace(pool, batch=batch, patched=(), estimated=(), folded=0)
 
 
 def suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:

@@ -6,8 +6,8 @@ from itertools import islice
 from types import MappingProxyType
 
 from extender.core.decision.health_causes import renumber
-from extender.core.decision.signals import believe
-from extender.core.nodes.node_index import Roll
+from extender.core.decision.signals import estimate
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.snapshot import Pool, Snapshot, Telemetry
 from extender.core.policy import Policy
 from extender.core.steps import Steps
@@ -15,7 +15,7 @@ from extender.fleet.pools import (
     RowsByNode,
     build_pools,
     fits_pools,
-    renewed,
+    refreshed,
     with_late_rows,
     with_rows,
 )
@@ -25,7 +25,7 @@ PIECE_NODES = 250
 """Nodes whose devices are believed in one step: about a millisecond's work."""
 
 
-class Renewal:
+class Refresh:
     """All devices, believed anew, and pools of the nodes that there are.
 
     Args:
@@ -63,23 +63,23 @@ class Renewal:
         """
         names = iter(store.nodes)
         while some := list(islice(names, PIECE_NODES)):
-            self._believe(store, some)
+            self._estimate(store, some)
             yield
         before = self._before
-        nodes, roll = before.nodes, before.roll
+        nodes, node_index = before.nodes, before.node_index
         if reshaped is None:
             pools = yield from self._renewed(suspicion)
         else:
             rows, nodes = reshaped
             pools = yield from build_pools(rows, self._telemetry, suspicion, before.pools)
             listed = {resource: pool.nodes for resource, pool in pools.items()}
-            roll = yield from Roll.in_steps(nodes, listed, before.roll)
+            node_index = yield from NodeIndex.in_steps(nodes, listed, before.node_index)
         pools = {resource: replace(pool, base=base) for resource, pool in pools.items()}
         return replace(
             before,
             at=self._now,
             nodes=nodes,
-            roll=roll,
+            node_index=node_index,
             pools=MappingProxyType(pools),
             telemetry=self._telemetry,
         )
@@ -91,7 +91,7 @@ class Renewal:
             batch = with_late_rows(pool)
             yield
             telemetry = yield from self._telemetry.take_in_steps(batch.slots)
-            pools[resource] = renewed(pool, batch, telemetry, suspicion)
+            pools[resource] = refreshed(pool, batch, telemetry, suspicion)
             yield
         return pools
 
@@ -99,11 +99,11 @@ class Renewal:
         """Tell whether what was made can still take the place of what there is."""
         return policy is self._policy
 
-    def _believe(self, store: DeviceStore, nodes: Iterable[str]) -> None:
+    def _estimate(self, store: DeviceStore, nodes: Iterable[str]) -> None:
         """Believe the devices of some nodes: all of each, for one may speak for its siblings."""
         rows = store.rows_on(nodes)
         rows = rows[rows < len(self._telemetry.utilization)]  # others came after the begin
-        part, _ = believe(store.evidence(rows), self._policy, self._now)
+        part, _ = estimate(store.evidence(rows), self._policy, self._now)
         part = replace(part, cause=renumber(part.cause, rows))
         for column in fields(part):
             getattr(self._telemetry, column.name)[rows] = getattr(part, column.name)

@@ -20,11 +20,11 @@ others in each report must not fill the memory, nor take ever longer to be taken
 
 _NOTHING = DeviceInfo(node="", uuid="")
 
-Placing = Generator[tuple[tuple[int, ...], tuple[int, ...]], None, "Placed"]
+Placing = Generator[tuple[tuple[int, ...], tuple[int, ...]], None, "PlacedDevices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedDevices:
     """Where the devices of one answer are.
 
     Attributes:
@@ -41,7 +41,7 @@ class Placed:
     dropped: tuple[int, ...] = ()
     is_contested: bool = False
 
-    def only(self, kept: Flags | Rows) -> "Placed":
+    def only(self, kept: Flags | Rows) -> "PlacedDevices":
         """Return it without some of the devices."""
         return replace(self, rows=self.rows[kept], is_instance=self.is_instance[kept])
 
@@ -81,7 +81,7 @@ class DeviceRegistry:
         self._spare_node_rows: list[int] = []
         self._spare: list[int] = []
         self._last_devices: tuple[DeviceInfo, ...] | None = None
-        self._last: Placed | None = None
+        self._last: PlacedDevices | None = None
         self.drops = 0
         """Grows whenever a device is forgotten: rows that were looked up before may be others'."""
 
@@ -152,8 +152,8 @@ class DeviceRegistry:
         gone = [*self._former_parts(devices, rows), *self._surplus(nodes, rows)]
         dropped = [row for row in gone if not is_kept(row)]
         nodes |= self.drop(dropped)
-        self._last_devices, self._last = devices, Placed(rows=rows, is_instance=is_instance)
-        return Placed(
+        self._last_devices, self._last = devices, PlacedDevices(rows=rows, is_instance=is_instance)
+        return PlacedDevices(
             rows=rows,
             is_instance=is_instance,
             changed_nodes=frozenset(nodes),
@@ -199,7 +199,7 @@ class DeviceRegistry:
             ]
             dropped += self._surplus(nodes.intersection(on_nodes), rows)
         nodes |= self.drop(dropped)
-        return Placed(
+        return PlacedDevices(
             rows=rows,
             is_instance=np.array([bool(info.gpu_instance_id) for info in devices], dtype=np.bool_),
             changed_nodes=frozenset(nodes),

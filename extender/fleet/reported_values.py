@@ -11,7 +11,7 @@ from extender.core.decision.signals import MEASURED
 from extender.core.devices.readings import Signal
 from extender.core.nodes.snapshot import Rows
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.latest_values import FILLING, Word
+from extender.fleet.latest_values import FILLING, ReportedSignals
 
 _KEPT: Final = (
     *MEASURED,
@@ -22,7 +22,7 @@ _KEPT: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ReportedValues:
     """What was last told of some devices.
 
     Attributes:
@@ -40,9 +40,9 @@ class Shown:
     values: npt.NDArray[np.float32]
     limit_watts: npt.NDArray[np.float32]
     rest_watts: npt.NDArray[np.float32]
-    memory: Word
-    heat: Word
-    clocks: Word
+    memory: ReportedSignals
+    heat: ReportedSignals
+    clocks: ReportedSignals
 
     def reading(self, at: int) -> dict[Signal, float]:
         """Return what was told of a device by its place; without what is missing."""
@@ -57,7 +57,9 @@ class Shown:
         return {name: word.of(at) for name, word in words.items()}
 
 
-def shown_of(columns: DeviceColumns, rows: Rows, sources: Sequence[str]) -> Shown:
+def reported_values_of(
+    columns: DeviceColumns, rows: Rows, sources: Sequence[str]
+) -> ReportedValues:
     """Keep what is told of some devices; `sources` are the names of who tells it, by number."""
     latest = columns.latest
     known = latest.columns
@@ -69,7 +71,7 @@ def shown_of(columns: DeviceColumns, rows: Rows, sources: Sequence[str]) -> Show
     if Signal.POWER_LIMIT in known:
         told = known[Signal.POWER_LIMIT].take(rows)
         limit = np.where(told > 0, told, limit)
-    return Shown(
+    return ReportedValues(
         signals=signals,
         values=values,
         limit_watts=limit.astype(np.float32),

@@ -11,7 +11,7 @@ Offered = Mapping[str, int]
 """A node's `status.capacity` by resource."""
 
 
-class SharingEvidence:
+class ShareEvidence:
     """What tells that fewer devices than a node offers are all that it has.
 
     Pods come and go, and sources on the nodes too: the shares stay. That sources show fewer devices

@@ -6,15 +6,15 @@ from math import inf
 from types import MappingProxyType
 
 from extender.core.decision.landing import NONE_OUT
-from extender.core.decision.signals import believe, believe_again
-from extender.core.nodes.node_index import Roll
+from extender.core.decision.signals import estimate, estimate_again
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.snapshot import Flags, Snapshot
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
-from extender.fleet.allocation import NodeLayouts
+from extender.fleet.allocation import NodeAllocations
 from extender.fleet.failures import FailureLog
-from extender.fleet.pools import build_pools, fits_pools, patch_pools, renew_pools
-from extender.fleet.refresh import Renewal, with_rows_now
+from extender.fleet.pools import build_pools, fits_pools, patch_pools, refresh_pools
+from extender.fleet.refresh import Refresh, with_rows_now
 from extender.fleet.store import DeviceStore
 
 RENEW_SECONDS = 10.0
@@ -41,7 +41,7 @@ class Snapshots:
         layouts: who holds them.
         failures: pods that died early.
         clock: seconds since the epoch.
-        in_steps: somebody calls `renew_in_steps` again and again.
+        in_steps: somebody calls `refresh_in_steps` again and again.
 
     Attributes:
         current: the latest snapshot, None before the first.
@@ -52,7 +52,7 @@ class Snapshots:
     def __init__(
         self,
         store: DeviceStore,
-        layouts: NodeLayouts,
+        layouts: NodeAllocations,
         failures: FailureLog,
         clock: Callable[[], float],
         *,
@@ -75,7 +75,7 @@ class Snapshots:
         self._shape, self._shown_shape = 1, 0
         self._outdated: set[str] = set()
         """Nodes whose devices were believed anew on other grounds than they have by now."""
-        self._renewal: Renewal | None = None
+        self._renewal: Refresh | None = None
 
     def is_out(self) -> Flags:
         """Return which devices are believed to be out, as `Telemetry` has it."""
@@ -143,7 +143,7 @@ class Snapshots:
             self.current = self._next(nodes, policy, now)
         return self.current
 
-    def renew_in_steps(
+    def refresh_in_steps(
         self,
         nodes: Iterable[str],
         latest: Callable[[], Snapshot],
@@ -166,7 +166,7 @@ class Snapshots:
         had_news, self._has_news, self._patched = self._has_news, False, 0
         shape, shown_shape = self._shape, self._shown_shape
         reshaped = (dict(self._layouts.rows), frozenset(nodes)) if shape != shown_shape else None
-        renewal = Renewal(before, self._policy, now, self._store.capacity)
+        renewal = Refresh(before, self._policy, now, self._store.capacity)
         self._renewal = renewal
         is_done = False
         try:
@@ -242,12 +242,12 @@ class Snapshots:
             for name in changed
             if name in rows and fits_pools(before.pools, name, rows[name], capacity)
         }
-        telemetry, believed = before.telemetry, fitting.keys() & doubted
-        if believed:
-            again = self._store.rows_on(believed)
+        telemetry, estimated = before.telemetry, fitting.keys() & doubted
+        if estimated:
+            again = self._store.rows_on(estimated)
             evidence = self._store.evidence(again)
-            telemetry = believe_again(telemetry, again, evidence, self._policy, now)
-        pools = patch_pools(before.pools, fitting, believed, telemetry)
+            telemetry = estimate_again(telemetry, again, evidence, self._policy, now)
+        pools = patch_pools(before.pools, fitting, estimated, telemetry)
         return replace(
             before,
             version=before.version + 1,
@@ -260,18 +260,20 @@ class Snapshots:
     def _afresh(self, nodes: Iterable[str], changed: Iterable[str], now: float) -> Snapshot:
         """Return a snapshot for which all devices are believed anew, at once."""
         before, rows = self.current, self._layouts.rows
-        telemetry, _ = believe(self._store.evidence(), self._policy, now)
+        telemetry, _ = estimate(self._store.evidence(), self._policy, now)
         suspicion = self._failures.suspicion(now)
         self._is_believed, self._believed_at = True, now
         if before is None or self.is_reshaped:
             names = frozenset(nodes)
             known = before.pools if before else {}
             pools = finish(build_pools(rows, telemetry, suspicion, known))
-            roll = Roll(names, {resource: pool.nodes for resource, pool in pools.items()})
+            node_index = NodeIndex(
+                names, {resource: pool.nodes for resource, pool in pools.items()}
+            )
         else:
-            names, roll = before.nodes, before.roll
+            names, node_index = before.nodes, before.node_index
             of_changed = {name: rows[name] for name in changed}
-            pools = renew_pools(before.pools, of_changed, telemetry, suspicion)
+            pools = refresh_pools(before.pools, of_changed, telemetry, suspicion)
         self._bases += 1
         self._shown_shape = self._shape
         pools = {resource: replace(pool, base=self._bases) for resource, pool in pools.items()}
@@ -279,7 +281,7 @@ class Snapshots:
             version=before.version + 1 if before else 1,
             at=now,
             nodes=names,
-            roll=roll,
+            node_index=node_index,
             pools=MappingProxyType(pools),
             telemetry=telemetry,
             models=self._layouts.models,

@@ -13,17 +13,17 @@ from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.snapshot import Pool, PoolRow, Rows, patch_batch
 from extender.core.policy import Policy
 from extender.core.steps import Steps
-from extender.fleet.allocation import NodeLayouts
-from extender.fleet.device_holders import HeldDevice, is_young
+from extender.fleet.allocation import NodeAllocations
+from extender.fleet.device_holders import DeviceUse, is_young
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 512
 """Nodes whose rows are put into a pool before others may have their turn: few milliseconds."""
 
-_WIDTH = 1 + len(HeldDevice._fields)
+_WIDTH = 1 + len(DeviceUse._fields)
 
 
-class Draft:
+class StagedPolicy:
     """Layouts of nodes under other settings.
 
     Args:
@@ -31,7 +31,7 @@ class Draft:
         policy: the other settings.
     """
 
-    def __init__(self, layouts: NodeLayouts, policy: Policy) -> None:
+    def __init__(self, layouts: NodeAllocations, policy: Policy) -> None:
         self.policy = policy
         self._layouts = layouts
         self._made_of: dict[str, Mapping[str, PoolRow]] = {}
@@ -51,7 +51,7 @@ class Draft:
 
     def add(self, nodes: Iterable[tuple[NodeRecord, Sequence[PodRecord]]]) -> None:
         """Lay out some nodes, each with the pods that hold devices of it."""
-        held: list[tuple[int, *HeldDevice]] = []
+        held: list[tuple[int, *DeviceUse]] = []
         for node, pods in nodes:
             name = node.name
             self._made_of[name] = self._layouts.rows[name]

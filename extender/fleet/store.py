@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from extender.core.columns import known
-from extender.core.decision.signals import Evidence, board_power, plausible
+from extender.core.decision.signals import SignalEvidence, board_power, plausible
 from extender.core.devices.foreign_memory import WHOLE_DEVICE
 from extender.core.devices.gpu_models import normalize_model
 from extender.core.devices.readings import (
@@ -23,11 +23,11 @@ from extender.core.policy import HealthAction, Policy
 from extender.core.steps import Steps, finish
 from extender.core.xids import xid_action
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.device_holders import HeldDevice
+from extender.fleet.device_holders import DeviceUse
 from extender.fleet.intake import Intake, without
 from extender.fleet.latest_values import ALL
-from extender.fleet.registry import Applied, DeviceRegistry, Placed
-from extender.fleet.reported_values import Shown, shown_of
+from extender.fleet.registry import Applied, DeviceRegistry, PlacedDevices
+from extender.fleet.reported_values import ReportedValues, reported_values_of
 
 _PIECE = 1024
 """Devices whose past is taken over before others may have their turn."""
@@ -221,9 +221,9 @@ class DeviceStore:
         told = self._latest.activity_of(row)
         return None if told is None else (self._intake.sources[told[0]], told[1])
 
-    def keep_shown(self, rows: Rows) -> Shown:
+    def keep_shown(self, rows: Rows) -> ReportedValues:
         """Keep what is told of devices by now, and who told it."""
-        return shown_of(self._columns, rows, self._intake.sources)
+        return reported_values_of(self._columns, rows, self._intake.sources)
 
     def disagreements(self, source: str) -> int:
         """Return of how many devices that a source leads with its own signals disagree."""
@@ -297,7 +297,7 @@ class DeviceStore:
             yield
         return None
 
-    def _place(self, readings: Readings, now: float) -> Steps[Placed]:
+    def _place(self, readings: Readings, now: float) -> Steps[PlacedDevices]:
         """Give every device of an answer a row."""
         own, origin = readings.own, self._intake.number(readings.source)
         sources, seen_at = self._count["source_row"], self._float["seen_at"]
@@ -321,7 +321,7 @@ class DeviceStore:
             try:
                 renewed, updated = next(placing)
             except StopIteration as end:
-                placed: Placed = end.value
+                placed: PlacedDevices = end.value
                 if placed.dropped:
                     self._columns.clear(placed.dropped)
                 return placed
@@ -378,10 +378,10 @@ class DeviceStore:
         """Note how many devices of their kind the kubelet does not offer on some devices' node."""
         self._count["withdrawn"][list(rows)] = devices
 
-    def set_tenancy(self, held: Sequence[HeldDevice] | Rows) -> None:
+    def set_tenancy(self, held: Sequence[DeviceUse] | Rows) -> None:
         """Note what pods hold of some devices, or may: a row for each."""
-        columns = np.array(held, dtype=np.intp).reshape(-1, len(HeldDevice._fields))
-        told = dict(zip(HeldDevice._fields, columns.T, strict=True))
+        columns = np.array(held, dtype=np.intp).reshape(-1, len(DeviceUse._fields))
+        told = dict(zip(DeviceUse._fields, columns.T, strict=True))
         rows = told.pop("row")
         declared = told.pop("declared_bytes")
         is_first = np.isnan(self._float["declared_bytes"][rows])
@@ -518,7 +518,7 @@ class DeviceStore:
             self._float["freed_at"][index] = at
             columns.recall_use(index, self._policy.foreign.readings)
 
-    def evidence(self, rows: Rows | slice = ALL) -> Evidence:
+    def evidence(self, rows: Rows | slice = ALL) -> SignalEvidence:
         """Return what is held of every device, or of some."""
         return self._columns.evidence(rows)
 

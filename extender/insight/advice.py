@@ -11,13 +11,13 @@ from extender.fleet.fleet import Fleet
 from extender.fleet.pod_memory import LEAST_SAMPLES, Use
 from extender.insight import advice_rules as rules
 from extender.insight.advice_findings import KINDS, CardFinding, Findings, PodFinding, find
-from extender.insight.advice_rules import Verdict
+from extender.insight.advice_rules import CardVerdict
 from extender.insight.advice_words import card_words, memory_words, tenth_words
 from extender.insight.last_hour import Plots
-from extender.insight.measured_use import OWN_SECONDS, Kept, Measured, ShortMemory
+from extender.insight.measured_use import OWN_SECONDS, Measured, MinuteHistory, PrometheusCache
 from extender.insight.pending import moment
 from extender.insight.views import Json
-from extender.runtime.fair_queue import BusyError, Turns
+from extender.runtime.fair_queue import BusyError, FairQueue
 from extender.server.json_answers import chunks, error_answer, json_answer, unknown_node
 from extender.server.query_parameters import (
     QueryError,
@@ -51,7 +51,7 @@ PIECE_VIEWS: Final = 100
 Found = TypeVar("Found")
 
 
-class Advice:
+class AdviceRoutes:
     """Answers /v1/advice.
 
     Args:
@@ -62,14 +62,16 @@ class Advice:
     """
 
     def __init__(
-        self, fleet: Fleet, memory: ShortMemory, plots: Plots | None, clock: Callable[[], float]
+        self, fleet: Fleet, memory: MinuteHistory, plots: Plots | None, clock: Callable[[], float]
     ) -> None:
         self._fleet = fleet
         self._memory = memory
         self._plots = plots
         self._clock = clock
-        self._cache = Kept(clock)
-        self._queue = Turns(at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS)
+        self._cache = PrometheusCache(clock)
+        self._queue = FairQueue(
+            at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS
+        )
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/advice."""
@@ -98,8 +100,8 @@ class Advice:
         except BusyError as error:
             return error_answer(429, f"too many requests for advice at once: {error}")
         if not is_all:
-            found.cards[Verdict.KEEP].clear()
-            found.counts[Verdict.KEEP.value] = 0
+            found.cards[CardVerdict.KEEP].clear()
+            found.counts[CardVerdict.KEEP.value] = 0
         cards = chain.from_iterable(found.cards.values())
         pods = chain.from_iterable(found.pods.values())
         return json_answer(
@@ -109,7 +111,7 @@ class Advice:
                 "over_seconds": float(seconds),
                 "note": measured.note,
                 "rules": _rules(),
-                "cards_total": sum(found.counts[verdict.value] for verdict in Verdict),
+                "cards_total": sum(found.counts[verdict.value] for verdict in CardVerdict),
                 "pods_total": sum(found.counts[kind] for kind in KINDS),
                 "pods_unjudged": found.unjudged,
                 "cards": await _views(islice(cards, limit), _card_view),

@@ -15,11 +15,11 @@ from extender.core.nodes.snapshot import PoolRow, Snapshot
 from extender.fleet.fleet import Fleet
 from extender.fleet.pod_memory import LEAST_SAMPLES, PodMemory, Use
 from extender.insight.advice_rules import (
-    Ask,
     Card,
-    CardAdvice,
+    CardRecommendation,
+    CardVerdict,
     MemoryAdvice,
-    Verdict,
+    MemoryVerdict,
     advise,
     fit,
     judge_memory,
@@ -40,11 +40,11 @@ BY_AGENT: Final = "agent"
 """Source name of a pod's memory on a shared device."""
 
 TENTH: Final = "uses-a-tenth"
-KINDS: Final = (*(ask.value for ask in Ask), TENTH)
+KINDS: Final = (*(ask.value for ask in MemoryVerdict), TENTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class MeasuredDevice:
     """A device that pods hold or can share.
 
     Attributes:
@@ -71,7 +71,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class DeviceHistory:
     """Measured use of a device, and the source of the samples."""
 
     use: Use
@@ -82,9 +82,9 @@ class Look:
 class CardFinding:
     """Advice for a card."""
 
-    device: Device
+    device: MeasuredDevice
     card: Card
-    advice: CardAdvice
+    advice: CardRecommendation
     source: str
 
 
@@ -131,8 +131,8 @@ class Findings:
     """
 
     most: int
-    cards: dict[Verdict, list[CardFinding]] = field(
-        default_factory=lambda: {verdict: [] for verdict in Verdict}
+    cards: dict[CardVerdict, list[CardFinding]] = field(
+        default_factory=lambda: {verdict: [] for verdict in CardVerdict}
     )
     pods: dict[str, list[PodFinding]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     counts: Counter[str] = field(default_factory=Counter)
@@ -155,7 +155,7 @@ class Findings:
         if len(self.pods[pod.kind]) < self.most:
             self.pods[pod.kind].append(pod)
 
-    def note(self, looks: Iterable[Look]) -> None:
+    def note(self, looks: Iterable[DeviceHistory]) -> None:
         """Add the use of devices to the totals."""
         for look in looks:
             self.devices += 1
@@ -186,7 +186,7 @@ async def find(
     found = Findings(most=most)
     for names in chunks(sorted(nodes) if node is None else [node], PIECE_NODES):
         by_node = {name: list(_devices(fleet, snapshot, name)) for name in names}
-        looks: dict[int, Look] = {}
+        looks: dict[int, DeviceHistory] = {}
         for some in chunks(chain.from_iterable(by_node.values()), PIECE_DEVICES):
             looks |= await _look(fleet, measured, some)
         found.note(looks.values())
@@ -198,7 +198,7 @@ async def find(
     return found
 
 
-def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[Device]:
+def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[MeasuredDevice]:
     """Yield the devices of a node that pods hold or share."""
     record = fleet.nodes.get(node)
     for pool in snapshot.pools.values():
@@ -211,7 +211,7 @@ def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[Device]:
             is_meant = pool_row.is_shared or bool(tenants)
             if info is None or row >= len(snapshot.telemetry.latest) or not is_meant:
                 continue
-            yield Device(
+            yield MeasuredDevice(
                 node=node,
                 resource=pool.resource,
                 row=row,
@@ -224,19 +224,23 @@ def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[Device]:
             )
 
 
-async def _look(fleet: Fleet, measured: Measured, devices: Sequence[Device]) -> dict[int, Look]:
+async def _look(
+    fleet: Fleet, measured: Measured, devices: Sequence[MeasuredDevice]
+) -> dict[int, DeviceHistory]:
     """Return the use of devices since their tenants last changed."""
     samples = await measured.of([device.row for device in devices])
     since = np.array([fleet.store.tenants_since(device.row) for device in devices])
     found = uses(samples.times, samples.activity, samples.memory_bytes, since)
     return {
-        device.row: Look(use=use, source=samples.source)
+        device.row: DeviceHistory(use=use, source=samples.source)
         for device, use in zip(devices, found, strict=True)
     }
 
 
 def _cards(
-    devices: Sequence[Device], pods: Mapping[str, PodRecord], looks: Mapping[int, Look]
+    devices: Sequence[MeasuredDevice],
+    pods: Mapping[str, PodRecord],
+    looks: Mapping[int, DeviceHistory],
 ) -> Iterator[CardFinding]:
     """Yield the cards of a node that get advice."""
     for device in devices:
@@ -263,10 +267,10 @@ def _cards(
 
 
 def _judge_node(
-    devices: Sequence[Device],
+    devices: Sequence[MeasuredDevice],
     records: Sequence[PodRecord],
     namespace: str | None,
-    into: tuple[Findings, Mapping[int, Look], Fleet],
+    into: tuple[Findings, Mapping[int, DeviceHistory], Fleet],
 ) -> None:
     """Add the findings of a node's cards and pods."""
     found, looks, fleet = into
@@ -280,9 +284,9 @@ def _judge_node(
 
 def _judge(
     record: PodRecord,
-    devices: Sequence[Device],
+    devices: Sequence[MeasuredDevice],
     found: Findings,
-    looks: Mapping[int, Look],
+    looks: Mapping[int, DeviceHistory],
     shares: PodMemory,
 ) -> None:
     """Add the findings about a pod."""
@@ -298,7 +302,7 @@ def _judge(
     total = min((device.memory_bytes for device in own), default=0.0)
     if own and total and not is_alone and not is_whole:
         keys = [device.info.key for device in own]
-        look = Look(use=shares.use(record.uid, keys), source=BY_AGENT)
+        look = DeviceHistory(use=shares.use(record.uid, keys), source=BY_AGENT)
         if look.use.samples >= LEAST_SAMPLES:
             _judge_memory(record, own, look, found)
         else:
@@ -323,10 +327,12 @@ def _judge(
                 source=source,
             )
         )
-    _judge_memory(record, own, Look(use=use, source=source), found)
+    _judge_memory(record, own, DeviceHistory(use=use, source=source), found)
 
 
-def _judge_memory(record: PodRecord, own: Sequence[Device], look: Look, found: Findings) -> None:
+def _judge_memory(
+    record: PodRecord, own: Sequence[MeasuredDevice], look: DeviceHistory, found: Findings
+) -> None:
     """Add a finding if a pod requests far more memory than it uses, or less."""
     asked, use = record.memory_bytes, look.use
     # The annotation's value is visible only to callers who may read the pod.

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.devices.gpu_models import GIB, Way, mig_layout, way_without_mig
+from extender.core.devices.gpu_models import GIB, SharingWay, mig_layout, way_without_mig
 from extender.fleet.pod_memory import Use
 
 Matrix = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ ROOM_RATIO: Final = 1.2
 """Suggested memory relative to the maximum use, rounded up to whole GiB."""
 
 
-class Verdict(StrEnum):
+class CardVerdict(StrEnum):
     """Advice on a card."""
 
     FEWER = "fewer"
@@ -199,7 +199,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardAdvice:
+class CardRecommendation:
     """Advice on a card.
 
     Attributes:
@@ -211,15 +211,15 @@ class CardAdvice:
         memory_bytes: memory per replica.
     """
 
-    verdict: Verdict
+    verdict: CardVerdict
     replicas: int
     bound: Bound | None
-    way: Way | None
+    way: SharingWay | None
     layout: str
     memory_bytes: float
 
 
-def advise(card: Card) -> CardAdvice | None:
+def advise(card: Card) -> CardRecommendation | None:
     """Return advice on a card, or None if there is none.
 
     A whole card gets advice only if it was measured with one pod and two such pods would fit.
@@ -228,35 +228,39 @@ def advise(card: Card) -> CardAdvice | None:
     is_known = card.pods > 0 and use.is_enough and card.memory_bytes > 0
     if not is_known or use.activity_ratio is None or use.memory_bytes is None:
         return (
-            _shared(card, Verdict.NOT_MEASURED, DEFAULT_REPLICAS, None) if card.is_shared else None
+            _shared(card, CardVerdict.NOT_MEASURED, DEFAULT_REPLICAS, None)
+            if card.is_shared
+            else None
         )
     fitting = fit(card.pods, use.activity_ratio, use.memory_bytes, card.memory_bytes)
     if not card.is_shared:
         if fitting.count < DEFAULT_REPLICAS:
             return None
-        return _shared(card, Verdict.SHARE, fitting.count, fitting.bound)
+        return _shared(card, CardVerdict.SHARE, fitting.count, fitting.bound)
     return _shared(card, _compare(card.replicas, fitting.count), fitting.count, fitting.bound)
 
 
-def _compare(replicas: int, fitting: int) -> Verdict:
+def _compare(replicas: int, fitting: int) -> CardVerdict:
     if fitting < DEFAULT_REPLICAS:
-        return Verdict.DO_NOT_SHARE
+        return CardVerdict.DO_NOT_SHARE
     if fitting == replicas:
-        return Verdict.KEEP
-    return Verdict.FEWER if fitting < replicas else Verdict.MORE
+        return CardVerdict.KEEP
+    return CardVerdict.FEWER if fitting < replicas else CardVerdict.MORE
 
 
-def _shared(card: Card, verdict: Verdict, replicas: int, bound: Bound | None) -> CardAdvice:
+def _shared(
+    card: Card, verdict: CardVerdict, replicas: int, bound: Bound | None
+) -> CardRecommendation:
     room = max(card.memory_bytes - KEPT_BACK_BYTES, 0.0)
     way, layout = None, ""
-    if verdict is Verdict.DO_NOT_SHARE:
+    if verdict is CardVerdict.DO_NOT_SHARE:
         replicas = 1
-    elif verdict in {Verdict.SHARE, Verdict.NOT_MEASURED}:
+    elif verdict in {CardVerdict.SHARE, CardVerdict.NOT_MEASURED}:
         each = (card.use.memory_bytes or 0.0) / max(card.pods, 1) if card.pods else 0.0
         cut = mig_layout(card.model, card.memory_bytes, replicas, each)
-        way = Way.MIG if cut is not None else way_without_mig(card.model)
+        way = SharingWay.MIG if cut is not None else way_without_mig(card.model)
         layout = "" if cut is None else f"{cut[0]}x {cut[1]}"
-    return CardAdvice(
+    return CardRecommendation(
         verdict=verdict,
         replicas=replicas,
         bound=bound,
@@ -278,7 +282,7 @@ def uses_a_tenth(used: list[Use]) -> bool:
     )
 
 
-class Ask(StrEnum):
+class MemoryVerdict(StrEnum):
     """Comparison of a pod's memory request with its use."""
 
     TOO_MUCH = "asks-too-much"
@@ -294,7 +298,7 @@ class MemoryAdvice:
         suggested_bytes: suggested memory per GPU, in whole GiB, at most the device's memory.
     """
 
-    ask: Ask
+    ask: MemoryVerdict
     suggested_bytes: int
 
 
@@ -315,8 +319,8 @@ def judge_memory(asked_bytes: float, most_bytes: float, total_bytes: float) -> M
     suggested = math.ceil(most_bytes * ROOM_RATIO / GIB) * GIB
     suggested = int(max(min(suggested, total_bytes), GIB))
     if most_bytes > asked_bytes * SHORT_RATIO:
-        return MemoryAdvice(ask=Ask.TOO_LITTLE, suggested_bytes=suggested)
+        return MemoryAdvice(ask=MemoryVerdict.TOO_LITTLE, suggested_bytes=suggested)
     is_far = asked_bytes >= most_bytes * FAR_RATIO and asked_bytes - most_bytes >= FAR_BYTES
     if is_far and suggested < asked_bytes:
-        return MemoryAdvice(ask=Ask.TOO_MUCH, suggested_bytes=suggested)
+        return MemoryAdvice(ask=MemoryVerdict.TOO_MUCH, suggested_bytes=suggested)
     return None

@@ -2,15 +2,15 @@
 
 from typing import Final
 
-from extender.core.devices.gpu_models import GIB, Way
+from extender.core.devices.gpu_models import GIB, SharingWay
 from extender.fleet.pod_memory import Use
 from extender.insight.advice_rules import (
-    Ask,
     Bound,
     Card,
-    CardAdvice,
+    CardRecommendation,
+    CardVerdict,
     MemoryAdvice,
-    Verdict,
+    MemoryVerdict,
 )
 
 _BOUNDS: Final = {
@@ -20,19 +20,19 @@ _BOUNDS: Final = {
 }
 
 
-def card_words(card: Card, advice: CardAdvice) -> str:
+def card_words(card: Card, advice: CardRecommendation) -> str:
     """Explain the advice for a card."""
-    if advice.verdict is Verdict.NOT_MEASURED:
+    if advice.verdict is CardVerdict.NOT_MEASURED:
         return (
             f"no samples of the pods' use: {advice.replicas} replicas of "
             f"{_gib(advice.memory_bytes)}, 1 GiB kept back, {_way(advice)}"
         )
     used = _used(card.use, card.memory_bytes)
     limit = "" if advice.bound is None else f", {_BOUNDS[advice.bound]}"
-    if advice.verdict is Verdict.SHARE:
+    if advice.verdict is CardVerdict.SHARE:
         return f"its pod uses {used}: {advice.replicas} such pods would fit{limit}; {_way(advice)}"
     tenants = f"{card.pods} of {card.replicas} replicas in use, which together use {used}"
-    if advice.verdict is Verdict.DO_NOT_SHARE:
+    if advice.verdict is CardVerdict.DO_NOT_SHARE:
         return f"{tenants}: not two of these fit{limit}"
     return f"{tenants}: {advice.replicas} fit{limit}"
 
@@ -60,7 +60,7 @@ def memory_words(asked_bytes: float, use: Use, advice: MemoryAdvice) -> str:
     """Explain the difference between a pod's requested and used memory."""
     most = _gib(use.memory_most_bytes or 0.0)
     better = _gib(advice.suggested_bytes)
-    if advice.ask is Ask.TOO_MUCH:
+    if advice.ask is MemoryVerdict.TOO_MUCH:
         return (
             f"requests {_gib(asked_bytes)} of each GPU and never used more than {most}: {better} "
             "would suffice, and leave room for others"
@@ -79,10 +79,10 @@ def _used(use: Use, total_bytes: float) -> str:
     )
 
 
-def _way(advice: CardAdvice) -> str:
-    if advice.way is Way.MIG:
+def _way(advice: CardRecommendation) -> str:
+    if advice.way is SharingWay.MIG:
         return f"as MIG instances, {advice.layout}"
-    if advice.way is Way.MPS:
+    if advice.way is SharingWay.MPS:
         return "under MPS, which caps the memory of each"
     return "time-sliced: nothing there protects memory"
 

@@ -6,10 +6,10 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from extender.insight.replica_answers import Form, hear
+from extender.insight.replica_answers import AnswerFormat, ask_replicas
 from extender.insight.replicas import ONE, Replicas
-from extender.placement.bypass_causes import Evidence, likely_causes, merge
-from extender.placement.bypassed_pods import UnaskedPods, UnaskedReport
+from extender.placement.bypass_causes import BypassEvidence, likely_causes, merge
+from extender.placement.bypassed_pods import BypassedPods, BypassReport
 from extender.server.json_answers import CONTENT_TYPE, json_answer
 from extender.server.redaction import VIEWER, namespace_of, pod_key
 
@@ -35,14 +35,14 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     version: int
     replica: str
     unjudged: int
-    evidence: Evidence
+    evidence: BypassEvidence
     asked_by: tuple[str, ...] = ()
 
 
-_FORM: Final = Form(msgspec.json.Decoder(_Told).decode, VERSION)
+_FORM: Final = AnswerFormat(msgspec.json.Decoder(_Told).decode, VERSION)
 
 
-class UnaskedTable:
+class BypassedPodsTable:
     """Handlers of /v1/unasked, for clients and for other replicas.
 
     Args:
@@ -50,7 +50,7 @@ class UnaskedTable:
         replicas: this replica and the others; one that has just started has no evidence itself.
     """
 
-    def __init__(self, unasked: UnaskedPods, replicas: Replicas = ONE) -> None:
+    def __init__(self, unasked: BypassedPods, replicas: Replicas = ONE) -> None:
         self._unasked = unasked
         self._replicas = replicas
 
@@ -63,7 +63,7 @@ class UnaskedTable:
         return [web.get(PEERS_PATH, self._answer_peer)]
 
     async def _answer(self, _: web.Request) -> web.StreamResponse:
-        heard = await hear(self._replicas, PEERS_PATH, _FORM)
+        heard = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
         answers = [each for _, each in heard.told]
         own = self._unasked.report()
         known = merge((_from_now(own), *(each.evidence for each in answers)))
@@ -109,7 +109,7 @@ class UnaskedTable:
         return web.Response(body=msgspec.json.encode(answer), content_type=CONTENT_TYPE)
 
 
-def _from_now(report: UnaskedReport) -> Evidence:
+def _from_now(report: BypassReport) -> BypassEvidence:
     """Convert times to seconds relative to now, as each process has its own monotonic clock."""
     pods = (
         replace(group, first_at=group.first_at - report.at, last_at=group.last_at - report.at)

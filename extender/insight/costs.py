@@ -55,7 +55,7 @@ class _Group:
         return -self.sums.cost_idle, -self.sums.gpu_hours_idle, self.namespace, self.name
 
 
-class Costs:
+class CostRoutes:
     """Answers /v1/costs; pods that the caller may not read count in no sum.
 
     Args:

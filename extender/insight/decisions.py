@@ -12,11 +12,11 @@ import msgspec
 from aiohttp import web
 
 from extender.core.untyped import text_of
-from extender.insight.replica_answers import Form, hear
+from extender.insight.replica_answers import AnswerFormat, ask_replicas
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
-from extender.runtime.cooperative import in_turns
+from extender.runtime.cooperative import run_in_steps
 from extender.server.json_answers import (
     CONTENT_TYPE,
     chunks,
@@ -45,7 +45,7 @@ VERSION: Final = 1
 """Version of the format; it grows when an older replica would misread it."""
 
 
-class Told(msgspec.Struct, kw_only=True, frozen=True):
+class ReportedDecisions(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Heard:
     unreachable: Sequence[str]
 
 
-class Decisions:
+class DecisionRoutes:
     """Routes under /v1/decisions, for clients and for other replicas.
 
     A decision's `number` is unique within its replica's process, its `id` across all of them.
@@ -248,12 +248,12 @@ class Decisions:
         return wanted in {str(record.number), self._replicas.id_of(record.number)}
 
     async def _view(self, record: DecisionRecord, *, brief: bool) -> Json:
-        view = await in_turns(decision_in_steps(record, brief=brief))
+        view = await run_in_steps(decision_in_steps(record, brief=brief))
         return named(self._replicas, record) | view
 
     async def _hear(self, query: Mapping[str, str]) -> _Heard:
         """Query the other replicas, and review the caller's rights for the answers' namespaces."""
-        heard = await hear(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
+        heard = await ask_replicas(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
         decisions = [it for address, answer in heard.told for it in _far(address, answer)]
         await VIEWER.get().learn({_namespace(it.view) for it in decisions})
         return _Heard(decisions=decisions, unreachable=heard.unreachable)
@@ -264,14 +264,14 @@ def named(replicas: Replicas, record: DecisionRecord) -> Json:
     return {"id": replicas.id_of(record.number), "replica": replicas.host}
 
 
-def _decode(body: bytes) -> Told:
+def _decode(body: bytes) -> ReportedDecisions:
     """Decode another replica's answer; large fields stay encoded as `msgspec.Raw`.
 
     Raises:
         Exception: the answer is malformed.
     """
     written = _WRITTEN.decode(body)
-    return Told(
+    return ReportedDecisions(
         version=written.version,
         replica=written.replica,
         decisions=[_read_view(view) for view in written.decisions],
@@ -289,10 +289,10 @@ def _is_long(written: msgspec.Raw) -> bool:
     return memoryview(written).nbytes >= LONG_BYTES
 
 
-FORM: Final = Form(_decode, VERSION)
+FORM: Final = AnswerFormat(_decode, VERSION)
 
 
-def _far(address: str, answer: Told) -> list[_Far]:
+def _far(address: str, answer: ReportedDecisions) -> list[_Far]:
     """Return the decisions in an answer; skip those without a valid time or id."""
     found = []
     for view in answer.decisions:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 
-class Listed(Protocol):
+class OrderedDevice(Protocol):
     """A device with the fields that determine its position."""
 
     @property
@@ -19,7 +19,7 @@ class Listed(Protocol):
         """GPU instance id of a MIG instance, "" for a whole card."""
 
 
-def order_of(device: Listed) -> tuple[int, str, int]:
+def order_of(device: OrderedDevice) -> tuple[int, str, int]:
     """Return a device's sort key: by card index, UUID, then MIG instance."""
     text = device.gpu_instance_id
     return (

@@ -34,13 +34,13 @@ from extender.insight.explain_views import (
     rejected_nodes,
     short_nodes,
 )
-from extender.insight.last_decisions import NOTHING_HEARD, LastHeard
+from extender.insight.last_decisions import NOTHING_HEARD, LastReported
 from extender.insight.pending import PIECE_SCANNED, Pending, waits
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json, decision_view, verdict_view
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
-from extender.runtime.cooperative import in_turns
+from extender.runtime.cooperative import run_in_steps
 from extender.server.json_answers import (
     CONTENT_TYPE,
     document_answer,
@@ -173,7 +173,7 @@ class Explain:
             view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
         return await document_answer(request, view)
 
-    def _waiting(self, record: PodRecord, heard: LastHeard) -> Json:
+    def _waiting(self, record: PodRecord, heard: LastReported) -> Json:
         """Return the state and the reasons of a waiting pod."""
         pending = self._pending.view(record, heard)
         return {"state": pending["state"], "pending": pending}
@@ -211,7 +211,7 @@ class Explain:
         if not halves:
             return known
         steps = joined_in_steps(known.view, halves[-1].view, wish.limit)
-        return replace(known, view=await in_turns(steps))
+        return replace(known, view=await run_in_steps(steps))
 
     async def _own_filter(self, uid: str, at: float, wish: Wish) -> _Known | None:
         """Return this replica's filter decision shortly before another replica's ranking, or None.
@@ -360,13 +360,13 @@ class Explain:
         filtered = filter_before(self._placer.history, decided)
         # Prioritize covers only the nodes that passed filter: take the rejected ones from there.
         asked = (filtered or decided).decision
-        details = await in_turns(details_in_steps(decided, filtered))
+        details = await run_in_steps(details_in_steps(decided, filtered))
         names = [verdict.node for verdict in details]
-        others, left = await in_turns(short_nodes(asked, names, wish.limit))
-        nodes = await in_turns(
+        others, left = await run_in_steps(short_nodes(asked, names, wish.limit))
+        nodes = await run_in_steps(
             full_nodes(Ranking(decision=decided.decision, details=details, bound_node=bound))
         )
-        await in_turns(let_go(details))
+        await run_in_steps(let_go(details))
         return view | {
             "decision": self._brief(decided),
             "filter": self._brief(filtered) if filtered else None,

@@ -64,7 +64,7 @@ class Wish:
         return {"limit": str(self.limit)} | ({"node": self.node} if self.node else {})
 
 
-class Kept(StrEnum):
+class NodeDetail(StrEnum):
     """Detail that a decision has of a node."""
 
     IN_FULL = "in-full"
@@ -99,15 +99,15 @@ def asked_node(
         return None
     at = decision.place_of(name)
     if at is None:
-        kept = Kept.NOT_ASKED if is_known else Kept.UNKNOWN
+        kept = NodeDetail.NOT_ASKED if is_known else NodeDetail.UNKNOWN
         why = NOT_ASKED if is_known else NO_SUCH_NODE
         if closed_by:
             why = f"kube-scheduler itself would reject it: {closed_by}"
-        return _view(NodeTold(node=name, kept=kept, why=why))
+        return _view(ReportedNode(node=name, kept=kept, why=why))
     score, rejection = float(decision.scores[at]), Code(int(decision.codes[at])).text
-    report = NodeTold(
+    report = ReportedNode(
         node=name,
-        kept=Kept.IN_FULL,
+        kept=NodeDetail.IN_FULL,
         rank=None if rejection else _rank(decision, score),
         score=score,
         rejection=rejection or None,
@@ -118,11 +118,11 @@ def asked_node(
     return in_short_or_full(report, known, decision.feasible)
 
 
-class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedNode(msgspec.Struct, frozen=True, kw_only=True):
     """Record of the requested node; `now` is its evaluation with current readings."""
 
     node: str
-    kept: Kept
+    kept: NodeDetail
     rank: int | None = None
     score: float | None = None
     rejection: str | None = None
@@ -130,7 +130,7 @@ class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
     now: list[Json] = []
 
 
-def in_short_or_full(report: NodeTold, in_full: Container[str], feasible: int) -> Json:
+def in_short_or_full(report: ReportedNode, in_full: Container[str], feasible: int) -> Json:
     """Return the record of the requested node, depending on its detail.
 
     Args:
@@ -138,16 +138,18 @@ def in_short_or_full(report: NodeTold, in_full: Container[str], feasible: int) -
         in_full: nodes with full detail.
         feasible: number of nodes that passed.
     """
-    if report.kept not in {Kept.IN_FULL, Kept.IN_SHORT}:
+    if report.kept not in {NodeDetail.IN_FULL, NodeDetail.IN_SHORT}:
         return _view(report)
     if report.node in in_full:
-        return _view(msgspec.structs.replace(report, kept=Kept.IN_FULL, why=None, now=[]))
+        return _view(msgspec.structs.replace(report, kept=NodeDetail.IN_FULL, why=None, now=[]))
     short = f"it was refused: {report.rejection}"
     if report.rank is not None:
         short = (
             f"it passed, in place {report.rank} of {feasible} with score {report.score or 0.0:.6f}"
         )
-    return _view(msgspec.structs.replace(report, kept=Kept.IN_SHORT, why=f"{short}; {NOT_IN_FULL}"))
+    return _view(
+        msgspec.structs.replace(report, kept=NodeDetail.IN_SHORT, why=f"{short}; {NOT_IN_FULL}")
+    )
 
 
 def _rank(decision: Decision, score: float) -> int:
@@ -155,7 +157,7 @@ def _rank(decision: Decision, score: float) -> int:
     return int(np.count_nonzero(passing > score + SAME)) + 1
 
 
-def _view(report: NodeTold) -> Json:
+def _view(report: ReportedNode) -> Json:
     return {
         "node": report.node,
         "kept": report.kept.value,

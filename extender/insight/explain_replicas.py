@@ -14,7 +14,7 @@ import orjson
 
 from extender.core.steps import Steps
 from extender.core.untyped import mapping_of, text_of
-from extender.insight.explain_node import NodeTold, in_short_or_full
+from extender.insight.explain_node import ReportedNode, in_short_or_full
 from extender.insight.explain_views import kept_view
 from extender.insight.views import PIECE_SHORT, PIECE_VERDICTS, Json
 from extender.placement.history import DecisionRecord
@@ -163,7 +163,7 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
     ranked_in_full = len({one.node for one, _ in nodes if not one.rejection})
     names = {one.node for one, _ in nodes}
     asked = filtered.get("asked_node")
-    node_report = msgspec.convert(asked, NodeTold) if asked is not None else None
+    node_report = msgspec.convert(asked, ReportedNode) if asked is not None else None
     return ranked | {
         "filter": filtered["decision"],
         "kept": kept_view(counts.candidates, len(names)),

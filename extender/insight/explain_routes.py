@@ -7,14 +7,14 @@ from typing import Final
 from aiohttp import web
 
 from extender.core.request.gpu_resources import ResourceNames
-from extender.insight.costs import Costs
+from extender.insight.costs import CostRoutes
 from extender.insight.explain import Explain
 from extender.insight.holders import Holders
 from extender.insight.last_active import Idleness
 from extender.insight.pending import Pending
 from extender.insight.prices import PriceList
 from extender.insight.replicas import ONE, Replicas
-from extender.insight.what_if_route import Foresight
+from extender.insight.what_if_route import WhatIf
 from extender.placement.placer import Placer
 
 NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
@@ -44,10 +44,10 @@ class Why:
         self.idleness = Idleness(fleet, clock)
         self.pending = Pending(fleet, placer.history, clock, replicas)
         self.holders = Holders(fleet, self.idleness, clock)
-        self._costs = Costs(self.holders, clock)
+        self._costs = CostRoutes(self.holders, clock)
         self.set_prices(prices)
         self.explain = Explain(fleet, placer, self.pending, replicas=replicas)
-        self._foresight = Foresight(fleet, placer, resources)
+        self._foresight = WhatIf(fleet, placer, resources)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for pending pods, holders, costs and explanations."""

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from extender.core.decision.filtering import Code
 from extender.fleet.fleet import Fleet
-from extender.insight.replica_answers import Form, hear
+from extender.insight.replica_answers import AnswerFormat, ask_replicas
 from extender.insight.replicas import Replicas
-from extender.insight.scheduler_message import Counted
+from extender.insight.scheduler_message import CountedReason
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.server.json_answers import CONTENT_TYPE, chunks
 from extender.server.query_parameters import check_parameters, refusing
@@ -58,7 +58,7 @@ class Last(msgspec.Struct, kw_only=True, frozen=True):
     feasible: int
     node: str | None
     leaves_none: bool
-    refused: tuple[Counted, ...]
+    refused: tuple[CountedReason, ...]
 
 
 class _Told(msgspec.Struct, kw_only=True, frozen=True):
@@ -69,11 +69,11 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     last: dict[str, Last]
 
 
-_FORM: Final = Form(msgspec.json.Decoder(_Told).decode, VERSION)
+_FORM: Final = AnswerFormat(msgspec.json.Decoder(_Told).decode, VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastHeard:
+class LastReported:
     """Latest decisions of the other replicas.
 
     Attributes:
@@ -85,7 +85,7 @@ class LastHeard:
     unreachable: Sequence[str] = ()
 
 
-NOTHING_HEARD: Final = LastHeard()
+NOTHING_HEARD: Final = LastReported()
 
 
 class LastDecisions:
@@ -106,7 +106,7 @@ class LastDecisions:
         """Return the route at which other replicas query the latest decisions."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
-    def of(self, uid: str, heard: LastHeard) -> Last | None:
+    def of(self, uid: str, heard: LastReported) -> Last | None:
         """Return the latest decision about a pod by any replica, None if there is none."""
         record = self._history.last_of(uid)
         own = None if record is None else self._last(record)
@@ -115,7 +115,7 @@ class LastDecisions:
             return own or other
         return own if own.at >= other.at else other
 
-    async def hear(self, *, uid: str = "", namespace: str = "") -> LastHeard:
+    async def hear(self, *, uid: str = "", namespace: str = "") -> LastReported:
         """Query the other replicas.
 
         Args:
@@ -124,7 +124,7 @@ class LastDecisions:
         """
         asked = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
         path = f"{PEERS_PATH}?{urlencode(asked)}" if asked else PEERS_PATH
-        heard = await hear(self._replicas, path, _FORM)
+        heard = await ask_replicas(self._replicas, path, _FORM)
         last: dict[str, Last] = {}
         for _, answer in heard.told:
             for pod, one in answer.last.items():
@@ -132,7 +132,7 @@ class LastDecisions:
                 if known is None or one.at > known.at:
                     last[pod] = one
             await asyncio.sleep(0)
-        return LastHeard(last=last, unreachable=heard.unreachable)
+        return LastReported(last=last, unreachable=heard.unreachable)
 
     async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica, which redacts the answer for its caller.
@@ -181,8 +181,8 @@ class LastDecisions:
         )
 
 
-def rejections(record: DecisionRecord) -> tuple[Counted, ...]:
+def rejections(record: DecisionRecord) -> tuple[CountedReason, ...]:
     """Count a decision's rejected candidates by reason, most frequent first."""
     counts = np.bincount(record.decision.codes, minlength=len(Code)).tolist()
-    found = [Counted(count=counts[code], reason=code.text) for code in Code if counts[code]]
+    found = [CountedReason(count=counts[code], reason=code.text) for code in Code if counts[code]]
     return tuple(sorted((one for one in found if one.reason), key=lambda one: -one.count))

@@ -66,7 +66,7 @@ class Plots(Protocol):
         """Query a longer period of some devices, with a given number of samples."""
 
 
-class Past:
+class LastHour:
     """Returns the history of a node's devices.
 
     Args:

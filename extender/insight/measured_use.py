@@ -49,14 +49,14 @@ class Samples:
     memory_bytes: Matrix
 
 
-class ShortMemory(Protocol):
-    """Interface to our own history, `page.history.ShortMemory`."""
+class MinuteHistory(Protocol):
+    """Interface to our own history, `page.history.MinuteHistory`."""
 
     def columns(self, rows: Sequence[int]) -> tuple[Column, Matrix, Matrix]:
         """Return sample times, activity ratios and memory ratios."""
 
 
-class Kept:
+class PrometheusCache:
     """Cache of Prometheus answers, shared by all callers because it contains no pod data.
 
     Args:
@@ -95,7 +95,12 @@ class Measured:
     """
 
     def __init__(
-        self, fleet: Fleet, memory: ShortMemory, plots: Plots | None, seconds: float, kept: Kept
+        self,
+        fleet: Fleet,
+        memory: MinuteHistory,
+        plots: Plots | None,
+        seconds: float,
+        kept: PrometheusCache,
     ) -> None:
         self.note = ""
         self._fleet = fleet

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from extender.core.nodes.inventory import PodRecord
 from extender.fleet.fleet import Fleet
-from extender.insight.last_decisions import Last, LastDecisions, LastHeard
+from extender.insight.last_decisions import Last, LastDecisions, LastReported
 from extender.insight.replicas import ONE, Replicas
-from extender.insight.scheduler_message import Counted, hints, of_nodes, read_message
+from extender.insight.scheduler_message import CountedReason, hints, of_nodes, read_message
 from extender.insight.views import Json
 from extender.placement.history import DecisionHistory
 from extender.server.json_answers import stream_answer
@@ -81,7 +81,7 @@ class Pending:
             await asyncio.sleep(0)
         return found
 
-    def view(self, record: PodRecord, heard: LastHeard) -> Json:
+    def view(self, record: PodRecord, heard: LastReported) -> Json:
         """Describe a waiting pod.
 
         Args:
@@ -146,12 +146,12 @@ _SELF_EVIDENT = {
 }
 
 
-def _help(reasons: Iterable[Counted], state: str) -> list[str]:
+def _help(reasons: Iterable[CountedReason], state: str) -> list[str]:
     """Return hints for the reasons, else for the state."""
     return hints(reasons) or [text for name, text in _SELF_EVIDENT.items() if name == state]
 
 
-def _counted(namespace: str, reasons: Iterable[Counted]) -> OfPod:
+def _counted(namespace: str, reasons: Iterable[CountedReason]) -> OfPod:
     """Return reasons for an answer, redacted: some contain names from the pod's namespace."""
     every = tuple(reasons)
     return OfPod(

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from extender.insight.pending import moment
-from extender.insight.regret_watch import MOST_NODES, Outcome, RegretWatch
-from extender.insight.replica_answers import Form, hear
+from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
+from extender.insight.replica_answers import AnswerFormat, ask_replicas
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json
 from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer
@@ -41,7 +41,7 @@ _ACTIVITY_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 _REGRET_BUCKETS = (-0.5, -0.2, -0.1, -0.05, -0.01, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-_KINDS: Final[Mapping[str, Callable[[Outcome], bool]]] = {
+_KINDS: Final[Mapping[str, Callable[[PlacementOutcome], bool]]] = {
     "all": lambda _: True,
     "followed": lambda one: one.is_followed,
     "not_followed": lambda one: not one.is_followed,
@@ -63,10 +63,10 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     replica: str
     watched: int
     left_out: int
-    outcomes: list[Outcome]
+    outcomes: list[PlacementOutcome]
 
 
-_FORM = Form(msgspec.json.Decoder(_Told).decode, VERSION)
+_FORM = AnswerFormat(msgspec.json.Decoder(_Told).decode, VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Means:
     choice_then: float | None
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> "_Means":
+    def of(cls, outcomes: Sequence[PlacementOutcome]) -> "_Means":
         """Compute the means over the placements whose first choice has a known activity."""
         both = [one for one in outcomes if one.choice_since is not None]
         return cls(
@@ -145,7 +145,7 @@ class RegretMetrics(Collector):
         left_out.add_metric([], self._watch().left_out)
         yield left_out
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: PlacementOutcome) -> None:
         """Observe one placement."""
         followed = "yes" if outcome.is_followed else "no"
         self.activity.labels("got").observe(outcome.got)
@@ -183,7 +183,7 @@ class RegretTable:
             request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
         )
         watching = self._watch()
-        heard = await hear(self._replicas, PEERS_PATH, _FORM)
+        heard = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
         answers = [each for _, each in heard.told]
         own = _outcomes_of(watching)
         known = await _newest(chain(own, *(each.outcomes for each in answers)))
@@ -232,14 +232,14 @@ class RegretTable:
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
 
-def _outcomes_of(watching: RegretWatch) -> list[Outcome]:
+def _outcomes_of(watching: RegretWatch) -> list[PlacementOutcome]:
     """Copy the newest outcomes, because more may be added while they are encoded."""
     return list(islice(reversed(watching.outcomes), MOST_TOLD))
 
 
-async def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:
+async def _newest(outcomes: Iterable[PlacementOutcome]) -> list[PlacementOutcome]:
     """Sort outcomes, newest first; keep one for each pod, of its latest decision."""
-    last: dict[str, Outcome] = {}
+    last: dict[str, PlacementOutcome] = {}
     for some in chunks(outcomes, PIECE_OUTCOMES):
         for one in some:
             other = last.get(one.pod.uid)
@@ -249,7 +249,7 @@ async def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return sorted(last.values(), key=lambda one: -(one.bound_at + one.seconds))
 
 
-def _view(one: Outcome) -> Json:
+def _view(one: PlacementOutcome) -> Json:
     return {
         "pod": pod_name(one.pod.namespace, one.pod.name),
         "uid": of_pod(one.pod.namespace, one.pod.uid),
@@ -272,7 +272,7 @@ def _view(one: Outcome) -> Json:
     }
 
 
-def _means_view(outcomes: Sequence[Outcome]) -> Json:
+def _means_view(outcomes: Sequence[PlacementOutcome]) -> Json:
     means = _Means.of(outcomes)
     return {
         "placements": means.placements,

@@ -31,7 +31,7 @@ MAX_WAITING: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PlacementOutcome:
     """How one placement turned out; activities are mean ratios, None where unknown.
 
     Attributes:
@@ -138,8 +138,8 @@ class RegretWatch:
     def __init__(
         self, fleet: Fleet, clock: Callable[[], float], *, pods: int, after_seconds: float
     ) -> None:
-        self.outcomes: deque[Outcome] = deque(maxlen=pods)
-        self.on_outcome: Callable[[Outcome], None] = lambda _: None
+        self.outcomes: deque[PlacementOutcome] = deque(maxlen=pods)
+        self.on_outcome: Callable[[PlacementOutcome], None] = lambda _: None
         self.left_out = 0
         self._fleet = fleet
         self._clock = clock
@@ -247,7 +247,7 @@ class RegretWatch:
         known = {name: mean for name, mean in since.items() if mean is not None}
         best = min(known, key=lambda name: (known[name], name != watched.node, name))
         choice = watched.landings.get(watched.choice)
-        outcome = Outcome(
+        outcome = PlacementOutcome(
             pod=watched.pod,
             bound_at=watched.bound_at,
             decided_at=watched.decided_at,

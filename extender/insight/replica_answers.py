@@ -9,7 +9,7 @@ from extender.insight.replicas import Replicas
 from extender.runtime.decoding import MalformedError, decode_with
 
 
-class Told(Protocol):
+class ReplicaAnswer(Protocol):
     """A versioned answer of a replica."""
 
     @property
@@ -21,11 +21,11 @@ class Told(Protocol):
         """Short name of the answering replica."""
 
 
-Word = TypeVar("Word", bound=Told)
+Word = TypeVar("Word", bound=ReplicaAnswer)
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[Word]):
+class AnswerFormat(Generic[Word]):
     """Decoder of a versioned answer.
 
     Attributes:
@@ -46,7 +46,7 @@ class Form(Generic[Word]):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard(Generic[Word]):
+class ReplicaAnswers(Generic[Word]):
     """Answers of the other replicas.
 
     Attributes:
@@ -58,7 +58,9 @@ class Heard(Generic[Word]):
     unreachable: Sequence[str]
 
 
-async def hear(replicas: Replicas, path: str, form: Form[Word]) -> Heard[Word]:
+async def ask_replicas(
+    replicas: Replicas, path: str, form: AnswerFormat[Word]
+) -> ReplicaAnswers[Word]:
     """Query all other replicas at a path; return their decoded answers."""
     answers: list[tuple[str, Word]] = []
     unreachable: list[str] = []
@@ -71,4 +73,4 @@ async def hear(replicas: Replicas, path: str, form: Form[Word]) -> Heard[Word]:
             names.add(word.replica)
             answers.append((address, word))
         await asyncio.sleep(0)
-    return Heard(told=answers, unreachable=unreachable)
+    return ReplicaAnswers(told=answers, unreachable=unreachable)

@@ -21,7 +21,7 @@ class Others(Protocol):
         """Query one replica; return its answer, None for no answer."""
 
 
-class Nobody:
+class NoReplicas:
     """Implementation of `Others` without other replicas."""
 
     async def ask(self, path: str) -> Mapping[str, bytes | None]:  # noqa: ARG002 - see Others
@@ -47,14 +47,14 @@ class Replicas:
 
     name: str = ALONE
     host: str = ""
-    others: Others = field(default_factory=Nobody)
+    others: Others = field(default_factory=NoReplicas)
     tells: bool = False
 
     @classmethod
     def of(cls, identity: str, others: Others | None, *, tells: bool) -> "Replicas":
         """Create from an identity of the form `host_name`."""
         host, _, name = identity.rpartition("_")
-        return cls(name=name, host=host, others=others or Nobody(), tells=tells)
+        return cls(name=name, host=host, others=others or NoReplicas(), tells=tells)
 
     def id_of(self, number: int) -> str:
         """Return a decision's id, which is unique across replicas and restarts."""

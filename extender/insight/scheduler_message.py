@@ -18,7 +18,7 @@ OF_THE_POD: Final = "a reason that is the pod's own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class CountedReason:
     """A reason, and the number of nodes that it rules out."""
 
     count: int
@@ -26,7 +26,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class SchedulerMessage:
     """Parsed message of kube-scheduler.
 
     Attributes:
@@ -38,13 +38,13 @@ class Told:
     """
 
     nodes: int | None
-    by_scheduler: tuple[Counted, ...]
-    by_us: tuple[Counted, ...]
+    by_scheduler: tuple[CountedReason, ...]
+    by_us: tuple[CountedReason, ...]
     preemption: str
     rest: str
 
 
-def read_message(message: str) -> Told:
+def read_message(message: str) -> SchedulerMessage:
     """Parse kube-scheduler's message; text that is not a count of nodes goes to `rest`.
 
     Example:
@@ -57,15 +57,17 @@ def read_message(message: str) -> Told:
     body, _, preemption = message.partition(_PREEMPTION)
     head = _HEAD.match(body)
     if head is None:
-        return Told(nodes=None, by_scheduler=(), by_us=(), preemption=preemption, rest=body)
+        return SchedulerMessage(
+            nodes=None, by_scheduler=(), by_us=(), preemption=preemption, rest=body
+        )
     reasons = _CLAIMS.split(body[head.end() :])[0].rstrip(". ")
     nodes = int(head["nodes"])
     counted = [one for text in _split(reasons) if (one := _counted(text))]
     if not counted and reasons:
         # A reason that rules out every node, such as a missing volume claim, has no count.
-        counted = [Counted(count=nodes, reason=reasons)]
+        counted = [CountedReason(count=nodes, reason=reasons)]
     found = sorted(counted, key=lambda one: (-one.count, one.reason))
-    return Told(
+    return SchedulerMessage(
         nodes=nodes,
         by_scheduler=tuple(one for one in found if not is_ours(one.reason)),
         by_us=tuple(one for one in found if is_ours(one.reason)),
@@ -79,7 +81,7 @@ def is_ours(reason: str) -> bool:
     return any(rejection.value in reason for rejection in _OURS)
 
 
-def of_nodes(reasons: Iterable[Counted]) -> tuple[Counted, ...]:
+def of_nodes(reasons: Iterable[CountedReason]) -> tuple[CountedReason, ...]:
     """Redact reasons that may contain names from the pod's namespace.
 
     Example:
@@ -87,7 +89,9 @@ def of_nodes(reasons: Iterable[Counted]) -> tuple[Counted, ...]:
         (Counted(count=2, reason="a reason that is the pod's own"),)
     """
     return tuple(
-        one if _OF_NODES.fullmatch(one.reason) else Counted(count=one.count, reason=OF_THE_POD)
+        one
+        if _OF_NODES.fullmatch(one.reason)
+        else CountedReason(count=one.count, reason=OF_THE_POD)
         for one in reasons
     )
 
@@ -97,9 +101,11 @@ def _split(reasons: str) -> list[str]:
     return re.split(r", (?=[0-9]{1,7} \S)", reasons)
 
 
-def _counted(text: str) -> Counted | None:
+def _counted(text: str) -> CountedReason | None:
     match = _COUNTED.fullmatch(text)
-    return None if match is None else Counted(count=int(match["count"]), reason=match["reason"])
+    return (
+        None if match is None else CountedReason(count=int(match["count"]), reason=match["reason"])
+    )
 
 
 _HELP_OURS: Final = {
@@ -154,7 +160,7 @@ _HELP_SCHEDULER: Final = (
 )  # fmt: skip
 
 
-def hints(reasons: Iterable[Counted]) -> list[str]:
+def hints(reasons: Iterable[CountedReason]) -> list[str]:
     """Return a hint for each reason, most frequent first."""
     ordered = sorted(reasons, key=lambda one: -one.count)
     return [f"{one.count} {one.reason}: {_help(one.reason)}" for one in ordered]

@@ -16,7 +16,7 @@ from extender.insight.replicas import Replicas
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.runtime.metrics import Metrics
-from extender.server.request_tracker import InFlight
+from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.shadow_mode import Mode
 
@@ -28,7 +28,7 @@ TAKE_SECONDS: Final = 0.05
 Clock = Callable[[], float]
 
 
-class Trying:
+class ShadowMode:
     """Runs shadow mode, the decision log and the regret watch for one placer.
 
     Args:
@@ -36,7 +36,7 @@ class Trying:
         placer: decides.
         metrics: registry for the metrics of these parts.
         clock: seconds since the epoch.
-        in_flight: yields to requests, and waits for the end of a burst.
+        request_tracker: yields to requests, and waits for the end of a burst.
 
     Attributes:
         log: the decision log, or None if it is off.
@@ -49,13 +49,13 @@ class Trying:
         placer: Placer,
         metrics: Metrics,
         clock: Clock,
-        in_flight: InFlight,
+        request_tracker: RequestTracker,
     ) -> None:
         self._settings = settings
         self._placer = placer
         self._clock = clock
-        self._give_way = in_flight.give_way
-        self._calm = in_flight.calm
+        self._yield_control = request_tracker.yield_control
+        self._calm = request_tracker.calm
         self.log: DecisionLogWriter | None = None
         self.regret = self._make_regret(settings)
         self._metrics = RegretMetrics(metrics.registry, lambda: self.regret)
@@ -127,7 +127,7 @@ class Trying:
             try:
                 watch.look()
                 for _ in watch.judge_in_steps():
-                    await self._give_way()
+                    await self._yield_control()
             except Exception:  # placing pods must go on
                 logger.exception("fault", extra={"verb": "regret"})
 

@@ -130,11 +130,11 @@ class ShortMemory:
         activity, memory = columns
         return self._times[order], activity, memory
 
-    async def run(self, give_way: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, yield_control: Callable[[], Awaitable[None]]) -> None:
         """Record every minute until cancelled."""
         while True:
             for _ in self.note_in_steps():
-                await give_way()
+                await yield_control()
             await asyncio.sleep(STEP_SECONDS)
 
 

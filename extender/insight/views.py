@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from extender.core.decision.assessment import Ask, assess
+from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.filtering import Code
 from extender.core.decision.health_causes import ill_health, shown_by
@@ -51,7 +51,7 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
             continue
         rows = tuple(pool.rows[pool.row_of[node]] for node in here)
         batch = batch_rows(rows, snapshot.telemetry, np.zeros(len(rows)), width=1)
-        ask = Ask(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
+        ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
         assessment = assess(batch, ask.columns, estimates(fleet.policy))
         words = device_states(batch, assessment)
         for index, (node, row) in enumerate(zip(here, rows, strict=True)):

@@ -28,7 +28,7 @@ from extender.insight.explain_views import (
 from extender.insight.views import Json, request_view
 from extender.insight.what_if import open_nodes, read_asked
 from extender.placement.placer import Placer
-from extender.runtime.cooperative import in_turns
+from extender.runtime.cooperative import run_in_steps
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.json_answers import document_answer, error_answer
 from extender.server.query_parameters import check_parameters, refusing
@@ -39,7 +39,7 @@ PIECE_EXPLAINED: Final = 16
 """Nodes to explain between two yields to the event loop."""
 
 
-class Foresight:
+class WhatIf:
     """Handler of POST /v1/explain.
 
     Args:
@@ -91,7 +91,7 @@ class Foresight:
         """Predict a pod's placement without assuming or remembering it."""
         asked = read_asked(pod)
         names, closed = await open_nodes(self._fleet, wanted, asked.selection)
-        decision = await in_turns(self._placer.guess_in_steps(wanted, names))
+        decision = await run_in_steps(self._placer.guess_in_steps(wanted, names))
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
         if wish.node in names and wish.node not in best:
             best.append(wish.node)
@@ -100,10 +100,10 @@ class Foresight:
             some = best[start : start + PIECE_EXPLAINED]
             details += self._placer.explain_nodes(wanted, some)
             await asyncio.sleep(0)
-        others, left = await in_turns(short_nodes(decision, best, wish.limit))
+        others, left = await run_in_steps(short_nodes(decision, best, wish.limit))
         names = [verdict.node for verdict in details]
-        nodes_view = await in_turns(full_nodes(Ranking(decision=decision, details=details)))
-        await in_turns(let_go(details))
+        nodes_view = await run_in_steps(full_nodes(Ranking(decision=decision, details=details)))
+        await run_in_steps(let_go(details))
         shut = "".join(reason for reason, nodes in closed.items() if wish.node in nodes)
         ordered = decision.order.tolist()
         return {

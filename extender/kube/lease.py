@@ -20,7 +20,7 @@ from typing import Final
 
 from extender.core.untyped import mapping_of, text_of
 from extender.kube.client import KubeClient, KubeError
-from extender.kube.once_logger import Trouble
+from extender.kube.once_logger import OnceLogger
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,9 @@ class Lease:
         self._seen_version = ""
         self._seen_at = -math.inf
         self._failures = 0
-        self._trouble = Trouble(logger, "cannot take the lease", "the lease can be taken again")
+        self._once_logger = OnceLogger(
+            logger, "cannot take the lease", "the lease can be taken again"
+        )
 
     @property
     def is_held(self) -> bool:
@@ -139,10 +141,10 @@ class Lease:
             await self.attempt()
         except KubeError as error:
             self._failures += 1
-            self._trouble.note(error)
+            self._once_logger.note(error)
         else:
             self._failures = 0
-            self._trouble.end()
+            self._once_logger.end()
         if self.is_held != was_held:
             message = "took the lease" if self.is_held else "lost the lease"
             logger.info(message, extra={"lease": self._name, "identity": self.identity})

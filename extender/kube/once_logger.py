@@ -8,7 +8,7 @@ from extender.kube.client import KubeError
 MAX_REMEMBERED: Final = 32
 
 
-class Trouble:
+class OnceLogger:
     """Logs each cause of a failure once, and its end.
 
     Args:

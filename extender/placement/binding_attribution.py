@@ -12,11 +12,11 @@ from extender.placement.bypassed_pods import (
     MAX_BOUND,
     MAX_WAIT_SECONDS,
     SWEEP_SECONDS,
-    Hearing,
+    PeerReports,
 )
 from extender.placement.history import Choice, DecisionHistory, DecisionRecord
-from extender.placement.request_log import AskedLog, comes_later
-from extender.runtime.cooperative import GiveWay, in_turns, next_turn
+from extender.placement.request_log import RequestLog, comes_later
+from extender.runtime.cooperative import YieldControl, run_in_steps, yield_to_loop
 from extender.runtime.metrics import Metrics
 
 PIECE_PODS: Final = 128
@@ -37,7 +37,7 @@ class _Bound:
     bound_at: float
 
 
-class LastWord:
+class BindingAttribution:
     """Counts, and tells of, the bound pods that no other replica answered about after us.
 
     With one replica that is at the binding. With several it is once all others have said, after the
@@ -55,11 +55,11 @@ class LastWord:
 
     def __init__(
         self,
-        asked: AskedLog,
+        asked: RequestLog,
         history: DecisionHistory,
         metrics: Metrics,
         *,
-        hearing: Hearing | None = None,
+        hearing: PeerReports | None = None,
         on_own: Iterable[Callable[[DecisionRecord], None]] = (),
     ) -> None:
         self._asked = asked
@@ -90,11 +90,11 @@ class LastWord:
             if len(self._waiting) > MAX_BOUND:
                 self._waiting.popitem(last=False)
 
-    async def run(self, give_way: GiveWay = next_turn) -> None:
-        """Count until cancelled; `give_way` lets questions go first."""
+    async def run(self, yield_control: YieldControl = yield_to_loop) -> None:
+        """Count until cancelled; `yield_control` lets questions go first."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            await in_turns(self.sweep_in_steps(), give_way)
+            await run_in_steps(self.sweep_in_steps(), yield_control)
 
     def sweep(self) -> None:
         """Count the pods that are known to be ours by now."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 from extender.core.nodes.inventory import PodRecord
 from extender.fleet.fleet import Fleet
-from extender.placement.binding_attribution import LastWord
-from extender.placement.bypassed_pods import UnaskedPods
+from extender.placement.binding_attribution import BindingAttribution
+from extender.placement.bypassed_pods import BypassedPods
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class InventoryTap:
         self,
         fleet: Fleet,
         history: DecisionHistory,
-        last_word: LastWord,
-        unasked: UnaskedPods,
+        last_word: BindingAttribution,
+        unasked: BypassedPods,
         on_bound: Callable[[DecisionRecord], None] = lambda _: None,
     ) -> None:
         self._on_bound = on_bound

@@ -16,7 +16,7 @@ SHOWN_NAMES: Final = 5
 PATHS: Final = "/filter, /prioritize and /preempt"
 
 
-class Verdict(StrEnum):
+class BypassVerdict(StrEnum):
     """Outcome of our answers for a bound pod."""
 
     ASKED = "asked"
@@ -65,7 +65,7 @@ class BoundPods:
 
     scheduler: str
     resources: tuple[str, ...]
-    verdict: Verdict
+    verdict: BypassVerdict
     is_early: bool = False
     were_refused: bool = False
     count: int = 1
@@ -74,12 +74,12 @@ class BoundPods:
     last_at: float = 0.0
 
 
-_Likeness = tuple[str, tuple[str, ...], Verdict]
+_Likeness = tuple[str, tuple[str, ...], BypassVerdict]
 """Group key: scheduler, resources and verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class BypassEvidence:
     """Observations of the last minutes about requests and bindings.
 
     Attributes:
@@ -108,14 +108,14 @@ class Evidence:
         return self.silence_seconds is None or self.silence_seconds > SILENCE_SECONDS
 
 
-def merge(replicas: Iterable[Evidence]) -> Evidence:
+def merge(replicas: Iterable[BypassEvidence]) -> BypassEvidence:
     """Merge the observations of several replicas; times are on one clock.
 
     All replicas see most pods, so counts must not be added: per group the replica with the highest
     count wins. Counts of failed requests are added, because only one replica saw each.
     """
     pods: dict[_Likeness, list[BoundPods]] = {}
-    together = Evidence(pods=())
+    together = BypassEvidence(pods=())
     for one in replicas:
         alike: defaultdict[_Likeness, list[BoundPods]] = defaultdict(list)
         for group in one.pods:
@@ -124,7 +124,7 @@ def merge(replicas: Iterable[Evidence]) -> Evidence:
             if _count(groups) > _count(pods.get(likeness, ())):
                 pods[likeness] = groups
         silences = (together.silence_seconds, one.silence_seconds)
-        together = Evidence(
+        together = BypassEvidence(
             pods=(),
             silence_seconds=min((each for each in silences if each is not None), default=None),
             lost_answers=together.lost_answers + one.lost_answers,
@@ -154,7 +154,7 @@ class CauseKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class BypassCause:
     """A likely cause.
 
     Attributes:
@@ -170,7 +170,7 @@ class Cause:
     text: str
 
 
-def judge(answers: Answers, *, is_scoring: bool) -> Verdict:
+def judge(answers: Answers, *, is_scoring: bool) -> BypassVerdict:
     """Return the outcome of our answers for a bound pod.
 
     One useful answer is enough, whether or not it was the last: replicas exchange answers late, so
@@ -181,26 +181,26 @@ def judge(answers: Answers, *, is_scoring: bool) -> Verdict:
         is_scoring: whether prioritize is called at all.
     """
     if answers & (Answers.SCORED | Answers.LEFT_ONE):
-        return Verdict.ASKED
+        return BypassVerdict.ASKED
     if answers & Answers.SCORES_LOST:
-        return Verdict.ANSWER_LOST
+        return BypassVerdict.ANSWER_LOST
     if answers & Answers.LEFT_SEVERAL:
         # Another extender may have left one node.
-        return Verdict.ASKED if is_scoring else Verdict.NOT_SCORED
+        return BypassVerdict.ASKED if is_scoring else BypassVerdict.NOT_SCORED
     # After a refusal kube-scheduler sends another request before it binds the pod.
-    return Verdict.ANSWER_LOST if answers & Answers.FILTER_LOST else Verdict.NOT_ASKED
+    return BypassVerdict.ANSWER_LOST if answers & Answers.FILTER_LOST else BypassVerdict.NOT_ASKED
 
 
-def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
+def likely_causes(evidence: BypassEvidence) -> tuple[BypassCause, ...]:
     """Return the likely causes of bypassed pods, the most likely first."""
     by_verdict = {
         verdict: [group for group in evidence.pods if group.verdict is verdict]
-        for verdict in Verdict
+        for verdict in BypassVerdict
     }
-    missing = by_verdict[Verdict.NOT_ASKED]
-    lost = _count(by_verdict[Verdict.ANSWER_LOST])
-    unscored = _count(by_verdict[Verdict.NOT_SCORED])
-    causes: list[Cause] = []
+    missing = by_verdict[BypassVerdict.NOT_ASKED]
+    lost = _count(by_verdict[BypassVerdict.ANSWER_LOST])
+    unscored = _count(by_verdict[BypassVerdict.NOT_SCORED])
+    causes: list[BypassCause] = []
     if missing:
         causes += _why_silent(evidence, missing) if evidence.is_silent else ()
         causes += () if evidence.is_silent else _why_missing(evidence, missing)
@@ -208,7 +208,7 @@ def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
         causes.append(_http_timeout(evidence, lost))
     if unscored:
         causes.append(
-            Cause(
+            BypassCause(
                 kind=CauseKind.PRIORITIZE_VERB,
                 field="prioritizeVerb",
                 pods=unscored,
@@ -220,7 +220,7 @@ def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
     return tuple(sorted(causes, key=lambda cause: (-cause.pods, ranks[cause.kind])))
 
 
-def _why_silent(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
+def _why_silent(evidence: BypassEvidence, missing: list[BoundPods]) -> Iterable[BypassCause]:
     """Yield the causes of silence: no requests come at all."""
     count = _count(missing)
     yield from _why_unread(evidence, count)
@@ -229,7 +229,7 @@ def _why_silent(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]
         if evidence.silence_seconds is None
         else f"has not asked for {evidence.silence_seconds:.0f} s"
     )
-    yield Cause(
+    yield BypassCause(
         kind=CauseKind.NO_EXTENDER,
         field="extenders",
         pods=count,
@@ -243,10 +243,10 @@ def _why_silent(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]
         yield _started_late(early)
 
 
-def _why_unread(evidence: Evidence, pods: int) -> Iterable[Cause]:
+def _why_unread(evidence: BypassEvidence, pods: int) -> Iterable[BypassCause]:
     """Yield the causes of requests that we cannot parse or do not serve."""
     if evidence.wrong_paths:
-        yield Cause(
+        yield BypassCause(
             kind=CauseKind.WRONG_PATH,
             field="urlPrefix",
             pods=pods,
@@ -254,7 +254,7 @@ def _why_unread(evidence: Evidence, pods: int) -> Iterable[Cause]:
             "urlPrefix, filterVerb, prioritizeVerb and preemptVerb",
         )
     if evidence.unreadable:
-        yield Cause(
+        yield BypassCause(
             kind=CauseKind.UNREADABLE,
             field="nodeCacheCapable",
             pods=min(pods, evidence.unreadable),
@@ -263,12 +263,12 @@ def _why_unread(evidence: Evidence, pods: int) -> Iterable[Cause]:
         )
 
 
-def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
+def _why_missing(evidence: BypassEvidence, missing: list[BoundPods]) -> Iterable[BypassCause]:
     """Yield the causes of missing requests for some pods while requests for others come."""
     asked = [
         group
         for group in evidence.pods
-        if group.verdict is not Verdict.NOT_ASKED or group.were_refused
+        if group.verdict is not BypassVerdict.NOT_ASKED or group.were_refused
     ]
     names = {name for group in asked for name in group.resources}
     schedulers = {group.scheduler for group in asked}
@@ -276,7 +276,7 @@ def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause
     others = [group for group in missing if asked and group.scheduler not in schedulers]
     sometimes = [group for group in missing if group not in unnamed and group not in others]
     if unnamed:
-        yield Cause(
+        yield BypassCause(
             kind=CauseKind.MANAGED_RESOURCES,
             field="managedResources",
             pods=_count(unnamed),
@@ -285,7 +285,7 @@ def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause
         )
     if others:
         shown = _names(group.scheduler for group in others)
-        yield Cause(
+        yield BypassCause(
             kind=CauseKind.OTHER_SCHEDULER,
             field="schedulerName",
             pods=_count(others),
@@ -297,7 +297,7 @@ def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause
         yield from _why_sometimes(evidence, sometimes)
 
 
-def _why_sometimes(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
+def _why_sometimes(evidence: BypassEvidence, missing: list[BoundPods]) -> Iterable[BypassCause]:
     """Yield why some of equal pods are asked about and others not."""
     early = _count(group for group in missing if group.is_early)
     if early:
@@ -311,9 +311,9 @@ def _why_sometimes(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cau
     if all(
         group.last_at <= first.first_at
         for group in evidence.pods
-        if group.verdict is not Verdict.NOT_ASKED
+        if group.verdict is not BypassVerdict.NOT_ASKED
     ):
-        yield Cause(
+        yield BypassCause(
             kind=CauseKind.NO_EXTENDER,
             field="extenders",
             pods=count,
@@ -324,14 +324,14 @@ def _why_sometimes(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cau
     if evidence.lost_answers or evidence.slow_answers:
         yield _http_timeout(evidence, count)
     if not evidence.has_peers:
-        yield Cause(
+        yield BypassCause(
             kind=CauseKind.OTHER_REPLICA,
             field="peers.service",
             pods=count,
             text="requests for such pods come only at times: with several replicas of idlegpu, set "
             "peers.service, so that the replicas exchange their requests",
         )
-    yield Cause(
+    yield BypassCause(
         kind=CauseKind.UNREACHABLE,
         field="ignorable",
         pods=count,
@@ -341,9 +341,9 @@ def _why_sometimes(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cau
     )
 
 
-def _http_timeout(evidence: Evidence, pods: int) -> Cause:
+def _http_timeout(evidence: BypassEvidence, pods: int) -> BypassCause:
     """Return the cause for answers that come too late."""
-    return Cause(
+    return BypassCause(
         kind=CauseKind.HTTP_TIMEOUT,
         field="httpTimeout",
         pods=pods,
@@ -353,8 +353,8 @@ def _http_timeout(evidence: Evidence, pods: int) -> Cause:
     )
 
 
-def _started_late(pods: int) -> Cause:
-    return Cause(
+def _started_late(pods: int) -> BypassCause:
+    return BypassCause(
         kind=CauseKind.STARTED_LATE,
         field="ignorable",
         pods=pods,

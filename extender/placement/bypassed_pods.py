@@ -12,14 +12,14 @@ from extender.core.nodes.inventory import PodRecord
 from extender.placement.bypass_causes import (
     SILENCE_SECONDS,
     BoundPods,
-    Cause,
-    Evidence,
-    Verdict,
+    BypassCause,
+    BypassEvidence,
+    BypassVerdict,
     likely_causes,
 )
-from extender.placement.request_log import AskedLog
+from extender.placement.request_log import RequestLog
 from extender.runtime.metrics import Metrics
-from extender.settings.peers import Unasked
+from extender.settings.peers import BypassSettings
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 """Of pods that name none."""
 
 
-class Hearing(Protocol):
+class PeerReports(Protocol):
     """Knows of which time it is known what every other replica was asked (monotonic seconds)."""
 
     @property
@@ -63,7 +63,7 @@ class Alone:
     until: float = math.inf
 
 
-_Likeness = tuple[str, tuple[str, ...], Verdict, bool, bool]
+_Likeness = tuple[str, tuple[str, ...], BypassVerdict, bool, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class _Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnaskedReport:
+class BypassReport:
     """What was noticed, for people and programs.
 
     Attributes:
@@ -97,7 +97,7 @@ class UnaskedReport:
 
     at: float
     unjudged: int
-    evidence: Evidence
+    evidence: BypassEvidence
     asked_by: tuple[str, ...] = ()
 
     @property
@@ -106,12 +106,12 @@ class UnaskedReport:
         return self.evidence.pods
 
     @property
-    def causes(self) -> tuple[Cause, ...]:
+    def causes(self) -> tuple[BypassCause, ...]:
         """Why some of these were bound without our answer; the likeliest first."""
         return likely_causes(self.evidence)
 
 
-class UnaskedPods:
+class BypassedPods:
     """Follows pods from the time they wait to their binding, and judges each.
 
     A pod that was asked about is never accused: where no answer is known that was read, the verdict
@@ -129,11 +129,11 @@ class UnaskedPods:
 
     def __init__(
         self,
-        asked: AskedLog,
+        asked: RequestLog,
         metrics: Metrics,
-        settings: Unasked,
+        settings: BypassSettings,
         *,
-        hearing: Hearing | None = None,
+        hearing: PeerReports | None = None,
         is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.unjudged = 0
@@ -151,10 +151,10 @@ class UnaskedPods:
         self._asking: set[str] = set()
         self._expect(settings)
         self._untold = 0
-        self._example: tuple[PodRecord, Verdict] | None = None
+        self._example: tuple[PodRecord, BypassVerdict] | None = None
         self._told_at = float("-inf")
 
-    def change(self, settings: Unasked) -> None:
+    def change(self, settings: BypassSettings) -> None:
         """Judge by other settings from now on."""
         self._settings = settings
         self._expect(settings)
@@ -210,9 +210,9 @@ class UnaskedPods:
         if self._untold and now - self._told_at >= LOG_SECONDS:
             self._tell(now)
 
-    def report(self) -> UnaskedReport:
+    def report(self) -> BypassReport:
         """Return what was noticed in the last minutes."""
-        return UnaskedReport(
+        return BypassReport(
             at=self._asked.monotonic(),
             unjudged=self.unjudged,
             evidence=self._evidence(),
@@ -237,7 +237,7 @@ class UnaskedPods:
         """Judge a pod, or leave it unjudged; return false where it is too soon for either."""
         waited_seconds = now - bound.bound_at
         verdict = self._asked.verdict(bound.record.uid)
-        if verdict is Verdict.ASKED:
+        if verdict is BypassVerdict.ASKED:
             self._judge(bound, verdict)
             return True
         if waited_seconds < self._settings.grace_seconds:
@@ -257,19 +257,19 @@ class UnaskedPods:
         """Whether any answer about a pod is remembered."""
         return bound.record.uid in self._asked
 
-    def _judge(self, bound: _Bound, verdict: Verdict) -> None:
+    def _judge(self, bound: _Bound, verdict: BypassVerdict) -> None:
         record = bound.record
-        were_refused = verdict is Verdict.NOT_ASKED and self._is_known(bound)
+        were_refused = verdict is BypassVerdict.NOT_ASKED and self._is_known(bound)
         self._asked.forget(record.uid)
         self._group(bound, verdict, were_refused=were_refused)
         self._count(record.scheduler_name, verdict)
-        if verdict is not Verdict.NOT_ASKED and len(self._asking) < MAX_SCHEDULERS:
+        if verdict is not BypassVerdict.NOT_ASKED and len(self._asking) < MAX_SCHEDULERS:
             self._asking.add(record.scheduler_name)
-        if verdict is not Verdict.ASKED:
+        if verdict is not BypassVerdict.ASKED:
             self._untold += 1
             self._example = record, verdict
 
-    def _group(self, bound: _Bound, verdict: Verdict, *, were_refused: bool) -> None:
+    def _group(self, bound: _Bound, verdict: BypassVerdict, *, were_refused: bool) -> None:
         """Add a pod to those that are like it."""
         record, resources = bound.record, tuple(bound.record.resources)
         likeness = (record.scheduler_name, resources, verdict, bound.is_early, were_refused)
@@ -293,18 +293,18 @@ class UnaskedPods:
         self._metrics.unjudged.inc()
         self._asked.forget(bound.record.uid)
 
-    def _expect(self, settings: Unasked) -> None:
+    def _expect(self, settings: BypassSettings) -> None:
         """Have the series of the schedulers that are known beforehand."""
         if not settings.enabled:
             return
         for scheduler in settings.schedulers or (DEFAULT_SCHEDULER,):
             self._schedulers.add(scheduler)  # a settings file may name more than invented ones
-            self._count(scheduler, Verdict.ASKED)
+            self._count(scheduler, BypassVerdict.ASKED)
 
-    def _count(self, scheduler: str, verdict: Verdict) -> None:
+    def _count(self, scheduler: str, verdict: BypassVerdict) -> None:
         """Count a pod; the other series of its scheduler are there then, too."""
         label = self._label(scheduler)
-        for reason in (each for each in Verdict if each is not Verdict.ASKED):
+        for reason in (each for each in BypassVerdict if each is not BypassVerdict.ASKED):
             # A series that starts at 0 lets its first pod be seen.
             self._metrics.unasked.labels(label, reason).inc(reason is verdict)
 
@@ -315,10 +315,10 @@ class UnaskedPods:
         self._schedulers.add(scheduler)
         return scheduler
 
-    def _evidence(self) -> Evidence:
+    def _evidence(self) -> BypassEvidence:
         lost, slow, unreadable, slowest_seconds = self._asked.incidents
         last_at = self._asked.last_at
-        return Evidence(
+        return BypassEvidence(
             pods=tuple(self._groups.values()),
             silence_seconds=None if last_at is None else self._asked.monotonic() - last_at,
             lost_answers=lost,

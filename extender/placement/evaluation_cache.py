@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
 from extender.core.decision.cached_evaluation import (
-    Standing,
-    stand,
-    stand_in_steps,
-    stand_together,
+    CachedEvaluation,
+    evaluate_cached,
+    evaluate_in_steps,
+    evaluate_together,
 )
-from extender.core.decision.evaluation import Evaluation, Overlay, Question, asks
+from extender.core.decision.evaluation import Evaluation, EvaluationRequest, Overlay, asks
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
@@ -48,11 +48,11 @@ class _Kept:
     """
 
     asked_at: float = 0.0
-    latest: tuple[Standing, ...] = ()
-    coming: Standing | None = None
+    latest: tuple[CachedEvaluation, ...] = ()
+    coming: CachedEvaluation | None = None
 
     @property
-    def known(self) -> tuple[Standing, ...]:
+    def known(self) -> tuple[CachedEvaluation, ...]:
         """All that is kept."""
         return self.latest if self.coming is None else (*self.latest, self.coming)
 
@@ -60,7 +60,7 @@ class _Kept:
         """Tell whether any of it still says what the nodes are worth that have not changed."""
         return any(standing.holds(snapshot, pool, policy) for standing in self.known)
 
-    def keep(self, standing: Standing) -> None:
+    def keep(self, standing: CachedEvaluation) -> None:
         """Keep what the pool is worth now."""
         if self.coming is not None and standing.base == self.coming.base:
             self.coming = None
@@ -68,7 +68,7 @@ class _Kept:
         self.latest = (standing, *islice(others, 1))
 
 
-class KeptStandings:
+class EvaluationCache:
     """Evaluates pools, and remembers that.
 
     Args:
@@ -82,7 +82,7 @@ class KeptStandings:
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._expected: OrderedDict[_Key, _Kept] = OrderedDict()
 
-    def evaluate(self, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+    def evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
         """Evaluate a pool, once for each distinct request; afterwards only what has changed."""
         key = _key(pool.resource, question.request)
         kept = self._kept.pop(key, None) or self._expected.pop(key, None) or _Kept()
@@ -90,7 +90,7 @@ class KeptStandings:
         self._kept[key] = kept
         if len(self._kept) > CACHED_EVALUATIONS:
             self._kept.popitem(last=False)
-        standing = stand(snapshot, pool, question, kept.known)
+        standing = evaluate_cached(snapshot, pool, question, kept.known)
         kept.keep(standing)
         return standing.evaluation
 
@@ -151,20 +151,22 @@ class KeptStandings:
             if kept.holds(snapshot, pool, self._fleet.policy)
         ]
         questions, known = [one for one, _ in held], [kept.known for _, kept in held]
-        standings = stand_together(snapshot, pool, questions, known)
+        standings = evaluate_together(snapshot, pool, questions, known)
         for (_, kept), standing in zip(held, standings, strict=True):
             kept.keep(standing)
 
-    def _afresh(self, snapshot: Snapshot, pool: Pool, request: GpuRequest) -> Steps[Standing]:
+    def _afresh(
+        self, snapshot: Snapshot, pool: Pool, request: GpuRequest
+    ) -> Steps[CachedEvaluation]:
         """Evaluate a whole pool: that takes as long as all changes for the others."""
         overlays = self._fleet.ledger.overlays(without="")
         question = self._question(pool.resource, request, overlays)
-        return (yield from stand_in_steps(snapshot, pool, question))
+        return (yield from evaluate_in_steps(snapshot, pool, question))
 
     def _question(
         self, resource: str, request: GpuRequest, overlays: Mapping[str, Overlay]
-    ) -> Question:
-        return Question(
+    ) -> EvaluationRequest:
+        return EvaluationRequest(
             request=request,
             ask=dict(asks(request))[resource],
             policy=self._fleet.policy,

@@ -10,9 +10,9 @@ from extender.core.decision.health_causes import shown_by
 from extender.core.decision.signals import busiest_signal
 from extender.core.decision.verdicts import (
     DeviceVerdict,
-    Evidence,
     NodeVerdict,
-    Told,
+    ReportedSignal,
+    VerdictEvidence,
     explain,
     part_of,
 )
@@ -20,7 +20,7 @@ from extender.core.devices.readings import Column, DeviceInfo, Signal
 from extender.core.devices.thermal_stress import throttling_in_words
 from extender.core.nodes.snapshot import Rows
 from extender.core.steps import Steps, finish
-from extender.fleet.reported_values import Shown
+from extender.fleet.reported_values import ReportedValues
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES: Final = 16
@@ -43,12 +43,12 @@ class PlacedEvidence:
         is_late: it is from the binding: what the decision was made from was not there any more.
     """
 
-    evidence: Evidence
+    evidence: VerdictEvidence
     infos: tuple[DeviceInfo | None, ...]
     sources: tuple[str, ...]
     age_seconds: Column
     at: float
-    shown: Shown
+    shown: ReportedValues
     health: Mapping[int, tuple[str, float]]
     is_late: bool = False
 
@@ -96,18 +96,20 @@ class PlacedEvidence:
             signals=self._signals(at, busiest_signal(reading, float(self.shown.rest_watts[at]))),
         )
 
-    def _signals(self, at: int, busiest: Signal | None) -> dict[str, Told]:
+    def _signals(self, at: int, busiest: Signal | None) -> dict[str, ReportedSignal]:
         """Return who told what of a device, as far as anybody did."""
         age = float(self.age_seconds[at])
-        of_activity = Told(self.sources[at], age, "" if busiest is None else busiest.value)
+        of_activity = ReportedSignal(
+            self.sources[at], age, "" if busiest is None else busiest.value
+        )
         told = {} if np.isnan(age) else {"utilization": of_activity}
         for name, word in {**self.shown.told(at), "health": self.health.get(at)}.items():
             if word is not None:
-                told[name] = Told(word[0], max(self.at - word[1], 0.0))
+                told[name] = ReportedSignal(word[0], max(self.at - word[1], 0.0))
         return told
 
 
-def place_evidence(evidence: Evidence, store: DeviceStore, now: float) -> PlacedEvidence:
+def place_evidence(evidence: VerdictEvidence, store: DeviceStore, now: float) -> PlacedEvidence:
     """Note which devices some evidence speaks of.
 
     Args:
@@ -130,7 +132,7 @@ def place_evidence(evidence: Evidence, store: DeviceStore, now: float) -> Placed
 
 
 def _of_health(
-    evidence: Evidence, rows: Rows, causes: Rows, store: DeviceStore
+    evidence: VerdictEvidence, rows: Rows, causes: Rows, store: DeviceStore
 ) -> dict[int, tuple[str, float]]:
     """Return who told what speaks against the health of some devices, by their places."""
     told = {}

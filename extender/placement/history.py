@@ -8,7 +8,7 @@ from typing import Final
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.verdicts import NodeVerdict
-from extender.core.name_counts import Tally
+from extender.core.name_counts import NameCounts
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps, finish
 from extender.placement.evidence import PlacedEvidence
@@ -119,7 +119,7 @@ class DecisionHistory:
     """
 
     def __init__(self, length: int, clock: Callable[[], float] = time.time) -> None:
-        self.namespaces = Tally()
+        self.namespaces = NameCounts()
         self._clock = clock
         self._length = length
         self._records: OrderedDict[int, DecisionRecord] = OrderedDict()

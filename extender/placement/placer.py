@@ -7,12 +7,12 @@ from time import perf_counter
 
 import numpy as np
 
-from extender.core.decision.cached_evaluation import stand_in_steps
+from extender.core.decision.cached_evaluation import evaluate_in_steps
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import (
     Evaluation,
+    EvaluationRequest,
     Overlay,
-    Question,
     asks,
     evaluate_for,
 )
@@ -20,13 +20,13 @@ from extender.core.decision.filtering import Code
 from extender.core.decision.verdicts import NodeVerdict, gather
 from extender.core.decision.victims import batch_after
 from extender.core.nodes.assumed_pods import Assumption
-from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.placement.evaluation_cache import KeptStandings
+from extender.placement.evaluation_cache import EvaluationCache
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
 
@@ -95,7 +95,7 @@ class Placer:
         self.detailed = detailed
         self.is_shadow = False
         self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
-        self.standings = KeptStandings(fleet, clock)
+        self.standings = EvaluationCache(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
         self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
 
@@ -105,9 +105,9 @@ class Placer:
         return self.fleet.policy
 
     @property
-    def roll(self) -> Roll:
+    def node_index(self) -> NodeIndex:
         """The nodes by number: a question names nearly the same."""
-        return self.fleet.roll
+        return self.fleet.node_index
 
     def rank(self, request: GpuRequest, candidates: Iterable[str], *, uid: str = "") -> Decision:
         """Decide without assuming or remembering anything: what a pod would get now."""
@@ -122,8 +122,10 @@ class Placer:
         for resource, ask in asks(request):
             pool, overlay = snapshot.pools.get(resource), overlays.get(resource, {})
             if pool is not None:
-                question = Question(request=request, ask=ask, policy=policy, overlay=overlay)
-                standing = yield from stand_in_steps(snapshot, pool, question)
+                question = EvaluationRequest(
+                    request=request, ask=ask, policy=policy, overlay=overlay
+                )
+                standing = yield from evaluate_in_steps(snapshot, pool, question)
                 known[resource] = standing.evaluation
                 yield
         return decide(
@@ -260,12 +262,12 @@ class Placer:
         if candidate.node not in snapshot.nodes or candidate.node not in self.fleet.nodes:
             return not request.requires_idle
         after = self.fleet.leaving(candidate.node, candidate.uids)
-        believed = len(snapshot.telemetry.latest)
+        estimated = len(snapshot.telemetry.latest)
         for resource, ask in asks(request):
             pool, leaving = snapshot.pools.get(resource), after.get(resource)
             is_shown = pool is not None and candidate.node in pool.row_of
             # Devices that came after the snapshot was begun show in the next one.
-            is_late = leaving is not None and max(leaving.row.slots, default=0) >= believed
+            is_late = leaving is not None and max(leaving.row.slots, default=0) >= estimated
             if leaving is None or not is_shown or is_late:
                 if request.requires_idle:
                     return False
@@ -279,7 +281,7 @@ class Placer:
                 np.zeros(1),
                 is_presumed_idle=not leaving.row.is_shared,
             )
-            question = Question(request=request, ask=ask, policy=self.policy, overlay={})
+            question = EvaluationRequest(request=request, ask=ask, policy=self.policy, overlay={})
             evaluation = evaluate_for(question, batch, snapshot.models)
             if evaluation.codes[0] != Code.PASSES:
                 return False
@@ -319,7 +321,9 @@ class Placer:
             pool = snapshot.pools.get(resource)
             if pool is not None:
                 overlay = overlays.get(resource, {})
-                question = Question(request=request, ask=ask, policy=policy, overlay=overlay)
+                question = EvaluationRequest(
+                    request=request, ask=ask, policy=policy, overlay=overlay
+                )
                 found = gather(snapshot, pool, question, nodes)
                 evidence.append(place_evidence(found, self.fleet.store, snapshot.at))
         self._gathered = (key, tuple(evidence))

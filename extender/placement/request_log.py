@@ -7,7 +7,7 @@ from typing import Final
 
 from extender.core.nodes.assumed_pods import Assumption
 from extender.fleet.fleet import Fleet
-from extender.placement.bypass_causes import SILENCE_SECONDS, Answers, Verdict, judge
+from extender.placement.bypass_causes import SILENCE_SECONDS, Answers, BypassVerdict, judge
 
 FILTER: Final = "filter"
 PRIORITIZE: Final = "prioritize"
@@ -111,7 +111,7 @@ def comes_later(verb: str, answered_at: float, *, than: str, at: float) -> bool:
     return answered_at >= at + ORDER_SECONDS
 
 
-class AskedLog:
+class RequestLog:
     """Remembers by pod what any replica was asked. Only the event loop's thread changes it.
 
     Args:
@@ -224,7 +224,7 @@ class AskedLog:
 
     # --- what is made of it ----------------------------------------------------------------------
 
-    def verdict(self, uid: str) -> Verdict:
+    def verdict(self, uid: str) -> BypassVerdict:
         """Say what a bound pod got from us, as far as is known by now."""
         asked = self._pods.get(uid)
         return judge(

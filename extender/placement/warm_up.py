@@ -10,8 +10,8 @@ from extender.core.nodes.snapshot import Snapshot
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.placement.evaluation_cache import EXPECTED, KeptStandings
-from extender.runtime.cooperative import GiveWay, in_turns
+from extender.placement.evaluation_cache import EXPECTED, EvaluationCache
+from extender.runtime.cooperative import YieldControl, run_in_steps
 from extender.runtime.garbage import Garbage
 from extender.server.readiness import Readiness
 
@@ -22,18 +22,18 @@ GATHER_SECONDS: Final = 0.003
 """Time to collect changes, so that one pass handles all of them."""
 
 
-class Following(Protocol):
+class RefreshedSources(Protocol):
     """The sources of the fleet, as far as they matter here."""
 
     @property
-    def cluster(self) -> "Inventory":
+    def cluster(self) -> "SyncedInventory":
         """The nodes and pods."""
 
     async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
         """Let the fleet believe its devices anew, if it is time."""
 
 
-class Inventory(Protocol):
+class SyncedInventory(Protocol):
     """The source of nodes and pods."""
 
     @property
@@ -41,37 +41,37 @@ class Inventory(Protocol):
         """Whether all nodes and pods are known."""
 
 
-class Preparing:
+class WarmUp:
     """Recomputes allocations, estimates and evaluations after every change of the fleet.
 
     Args:
         fleet: the fleet, which reports its changes.
         standings: cached evaluations for the requests of the last minutes.
-        following: estimates devices again, one at a time with deliveries of the sources.
+        source_manager: estimates devices again, one at a time with deliveries of the sources.
         requests: parses what pods ask for.
         readiness: is notified when the first allocation is complete.
-        garbage: collects garbage at that moment, because no request is open yet.
-        give_way: yields to requests between steps.
+        gc_control: collects garbage at that moment, because no request is open yet.
+        yield_control: yields to requests between steps.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        standings: KeptStandings,
-        following: Following,
+        standings: EvaluationCache,
+        source_manager: RefreshedSources,
         *,
         requests: WaitingRequests,
         readiness: Readiness,
         garbage: Garbage,
-        give_way: GiveWay,
+        yield_control: YieldControl,
     ) -> None:
         self._fleet = fleet
         self._standings = standings
-        self._following = following
+        self._source_manager = source_manager
         self._requests = requests
         self._readiness = readiness
-        self._garbage = garbage
-        self._give_way = give_way
+        self._gc_control = garbage
+        self._yield_control = yield_control
         self._to_lay_out, self._to_evaluate = asyncio.Event(), asyncio.Event()
         self._newcomers: asyncio.Queue[PodRecord] = asyncio.Queue(EXPECTED)
         fleet.on_change = self._note_change
@@ -83,34 +83,34 @@ class Preparing:
 
     def _note_newcomer(self, record: PodRecord) -> None:
         # Of thousands of new pods most ask for the same; the rest can be evaluated later.
-        if self._readiness.is_laid_out and not self._newcomers.full():
+        if self._readiness.is_allocated and not self._newcomers.full():
             self._newcomers.put_nowait(record)
 
-    async def lay_out(self) -> None:
+    async def allocate(self) -> None:
         """Recompute allocations of changed nodes and estimates of devices until cancelled."""
         while True:
             self._to_lay_out.clear()
-            await in_turns(self._fleet.settle_in_steps(), self._give_way)
-            if self._following.cluster.is_synced and not self._readiness.is_laid_out:
+            await run_in_steps(self._fleet.settle_in_steps(), self._yield_control)
+            if self._source_manager.cluster.is_synced and not self._readiness.is_allocated:
                 self._fleet.snapshot_of_all()
-                self._garbage.tidy()  # takes long, and no request is open yet
-                self._readiness.lay_out()
-            if self._readiness.is_laid_out:
-                await self._following.renew(self._standings.prepare_in_steps)
+                self._gc_control.tidy()  # takes long, and no request is open yet
+                self._readiness.allocate()
+            if self._readiness.is_allocated:
+                await self._source_manager.renew(self._standings.prepare_in_steps)
             await _change(self._to_lay_out)
             await asyncio.sleep(GATHER_SECONDS)
 
     async def evaluate(self) -> None:
         """Evaluate changed nodes until cancelled.
 
-        This task is separate from `lay_out`, which waits while readings change hundreds of nodes in
-        small batches: a request would have to evaluate all of them. It runs at once, because a
+        This task is separate from `allocate`, which waits while readings change hundreds of nodes
+        in small batches: a request would have to evaluate all of them. It runs at once, because a
         kube-scheduler with many cores sends the next pod two milliseconds after it has bound one.
         """
         while True:
             self._to_evaluate.clear()
-            if self._readiness.is_laid_out:
-                await in_turns(self._standings.warm_in_steps(), self._give_way)
+            if self._readiness.is_allocated:
+                await run_in_steps(self._standings.warm_in_steps(), self._yield_control)
             await asyncio.sleep(GATHER_SECONDS)
             await _change(self._to_evaluate)
 
@@ -125,7 +125,7 @@ class Preparing:
             request = self._requests.read(record, self._fleet.policy).request
             if request is not None:
                 request = self._fleet.informed(request, record.kin)
-                await in_turns(self._standings.expect_in_steps(request), self._give_way)
+                await run_in_steps(self._standings.expect_in_steps(request), self._yield_control)
 
 
 async def _change(change: asyncio.Event) -> None:

@@ -5,19 +5,19 @@ from collections.abc import Awaitable, Callable
 
 from extender.core.steps import Result, Steps
 
-GiveWay = Callable[[], Awaitable[None]]
+YieldControl = Callable[[], Awaitable[None]]
 """Yields the event loop to other tasks, and may wait for urgent ones."""
 
 
-async def next_turn() -> None:
+async def yield_to_loop() -> None:
     """Yield the event loop once."""
     await asyncio.sleep(0)
 
 
-async def in_turns(steps: Steps[Result], give_way: GiveWay = next_turn) -> Result:
+async def run_in_steps(steps: Steps[Result], yield_control: YieldControl = yield_to_loop) -> Result:
     """Run work step by step, yield before each step, and return the result."""
     while True:
-        await give_way()
+        await yield_control()
         try:
             next(steps)
         except StopIteration as end:

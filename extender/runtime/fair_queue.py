@@ -12,7 +12,7 @@ class BusyError(Exception):
     """A caller has too many waiting requests, or waited too long; the message says which."""
 
 
-class Turns:
+class FairQueue:
     """A queue that limits concurrency and rate, and serves callers round robin.
 
     However many requests one caller has queued, the next request of another caller waits for at

@@ -19,7 +19,7 @@ MOST_LINES: Final = 100
 """Most different lines in that time, so that a client with many addresses cannot fill the log."""
 
 
-class Seldom:
+class LogThrottle:
     """Decides whether a log line may be written now.
 
     Args:
@@ -77,7 +77,7 @@ class Seldom:
         return True
 
 
-class SeldomLogger(Adapter):
+class ThrottledLogger(Adapter):
     """A throttled logger for libraries that log a traceback for invalid input from clients.
 
     Warnings and errors with the same text and exception type are written at most once a minute.
@@ -87,15 +87,15 @@ class SeldomLogger(Adapter):
         seldom: decides which lines are written.
     """
 
-    def __init__(self, logger: logging.Logger, seldom: Seldom | None = None) -> None:
+    def __init__(self, logger: logging.Logger, seldom: LogThrottle | None = None) -> None:
         super().__init__(logger, {})
-        self._seldom = seldom or Seldom()
+        self._throttle = seldom or LogThrottle()
 
     @override
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Write a line, unless it is throttled."""
         if level >= logging.WARNING:
-            unlogged = self._seldom.due(str(msg), type(kwargs.get("exc_info")).__name__)
+            unlogged = self._throttle.due(str(msg), type(kwargs.get("exc_info")).__name__)
             if unlogged is None:
                 return
             kwargs["extra"] = {"also_unlogged": unlogged}

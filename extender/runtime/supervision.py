@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.log_throttle import LogThrottle
 
 FAULTS: Final[Counter[str]] = Counter()
 """Failures since the start of the process, by task."""
@@ -20,7 +20,7 @@ HEALTHY_SECONDS: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
-_SELDOM: Final = Seldom()
+_SELDOM: Final = LogThrottle()
 
 
 async def keep(

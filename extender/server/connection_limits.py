@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 
-def who_gives_way(held: Mapping[str, int], newcomer: str) -> str | None:
+def connections_to_close(held: Mapping[str, int], newcomer: str) -> str | None:
     """Return the client that holds most connections, or None if it must not lose one.
 
     It must hold at least two more than the newcomer. Otherwise two clients would take connections

@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from extender.runtime.cooperative import next_turn
+from extender.runtime.cooperative import yield_to_loop
 from extender.server.redaction import write_json
 
 Item = TypeVar("Item")
@@ -129,11 +129,11 @@ async def _one_by_one(
     if isinstance(pieces, AsyncIterable):
         async for piece in pieces:
             yield piece
-            await next_turn()
+            await yield_to_loop()
         return
     for piece in pieces:
         yield piece
-        await next_turn()
+        await yield_to_loop()
 
 
 async def _listed(

@@ -21,10 +21,10 @@ from typing import Final
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime import gc_control
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.log_throttle import LogThrottle
 from extender.server.congestion_control import unpace
-from extender.server.connection_limits import who_gives_way
-from extender.server.tls_errors import EVERYDAY, HINTS, THEIRS, Failure, failure_of
+from extender.server.connection_limits import connections_to_close
+from extender.server.tls_errors import EVERYDAY, HINTS, THEIRS, TlsFailure, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ FULL: Final = (
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
-class Refusal(StrEnum):
+class ConnectionRefusal(StrEnum):
     """Reason why a connection was refused or closed for lack of room, as a metric label."""
 
     FULL = "full"
@@ -75,8 +75,8 @@ class Figures:
     """
 
     connections: int = 0
-    refusals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
-    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+    refusals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ConnectionRefusal, 0))
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TlsFailure, 0))
 
 
 class _Accepted(socket.socket):
@@ -196,7 +196,7 @@ class Listener:
         self._highest = descriptors() - spare
         self._hint = hint
         self._refused = refused
-        self._seldom = Seldom(monotonic=monotonic)
+        self._throttle = LogThrottle(monotonic=monotonic)
         self._sockets: list[socket.socket] = []
         self._held: dict[_Accepted, None] = {}
         self._unknown = _Waiting()
@@ -276,7 +276,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
         loop.call_later(RETRY_SECONDS, self._resume, listening)
-        unlogged = self._seldom.due("accept", error.errno)
+        unlogged = self._throttle.due("accept", error.errno)
         if unlogged is not None:
             logger.error(
                 "cannot accept connections",
@@ -290,10 +290,10 @@ class Listener:
     def _take(self, accepted: socket.socket, address: str) -> None:
         """Count an accepted connection and start its handshake, or refuse it."""
         if accepted.fileno() >= self._highest:
-            self._refuse(accepted, address, Refusal.DESCRIPTORS)
+            self._refuse(accepted, address, ConnectionRefusal.DESCRIPTORS)
             return
         if len(self._held) >= self._most() and not self._make_room(address):
-            self._refuse(accepted, address, Refusal.FULL)
+            self._refuse(accepted, address, ConnectionRefusal.FULL)
             return
         held = _Accepted(accepted.family, accepted.type, accepted.proto, accepted.detach())
         held.settimeout(0.0)
@@ -306,7 +306,7 @@ class Listener:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _refuse(self, accepted: socket.socket, address: str, refusal: Refusal) -> None:
+    def _refuse(self, accepted: socket.socket, address: str, refusal: ConnectionRefusal) -> None:
         self._note(refusal, address)
         if self._refused is not None:
             self._refused(address)
@@ -321,7 +321,7 @@ class Listener:
         leaving = self._idle() or self._of_heaviest(newcomer)
         if leaving is None:
             return False
-        self._note(Refusal.GAVE_WAY, leaving.address)
+        self._note(ConnectionRefusal.GAVE_WAY, leaving.address)
         self._let_go(leaving)
         leaving.gave_way = True
         with contextlib.suppress(OSError):
@@ -337,7 +337,7 @@ class Listener:
 
     def _of_heaviest(self, newcomer: str) -> _Accepted | None:
         """Return a connection of the heaviest address, or None if no address is heavier."""
-        heaviest = who_gives_way(self._by_address, newcomer)
+        heaviest = connections_to_close(self._by_address, newcomer)
         if (mute := self._mute.first_of(heaviest or newcomer)) is not None:
             return mute
         limit = self._monotonic() - SILENT_SECONDS
@@ -357,10 +357,10 @@ class Listener:
                 self._mute.discard(held)
             self._spoken[held] = self._monotonic()
 
-    def _note(self, refusal: Refusal, address: str) -> None:
+    def _note(self, refusal: ConnectionRefusal, address: str) -> None:
         """Count a refusal, and log it if a line is due."""
         self.figures.refusals[refusal] += 1
-        unlogged = self._seldom.due(refusal)
+        unlogged = self._throttle.due(refusal)
         if unlogged is not None:
             logger.warning(
                 "a port has no room for more connections",
@@ -427,7 +427,7 @@ class Listener:
         self.figures.failures[failure] += 1
         if failure in EVERYDAY:
             return
-        unlogged = self._seldom.due(failure, address)
+        unlogged = self._throttle.due(failure, address)
         if unlogged is None:
             return
         logger.warning(

@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.runtime.log_throttle import SeldomLogger
+from extender.runtime.log_throttle import ThrottledLogger
 from extender.server.listener import KEPT_BACK, Heard, Listener, spare_for
 from extender.server.tls import Certificates, ServerContext, follow_certificate
 from extender.settings.config import Settings
@@ -43,7 +43,7 @@ Watch = Callable[[web.RequestHandler], asyncio.BaseProtocol]
 """Wraps the protocol of a connection to observe it."""
 
 
-class Doors:
+class ServerPorts:
     """The listening ports and the aiohttp applications behind them.
 
     Args:
@@ -330,7 +330,7 @@ def _runner(settings: Settings, app: web.Application, heads: _Heads) -> web.AppR
     return web.AppRunner(
         app,
         access_log=None,
-        logger=SeldomLogger(logger),
+        logger=ThrottledLogger(logger),
         keepalive_timeout=settings.keepalive_seconds,
         shutdown_timeout=LAST_WORDS_SECONDS,
         handler_cancellation=False,

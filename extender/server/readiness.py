@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from extender.server.request_tracker import InFlight
+from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 
 
@@ -50,7 +50,7 @@ TOLD_SECONDS: Final = 30.0
 Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
 
 
-class Standing(StrEnum):
+class ReadyState(StrEnum):
     """Readiness state of a replica, as /readyz reports it."""
 
     STARTING = "starting"
@@ -67,7 +67,7 @@ class Readiness:
 
     Args:
         settings: returns the current settings.
-        in_flight: reports whether the shutdown has begun.
+        request_tracker: reports whether the shutdown has begun.
         states: returns the status of each source.
         awaited: returns the names of the sources that the start waits for.
         others: returns the unreached sources of each other ready replica; see `Peers`.
@@ -80,7 +80,7 @@ class Readiness:
     def __init__(
         self,
         settings: Callable[[], Settings],
-        in_flight: InFlight,
+        request_tracker: RequestTracker,
         *,
         states: Callable[[], Iterable[SourceStatus]],
         awaited: Callable[[], Iterable[str]],
@@ -90,58 +90,58 @@ class Readiness:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._in_flight = in_flight
+        self._in_flight = request_tracker
         self._states = states
         self._awaited = awaited
         self._others = others
         self._unset = unset
         self._make_ready = make_ready
         self._monotonic = monotonic
-        self._laid_out_at: float | None = None
+        self._allocated_at: float | None = None
         self._is_started = False
         self._told_ready_at: float | None = None
         self._failing_since: dict[str, float] = {}
 
     @property
-    def is_laid_out(self) -> bool:
+    def is_allocated(self) -> bool:
         """Whether the inventory is complete and allocated, so that requests can be answered."""
-        return self._laid_out_at is not None
+        return self._allocated_at is not None
 
-    def lay_out(self) -> None:
+    def allocate(self) -> None:
         """Record that the inventory is complete and allocated."""
-        self._laid_out_at = self._monotonic()
+        self._allocated_at = self._monotonic()
 
     @property
     def is_ready(self) -> bool:
         """Whether kube-scheduler should send requests to this replica."""
-        return self.standing is Standing.READY
+        return self.standing is ReadyState.READY
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ReadyState:
         """Readiness state of this replica now."""
         if self._in_flight.is_draining:
-            return Standing.ENDING
+            return ReadyState.ENDING
         if not self._has_started():
-            return Standing.STARTING
+            return ReadyState.STARTING
         # Some replica has a smallest set of faults: it stays ready.
         if self._failing():
             ours = self._unreached()
             if any(ours > frozenset(theirs) for theirs in self._others()):
-                return Standing.BEHIND
-        return Standing.READY
+                return ReadyState.BEHIND
+        return ReadyState.READY
 
-    def tell(self) -> Standing:
+    def tell(self) -> ReadyState:
         """Return the state for a readiness probe, and record that the probe was answered."""
         standing = self.standing
-        self._told_ready_at = self._monotonic() if standing is Standing.READY else None
+        self._told_ready_at = self._monotonic() if standing is ReadyState.READY else None
         return standing
 
     def causes(self) -> dict[str, str]:
         """Return the reasons why a replica that could answer is not ready; empty if it is ready."""
         match self.standing:
-            case Standing.STARTING if self.is_laid_out:
+            case ReadyState.STARTING if self.is_allocated:
                 return {"start": f"no first readings or peers yet: {', '.join(self._awaited())}"}
-            case Standing.BEHIND:
+            case ReadyState.BEHIND:
                 names = ", ".join(sorted(self._failing()))
                 return {"replica": f"behind: another one reaches sources that fail here: {names}"}
             case _:
@@ -160,8 +160,8 @@ class Readiness:
         return tuple(sorted(unreached)) if self._monotonic() - told_at < TOLD_SECONDS else None
 
     def _has_started(self) -> bool:
-        if not self._is_started and self._laid_out_at is not None:
-            waited = self._monotonic() - self._laid_out_at
+        if not self._is_started and self._allocated_at is not None:
+            waited = self._monotonic() - self._allocated_at
             self._is_started = waited >= self._settings().ready.wait_seconds or not any(
                 True for _ in self._awaited()
             )

@@ -32,7 +32,7 @@ LOOK_SECONDS: Final = 0.1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class InFlight:
+class RequestTracker:
     """Counts the requests that were accepted and are not answered yet.
 
     Attributes:
@@ -103,7 +103,7 @@ class InFlight:
             if not self.requests:
                 self._none.set()
 
-    async def give_way(self) -> None:
+    async def yield_control(self) -> None:
         """Yield the event loop, and wait while an urgent request is open.
 
         A request needs several iterations of the event loop. A task that ran a step in each of them
@@ -229,16 +229,16 @@ class InFlight:
 
 
 class _Watched(asyncio.Protocol):
-    """Forwards all events of a connection, and first reports arriving bytes to `InFlight`.
+    """Forwards all events of a connection, and first reports arriving bytes to `RequestTracker`.
 
     Args:
         connection: the aiohttp protocol that handles the requests.
-        in_flight: receives the reports.
+        request_tracker: receives the reports.
     """
 
-    def __init__(self, connection: web.RequestHandler, in_flight: InFlight) -> None:
+    def __init__(self, connection: web.RequestHandler, request_tracker: RequestTracker) -> None:
         self._connection = connection
-        self._in_flight = in_flight
+        self._in_flight = request_tracker
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

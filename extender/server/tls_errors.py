@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class Failure(StrEnum):
+class TlsFailure(StrEnum):
     """Reason why a TLS handshake failed, as a metric label."""
 
     NO_CERTIFICATE = "no-certificate"
@@ -27,17 +27,23 @@ class Failure(StrEnum):
     OTHER = "other"
 
 
-EVERYDAY: Final = frozenset({Failure.LEFT})
+EVERYDAY: Final = frozenset({TlsFailure.LEFT})
 """Failures that also occur in normal operation, and are not logged."""
 
 
 THEIRS: Final = frozenset(
-    {Failure.NO_CERTIFICATE, Failure.EXPIRED, Failure.UNKNOWN_CA, Failure.BAD_CERTIFICATE}
+    {
+        TlsFailure.NO_CERTIFICATE,
+        TlsFailure.EXPIRED,
+        TlsFailure.UNKNOWN_CA,
+        TlsFailure.BAD_CERTIFICATE,
+    }
 )
-HINTS: Final[Mapping[Failure, str]] = {
-    Failure.OURS_REFUSED: "the client must trust the CA of the certificate that this port shows, "
+HINTS: Final[Mapping[TlsFailure, str]] = {
+    TlsFailure.OURS_REFUSED: "the client must trust the CA of the certificate that this port "
+    "shows, "
     "and ask for a name that is in it",
-    Failure.PLAIN: "this port accepts only TLS: configure the client with https",
+    TlsFailure.PLAIN: "this port accepts only TLS: configure the client with https",
 }
 
 _TIMES: Final = frozenset({9, 10})
@@ -46,10 +52,10 @@ _ISSUERS: Final = frozenset({2, 18, 19, 20, 21, 22, 24, 27, 30})
 """X509_V_ERR_* about the issuer: not found, not trusted, not a CA, self-signed, or with a key that
 does not match."""
 
-_REASONS: Final[Mapping[Failure, Iterable[str]]] = {
-    Failure.NO_CERTIFICATE: ("PEER_DID_NOT_RETURN_A_CERTIFICATE",),
-    Failure.PLAIN: ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST"),
-    Failure.PROTOCOL: (
+_REASONS: Final[Mapping[TlsFailure, Iterable[str]]] = {
+    TlsFailure.NO_CERTIFICATE: ("PEER_DID_NOT_RETURN_A_CERTIFICATE",),
+    TlsFailure.PLAIN: ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST"),
+    TlsFailure.PROTOCOL: (
         "WRONG_VERSION_NUMBER",
         "UNSUPPORTED_PROTOCOL",
         "NO_SHARED_CIPHER",
@@ -64,7 +70,7 @@ _REASONS: Final[Mapping[Failure, Iterable[str]]] = {
         "PACKET_LENGTH_TOO_LONG",
         "RECORD_LAYER_FAILURE",
     ),
-    Failure.OURS_REFUSED: (
+    TlsFailure.OURS_REFUSED: (
         "TLSV1_ALERT_UNKNOWN_CA",
         "SSLV3_ALERT_BAD_CERTIFICATE",
         "SSLV3_ALERT_CERTIFICATE_EXPIRED",
@@ -74,22 +80,24 @@ _REASONS: Final[Mapping[Failure, Iterable[str]]] = {
         "TLSV1_ALERT_ACCESS_DENIED",
         "TLSV1_ALERT_DECRYPT_ERROR",
     ),
-    Failure.LEFT: ("UNEXPECTED_EOF_WHILE_READING",),
+    TlsFailure.LEFT: ("UNEXPECTED_EOF_WHILE_READING",),
 }
 _FAILURES: Final = {reason: failure for failure, some in _REASONS.items() for reason in some}
 
 
-def failure_of(error: OSError) -> Failure:
+def failure_of(error: OSError) -> TlsFailure:
     """Return the reason why a TLS handshake failed, from the error that it raised."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _TIMES:
-            return Failure.EXPIRED
-        return Failure.UNKNOWN_CA if error.verify_code in _ISSUERS else Failure.BAD_CERTIFICATE
+            return TlsFailure.EXPIRED
+        return (
+            TlsFailure.UNKNOWN_CA if error.verify_code in _ISSUERS else TlsFailure.BAD_CERTIFICATE
+        )
     if isinstance(error, ssl.SSLEOFError):
-        return Failure.LEFT
+        return TlsFailure.LEFT
     if isinstance(error, ssl.SSLError):
-        return _FAILURES.get(error.reason or "", Failure.OTHER)
+        return _FAILURES.get(error.reason or "", TlsFailure.OTHER)
     # asyncio raises these when a handshake takes too long.
     if isinstance(error, ConnectionAbortedError | TimeoutError):
-        return Failure.TIMEOUT
-    return Failure.LEFT if isinstance(error, ConnectionError) else Failure.OTHER
+        return TlsFailure.TIMEOUT
+    return TlsFailure.LEFT if isinstance(error, ConnectionError) else TlsFailure.OTHER

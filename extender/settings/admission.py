@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from extender.settings.peers import ADDRESS_FORM, split_address
-from extender.settings.section import Form, Section
+from extender.settings.section import Section, ValueForm
 from extender.settings.tls import Tls
 
 NAME: Final = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
@@ -16,7 +16,7 @@ NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 class Admission(Section):
     """Settings of the admission webhook, which assigns new GPU pods to a scheduler."""
 
-    listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
+    listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
         default="",
         description="host:port of the admission webhook, over TLS; in a pod 0.0.0.0:8890 or "
         "[::]:8890; empty: no webhook",

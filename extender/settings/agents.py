@@ -6,14 +6,14 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from extender.settings.peers import ADDRESS_FORM, split_address
-from extender.settings.section import Form, Section
+from extender.settings.section import Section, ValueForm
 from extender.settings.tls import is_loopback
 
 
 class Agents(Section):
     """Settings of the port to which node agents report."""
 
-    listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
+    listen: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
         default="",
         description="host:port to which node agents report; in a pod 0.0.0.0:9401 or [::]:9401; "
         "empty: no reports",
@@ -33,7 +33,7 @@ class Agents(Section):
     audience: Annotated[str, Field(min_length=1)] = Field(
         default="idlegpu-extender", description="audience that an agent's token must have"
     )
-    service_accounts: Annotated[tuple[str, ...], Form("a list of namespace/name")] = Field(
+    service_accounts: Annotated[tuple[str, ...], ValueForm("a list of namespace/name")] = Field(
         default=("idlegpu-agent/idlegpu-agent",),
         min_length=1,
         description="service accounts (namespace/name) whose tokens are accepted",

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from extender.settings.section import AnyCase, Form, Section
+from extender.settings.section import AnyCase, Section, ValueForm
 from extender.settings.tls import Tls, is_loopback
 
 PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or 10.0.0.0/28"
@@ -30,7 +30,7 @@ class ApiAccess(StrEnum):
     """Every client that reaches the port."""
 
 
-class Api(Section):
+class ApiSettings(Section):
     """Settings of the API and the page: access, TLS and limits."""
 
     cert_file: Path | None = Field(
@@ -57,7 +57,7 @@ class Api(Section):
         "so the token is valid for nothing else; empty: a token for the API server "
         "itself",
     )
-    proxies: Annotated[tuple[str, ...], Form(PROXIES_FORM)] = Field(
+    proxies: Annotated[tuple[str, ...], ValueForm(PROXIES_FORM)] = Field(
         default=(),
         description="a client from these addresses sees everything without a token: the addresses"
         " of the API server, whose proxy passes no user's token, so the right to the "
@@ -88,7 +88,7 @@ class Api(Section):
         description="most connections at a time to status_listen; when they run out, the address "
         "that holds the most loses one to a client from another address",
     )
-    hosts: Annotated[tuple[str, ...], Form("a list of host names, without a port")] = Field(
+    hosts: Annotated[tuple[str, ...], ValueForm("a list of host names, without a port")] = Field(
         default=(),
         description="host names that requests may use if the port is on loopback and takes no "
         "tokens, besides localhost, loopback addresses and the port's address: otherwise another "

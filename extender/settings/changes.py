@@ -12,7 +12,7 @@ from extender.settings.spec import Setting, format_value, is_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class SettingChange:
     """One setting with a changed value.
 
     Attributes:
@@ -35,10 +35,10 @@ NONE = "(none)"
 
 def list_changes(
     before: BaseModel, after: BaseModel, settings: Mapping[tuple[str, ...], Setting]
-) -> tuple[Change, ...]:
+) -> tuple[SettingChange, ...]:
     """Return the settings with different values, in the order of the settings file."""
     return tuple(
-        Change(
+        SettingChange(
             name=setting.name,
             before=show_value(before, setting),
             after=show_value(after, setting),

@@ -22,12 +22,12 @@ from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service, shadow_mode
 from extender.settings.admission import Admission
 from extender.settings.agents import Agents
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from extender.settings.layers import Layer, parse_file, read_environment, read_file, without
-from extender.settings.peers import MAX_PORT, Peers, Unasked
+from extender.settings.peers import MAX_PORT, BypassSettings, PeersSettings
 from extender.settings.problems import Origin, describe
 from extender.settings.prometheus import Prometheus as Prometheus  # noqa: PLC0414 - re-exported
-from extender.settings.section import MIB, TIB, AnyCase, Form, Quantity, Section
+from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, ValueForm
 from extender.settings.spec import Setting, list_settings
 from extender.settings.tls import Tls, is_loopback
 from extender.settings.wake import Wake
@@ -52,12 +52,12 @@ class Settings(Section, BaseSettings):
         extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
-    listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
+    listen: Annotated[str, ValueForm("host:port with a port from 0 to 65535")] = Field(
         default="127.0.0.1:8888",
         description="host:port of the webhooks, and of health, metrics and API unless these have "
         "status_listen; in a pod 0.0.0.0:8888 or [::]:8888, with tls",
     )
-    status_listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
+    status_listen: Annotated[str, ValueForm("host:port with a port from 0 to 65535")] = Field(
         default="",
         description="host:port of health, metrics, API and page, over TLS if api.cert_file or "
         "tls is set; without TLS only on loopback, unless api.allow_plain is set; empty: as "
@@ -72,7 +72,7 @@ class Settings(Section, BaseSettings):
     kubeconfig: Path | None = Field(
         default=None, description="kubeconfig file; without one, the service account of the pod"
     )
-    resources: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
+    resources: Annotated[tuple[str, ...], ValueForm("a list of at least one name")] = Field(
         default=DEFAULT_NAMES,
         description="names of GPU resources, most important first; a trailing * matches any "
         "rest, so nvidia.com/mig-* also matches the shared forms",
@@ -80,7 +80,7 @@ class Settings(Section, BaseSettings):
     mode: Annotated[shadow_mode.Mode, AnyCase] = Field(
         default=shadow_mode.Mode.ACTIVE, description=shadow_mode.MODE
     )
-    thresholds: decision.Thresholds = decision.Thresholds()
+    thresholds: decision.ThresholdSettings = decision.ThresholdSettings()
     strategy: Annotated[Strategy, AnyCase] = Field(
         default=decision.DEFAULT.strategy,
         description="preferred node among nodes equally certain to have idle GPUs: auto leaves "
@@ -111,25 +111,25 @@ class Settings(Section, BaseSettings):
     )
     prometheus: Prometheus = Prometheus()
     agents: Agents = Agents()
-    api: Api = Api()
+    api: ApiSettings = ApiSettings()
     admission: Admission = Admission()
-    freshness: decision.Freshness = decision.Freshness()
-    foreign: decision.Foreign = decision.Foreign()
-    assumed: decision.Assumed = decision.Assumed()
-    early_failures: decision.EarlyFailures = decision.EarlyFailures()
-    health: decision.Health = decision.Health()
-    weights: decision.Weights = decision.Weights()
-    load_filter: decision.LoadFilter = decision.LoadFilter()
+    freshness: decision.FreshnessSettings = decision.FreshnessSettings()
+    foreign: decision.ForeignSettings = decision.ForeignSettings()
+    assumed: decision.AssumedSettings = decision.AssumedSettings()
+    early_failures: decision.EarlyFailureSettings = decision.EarlyFailureSettings()
+    health: decision.HealthSettings = decision.HealthSettings()
+    weights: decision.WeightSettings = decision.WeightSettings()
+    load_filter: decision.LoadFilterSettings = decision.LoadFilterSettings()
     wire: service.Wire = service.Wire()
     ready: service.Ready = service.Ready()
-    cluster: service.Cluster = service.Cluster()
+    cluster: service.ClusterSettings = service.ClusterSettings()
     events: service.Events = service.Events()
     wake: Wake = Wake()
-    peers: Peers = Peers()
-    unasked: Unasked = Unasked()
-    decisions: service.Decisions = service.Decisions()
+    peers: PeersSettings = PeersSettings()
+    unasked: BypassSettings = BypassSettings()
+    decisions: service.DecisionsSettings = service.DecisionsSettings()
     decision_log: shadow_mode.DecisionLog = shadow_mode.DecisionLog()
-    regret: shadow_mode.Regret = shadow_mode.Regret()
+    regret: shadow_mode.RegretSettings = shadow_mode.RegretSettings()
     prices: service.Prices = Field(default={}, description=service.PRICES)
     pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
     log: service.Log = service.Log()

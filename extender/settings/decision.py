@@ -12,12 +12,12 @@ from extender.settings.section import (
     MIB,
     TIB,
     AnyCase,
-    Form,
     Percent,
     Quantity,
     Section,
     Share,
     Unit,
+    ValueForm,
 )
 
 DEFAULT: Final = Policy()
@@ -29,7 +29,7 @@ Rows = Annotated[int, Field(ge=1, le=100_000)]
 Celsius = Annotated[float, Field(ge=30, le=150)]
 
 
-class Thresholds(Section):
+class ThresholdSettings(Section):
     """Limits of activity and memory below which a GPU is idle."""
 
     utilization: Percent = Field(
@@ -46,7 +46,7 @@ class Thresholds(Section):
         return policy.Thresholds(utilization=self.utilization / 100, memory=self.memory / 100)
 
 
-class Freshness(Section):
+class FreshnessSettings(Section):
     """Ages at which a reading becomes stale, neutral and forgotten."""
 
     max_age_seconds: float = Field(
@@ -86,7 +86,7 @@ class Freshness(Section):
         )
 
 
-class Foreign(Section):
+class ForeignSettings(Section):
     """Limits that detect foreign use: activity or memory on a GPU that no pod holds."""
 
     memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
@@ -113,7 +113,7 @@ class Foreign(Section):
         )
 
 
-class Assumed(Section):
+class AssumedSettings(Section):
     """Estimated load of pods that the readings do not show yet."""
 
     utilization: Percent = Field(
@@ -152,7 +152,7 @@ class Assumed(Section):
         )
 
 
-class EarlyFailures(Section):
+class EarlyFailureSettings(Section):
     """Penalty on a node's certainty for pods that fail soon after their start."""
 
     within_seconds: float = Field(
@@ -182,13 +182,15 @@ class EarlyFailures(Section):
         )
 
 
-class Health(Section):
+class HealthSettings(Section):
     """Action for each health problem of a GPU."""
 
-    xid: Annotated[dict[Xid, Action], Form(f"a map of XID (0 to {LARGEST_XID}) to action")] = Field(
-        default={},
-        description="action by XID number, which overrides the built-in table; e.g. {94: "
-        "exclude, 109: penalty}",
+    xid: Annotated[dict[Xid, Action], ValueForm(f"a map of XID (0 to {LARGEST_XID}) to action")] = (
+        Field(
+            default={},
+            description="action by XID number, which overrides the built-in table; e.g. {94: "
+            "exclude, 109: penalty}",
+        )
     )
     unknown_xid: Action = Field(
         default=DEFAULT.health.unknown_xid, description="action for an XID that no table lists"
@@ -361,7 +363,7 @@ class Health(Section):
 Weight = Annotated[float, Field(ge=0, le=1000), Unit("weight")]
 
 
-class Weights(Section):
+class WeightSettings(Section):
     """Weights of the smaller terms of the score; only their ratios matter."""
 
     utilization: Weight = Field(
@@ -392,7 +394,7 @@ class Weights(Section):
         return policy.Weights(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
-class LoadFilter(Section):
+class LoadFilterSettings(Section):
     """Settings for rejecting nodes because of load."""
 
     enabled: bool = Field(

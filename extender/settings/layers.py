@@ -12,7 +12,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import BoundedLoader
-from extender.settings.spec import ENVIRONMENT_PREFIX, Kind, Setting, is_secret
+from extender.settings.spec import ENVIRONMENT_PREFIX, Setting, SettingKind, is_secret
 
 Values = dict[str, object]
 """Values by name; the value of a section is another such dictionary."""
@@ -158,12 +158,12 @@ def _parse(text: str, setting: Setting) -> object:
     Raises:
         ValueError: the text is not a valid list or map.
     """
-    is_listed = setting.kind is Kind.LIST and not text.startswith("[")
+    is_listed = setting.kind is SettingKind.LIST and not text.startswith("[")
     if is_listed:
         return [item.strip() for item in text.split(",") if item.strip()]
-    if setting.kind not in {Kind.LIST, Kind.MAP}:
+    if setting.kind not in {SettingKind.LIST, SettingKind.MAP}:
         return text
-    example = "[a, b]" if setting.kind is Kind.LIST else "{name: value}"
+    example = "[a, b]" if setting.kind is SettingKind.LIST else "{name: value}"
     try:
         value = decode_with(_load, text)
     except MalformedError as error:

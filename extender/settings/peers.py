@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from extender.settings.section import Form, Section
+from extender.settings.section import Section, ValueForm
 
 MAX_PORT: Final = 65535
 ADDRESS_FORM: Final = f"host:port with a port from 1 to {MAX_PORT}"
@@ -44,15 +44,15 @@ def split_address(address: str) -> tuple[str, int]:
     return host, port
 
 
-class Peers(Section):
+class PeersSettings(Section):
     """Settings of the messages in which replicas share requests and placements."""
 
-    service: Annotated[str, Form(ADDRESS_FORM)] = Field(
+    service: Annotated[str, ValueForm(ADDRESS_FORM)] = Field(
         default="",
         description="host:port of a headless Service of all replicas: they share the requests that "
         "they receive and their placements; empty: there is one replica",
     )
-    addresses: Annotated[tuple[str, ...], Form(f"a list of {ADDRESS_FORM}")] = Field(
+    addresses: Annotated[tuple[str, ...], ValueForm(f"a list of {ADDRESS_FORM}")] = Field(
         default=(), description="addresses of replicas, in addition to those of the service"
     )
     secret_file: Path | None = Field(
@@ -117,7 +117,7 @@ class Peers(Section):
         return bool(self.service or self.addresses)
 
 
-class Unasked(Section):
+class BypassSettings(Section):
     """Settings of the check for pods that were bound without a request to any replica."""
 
     enabled: bool = Field(

@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic_core import ErrorDetails
 
-from extender.settings.spec import Kind, Setting, is_secret
+from extender.settings.spec import Setting, SettingKind, is_secret
 
 MAX_SHOWN: Final = 80
 """Longest value in a message, in characters."""
@@ -74,7 +74,7 @@ def _place(loc: tuple[int | str, ...], origin: Origin, setting: Setting | None) 
 
 def _dotted(loc: tuple[int | str, ...], setting: Setting | None) -> str:
     """Format a path as in the file: `health.xid.79`, `resources[0]`."""
-    is_list = setting is not None and setting.kind is Kind.LIST
+    is_list = setting is not None and setting.kind is SettingKind.LIST
     text = ""
     for part in loc:
         if part != "[key]":  # pydantic's mark for the key of a map

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from extender.core.devices.readings import Signal
-from extender.settings.section import Form, Section
+from extender.settings.section import Section, ValueForm
 
 METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -27,7 +27,7 @@ class MetricRow(Section):
 class Prometheus(Section):
     """Settings of the queries to Prometheus."""
 
-    url: Annotated[str, Form("a URL like http://prometheus:9090")] = Field(
+    url: Annotated[str, ValueForm("a URL like http://prometheus:9090")] = Field(
         default="", description="base URL of Prometheus, Thanos or Mimir; empty: none"
     )
     interval_seconds: float = Field(

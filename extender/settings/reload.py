@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from extender.runtime.metrics import Metrics
-from extender.settings.changes import Change, list_changes
+from extender.settings.changes import SettingChange, list_changes
 from extender.settings.config import ConfigError, Settings, all_settings
 from extender.settings.settings_file import Content, SettingsFile
 
@@ -76,7 +76,7 @@ Adopt = Callable[[Settings], Awaitable[None]]
 """Applies new settings."""
 
 
-class Outcome(StrEnum):
+class ReloadOutcome(StrEnum):
     """Result of a change of the settings file, as a metric label."""
 
     APPLIED = "applied"
@@ -119,8 +119,8 @@ class Reloader:
         self._clock = clock
         self._settings = all_settings()
         self._last: Content | None = None
-        self._waiting: tuple[Change, ...] = ()
-        for outcome in Outcome:
+        self._waiting: tuple[SettingChange, ...] = ()
+        for outcome in ReloadOutcome:
             metrics.settings_reloads.labels(outcome)
 
     async def run(self) -> None:
@@ -151,7 +151,7 @@ class Reloader:
         except Exception:
             # Placing pods must go on. Some parts may have the new settings, others the old.
             logger.exception("fault", extra={"verb": "reload"})
-            self._note(Outcome.FAULT, await self._go_back())
+            self._note(ReloadOutcome.FAULT, await self._go_back())
             return
         self._metrics.settings_loaded_at.set(self._clock())
         if before is None and not changes:
@@ -175,7 +175,9 @@ class Reloader:
             raise ConfigError((f"{self._file.path}: is empty: write {{}} to set nothing",))
         return await asyncio.to_thread(self._file.load, content)
 
-    async def _put_in_force(self, settings: Settings) -> tuple[tuple[Change, ...], Outcome]:
+    async def _put_in_force(
+        self, settings: Settings
+    ) -> tuple[tuple[SettingChange, ...], ReloadOutcome]:
         """Apply the settings that need no restart; return the changes and the outcome."""
         if self._is_half_way:
             await self._adopt_again()
@@ -186,7 +188,7 @@ class Reloader:
             await self._adopt(settings)
             self._in_force, self._is_half_way = settings, False
         self._note_waiting(list_changes(settings, wanted, self._settings))
-        return changes, Outcome.APPLIED if changes else Outcome.UNCHANGED
+        return changes, ReloadOutcome.APPLIED if changes else ReloadOutcome.UNCHANGED
 
     async def _go_back(self) -> str:
         """Restore the settings before a fault, and return a message about the result."""
@@ -203,7 +205,7 @@ class Reloader:
         await self._adopt(self._in_force)
         self._is_half_way = False
 
-    def _note_waiting(self, waiting: tuple[Change, ...]) -> None:
+    def _note_waiting(self, waiting: tuple[SettingChange, ...]) -> None:
         """Log the settings that need a restart, once for each change of this list."""
         self._metrics.settings_restart_needed.set(len(waiting))
         before, self._waiting = self._waiting, waiting
@@ -217,7 +219,7 @@ class Reloader:
         """Record and log the problems of an invalid file."""
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         self._note(
-            Outcome.REJECTED,
+            ReloadOutcome.REJECTED,
             f"bad settings file, the settings before it stay in force: {problems[0]}{more}",
         )
         logger.warning(
@@ -225,7 +227,7 @@ class Reloader:
             extra={"file": str(self._file.path), "problems": problems},
         )
 
-    def _note(self, outcome: Outcome, problem: str) -> None:
+    def _note(self, outcome: ReloadOutcome, problem: str) -> None:
         self.problem = problem
         self._metrics.settings_reloads.labels(outcome).inc()
         self._metrics.settings_file_bad.set(bool(problem))
@@ -242,5 +244,5 @@ def _as_far_as_live(in_force: Settings, wanted: Settings) -> Settings:
     return wanted.model_copy(update=kept)
 
 
-def _shown(changes: tuple[Change, ...]) -> dict[str, str]:
+def _shown(changes: tuple[SettingChange, ...]) -> dict[str, str]:
     return {change.name: str(change) for change in changes}

@@ -43,7 +43,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ValueForm:
     """Format of a value that type and bounds do not describe.
 
     Attributes:

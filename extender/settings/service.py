@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field
 
 from extender.runtime.log_choices import LogFormat, LogLevel
-from extender.settings.section import AnyCase, Form, Section
+from extender.settings.section import AnyCase, Section, ValueForm
 
 _LABEL: Final = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -55,7 +55,7 @@ class Ready(Section):
     )
 
 
-class Cluster(Section):
+class ClusterSettings(Section):
     """Settings of the lists and watches of nodes and pods."""
 
     page_size: int = Field(default=100, ge=10, le=5000, description="objects in one page of a list")
@@ -101,7 +101,7 @@ class Events(Section):
         return self.enabled and self.placements
 
 
-class Decisions(Section):
+class DecisionsSettings(Section):
     """Settings of the history behind `GET /v1/decisions`."""
 
     history: int = Field(
@@ -132,7 +132,7 @@ def _check_label(label: str) -> str:
 
 PoolLabels = Annotated[
     tuple[Annotated[str, AfterValidator(_check_label)], ...],
-    Form("a list of names of labels, such as pool or example.com/pool"),
+    ValueForm("a list of names of labels, such as pool or example.com/pool"),
 ]
 
 POOL_LABELS: Final = (

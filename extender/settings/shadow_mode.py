@@ -47,7 +47,7 @@ class DecisionLog(Section):
     )
 
 
-class Regret(Section):
+class RegretSettings(Section):
     """Settings of the regret watch, which compares placements with the load that followed."""
 
     pods: int = Field(

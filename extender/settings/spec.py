@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from extender.settings.section import MIB, Form, Unit
+from extender.settings.section import MIB, Unit, ValueForm
 
 ENVIRONMENT_PREFIX: Final = "IDLEGPU_"
 
@@ -26,7 +26,7 @@ _SECRET_WORDS: Final = ("token", "password", "secret", "headers", "authorization
 _BINARY_UNITS: Final = ("Ti", "Gi", "Mi", "Ki")
 
 
-class Kind(StrEnum):
+class SettingKind(StrEnum):
     """Kind of a value, in words that follow `must be`."""
 
     BOOLEAN = "true or false"
@@ -56,7 +56,7 @@ class Setting:
     """
 
     path: tuple[str, ...]
-    kind: Kind
+    kind: SettingKind
     unit: str
     bounds: str
     form: str
@@ -117,13 +117,13 @@ def format_bytes(count: int) -> str:
     return str(count)
 
 
-def format_value(value: object, kind: Kind) -> str:
+def format_value(value: object, kind: SettingKind) -> str:
     """Format a valid value as in the settings file; "" for no value."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if kind is Kind.QUANTITY and isinstance(value, int):
+    if kind is SettingKind.QUANTITY and isinstance(value, int):
         return format_bytes(value)
     if isinstance(value, float):
         return f"{value:.15g}"
@@ -156,13 +156,13 @@ def _describe(path: tuple[str, ...], field: FieldInfo) -> Setting:
     named = next((item.name for item in metadata if isinstance(item, Unit)), "")
     suffixed = next((unit for end, unit in _UNIT_SUFFIXES.items() if path[-1].endswith(end)), "")
     choices = _choices_of(plain)
-    kind = Kind.QUANTITY if named == "bytes" else _kind_of(plain, is_choice=bool(choices))
+    kind = SettingKind.QUANTITY if named == "bytes" else _kind_of(plain, is_choice=bool(choices))
     return Setting(
         path=path,
         kind=kind,
         unit=named or suffixed,
         bounds=", ".join(choices) or _bounds_of(metadata, kind),
-        form=next((item.text for item in metadata if isinstance(item, Form)), ""),
+        form=next((item.text for item in metadata if isinstance(item, ValueForm)), ""),
         default=format_value(field.get_default(call_default_factory=False), kind),
         description=field.description or "",
     )
@@ -189,22 +189,22 @@ def _choices_of(plain: object) -> tuple[str, ...]:
     return ()
 
 
-def _kind_of(plain: object, *, is_choice: bool) -> Kind:
+def _kind_of(plain: object, *, is_choice: bool) -> SettingKind:
     if is_choice:
-        return Kind.CHOICE
-    kinds: dict[object, Kind] = {
-        bool: Kind.BOOLEAN,
-        int: Kind.WHOLE,
-        float: Kind.NUMBER,
-        Path: Kind.PATH,
-        tuple: Kind.LIST,
-        list: Kind.LIST,
-        dict: Kind.MAP,
+        return SettingKind.CHOICE
+    kinds: dict[object, SettingKind] = {
+        bool: SettingKind.BOOLEAN,
+        int: SettingKind.WHOLE,
+        float: SettingKind.NUMBER,
+        Path: SettingKind.PATH,
+        tuple: SettingKind.LIST,
+        list: SettingKind.LIST,
+        dict: SettingKind.MAP,
     }
-    return kinds.get(get_origin(plain) or plain, Kind.TEXT)
+    return kinds.get(get_origin(plain) or plain, SettingKind.TEXT)
 
 
-def _bounds_of(metadata: list[object], kind: Kind) -> str:
+def _bounds_of(metadata: list[object], kind: SettingKind) -> str:
     low, high = "", ""
     is_open = any(isinstance(item, Gt | Lt) for item in metadata)
     for item in metadata:
@@ -224,7 +224,7 @@ def _bounds_of(metadata: list[object], kind: Kind) -> str:
     return f"{low} to {high}" if low and high else low or high
 
 
-def _format_bound(bound: object, kind: Kind) -> str:
-    if kind is Kind.QUANTITY and isinstance(bound, int) and bound >= MIB:
+def _format_bound(bound: object, kind: SettingKind) -> str:
+    if kind is SettingKind.QUANTITY and isinstance(bound, int) and bound >= MIB:
         return format_bytes(bound)
     return f"{bound:.15g}" if isinstance(bound, int | float) else str(bound)

@@ -3,22 +3,22 @@
 from collections.abc import Iterable
 from typing import Final
 
-from extender.settings.spec import Kind, Setting
+from extender.settings.spec import Setting, SettingKind
 
 BEGIN: Final = "<!-- settings:begin -->"
 END: Final = "<!-- settings:end -->"
 
 _HEADER: Final = "| setting | unit or type | default | bounds | meaning |\n|---|---|---|---|---|"
 _TYPES: Final = {
-    Kind.BOOLEAN: "true or false",
-    Kind.CHOICE: "choice",
-    Kind.WHOLE: "count",
-    Kind.NUMBER: "number",
-    Kind.QUANTITY: "quantity (bytes)",
-    Kind.TEXT: "text",
-    Kind.PATH: "path",
-    Kind.LIST: "list",
-    Kind.MAP: "map",
+    SettingKind.BOOLEAN: "true or false",
+    SettingKind.CHOICE: "choice",
+    SettingKind.WHOLE: "count",
+    SettingKind.NUMBER: "number",
+    SettingKind.QUANTITY: "quantity (bytes)",
+    SettingKind.TEXT: "text",
+    SettingKind.PATH: "path",
+    SettingKind.LIST: "list",
+    SettingKind.MAP: "map",
 }
 
 
@@ -28,7 +28,7 @@ def render_table(settings: Iterable[Setting]) -> str:
 
 
 def _row(setting: Setting) -> str:
-    is_plain_number = setting.kind in {Kind.NUMBER, Kind.WHOLE}
+    is_plain_number = setting.kind in {SettingKind.NUMBER, SettingKind.WHOLE}
     unit = setting.unit if setting.unit and is_plain_number else _TYPES[setting.kind]
     cells = (
         f"`{setting.name}`",

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from extender.settings.section import Form, Section
+from extender.settings.section import Section, ValueForm
 
 
 class Tls(Section):
@@ -23,13 +23,13 @@ class Tls(Section):
         description="CAs of the certificates of kube-scheduler and of other replicas: CAs for "
         "this purpose only, never the cluster's",
     )
-    clients: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
+    clients: Annotated[tuple[str, ...], ValueForm("a list of at least one name")] = Field(
         default=("idlegpu-kube-scheduler",),
         min_length=1,
         description="common names or alternative names; a client's certificate must have one of "
         "them to call the webhooks",
     )
-    peers: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
+    peers: Annotated[tuple[str, ...], ValueForm("a list of at least one name")] = Field(
         default=("idlegpu-extender",),
         min_length=1,
         description="names; a client's certificate must have one of them to send messages as "

@@ -8,7 +8,7 @@ from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.kube.client import KubeClient
-from extender.runtime.cooperative import GiveWay, in_turns, next_turn
+from extender.runtime.cooperative import YieldControl, run_in_steps, yield_to_loop
 from extender.runtime.supervision import keep
 from extender.server.listener import Listener, spare_for
 from extender.server.readiness import SourceStatus
@@ -56,7 +56,7 @@ class Tasks:
             await asyncio.wait([task])
 
 
-class Following:
+class SourceManager:
     """Runs the sources: the API server, Prometheus if set, and agents if they report.
 
     Attributes:
@@ -71,7 +71,7 @@ class Following:
         fleet: receives the readings.
         tasks: runs the sources as background tasks.
         clock: seconds since the epoch.
-        give_way: yields the event loop between steps.
+        yield_control: yields the event loop between steps.
 
     Raises:
         TlsError: the certificate of the agents' port cannot be used.
@@ -86,11 +86,11 @@ class Following:
         fleet: Fleet,
         tasks: Tasks,
         clock: Callable[[], float],
-        give_way: GiveWay = next_turn,
+        yield_control: YieldControl = yield_to_loop,
     ) -> None:
         self._settings = settings
         self._policy: Policy | None = settings.policy()
-        self._give_way = give_way
+        self._yield_control = yield_control
         self._fleet = fleet
         self._tasks = tasks
         self._clock = clock
@@ -103,7 +103,7 @@ class Following:
             early_seconds=settings.early_failures.within_seconds,
             settings=_follow_settings(settings),
             clock=clock,
-            give_way=give_way,
+            yield_control=yield_control,
         )
         self.prometheus = self._prometheus_source(settings) if settings.prometheus.url else None
         self._agents_certificate = _agents_certificate(settings.agents)
@@ -139,7 +139,7 @@ class Following:
     async def _deliver(self, steps: Steps[None]) -> None:
         """Run the steps with which the fleet takes over data, one job at a time."""
         async with self._delivering:
-            await in_turns(steps, self._give_way)
+            await run_in_steps(steps, self._yield_control)
 
     @property
     def ports(self) -> tuple[Listener, ...]:
@@ -207,7 +207,7 @@ class Following:
 
     async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
         """Estimate the fleet's devices again if an estimate is due."""
-        await self._deliver(self._fleet.renew_in_steps(prepare))
+        await self._deliver(self._fleet.refresh_in_steps(prepare))
 
     def node_identity(self) -> NodeIdentity:
         """Return the names and addresses of the nodes; the same object while nothing changes."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
-from extender.placement.request_log import AskedLog
+from extender.placement.request_log import RequestLog
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -33,7 +33,7 @@ def is_gone(request: web.Request) -> bool:
     return bool(poll.poll(0))
 
 
-def noting_wrong_paths(asked: AskedLog) -> Callable[..., Awaitable[web.StreamResponse]]:
+def noting_wrong_paths(asked: RequestLog) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Return a middleware that notes where questions come to that nobody answers."""
 
     @web.middleware

@@ -21,7 +21,7 @@ class About:
     """
 
     verb: str
-    question: wire.Question
+    question: wire.ExtenderRequest
     record: DecisionRecord | None
 
     def answered(self, shortlist: int, *, at: float, is_lost: bool) -> AnsweredQuestion:

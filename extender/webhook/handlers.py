@@ -25,14 +25,14 @@ from extender.core.request.request import (
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
-from extender.placement.request_log import FILTER, PRIORITIZE, AskedLog
+from extender.placement.request_log import FILTER, PRIORITIZE, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.webhook import wire
 from extender.webhook.abandoned import is_gone
 from extender.webhook.answer_context import ABOUT, About
 from extender.webhook.go_json import WireError
-from extender.webhook.outcomes import UNKNOWN, Outcome, create_series, reason_of
-from extender.webhook.prefetch import Filtered, Foresight
+from extender.webhook.outcomes import UNKNOWN, RequestOutcome, create_series, reason_of
+from extender.webhook.prefetch import FilteredRequest, Prefetch
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ BETWEEN_VERBS_SECONDS: Final = 0.02
 """kube-scheduler asks prioritize sooner after filter, where more than one node has passed."""
 
 
-Answer = tuple[Outcome, web.Response]
+Answer = tuple[RequestOutcome, web.Response]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,13 +79,13 @@ class Webhooks:
     shortlist: int
     is_ready: Callable[[], bool]
     warn_annotation: WarnAnnotation
-    asked: AskedLog
+    asked: RequestLog
     expect: Callable[[], None] = lambda: None
     max_body_bytes: int | None = None
     requests: WaitingRequests = field(default_factory=WaitingRequests)
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
     """The last pod that was read, and by what: prioritize asks about the same as filter."""
-    _foresight: Foresight = field(default_factory=Foresight, init=False)
+    _foresight: Prefetch = field(default_factory=Prefetch, init=False)
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Webhooks:
             return _malformed("filter", str(error))
         except Exception:  # noqa: BLE001 - who the candidates are is not known, so none can pass
             self._note_fault("filter")
-            return Outcome.FAULT, _json(wire.encode_filter_error(INTERNAL_ERROR))
+            return RequestOutcome.FAULT, _json(wire.encode_filter_error(INTERNAL_ERROR))
         try:
             record, outcome = self._place(FILTER, question)
             shown = None if self.placer.is_shadow else record
@@ -124,10 +124,10 @@ class Webhooks:
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
             answer = wire.encode_filter(question, None)
-            return Outcome.FAULT, _about(FILTER, question, None, answer)
+            return RequestOutcome.FAULT, _about(FILTER, question, None, answer)
         # Of a single node kube-scheduler asks no more.
         if shown is not None and self.shortlist != 1 and len(shown.decision.order) > 1:
-            filtered = Filtered(
+            filtered = FilteredRequest(
                 body=body,
                 question=question,
                 pod=shown.pod,
@@ -176,7 +176,7 @@ class Webhooks:
 
     def _preemptible(
         self, question: wire.PreemptionQuestion
-    ) -> tuple[tuple[wire.PreemptionCandidate, ...], Outcome]:
+    ) -> tuple[tuple[wire.PreemptionCandidate, ...], RequestOutcome]:
         """Return the candidates that filter would accept once their victims are gone."""
         # kube-scheduler fails the whole preemption over a candidate without victims.
         candidates = tuple(candidate for candidate in question.candidates if candidate.uids)
@@ -185,7 +185,7 @@ class Webhooks:
         if parsed.request is None:
             return candidates, _left_alone(parsed)
         if self._passes_all(parsed.request):
-            return candidates, Outcome.NOT_READY
+            return candidates, RequestOutcome.NOT_READY
         accepted = self.placer.accepts_without(
             pod,
             parsed.request,
@@ -199,11 +199,11 @@ class Webhooks:
             extra={"pod": pod.key, "candidates": len(candidates), "accepted": len(accepted)},
         )
         if self.placer.is_shadow:
-            return candidates, Outcome.ANSWERED
+            return candidates, RequestOutcome.ANSWERED
         kept = tuple(candidate for candidate in candidates if candidate.node in accepted)
-        return kept, Outcome.ANSWERED
+        return kept, RequestOutcome.ANSWERED
 
-    def _foresee(self, filtered: Filtered) -> None:
+    def _foresee(self, filtered: FilteredRequest) -> None:
         """Decide already what prioritize will ask; called once filter's answer is on its way."""
         try:
             self._foresight.look(self.placer, filtered, self.shortlist, self.max_score)
@@ -211,14 +211,14 @@ class Webhooks:
             self._note_fault("foresee")
 
     def _place(
-        self, verb: str, question: wire.Question, foreseen: Weighed | None = None
-    ) -> tuple[DecisionRecord | None, Outcome]:
+        self, verb: str, question: wire.ExtenderRequest, foreseen: Weighed | None = None
+    ) -> tuple[DecisionRecord | None, RequestOutcome]:
         """Decide for the pod; None where there is nothing to decide."""
         pod, parsed = self._parse(question.pod)
         if parsed.request is None:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
-            return None, Outcome.NOT_READY
+            return None, RequestOutcome.NOT_READY
         is_same = foreseen is not None and foreseen.request == parsed.request
         if foreseen is not None and is_same and self.placer.holds(foreseen):
             record = self.placer.settle(verb, foreseen)
@@ -234,14 +234,16 @@ class Webhooks:
         else:
             loop.call_soon(self._catch_up, record)
         loop.call_soon(self._tell, record)
-        return record, Outcome.ANSWERED
+        return record, RequestOutcome.ANSWERED
 
-    def _note(self, verb: str, about: About | None, outcome: Outcome, seconds: float) -> None:
+    def _note(
+        self, verb: str, about: About | None, outcome: RequestOutcome, seconds: float
+    ) -> None:
         """Count and remember a question; called once the answer is on its way."""
         self.metrics.requests.labels(verb, outcome).inc()
         self.metrics.latency.labels(verb, outcome).observe(seconds)
-        is_lost = outcome in {Outcome.DISCONNECTED, Outcome.UNREAD}
-        if outcome is Outcome.MALFORMED:
+        is_lost = outcome in {RequestOutcome.DISCONNECTED, RequestOutcome.UNREAD}
+        if outcome is RequestOutcome.MALFORMED:
             self.asked.note_unreadable()
         else:
             self.asked.note_answer(seconds, is_lost=is_lost)
@@ -254,10 +256,10 @@ class Webhooks:
         """Whether too little is known yet to refuse a node; a pod that requires idle ones waits."""
         return not self.is_ready() and not request.requires_idle
 
-    def _decode(self, body: bytes) -> wire.Question:
+    def _decode(self, body: bytes) -> wire.ExtenderRequest:
         fleet = self.placer.fleet
         return wire.decode_question(
-            body, self.placer.roll, fleet.unbound_pods, known=len(fleet.nodes)
+            body, self.placer.node_index, fleet.unbound_pods, known=len(fleet.nodes)
         )
 
     def _read(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
@@ -321,7 +323,7 @@ class Webhooks:
 
     def _fault(self, verb: str) -> Answer:
         self._note_fault(verb)
-        return Outcome.FAULT, _json(wire.encode_error(INTERNAL_ERROR), 500)
+        return RequestOutcome.FAULT, _json(wire.encode_error(INTERNAL_ERROR), 500)
 
     async def _body(self, request: web.Request) -> bytes:
         """Read a question's body.
@@ -356,11 +358,11 @@ class Webhooks:
                 outcome, response = _malformed(verb, f"{_CANNOT_READ}: {error}")
             except OSError:
                 # The client is gone, and nobody reads this.
-                outcome, response = Outcome.DISCONNECTED, web.Response(status=400)
+                outcome, response = RequestOutcome.DISCONNECTED, web.Response(status=400)
             else:
                 outcome, response = await answer(body)
                 if is_gone(request):
-                    outcome = Outcome.UNREAD
+                    outcome = RequestOutcome.UNREAD
             seconds = perf_counter() - started
             about = response.get(ABOUT)
             asyncio.get_running_loop().call_soon(self._note, verb, about, outcome, seconds)
@@ -372,13 +374,13 @@ class Webhooks:
 _CANNOT_READ = "cannot read the question"
 
 
-def _left_alone(parsed: ParsedRequest) -> Outcome:
+def _left_alone(parsed: ParsedRequest) -> RequestOutcome:
     """Return why a pod is none of ours."""
-    return Outcome.DISABLED if parsed.is_disabled else Outcome.NO_GPU
+    return RequestOutcome.DISABLED if parsed.is_disabled else RequestOutcome.NO_GPU
 
 
 def _about(
-    verb: str, question: wire.Question, record: DecisionRecord | None, body: bytes
+    verb: str, question: wire.ExtenderRequest, record: DecisionRecord | None, body: bytes
 ) -> web.Response:
     """Return an answer on which is written what it is about."""
     response = _json(body)
@@ -394,8 +396,8 @@ def _malformed(verb: str, error: str, status: int = 400) -> Answer:
     """Answer a question that cannot be read; filter alone has a field to say why."""
     logger.warning("malformed question", extra={"verb": verb, "error": error})
     if verb == "filter":
-        return Outcome.MALFORMED, _json(wire.encode_filter_error(error))
-    return Outcome.MALFORMED, _json(wire.encode_error(error), status)
+        return RequestOutcome.MALFORMED, _json(wire.encode_filter_error(error))
+    return RequestOutcome.MALFORMED, _json(wire.encode_error(error), status)
 
 
 def _log_decision(record: DecisionRecord) -> None:

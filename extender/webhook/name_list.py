@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.node_names import NamesIn
 from extender.core.nodes.snapshot import Rows
 from extender.runtime.decoding import MalformedError, decode_with
@@ -17,7 +17,9 @@ NAMES: Final = msgspec.json.Decoder(list[str])
 NAMES_KEY: Final = b',"NodeNames":'
 
 
-def read_names(text: bytes, begin: int, end: int, roll: Roll, most: int) -> Sequence[str] | None:
+def read_names(
+    text: bytes, begin: int, end: int, node_index: NodeIndex, most: int
+) -> Sequence[str] | None:
     """Return the names of a JSON list in a text, each once; None where it is no list of strings.
 
     Of a list of more than may be asked about a name may be there twice.
@@ -26,10 +28,10 @@ def read_names(text: bytes, begin: int, end: int, roll: Roll, most: int) -> Sequ
         text: has the list in it.
         begin: where the list begins.
         end: where the list ends.
-        roll: has most of the nodes that may be named.
+        node_index: has most of the nodes that may be named.
         most: so many may be asked about.
     """
-    found = roll.find(text, begin, end)
+    found = node_index.find(text, begin, end)
     if found is not None:
         return found
     try:
@@ -39,7 +41,9 @@ def read_names(text: bytes, begin: int, end: int, roll: Roll, most: int) -> Sequ
     return names if len(names) > most else tuple(dict.fromkeys(names))
 
 
-def split_names(body: bytes, roll: Roll, most: int) -> tuple[bytes, Sequence[str] | None]:
+def split_names(
+    body: bytes, node_index: NodeIndex, most: int
+) -> tuple[bytes, Sequence[str] | None]:
     """Split the list of names off a question that ends with it, as kube-scheduler writes it.
 
     A parser would look at each of thousands of names only to pass over them. The key cannot stand
@@ -49,7 +53,7 @@ def split_names(body: bytes, roll: Roll, most: int) -> tuple[bytes, Sequence[str
     at = body.find(NAMES_KEY)
     if at < 0 or not body.endswith(b"]}"):
         return body, None
-    listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, roll, most)
+    listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, node_index, most)
     # Where no names are sent, whole nodes may be.
     return (body[:at] + b"}", listed) if listed else (body, None)
 

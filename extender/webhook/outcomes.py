@@ -20,7 +20,7 @@ UNKNOWN: Final = "unknown"
 """Stands for all annotations that mean nothing to us: anybody can invent names."""
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """How a question ended, for metrics."""
 
     ANSWERED = "answered"
@@ -53,8 +53,8 @@ def create_series(metrics: Metrics) -> None:
     for verb in VERBS:
         metrics.candidates.labels(verb)
         # A histogram is many series, and the other outcomes take no time worth watching.
-        metrics.latency.labels(verb, Outcome.ANSWERED)
-        for outcome in Outcome:
+        metrics.latency.labels(verb, RequestOutcome.ANSWERED)
+        for outcome in RequestOutcome:
             metrics.requests.labels(verb, outcome)
     for verb in FAULTY:
         metrics.faults.labels(verb)

@@ -16,7 +16,7 @@ _AFTER_NAMES: Final = b',"FailedNodes":'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filtered:
+class FilteredRequest:
     """A question of filter, and what was answered.
 
     Attributes:
@@ -29,7 +29,7 @@ class Filtered:
     """
 
     body: bytes
-    question: wire.Question
+    question: wire.ExtenderRequest
     pod: PodRef
     request: GpuRequest
     answer: bytes
@@ -37,7 +37,7 @@ class Filtered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Foreseen:
+class PrefetchedRequest:
     """A question of prioritize that has not been asked yet.
 
     Attributes:
@@ -50,20 +50,22 @@ class Foreseen:
     """
 
     body: bytes
-    question: wire.Question
+    question: wire.ExtenderRequest
     max_score: int
     weighed: Weighed
     answer: bytes
     filtered_at: float
 
 
-class Foresight:
+class Prefetch:
     """Looks one question ahead."""
 
     def __init__(self) -> None:
-        self._foreseen: Foreseen | None = None
+        self._foreseen: PrefetchedRequest | None = None
 
-    def look(self, placer: Placer, filtered: Filtered, shortlist: int, max_score: int) -> None:
+    def look(
+        self, placer: Placer, filtered: FilteredRequest, shortlist: int, max_score: int
+    ) -> None:
         """Decide what prioritize will ask; nothing is changed by that.
 
         Args:
@@ -76,12 +78,12 @@ class Foresight:
         start, end = answer.find(NAMES_KEY) + len(NAMES_KEY), answer.find(_AFTER_NAMES)
         if at < 0 or not len(NAMES_KEY) <= start < end:
             return
-        nodes = read_names(answer, start, end, placer.roll, len(filtered.question.nodes))
+        nodes = read_names(answer, start, end, placer.node_index, len(filtered.question.nodes))
         if nodes is None:
             return
         question = replace(filtered.question, nodes=nodes)
         weighed = placer.weigh(filtered.pod, filtered.request, nodes, ranked=shortlist)
-        self._foreseen = Foreseen(
+        self._foreseen = PrefetchedRequest(
             body=b"".join((filtered.body[:at], NAMES_KEY, answer[start:end], b"}")),
             question=question,
             max_score=max_score,
@@ -95,7 +97,7 @@ class Foresight:
         if self._foreseen is not None and self._foreseen.weighed.pod == pod:
             self._foreseen = None
 
-    def take(self, body: bytes, max_score: int) -> Foreseen | None:
+    def take(self, body: bytes, max_score: int) -> PrefetchedRequest | None:
         """Return what was foreseen of a question of prioritize, if anything; once."""
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is None or body != foreseen.body or max_score != foreseen.max_score:

@@ -17,7 +17,7 @@ from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.decision.scoring import UNITS
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.node_index import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
 from extender.core.nodes.node_names import NamesIn
 from extender.core.nodes.snapshot import Rows
 from extender.core.request.gpu_resources import excess_of
@@ -92,7 +92,7 @@ _JUST: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ExtenderRequest:
     """What kube-scheduler asks in filter and prioritize.
 
     Attributes:
@@ -146,16 +146,16 @@ class HostPriority(msgspec.Struct):
 
 def decode_question(
     body: bytes,
-    roll: Roll = EMPTY_ROLL,
+    node_index: NodeIndex = EMPTY_ROLL,
     waiting: Mapping[str, PodRecord] = NOBODY,
     *,
     known: int = 0,
-) -> Question:
+) -> ExtenderRequest:
     """Decode an ExtenderArgs.
 
     Args:
         body: the question.
-        roll: has most of the nodes that may be asked about: it spares reading their names.
+        node_index: has most of the nodes that may be asked about: it spares reading their names.
         waiting: pods that are not bound, by UID: it spares reading them.
         known: how many nodes there are, as far as that is known.
 
@@ -164,24 +164,24 @@ def decode_question(
     """
     most = max(MOST_NODES, 2 * known)
     _check_values(body, _ARGS)
-    head, listed = split_names(body, roll, most)
+    head, listed = split_names(body, node_index, most)
     if listed is not None:
         _check_count(len(listed), most, _ARGS, "$.NodeNames")
         read = _pod_of if len(head) <= REMEMBERED_BYTES else _pod_of.__wrapped__
         pod = _find_waiting(head, waiting) or read(head)
-        return Question(pod=pod, nodes=listed, node_objects=None)
+        return ExtenderRequest(pod=pod, nodes=listed, node_objects=None)
     document = fields_of(body, _ARGS)
     pod = _pod(document, _ARGS)
     names = _names(document.get("nodenames"), most)
     node_list = object_of(document.get("nodes"), _ARGS, "$.Nodes")
     if names or node_list is None:
-        return Question(pod=pod, nodes=names, node_objects=None)
+        return ExtenderRequest(pod=pod, nodes=names, node_objects=None)
     items = list_of(fold(node_list).get("items"), _ARGS, "$.Nodes.items")
     _check_count(len(items), most, _ARGS, "$.Nodes.items")
     nodes: dict[str, msgspec.Raw] = {}
     for index, item in enumerate(items):
         nodes.setdefault(_node_name(item, f"$.Nodes.items[{index}]"), item)
-    return Question(pod=pod, nodes=tuple(nodes), node_objects=tuple(nodes.values()))
+    return ExtenderRequest(pod=pod, nodes=tuple(nodes), node_objects=tuple(nodes.values()))
 
 
 def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
@@ -268,7 +268,7 @@ def _violations(number: msgspec.Raw | None, where: str) -> int:
 
 
 def encode_filter(
-    question: Question,
+    question: ExtenderRequest,
     decision: Decision | None,
     shortlist: int = 0,
     *,
@@ -305,7 +305,7 @@ def encode_filter(
 
 
 def _verdicts(
-    question: Question, decision: Decision | None, shortlist: int, reach: float
+    question: ExtenderRequest, decision: Decision | None, shortlist: int, reach: float
 ) -> tuple[Rows, Mapping[Rejection, Rows]]:
     """Return which candidates are named, in their order, and which are told of by each reason."""
     if decision is None:
@@ -350,7 +350,7 @@ def encode_filter_error(error: str) -> bytes:
     )
 
 
-def encode_scores(question: Question, decision: Decision | None, max_score: int) -> bytes:
+def encode_scores(question: ExtenderRequest, decision: Decision | None, max_score: int) -> bytes:
     """Encode a HostPriorityList: whole numbers from 0 to `max_score`; no decision scores all 0.
 
     Scores are relative to our first choice, which alone gets the highest: what is materially equal

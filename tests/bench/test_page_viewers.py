@@ -28,14 +28,14 @@ async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() ->
 
         def look() -> Told:
             with pages(server.url, 3) as told:
-                assert len(server.page.hub) == 3
+                assert len(server.page.broadcaster) == 3
                 assert told.bytes == 0
             return told
 
         read = await asyncio.to_thread(look)
 
         async with asyncio.timeout(30):
-            while len(server.page.hub):  # nothing tells of it
+            while len(server.page.broadcaster):  # nothing tells of it
                 await asyncio.sleep(0.01)
 
     assert read.bytes > 3 * 500  # each was told the fleet

@@ -51,7 +51,7 @@ def _key(name: str) -> Body:
 
 
 def _mostly(usual: Body) -> Body:
-    return st.integers(0, 9).flatmap(lambda roll: _UNUSUAL if roll == 0 else usual)
+    return st.integers(0, 9).flatmap(lambda node_index: _UNUSUAL if node_index == 0 else usual)
 
 
 def _object(fields: Mapping[str, Body]) -> Body:

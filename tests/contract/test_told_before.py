@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import reduce_pod
 from extender.webhook import wire
@@ -18,7 +18,7 @@ BODY = (Path(__file__).parent / "golden" / "filter-names.json").read_bytes()
 """What the real kube-scheduler has sent."""
 QUESTION: dict[str, Any] = json.loads(BODY)
 NODES = sorted(QUESTION["NodeNames"])
-ROLL = Roll(NODES, {})
+ROLL = NodeIndex(NODES, {})
 
 
 def told(pod: dict[str, Any] | None = None) -> PodRecord:
@@ -27,7 +27,7 @@ def told(pod: dict[str, Any] | None = None) -> PodRecord:
     return record
 
 
-def decode(body: bytes, *records: PodRecord) -> wire.Question:
+def decode(body: bytes, *records: PodRecord) -> wire.ExtenderRequest:
     return wire.decode_question(body, ROLL, {record.uid: record for record in records})
 
 

@@ -153,7 +153,7 @@ class Service:
         self._period_seconds = period_seconds
         self._threshold = threshold
         self._probe_seconds = probe_seconds
-        self._turns = count()
+        self._fair_queue = count()
         self._last: Endpoint | None = None
 
     @property
@@ -221,7 +221,7 @@ class Service:
             return
         leaving = [endpoint for endpoint in ready if endpoint.is_leaving]
         chosen = leaving or ready
-        endpoint = self._last = chosen[next(self._turns) % len(chosen)]
+        endpoint = self._last = chosen[next(self._fair_queue) % len(chosen)]
         address = urlsplit(endpoint.server.webhooks)
         try:
             there, back = await asyncio.open_connection(address.hostname, address.port)

@@ -108,12 +108,12 @@ async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World)
         scheduler = world.services.scheduler
         ended = list[str]()
 
-        async def roll() -> None:
+        async def node_index() -> None:
             endpoint = service.asked  # the one that kube-scheduler has a connection to
             await service.delete(endpoint, GRACE_SECONDS)
             ended.append(endpoint.server.process.describe())
 
-        placed = await placed_while(world, roll)
+        placed = await placed_while(world, node_index)
 
         (description,) = ended
         assert description.startswith("exit status 0")
@@ -128,7 +128,7 @@ async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bo
     nodes = add_equal_nodes(world)
     async with two_replicas(world) as service:
         scheduler = world.services.scheduler
-        in_flight = list[int]()
+        request_tracker = list[int]()
 
         async def die() -> None:
             endpoint = service.asked
@@ -139,7 +139,7 @@ async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bo
                 return endpoint.waiting > 0
 
             await wait_for(is_asked, "a call is in flight")
-            in_flight.append(endpoint.waiting)
+            request_tracker.append(endpoint.waiting)
             # On a busy machine it is seconds until the kernel is done with it, and the Service,
             # which is of this process, must go on meanwhile.
             await asyncio.to_thread(process.kill)
@@ -154,7 +154,7 @@ async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bo
 
         # The call in flight; where the kernel takes a second to be done with the replica,
         # kube-scheduler gives it up before, and those that it makes until then.
-        assert in_flight[0] == 1
+        assert request_tracker[0] == 1
         assert service.broken == 1 or (service.broken == 0 and service.given_up)
         # Until every node knew, the Service led new connections there, too.
         assert errors <= service.failed

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from extender.server.request_tracker import InFlight
+from extender.server.request_tracker import RequestTracker
 
 
-async def makes_wait(in_flight: InFlight) -> None:
+async def makes_wait(request_tracker: RequestTracker) -> None:
     """Wait until work gives way.
 
     Raises:
@@ -13,7 +13,7 @@ async def makes_wait(in_flight: InFlight) -> None:
     """
     async with asyncio.timeout(30):
         while True:
-            work = asyncio.create_task(in_flight.give_way())
+            work = asyncio.create_task(request_tracker.yield_control())
             for _ in range(3):
                 await asyncio.sleep(0)
             if not work.done():

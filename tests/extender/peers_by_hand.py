@@ -14,9 +14,9 @@ from extender.effects.peer_link import PeerLink
 from extender.effects.peer_wire import decode_message, decode_receipt, encode_receipt
 from extender.effects.peers import Address, Peers
 from extender.fleet.fleet import Fleet
-from extender.placement.bypass_causes import Answers, Verdict
-from extender.placement.bypassed_pods import START_SECONDS, UnaskedPods
-from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, AskedLog
+from extender.placement.bypass_causes import Answers, BypassVerdict
+from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
+from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
 from tests.extender.served import GPU, NOW
@@ -142,23 +142,23 @@ class Replica:
         self.unseen: deque[PodRecord] = deque()
         self.metrics = Metrics()
         self._clock_ahead = clock_ahead
-        self.asked = AskedLog(
+        self.asked = RequestLog(
             Fleet(Policy(), lambda: truth.now + wall_ahead),
             clock=lambda: truth.now + wall_ahead,
             monotonic=self.monotonic,
         )
         self.peers = Peers(
-            settings.Peers(),
+            settings.PeersSettings(),
             self.asked.take,
             self.metrics,
             monotonic=self.monotonic,
             instance=self.instance,
         )
         self.asked.tell = self.peers.tell
-        self.unasked = UnaskedPods(
+        self.unasked = BypassedPods(
             self.asked,
             self.metrics,
-            settings.Unasked(grace_seconds=GRACE_SECONDS),
+            settings.BypassSettings(grace_seconds=GRACE_SECONDS),
             hearing=self.peers,
         )
         self.seen_by: set[Replica] = set()
@@ -263,7 +263,7 @@ class Replica:
     def accused(self) -> list[str]:
         """Names of the pods that it says were not asked about, or in vain."""
         groups = self.unasked.report().bound
-        return [group.scheduler for group in groups if group.verdict is not Verdict.ASKED]
+        return [group.scheduler for group in groups if group.verdict is not BypassVerdict.ASKED]
 
     @property
     def unjudged(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from extender.runtime.metrics import Metrics
 from extender.settings.config import Settings, load_settings
-from extender.settings.reload import Outcome, Reloader
+from extender.settings.reload import Reloader, ReloadOutcome
 from extender.settings.settings_file import SettingsFile
 from tests.extender.fake_kube import eventually
 
@@ -55,7 +55,7 @@ class Following:
             raise ValueError("no such thing")
         self.adopted.append(settings)
 
-    def count(self, outcome: Outcome) -> float:
+    def count(self, outcome: ReloadOutcome) -> float:
         return self.value("reloads_total", outcome=outcome)
 
     def value(self, name: str, **labels: str) -> float:
@@ -68,7 +68,7 @@ class Following:
         """Changes that were applied, rejected, and changed nothing."""
         return tuple(
             self.count(outcome)
-            for outcome in (Outcome.APPLIED, Outcome.REJECTED, Outcome.UNCHANGED)
+            for outcome in (ReloadOutcome.APPLIED, ReloadOutcome.REJECTED, ReloadOutcome.UNCHANGED)
         )
 
     @property
@@ -93,7 +93,7 @@ def is_watched(directory: Path) -> bool:
 
 
 @asynccontextmanager
-async def following(part: Following, *, is_watch: bool = True) -> AsyncIterator[Following]:
+async def source_manager(part: Following, *, is_watch: bool = True) -> AsyncIterator[Following]:
     """Follow while the context is open; the first look has been taken, and the watch begun."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(part.reloader.run(), name="settings")

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 
 from extender.app import Extender, start
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from extender.settings.config import Settings
-from extender.settings.peers import Peers, Unasked
+from extender.settings.peers import BypassSettings, PeersSettings
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.fleet import SimulatedFleet
 from simulation.models import A10
@@ -129,7 +129,7 @@ class Replicas:
     ) -> None:
         self.cluster = cluster
         # What is looked at says nothing new over TLS.
-        beside: dict[str, Any] = {"status_listen": ANY, "api": Api(allow_plain=True)}
+        beside: dict[str, Any] = {"status_listen": ANY, "api": ApiSettings(allow_plain=True)}
         self._over_tls = {} if tls is None else {"tls": settings_for(tls), **beside}
         self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
         self._session = session
@@ -137,13 +137,13 @@ class Replicas:
         self._secret = cluster.kubeconfig.with_name("peers-secret")
         self._secret.write_text(SECRET)
 
-    def peers(self, addresses: Sequence[str] = (), **changes: Any) -> Peers:
+    def peers(self, addresses: Sequence[str] = (), **changes: Any) -> PeersSettings:
         """Return settings of one that knows these addresses."""
-        return Peers(addresses=tuple(addresses), secret_file=self._secret, **changes)
+        return PeersSettings(addresses=tuple(addresses), secret_file=self._secret, **changes)
 
     @asynccontextmanager
     async def start(
-        self, number: int, peers: Peers | None = None, **changes: Any
+        self, number: int, peers: PeersSettings | None = None, **changes: Any
     ) -> AsyncIterator[Replica]:
         """Run one of them, and wait until it is ready.
 
@@ -156,7 +156,7 @@ class Replicas:
             "listen": self.addresses[number],
             "kubeconfig": self.cluster.kubeconfig,
             "peers": peers or self.peers(self.addresses, **{"resolve_seconds": 0.5, **self._peers}),
-            "unasked": Unasked(grace_seconds=2),
+            "unasked": BypassSettings(grace_seconds=2),
             **self._over_tls,
             **changes,
         }

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from aiohttp.typedefs import Handler
 
-from extender.api.fleet_routes import Api
+from extender.api.fleet_routes import FleetRoutes
 from extender.core.devices.readings import Column, DeviceInfo, DeviceKey, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
 from extender.core.policy import Policy
@@ -19,7 +19,7 @@ from extender.core.request.request import PodRef
 from extender.fleet.fleet import Fleet
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
-from extender.placement.request_log import AskedLog
+from extender.placement.request_log import RequestLog
 from extender.runtime.metrics import Metrics
 from extender.server.redaction import SEES_ALL, VIEWER, Viewer
 from extender.webhook.handlers import Webhooks
@@ -76,7 +76,7 @@ class World:
         self.history = DecisionHistory(1000, lambda: self.now)
         self.placer = Placer(self.fleet, self.history, lambda: self.now)
         self.metrics = Metrics()
-        self.asked = AskedLog(self.fleet, clock=lambda: self.now, monotonic=lambda: self.now)
+        self.asked = RequestLog(self.fleet, clock=lambda: self.now, monotonic=lambda: self.now)
         self.resources = ResourceNames()
 
     def add_node(self, name: str, *, gpus: int = 2, **rest: Any) -> None:
@@ -165,7 +165,9 @@ class World:
 
         app = web.Application(client_max_size=max_body_bytes, middlewares=[for_viewer])
         app.add_routes(self.webhooks().routes())
-        api = Api(self.fleet, self.placer, self.resources, unreadable=lambda: self.unreadable)
+        api = FleetRoutes(
+            self.fleet, self.placer, self.resources, unreadable=lambda: self.unreadable
+        )
         app.add_routes(api.routes())
         return app
 

@@ -157,11 +157,11 @@ async def test_question_that_is_still_arriving_at_the_end_is_answered() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head + body[:20])
         await writer.drain()
-        in_flight = part.extender.in_flight
-        await eventually(lambda: in_flight.requests == 1, deadline_seconds=DEADLINE_SECONDS)
+        request_tracker = part.extender.request_tracker
+        await eventually(lambda: request_tracker.requests == 1, deadline_seconds=DEADLINE_SECONDS)
 
         async def finish() -> bytes:
-            await eventually(lambda: in_flight.is_draining, deadline_seconds=DEADLINE_SECONDS)
+            await eventually(lambda: request_tracker.is_draining, deadline_seconds=DEADLINE_SECONDS)
             writer.write(body[20:])
             await writer.drain()
             return await reader.read()
@@ -180,16 +180,16 @@ async def test_a_new_connection_is_kept_at_the_end_until_its_first_question_is_a
 
     async with running() as part:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
-        in_flight = part.extender.in_flight
-        looks, callers = 0, in_flight.callers
+        request_tracker = part.extender.request_tracker
+        looks, callers = 0, request_tracker.callers
 
         def count_looks() -> Iterable[object]:
             nonlocal looks
             looks += 1
             return callers()
 
-        in_flight.callers = count_looks
-        leaving = asyncio.create_task(in_flight.take_leave(0.0, 60.0))
+        request_tracker.callers = count_looks
+        leaving = asyncio.create_task(request_tracker.take_leave(0.0, 60.0))
         await eventually(lambda: looks >= 5, deadline_seconds=DEADLINE_SECONDS)
         assert not leaving.done()
 
@@ -210,19 +210,19 @@ async def test_other_work_waits_from_the_first_bytes_of_kube_schedulers_next_que
     question = orjson.dumps({"Pod": {}, "Nodes": None, "NodeNames": ["gpu-h100-01"]})
     head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(question)}\r\n\r\n"
     async with running() as part:
-        in_flight = part.extender.in_flight
+        request_tracker = part.extender.request_tracker
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
         writer.write(head.encode() + question)
         await reader.readuntil(b'"Error":""}')
-        await in_flight.give_way()  # nobody waits any more
+        await request_tracker.yield_control()  # nobody waits any more
 
         monkeypatch.setattr(in_flight_module, "PATIENCE_SECONDS", DEADLINE_SECONDS)
         writer.write(b"POST")
-        await makes_wait(in_flight)
+        await makes_wait(request_tracker)
 
         writer.close()
         async with asyncio.timeout(DEADLINE_SECONDS / 2):
-            await in_flight.give_way()
+            await request_tracker.yield_control()
 
 
 async def test_bound_pod_is_counted_and_the_decision_says_where_it_went() -> None:

@@ -97,7 +97,7 @@ async def test_whichever_task_fails_the_extender_answers_on(
         settings = file.load(file.read())
         before = asyncio.all_tasks()
         async with start(settings, file=file) as extender:
-            await eventually(lambda: extender.readiness.is_laid_out)
+            await eventually(lambda: extender.readiness.is_allocated)
             for _ in range(MOST_ROUNDS):
                 if failed.keys() >= TASKS:
                     break
@@ -107,8 +107,8 @@ async def test_whichever_task_fails_the_extender_answers_on(
                         await asyncio.sleep(0)
                 async with session.get(f"{extender.addresses[1]}/healthz") as answer:
                     assert answer.status == 200
-                await eventually(lambda: extender.readiness.is_laid_out)
-            (agents,) = extender.following.ports
+                await eventually(lambda: extender.readiness.is_allocated)
+            (agents,) = extender.source_manager.ports
             await eventually(lambda: agents.addresses)
             _, writer = await asyncio.open_connection(*agents.addresses[0])
             writer.close()

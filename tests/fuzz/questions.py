@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from extender.webhook.outcomes import Outcome
+from extender.webhook.outcomes import RequestOutcome
 from tests.extender.served import BUSY, IDLE, World
 from tests.fuzz.judging import FaultError, Target
 
@@ -21,7 +21,7 @@ def webhooks(verb: str, runner: asyncio.Runner) -> Target:
     judge = {"filter": _judge_filter, "prioritize": _judge_scores, "preempt": _judge_preemption}
     asked = [(world, getattr(world.webhooks(), verb)) for world in map(_world, (0, SHORTLIST))]
 
-    async def answered(ask: Callable[[bytes], Any], body: bytes) -> tuple[Outcome, bytes]:
+    async def answered(ask: Callable[[bytes], Any], body: bytes) -> tuple[RequestOutcome, bytes]:
         outcome, response = await ask(body)
         await asyncio.sleep(0)  # what follows once the answer is on its way
         return outcome, cast(bytes, response.body)
@@ -30,9 +30,9 @@ def webhooks(verb: str, runner: asyncio.Runner) -> Target:
         understood = []
         for world, ask in asked:
             outcome, answer = runner.run(answered(ask, body))
-            if outcome is Outcome.FAULT:
+            if outcome is RequestOutcome.FAULT:
                 raise FaultError("a fault was answered")
-            understood.append(outcome is not Outcome.MALFORMED)
+            understood.append(outcome is not RequestOutcome.MALFORMED)
             if understood[-1]:
                 judge[verb](body, answer, outcome, world)
             else:
@@ -58,7 +58,7 @@ def _judge_refusal(answer: bytes) -> None:
         raise FaultError(f"a question that cannot be read is answered: {document}")
 
 
-def _judge_filter(body: bytes, answer: bytes, outcome: Outcome, world: World) -> None:
+def _judge_filter(body: bytes, answer: bytes, outcome: RequestOutcome, world: World) -> None:
     """Each asked node passes or fails, once; those beyond the shortlist alone are left out."""
     question, found = _Asked(body), _fields(answer)
     names, items = found["nodenames"], found["nodes"]
@@ -85,19 +85,19 @@ def _judge_filter(body: bytes, answer: bytes, outcome: Outcome, world: World) ->
     is_short = 0 < world.shortlist <= len(passed) and not failed
     if not is_short and len(said) != len(question.nodes):
         raise FaultError(f"nothing is said of {set(question.nodes) - said.keys()}")
-    if outcome is not Outcome.ANSWERED and len(passed) != len(question.nodes):
+    if outcome is not RequestOutcome.ANSWERED and len(passed) != len(question.nodes):
         raise FaultError("a pod that is none of ours is refused a node")
     if REQUIRE_IDLE not in body.lower() and (strange := set(failed) - world.fleet.nodes.keys()):
         raise FaultError(f"nodes that are not known are refused: {strange}")
 
 
-def _judge_scores(body: bytes, answer: bytes, outcome: Outcome, world: World) -> None:
+def _judge_scores(body: bytes, answer: bytes, outcome: RequestOutcome, world: World) -> None:
     """Each asked node has a score, once; where one passes, one has the highest."""
     scores, nodes = json.loads(answer), _Asked(body).nodes
     if [entry["Host"] for entry in scores] != nodes:
         raise FaultError(f"asked of {nodes}: {scores}")
     values = [entry["Score"] for entry in scores]
-    most = world.max_score if outcome is Outcome.ANSWERED else 0
+    most = world.max_score if outcome is RequestOutcome.ANSWERED else 0
     if any(type(value) is not int or not 0 <= value <= most for value in values):
         raise FaultError(f"scores outside 0 to {most}: {scores}")
     if any(values) and values.count(most) != 1:
@@ -107,13 +107,13 @@ def _judge_scores(body: bytes, answer: bytes, outcome: Outcome, world: World) ->
         raise FaultError(f"nodes that are not known are refused: {strangers}")
 
 
-def _judge_preemption(body: bytes, answer: bytes, outcome: Outcome, _: World) -> None:
+def _judge_preemption(body: bytes, answer: bytes, outcome: RequestOutcome, _: World) -> None:
     """Candidates are asked ones, with the very victims that were asked about."""
     asked = {node: victims for node, victims in _victims(body) if victims[0]}
     kept = dict(_victims(answer))
     if any(asked.get(node) != victims for node, victims in kept.items()):
         raise FaultError(f"asked of {asked}: {kept}")
-    if outcome is not Outcome.ANSWERED and kept != asked:
+    if outcome is not RequestOutcome.ANSWERED and kept != asked:
         raise FaultError(f"a pod that is none of ours is refused a candidate: {asked.keys()}")
 
 

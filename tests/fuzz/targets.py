@@ -31,9 +31,9 @@ from extender.kube.client import KubeClient, KubeError
 from extender.runtime.metrics import Metrics
 from extender.settings.agents import Agents as AgentSettings
 from extender.settings.config import ConfigError, Prometheus, load_settings
-from extender.settings.peers import Peers as PeersSettings
-from extender.sources.agents.connection import Connection
-from extender.sources.agents.refusal import Refusal, RefusedError
+from extender.settings.peers import PeersSettings
+from extender.sources.agents.connection import AgentConnection
+from extender.sources.agents.refusal import AgentRefusal, RefusedError
 from extender.sources.agents.source import AgentSource
 from extender.sources.agents.states import AgentState, readings_of
 from extender.sources.agents.tokens import Sender
@@ -350,10 +350,10 @@ class _Agents(AgentSource):
     """Takes what agents say, and knows one token."""
 
     @override
-    async def admit(self, connection: Connection, token: str) -> Sender:
+    async def admit(self, connection: AgentConnection, token: str) -> Sender:
         await asyncio.sleep(0)
         if token != AGENT_TOKEN:
-            raise RefusedError(Refusal.BAD_TOKEN, "another token")
+            raise RefusedError(AgentRefusal.BAD_TOKEN, "another token")
         return Sender(node="node", expires_at=2 * NOW, account="agent", audience="extender")
 
 
@@ -378,7 +378,7 @@ def agent_connection(runner: asyncio.Runner) -> Target:
     )
 
     async def talk(body: bytes) -> tuple[bytes, bool]:
-        wire, connection = _Wire(), Connection(source, lambda: 0.0)
+        wire, connection = _Wire(), AgentConnection(source, lambda: 0.0)
         connection.connection_made(wire)
         for start in range(0, len(body), CHUNK_BYTES):
             connection.data_received(body[start : start + CHUNK_BYTES])
@@ -394,9 +394,9 @@ def agent_connection(runner: asyncio.Runner) -> Target:
         return wire.written, connection.sender is not None
 
     def target(body: bytes) -> bool:
-        faults = source.refusals.counts[Refusal.FAULT]
+        faults = source.refusals.counts[AgentRefusal.FAULT]
         written, is_granted = runner.run(talk(body))
-        if source.refusals.counts[Refusal.FAULT] != faults:
+        if source.refusals.counts[AgentRefusal.FAULT] != faults:
             raise FaultError("a fault of the extender ended the connection")
         if is_granted and (AGENT_TOKEN.encode() not in body or not written.startswith(GRANTED)):
             raise FaultError("a connection without the token was granted")

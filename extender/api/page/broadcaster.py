@@ -14,8 +14,8 @@ from extender.api.page.fleet_feed import FleetFeed, event
 from extender.api.page.replica_feed import FarFeed
 from extender.fleet.pods import PodChanges
 from extender.insight.views import Json
-from extender.runtime.cooperative import GiveWay
-from extender.server.connection_limits import who_gives_way
+from extender.runtime.cooperative import YieldControl
+from extender.server.connection_limits import connections_to_close
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import SEES_ALL, VIEWER
 
@@ -31,7 +31,7 @@ MOST_BATCHES: Final = 64
 """Largest number of batches of decisions to keep for slow readers."""
 
 
-class Viewer:
+class PageViewer:
     """Progress of one viewer.
 
     Args:
@@ -68,7 +68,7 @@ class _Batch:
         return self._in_full
 
 
-class Hub:
+class Broadcaster:
     """Updates the feeds while there are viewers. Not thread-safe: use it on the event loop.
 
     Args:
@@ -78,7 +78,7 @@ class Hub:
         pods: counters of pod changes.
         states: returns the status of each source.
         clock: seconds since the epoch.
-        give_way: yields to webhook requests.
+        yield_control: yields to webhook requests.
 
     Attributes:
         is_closing: whether the server is shutting down.
@@ -93,7 +93,7 @@ class Hub:
         pods: PodChanges,
         states: Callable[[], Iterable[SourceStatus]],
         clock: Callable[[], float],
-        give_way: GiveWay,
+        yield_control: YieldControl,
     ) -> None:
         self.fleet = fleet
         self._decisions = decisions
@@ -101,9 +101,9 @@ class Hub:
         self._pods = pods
         self._states = states
         self._clock = clock
-        self._give_way = give_way
+        self._yield_control = yield_control
         self.is_closing = False
-        self._viewers: dict[Viewer, None] = {}
+        self._viewers: dict[PageViewer, None] = {}
         self._is_watched = asyncio.Event()
         self._batches: deque[_Batch] = deque(maxlen=MOST_BATCHES)
         self._batch = 0
@@ -117,7 +117,7 @@ class Hub:
         """Check whether a viewer may join; if full, disconnect one of the client with most."""
         if len(self._viewers) < most:
             return True
-        heaviest = who_gives_way(Counter(viewer.who for viewer in self._viewers), who)
+        heaviest = connections_to_close(Counter(viewer.who for viewer in self._viewers), who)
         if heaviest is None:
             return False
         last = next(viewer for viewer in reversed(self._viewers) if viewer.who == heaviest)
@@ -126,9 +126,9 @@ class Hub:
         self.leave(last)
         return True
 
-    def join(self, who: str = "") -> Viewer:
+    def join(self, who: str = "") -> PageViewer:
         """Add a viewer; it receives no decisions made before."""
-        viewer = Viewer(who)
+        viewer = PageViewer(who)
         viewer.batch = self._batch
         if not self._viewers:
             self._make_beat()
@@ -137,7 +137,7 @@ class Hub:
         self._is_watched.set()
         return viewer
 
-    def leave(self, viewer: Viewer) -> None:
+    def leave(self, viewer: PageViewer) -> None:
         """Remove a viewer."""
         self._viewers.pop(viewer, None)
         if not self._viewers:
@@ -149,7 +149,7 @@ class Hub:
         for viewer in self._viewers:
             viewer.news.set()
 
-    def news_for(self, viewer: Viewer) -> Iterator[bytes]:
+    def news_for(self, viewer: PageViewer) -> Iterator[bytes]:
         """Yield the events that a viewer has not received; each is fetched when it is taken."""
         viewer.news.clear()
         if viewer.beat != self._beat:
@@ -198,7 +198,7 @@ class Hub:
     async def _wake(self) -> None:
         for viewer in tuple(self._viewers):
             viewer.news.set()  # one by one, as each viewer then encodes and writes its events
-            await self._give_way()
+            await self._yield_control()
 
     async def _look(self, looks: int) -> None:
         is_new = self._count_changes()
@@ -210,12 +210,12 @@ class Hub:
                 except StopIteration as end:
                     is_new |= end.value
                     break
-                await self._give_way()
+                await self._yield_control()
         for batch in self._decisions.batch_in_steps():
             if batch is not None:
                 self._add(batch)
                 is_new = True
-            await self._give_way()
+            await self._yield_control()
         if looks and looks % LOOKS_A_BEAT == 0:
             self._make_beat()
             is_new = True

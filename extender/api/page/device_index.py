@@ -71,7 +71,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roster:
+class DeviceIndex:
     """Index of all devices in display order: by node name, card and instance.
 
     Attributes:
@@ -194,9 +194,9 @@ class _Lister:
         }
 
 
-def roster_in_steps(
+def device_index_in_steps(
     fleet: Fleet, snapshot: Snapshot, pool_labels: tuple[str, ...] = ()
-) -> Steps[Roster]:
+) -> Steps[DeviceIndex]:
     """Index all devices of a snapshot, in steps.
 
     Args:
@@ -226,7 +226,7 @@ def roster_in_steps(
         yield
     model, replicas = _words(columns["model"]), _words(columns["replicas"])
     yield
-    return Roster(
+    return DeviceIndex(
         nodes=nodes,
         records=tuple(lister.records),
         counts=_words(np.array(lister.counts, dtype=np.intp)),
@@ -281,17 +281,17 @@ def _standing(record: NodeRecord) -> int:
     )
 
 
-def is_current_in_steps(roster: Roster, fleet: Fleet, snapshot: Snapshot) -> Steps[bool]:
+def is_current_in_steps(device_index: DeviceIndex, fleet: Fleet, snapshot: Snapshot) -> Steps[bool]:
     """Check whether the index still matches the snapshot's devices and nodes.
 
     A changed attribute of a device, such as a model that was unknown, is noticed at the next change
     of its node.
     """
     pools = snapshot.pools
-    if pools.keys() != roster.slots.keys():
+    if pools.keys() != device_index.slots.keys():
         return False
     for resource, pool in pools.items():
-        before = roster.slots[resource]
+        before = device_index.slots[resource]
         if pool.batch.slots is not before and not np.array_equal(pool.batch.slots, before):
             return False
         dirty = pool.late
@@ -301,7 +301,7 @@ def is_current_in_steps(roster: Roster, fleet: Fleet, snapshot: Snapshot) -> Ste
             return False
     yield
     known = fleet.nodes
-    for some in _pieces(zip(roster.nodes, roster.records, strict=True), PIECE_RECORDS):
+    for some in _pieces(zip(device_index.nodes, device_index.records, strict=True), PIECE_RECORDS):
         if any(known.get(name) is not record for name, record in some if name in known):
             return False
         yield

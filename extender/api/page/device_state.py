@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from extender.api.page.device_index import Roster
-from extender.core.decision.assessment import Ask, Assessment, assess
+from extender.api.page.device_index import DeviceIndex
+from extender.core.decision.assessment import Assessment, DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.verdicts import STATES, state_codes
 from extender.core.nodes.batches import take_batch, with_rows
@@ -42,7 +42,7 @@ MOST_USED: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
+class DeviceStates:
     """Display state of all devices, in the order of the device index.
 
     Attributes:
@@ -58,7 +58,7 @@ class Looks:
     used: Small
 
     @classmethod
-    def blank(cls, count: int) -> "Looks":
+    def blank(cls, count: int) -> "DeviceStates":
         """Return the state of devices without any readings."""
         unknown = np.full(count, UNKNOWN_BYTE, dtype=np.uint8)
         return cls(
@@ -68,16 +68,16 @@ class Looks:
             used=np.zeros(count, dtype=np.uint8),
         )
 
-    def copy(self) -> "Looks":
+    def copy(self) -> "DeviceStates":
         """Return a copy of all arrays."""
-        return Looks(
+        return DeviceStates(
             state=self.state.copy(),
             activity=self.activity.copy(),
             memory=self.memory.copy(),
             used=self.used.copy(),
         )
 
-    def changed(self, before: "Looks") -> Rows:
+    def changed(self, before: "DeviceStates") -> Rows:
         """Return the positions of the devices that differ from an earlier state."""
         differs = (
             (self.state != before.state)
@@ -108,11 +108,13 @@ def rows_since(snapshot: Snapshot, looked: Looked) -> Mapping[str, list[int]] | 
     return since
 
 
-def looks_in_steps(roster: Roster, snapshot: Snapshot, policy: Policy) -> Steps[Looks]:
+def device_states_in_steps(
+    device_index: DeviceIndex, snapshot: Snapshot, policy: Policy
+) -> Steps[DeviceStates]:
     """Evaluate every device as decisions do, in steps."""
-    looks = Looks.blank(len(roster))
+    looks = DeviceStates.blank(len(device_index))
     for resource, pool in snapshot.pools.items():
-        places = roster.places[resource]
+        places = device_index.places[resource]
         dirty = set(pool.late)
         for start in range(0, len(pool.nodes), PIECE_NODES):
             some = slice(start, min(start + PIECE_NODES, len(pool.nodes)))
@@ -121,17 +123,17 @@ def looks_in_steps(roster: Roster, snapshot: Snapshot, policy: Policy) -> Steps[
     return looks
 
 
-def looks_again_in_steps(
-    before: Looks,
-    roster: Roster,
+def changed_states_in_steps(
+    before: DeviceStates,
+    device_index: DeviceIndex,
     snapshot: Snapshot,
     policy: Policy,
     rows: Mapping[str, list[int]],
-) -> Steps[Looks]:
+) -> Steps[DeviceStates]:
     """Evaluate some rows of each pool again, in steps; keep the state of the others."""
     looks = before.copy()
     for resource, of_pool in rows.items():
-        pool, places = snapshot.pools[resource], roster.places[resource]
+        pool, places = snapshot.pools[resource], device_index.places[resource]
         for start in range(0, len(of_pool), PIECE_ROWS):
             some = of_pool[start : start + PIECE_ROWS]
             _note(looks, places[some], _rows(pool, snapshot, some), policy)
@@ -139,7 +141,7 @@ def looks_again_in_steps(
     return looks
 
 
-def _note(looks: Looks, places: Rows, batch: Batch, policy: Policy) -> None:
+def _note(looks: DeviceStates, places: Rows, batch: Batch, policy: Policy) -> None:
     """Store the display state of some rows' devices.
 
     Args:
@@ -148,7 +150,7 @@ def _note(looks: Looks, places: Rows, batch: Batch, policy: Policy) -> None:
         batch: the rows.
         policy: the settings.
     """
-    ask = Ask(count=1, memory_bytes=0.0, thresholds=policy.thresholds)
+    ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=policy.thresholds)
     assessment = assess(batch, ask.columns, estimates(policy))
     is_there = places >= 0
     at = places[is_there]

@@ -14,17 +14,17 @@ import orjson
 
 from extender.api.page.device_index import (
     MEMORY_UNIT_BYTES,
-    Roster,
+    DeviceIndex,
+    device_index_in_steps,
     is_current_in_steps,
-    roster_in_steps,
 )
 from extender.api.page.device_state import (
     LOOKS,
+    DeviceStates,
     Looked,
-    Looks,
+    changed_states_in_steps,
+    device_states_in_steps,
     looked_at,
-    looks_again_in_steps,
-    looks_in_steps,
     rows_since,
 )
 from extender.core.nodes.snapshot import Snapshot
@@ -68,8 +68,8 @@ class FleetFeed:
         self.version = 0
         self.roster_version = 0
         self._fleet = fleet
-        self._roster: Roster | None = None
-        self._looks = Looks.blank(0)
+        self._device_index: DeviceIndex | None = None
+        self._looks = DeviceStates.blank(0)
         self._at = 0.0
         self._seen: tuple[int, float] = (-1, 0.0)
         self._looked: Looked = {}
@@ -82,7 +82,7 @@ class FleetFeed:
     @property
     def is_there(self) -> bool:
         """Whether the state has been built and not been dropped."""
-        return self._roster is not None
+        return self._device_index is not None
 
     def refresh_in_steps(self) -> Steps[bool]:
         """Update the state in steps; return whether anything changed.
@@ -90,27 +90,29 @@ class FleetFeed:
         After pod changes only their nodes are updated, after new readings all devices.
         """
         snapshot, policy = self._fleet.snapshot(), self._fleet.policy
-        roster = self._roster
-        if roster is not None and self._seen == (snapshot.version, snapshot.at):
+        device_index = self._device_index
+        if device_index is not None and self._seen == (snapshot.version, snapshot.at):
             return False
         rows = rows_since(snapshot, self._looked) if policy is self._policy else None
         if rows is None and self._rests(snapshot.at, LOOKED_A_SECOND):
             return False
         yield
         if (
-            roster is None
-            or roster.pool_labels != self.pool_labels
-            or not (yield from is_current_in_steps(roster, self._fleet, snapshot))
+            device_index is None
+            or device_index.pool_labels != self.pool_labels
+            or not (yield from is_current_in_steps(device_index, self._fleet, snapshot))
         ):
             if not self._rests(snapshot.at, LISTED_A_SECOND):
                 yield from self._rebuild(snapshot, policy)
                 return True
             return False
         if rows is None:
-            looks = yield from looks_in_steps(roster, snapshot, policy)
+            looks = yield from device_states_in_steps(device_index, snapshot, policy)
             self._looked_all_at = snapshot.at
         else:
-            looks = yield from looks_again_in_steps(self._looks, roster, snapshot, policy, rows)
+            looks = yield from changed_states_in_steps(
+                self._looks, device_index, snapshot, policy, rows
+            )
         changed = looks.changed(self._looks)
         self._note(snapshot, policy, looks)
         if not len(changed):
@@ -122,27 +124,29 @@ class FleetFeed:
 
     def _rests(self, at: float, devices_a_second: int) -> bool:
         """Check whether the last update of all devices is too recent for the budget."""
-        rest_seconds = 0 if self._roster is None else len(self._roster) // devices_a_second
+        rest_seconds = (
+            0 if self._device_index is None else len(self._device_index) // devices_a_second
+        )
         return 0 <= at - self._looked_all_at < rest_seconds
 
     def _rebuild(self, snapshot: Snapshot, policy: Policy) -> Steps[None]:
         """Rebuild the device index and every device's state."""
-        roster = yield from roster_in_steps(self._fleet, snapshot, self.pool_labels)
-        fixed = yield from _encoded_in_steps(roster)
-        looks = yield from looks_in_steps(roster, snapshot, policy)
+        device_index = yield from device_index_in_steps(self._fleet, snapshot, self.pool_labels)
+        fixed = yield from _encoded_in_steps(device_index)
+        looks = yield from device_states_in_steps(device_index, snapshot, policy)
         self._looked_all_at = snapshot.at
         self._note(snapshot, policy, looks)
-        self._roster, self._fixed = roster, fixed
+        self._device_index, self._fixed = device_index, fixed
         self.version += 1
         self.roster_version, self._delta = self.version, b""
 
-    def _note(self, snapshot: Snapshot, policy: Policy, looks: Looks) -> None:
+    def _note(self, snapshot: Snapshot, policy: Policy, looks: DeviceStates) -> None:
         self._seen, self._at = (snapshot.version, snapshot.at), snapshot.at
         self._looked, self._policy, self._looks = looked_at(snapshot), policy, looks
 
     def forget(self) -> None:
         """Free the state while there are no viewers."""
-        self._roster, self._looks, self._looked = None, Looks.blank(0), {}
+        self._device_index, self._looks, self._looked = None, DeviceStates.blank(0), {}
         self._delta, self._encoded, self._fixed = b"", {}, {}
 
     def since(self, version: int) -> tuple[int, bytes]:
@@ -165,7 +169,9 @@ class FleetFeed:
             cached = self._encoded[name] = (self.version, encode())
         return cached
 
-    def _encode_delta(self, looks: Looks, version: int, changed: npt.NDArray[np.intp]) -> bytes:
+    def _encode_delta(
+        self, looks: DeviceStates, version: int, changed: npt.NDArray[np.intp]
+    ) -> bytes:
         if len(changed) > WHOLE_SHARE * len(looks.state):
             return b""
         return event(
@@ -199,25 +205,25 @@ class FleetFeed:
         )
 
 
-def _encoded_in_steps(roster: Roster) -> Steps[dict[str, orjson.Fragment]]:
+def _encoded_in_steps(device_index: DeviceIndex) -> Steps[dict[str, orjson.Fragment]]:
     """Encode the columns of the device index as JSON, one per step."""
     fixed = {}
     for name in ("nodes", "models", "profiles", "resources"):
-        fixed[name] = orjson.Fragment(orjson.dumps(getattr(roster, name)))
+        fixed[name] = orjson.Fragment(orjson.dumps(getattr(device_index, name)))
         yield
     labels = {
         label: {"values": values, "of": packed(numbers)}
-        for label, (values, numbers) in roster.labels.items()
+        for label, (values, numbers) in device_index.labels.items()
     }
     fixed["labels"] = orjson.Fragment(orjson.dumps(labels))
     yield
     for name in PACKED:
-        fixed[name] = orjson.Fragment(orjson.dumps(packed(getattr(roster, name))))
+        fixed[name] = orjson.Fragment(orjson.dumps(packed(getattr(device_index, name))))
         yield
     return fixed
 
 
-def _columns(looks: Looks, places: npt.NDArray[np.intp] | slice) -> Json:
+def _columns(looks: DeviceStates, places: npt.NDArray[np.intp] | slice) -> Json:
     return {
         name: packed(getattr(looks, name)[places])
         for name in ("state", "activity", "memory", "used")

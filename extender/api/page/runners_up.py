@@ -40,18 +40,18 @@ class Lost:
     Args:
         history: decisions of this replica.
         replicas: this replica and the others.
-        give_way: yields to webhook requests.
+        yield_control: yields to webhook requests.
     """
 
     def __init__(
         self,
         history: DecisionHistory,
         replicas: Replicas,
-        give_way: Callable[[], Awaitable[None]],
+        yield_control: Callable[[], Awaitable[None]],
     ) -> None:
         self._history = history
         self._replicas = replicas
-        self._give_way = give_way
+        self._yield_control = yield_control
         self._cache: OrderedDict[int, Told] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
@@ -98,7 +98,7 @@ class Lost:
         cached = self._cache.get(record.number)
         if cached is not None:
             return cached
-        await self._give_way()
+        await self._yield_control()
         order = record.decision.order[:2].tolist()
         why = None
         if len(order) > 1:

@@ -7,7 +7,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from extender.api.page.broadcaster import Hub
+from extender.api.page.broadcaster import Broadcaster
 from extender.server.json_answers import error_answer
 from extender.server.redaction import VIEWER, AccessError
 
@@ -25,11 +25,11 @@ HEADERS: Final = {
 }
 
 
-async def stream(hub: Hub, request: web.Request) -> web.StreamResponse:
+async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamResponse:
     """Send updates to a viewer until it leaves, stops reading, or the server shuts down."""
     client = VIEWER.get().name or request.remote or ""
     is_asked_of_headers = request.method == hdrs.METH_HEAD
-    if not is_asked_of_headers and not hub.has_room_for(client, MOST_VIEWERS):
+    if not is_asked_of_headers and not broadcaster.has_room_for(client, MOST_VIEWERS):
         refused = error_answer(
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"{MOST_VIEWERS} pages are open already, and enough of them are yours: close one, and "
@@ -42,11 +42,11 @@ async def stream(hub: Hub, request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     if is_asked_of_headers:
         return response
-    viewer = hub.join(client)
+    viewer = broadcaster.join(client)
     try:
-        while not (hub.is_closing or viewer.is_let_go):
+        while not (broadcaster.is_closing or viewer.is_let_go):
             await VIEWER.get().renew()
-            for update in hub.news_for(viewer):
+            for update in broadcaster.news_for(viewer):
                 async with asyncio.timeout(WRITE_SECONDS):
                     await response.write(update)
             await viewer.news.wait()
@@ -57,5 +57,5 @@ async def stream(hub: Hub, request: web.Request) -> web.StreamResponse:
         if request.transport is not None:
             request.transport.abort()
     finally:
-        hub.leave(viewer)
+        broadcaster.leave(viewer)
     return response

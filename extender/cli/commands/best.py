@@ -6,7 +6,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.answers import Best, Verdict
+from extender.cli.remote.answers import Best, VerdictAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
@@ -63,7 +63,7 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
     return stack(parts)
 
 
-def row(rank: int | None, verdict: Verdict) -> list[Cell]:
+def row(rank: int | None, verdict: VerdictAnswer) -> list[Cell]:
     """Format one node as a table row."""
     landing = [device for device in verdict.devices if device.can_land]
     known = [device.utilization_ratio for device in landing if device.utilization_ratio is not None]
@@ -79,7 +79,7 @@ def row(rank: int | None, verdict: Verdict) -> list[Cell]:
     ]
 
 
-def _wide(verdict: Verdict) -> list[Cell]:
+def _wide(verdict: VerdictAnswer) -> list[Cell]:
     landing = [device for device in verdict.devices if device.can_land]
     on = ["?" if device.index is None else str(device.index) for device in landing]
     return [

@@ -4,7 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.answers import Decision, Decisions
+from extender.cli.remote.answers import DecisionAnswer, Decisions
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
@@ -53,7 +53,7 @@ def _render(answer: Decisions, pod: str | None, *, is_wide: bool) -> RenderableT
     )
 
 
-def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
+def _row(decision: DecisionAnswer, *, is_wide: bool) -> list[Cell]:
     texts = SHADOWED if decision.is_shadow else FOLLOWED
     row: list[Cell] = [
         str(decision.number),

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from extender.cli.doctor.fact_collector import Pile
+from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.files import add_files
-from extender.cli.doctor.findings import Finding, NotRun, Report, Severity, examine
+from extender.cli.doctor.findings import DoctorReport, Finding, NotRun, Severity, examine
 from extender.cli.doctor.live import gather_cluster, gather_extender
 from extender.cli.doctor.rights import ACCOUNT
 from extender.cli.doctor.table import CHECKS
@@ -53,7 +53,7 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
         )
     if offline and not files:
         raise ClientError("--offline checks files only: name some", Failure.BAD_QUESTION)
-    collector, at = Pile(), time.time()
+    collector, at = FactCollector(), time.time()
     collector.account = account
     if not offline:
         gather_cluster(collector, lambda: session.cluster, account)
@@ -69,7 +69,7 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
         click.get_current_context().exit(1)
 
 
-def _sheet(report: Report, causes: Sequence[str], *, is_wide: bool) -> RenderableType:
+def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> RenderableType:
     """Render the report as a table.
 
     Args:

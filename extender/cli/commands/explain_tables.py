@@ -9,11 +9,11 @@ from extender.cli import formatting
 from extender.cli.commands.best import COLUMNS, row
 from extender.cli.remote.answers import (
     Counted,
-    Decision,
-    Device,
+    DecisionAnswer,
+    DeviceAnswer,
     Explanation,
     Request,
-    Verdict,
+    VerdictAnswer,
     Waiting,
 )
 from extender.cli.tables import Cell, line, sheet, stack, word
@@ -119,7 +119,7 @@ def _asked(request: Request) -> str:
     return f"asks for {', '.join(parts)}"
 
 
-def _about(decision: Decision) -> str:
+def _about(decision: DecisionAnswer) -> str:
     if not decision.number:
         return " now"
     took = f", {decision.duration_seconds * 1000:.1f} ms" if decision.duration_seconds else ""
@@ -179,7 +179,7 @@ def _reasons(heading: str, counted: list[Counted]) -> Iterable[RenderableType]:
         yield line(f"{heading}: {one.count} {one.reason}: {names}")
 
 
-def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[Verdict]:
+def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[VerdictAnswer]:
     """Select the nodes to show in detail."""
     if node is not None:
         return [verdict for verdict in answer.nodes if verdict.node == node]
@@ -199,7 +199,7 @@ def _why_no_detail(answer: Explanation, node: str) -> str:
     return f"{node}: {why}"
 
 
-def _detail(verdict: Verdict, *, has_scores: bool) -> Iterable[RenderableType]:
+def _detail(verdict: VerdictAnswer, *, has_scores: bool) -> Iterable[RenderableType]:
     """Yield the lines of one node in detail: reason, devices, and the parts of its score."""
     title = (
         f"{verdict.node}, {verdict.resource}: {verdict.idle} idle of {verdict.landing} GPUs that "
@@ -229,7 +229,7 @@ def _detail(verdict: Verdict, *, has_scores: bool) -> Iterable[RenderableType]:
         yield _scores(verdict)
 
 
-def _scores(verdict: Verdict) -> RenderableType:
+def _scores(verdict: VerdictAnswer) -> RenderableType:
     parts = [
         [part.name, formatting.percent(part.value), f"{part.share:.6f}", f"{part.adds:.6f}"]
         for part in verdict.parts
@@ -247,7 +247,7 @@ def _scores(verdict: Verdict) -> RenderableType:
     return sheet(PART_COLUMNS, [*parts, ["score", "", "", f"{verdict.score:.6f}"], *factors])
 
 
-def _room(device: Device) -> str:
+def _room(device: DeviceAnswer) -> str:
     """Format the calculation of a device's room for memory, if its pods declared memory.
 
     Room is total minus declared minus use by others, but at most the measured free memory.
@@ -262,7 +262,7 @@ def _room(device: Device) -> str:
     )
 
 
-def _device(device: Device) -> list[Cell]:
+def _device(device: DeviceAnswer) -> list[Cell]:
     index = "?" if device.index is None else str(device.index)
     instance = f"/{device.gpu_instance_id}" if device.gpu_instance_id else ""
     celsius, activity = device.temperature_celsius, device.signals.get("utilization")
@@ -283,7 +283,7 @@ def _device(device: Device) -> list[Cell]:
     ]
 
 
-def source_and_age(device: Device) -> str:
+def source_and_age(device: DeviceAnswer) -> str:
     """Format the source and age of each signal of a device."""
     texts = {
         name: f"{one.source} {formatting.span(one.age_seconds)}"

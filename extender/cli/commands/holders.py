@@ -4,7 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.holding import Holder, Holders, Sums
+from extender.cli.remote.holding import HolderAnswer, HoldersAnswer, SumsAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
@@ -42,7 +42,7 @@ def command(
     session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
 
 
-def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
+def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
     span = formatting.span(answer.idle_for_seconds)
     parts: list[RenderableType | None] = []
     if answer.holders:
@@ -66,7 +66,7 @@ def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
     return stack(parts)
 
 
-def summed(sums: Sums) -> str:
+def summed(sums: SumsAnswer) -> str:
     """Format the GPU-hours and costs of several pods as one line."""
     hours = f"{sums.gpu_hours:.1f} GPU-hours, {sums.gpu_hours_idle:.1f} of them idle"
     if sums.cost is None:
@@ -74,7 +74,7 @@ def summed(sums: Sums) -> str:
     return f"{hours}: {formatting.money(sums.cost)}, {formatting.money(sums.cost_idle)} of it idle"
 
 
-def _row(holder: Holder, *, is_wide: bool, is_priced: bool) -> list[Cell]:
+def _row(holder: HolderAnswer, *, is_wide: bool, is_priced: bool) -> list[Cell]:
     least = "+" if holder.is_at_least else ""
     row: list[Cell] = [
         holder.pod,

@@ -4,7 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.answers import Counted, Pending, Waiting
+from extender.cli.remote.answers import Counted, PendingAnswer, Waiting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
@@ -28,7 +28,7 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
     session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
 
 
-def _render(answer: Pending, *, is_wide: bool) -> RenderableType:
+def _render(answer: PendingAnswer, *, is_wide: bool) -> RenderableType:
     columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
     left = answer.total - len(answer.pods)
     away = formatting.listed(answer.unreachable)

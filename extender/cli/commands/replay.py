@@ -7,11 +7,11 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.session import Connection, Session, output_option, show_table
+from extender.cli.session import ConnectionOptions, Session, output_option, show_table
 from extender.cli.tables import line, sheet, stack
 
 if TYPE_CHECKING:
-    from extender.insight.replay.report import Report, Side
+    from extender.insight.replay.report import ReplayReport, Side
 
 COLUMNS = ["PLACED BY", ">PODS PLACED", ">PODS WAITING", ">ACTIVITY", ">ON IDLE GPUS"]
 LEGEND = (
@@ -54,7 +54,7 @@ def command(
         raise click.UsageError(str(error)) from error
     if plot is not None:
         plot.write_text(draw(_title(report), report.activities), encoding="utf-8")
-    session = Session(Connection(), output)
+    session = Session(ConnectionOptions(), output)
     if session.is_table:
         show_table(session.console, _render(report))
     else:
@@ -63,12 +63,12 @@ def command(
         click.get_current_context().exit(1)
 
 
-def _title(report: "Report") -> str:
+def _title(report: "ReplayReport") -> str:
     changed = ", ".join(f"{name}={value}" for name, value in report.changes.items())
     return f"Where pods landed, by {changed or 'the settings of the log'}"
 
 
-def _render(report: "Report") -> RenderableType:
+def _render(report: "ReplayReport") -> RenderableType:
     if not report.decisions:
         return line("the log contains no decision")
     rows = [_row("settings of the log", report.before)]
@@ -100,7 +100,7 @@ def _render(report: "Report") -> RenderableType:
     return stack(parts)
 
 
-def _exactness(report: "Report") -> RenderableType:
+def _exactness(report: "ReplayReport") -> RenderableType:
     summary = f"{report.exact} of {report.decisions} decisions come out exactly as they were logged"
     if report.exact == report.decisions:
         return line(summary, "dim")
@@ -120,7 +120,7 @@ def _row(name: str, side: "Side") -> list[str]:
     ]
 
 
-def _move(report: "Report") -> RenderableType:
+def _move(report: "ReplayReport") -> RenderableType:
     columns = ["POD", "FROM", "TO", "BOUND TO", ">ACTIVITY FROM", ">ACTIVITY TO"]
     rows = [
         [

@@ -35,7 +35,7 @@ PLURALS: Final = {
 }
 
 
-class Pile:
+class FactCollector:
     """Collects documents and builds `Facts` from them.
 
     Attributes:

@@ -8,7 +8,7 @@ import msgspec
 
 from extender.cli.doctor.certificates import PEM, read_certificates
 from extender.cli.doctor.exposition import parse_exposition
-from extender.cli.doctor.fact_collector import Pile
+from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.remote.errors import ClientError, Failure
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import yaml_documents
@@ -21,7 +21,7 @@ ALLOWED: Final = (
 )
 
 
-def add_files(collector: Pile, files: Iterable[str]) -> None:
+def add_files(collector: FactCollector, files: Iterable[str]) -> None:
     """Load each file into the fact collector.
 
     Raises:
@@ -39,7 +39,7 @@ def add_files(collector: Pile, files: Iterable[str]) -> None:
             )
 
 
-def _add_text(collector: Pile, file: str, text: str) -> bool:
+def _add_text(collector: FactCollector, file: str, text: str) -> bool:
     """Add the content of a file; return whether it was recognized.
 
     Raises:
@@ -73,7 +73,7 @@ def _documents(text: str) -> Iterator[object]:
         return
 
 
-def _add_samples(collector: Pile, text: str) -> bool:
+def _add_samples(collector: FactCollector, text: str) -> bool:
     try:
         return collector.add_samples(parse_exposition(text))
     except (ValueError, KeyError, IndexError):  # errors of the parser on malformed input

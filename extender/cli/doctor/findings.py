@@ -81,7 +81,7 @@ class NotRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DoctorReport:
     """Result of all checks.
 
     Attributes:
@@ -100,7 +100,7 @@ class Report:
         return any(finding.severity is Severity.ERROR for finding in self.findings)
 
 
-def examine(facts: Facts, checks: Iterable[Check]) -> Report:
+def examine(facts: Facts, checks: Iterable[Check]) -> DoctorReport:
     """Run every check whose facts are known, and sort the findings by severity."""
     findings: list[Finding] = []
     passed: list[str] = []
@@ -127,7 +127,7 @@ def examine(facts: Facts, checks: Iterable[Check]) -> Report:
             passed.append(check.code)
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
     findings.sort(key=lambda finding: (ranks[finding.severity], finding.code))
-    return Report(findings=tuple(findings), passed=tuple(passed), not_run=tuple(not_run))
+    return DoctorReport(findings=tuple(findings), passed=tuple(passed), not_run=tuple(not_run))
 
 
 def _lacking(facts: Facts, needs: Iterable[str]) -> str:

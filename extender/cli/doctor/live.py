@@ -9,7 +9,7 @@ from extender.cli.doctor.checks.layouts import MANAGER_WORDS
 from extender.cli.doctor.checks.neighbours import AUTOSCALERS
 from extender.cli.doctor.checks.nodes import DRA_WORDS, MPS_WORDS, PLUGIN_WORDS
 from extender.cli.doctor.exposition import parse_exposition
-from extender.cli.doctor.fact_collector import Pile
+from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.facts import Object
 from extender.cli.doctor.objects import (
     AGENT_WORDS,
@@ -60,7 +60,7 @@ NO_SCHEDULER: Final = (
 )
 
 
-def gather_cluster(collector: Pile, cluster: Callable[[], Cluster], account: str) -> None:
+def gather_cluster(collector: FactCollector, cluster: Callable[[], Cluster], account: str) -> None:
     """Collect facts from an API server.
 
     Args:
@@ -115,7 +115,9 @@ def _pages(server: Cluster, path: str) -> Iterator[Object]:
     raise ClientError(f"cannot list {path}: the list does not end", Failure.FAULT)
 
 
-def _add_config_maps(collector: Pile, server: Cluster, pods: list[Object], own: str) -> None:
+def _add_config_maps(
+    collector: FactCollector, server: Cluster, pods: list[Object], own: str
+) -> None:
     """Add the ConfigMaps in the namespaces of kube-scheduler, device plugin and extender."""
     namespaces = {"kube-system", own} | {
         text_of(mapping_of(pod.get("metadata")).get("namespace"))
@@ -134,7 +136,7 @@ def _add_config_maps(collector: Pile, server: Cluster, pods: list[Object], own: 
     collector.missing["schedulers"] = f"{refused}; {NO_SCHEDULER}" if refused else NO_SCHEDULER
 
 
-def _add_secrets(collector: Pile, server: Cluster, namespace: str) -> None:
+def _add_secrets(collector: FactCollector, server: Cluster, namespace: str) -> None:
     """Add the certificates of the extender's Secrets; each Secret is read by name, no others."""
     why = f"no Secret {' or '.join(SECRETS)} in {namespace}"
     for name in SECRETS:
@@ -148,7 +150,7 @@ def _add_secrets(collector: Pile, server: Cluster, namespace: str) -> None:
     collector.missing["certificates"] = why
 
 
-def _add_exporters(collector: Pile, server: Cluster, pods: list[Object]) -> None:
+def _add_exporters(collector: FactCollector, server: Cluster, pods: list[Object]) -> None:
     """Add the metrics of some dcgm-exporters, read through the API server's proxy."""
     collector.missing["exporter"] = "no pod of dcgm-exporter runs"
     running = (pod for pod in pods if is_called(pod, EXPORTER_WORDS) and is_running(pod))
@@ -161,7 +163,7 @@ def _add_exporters(collector: Pile, server: Cluster, pods: list[Object]) -> None
             collector.missing["exporter"] = str(error)
 
 
-def gather_extender(collector: Pile, client: Callable[[], Client], at: float) -> None:
+def gather_extender(collector: FactCollector, client: Callable[[], Client], at: float) -> None:
     """Collect facts from the extender's API.
 
     Args:

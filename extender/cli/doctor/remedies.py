@@ -25,7 +25,7 @@ def named(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkloadPart:
     """A cluster component, identified by the names of its pods and DaemonSets.
 
     Attributes:

@@ -15,7 +15,7 @@ REVIEWS: Final = "/apis/authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class NeededRight:
     """A right that the extender's account needs.
 
     Attributes:
@@ -65,32 +65,34 @@ def _takes_tokens(settings: Object) -> bool:
     return mapping_of(settings.get("api")).get("access") != "open"
 
 
-NEEDS: Final[tuple[Need, ...]] = (
-    Need(group="", resource="nodes", verbs=("list", "watch")),
-    Need(group="", resource="pods", verbs=("list", "watch")),
-    Need(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
-    Need(group="resource.k8s.io", resource="resourceslices", verbs=("list", "watch")),
-    Need(group="events.k8s.io", resource="events", verbs=("create", "patch"), when=_writes_events),
-    Need(
+NEEDS: Final[tuple[NeededRight, ...]] = (
+    NeededRight(group="", resource="nodes", verbs=("list", "watch")),
+    NeededRight(group="", resource="pods", verbs=("list", "watch")),
+    NeededRight(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
+    NeededRight(group="resource.k8s.io", resource="resourceslices", verbs=("list", "watch")),
+    NeededRight(
+        group="events.k8s.io", resource="events", verbs=("create", "patch"), when=_writes_events
+    ),
+    NeededRight(
         group="authentication.k8s.io",
         resource="tokenreviews",
         verbs=("create",),
         when=_takes_tokens,
     ),
-    Need(
+    NeededRight(
         group="authorization.k8s.io",
         resource="subjectaccessreviews",
         verbs=("create",),
         when=_takes_tokens,
     ),
-    Need(
+    NeededRight(
         group="storage.k8s.io",
         resource="csistoragecapacities",
         verbs=("create",),
         is_own=True,
         when=_wakes,
     ),
-    Need(
+    NeededRight(
         group="storage.k8s.io",
         resource="csistoragecapacities",
         verbs=("patch",),
@@ -98,10 +100,10 @@ NEEDS: Final[tuple[Need, ...]] = (
         name="idlegpu-state",
         when=_wakes,
     ),
-    Need(
+    NeededRight(
         group="coordination.k8s.io", resource="leases", verbs=("create",), is_own=True, when=_leads
     ),
-    Need(
+    NeededRight(
         group="coordination.k8s.io",
         resource="leases",
         verbs=("get", "patch"),
@@ -109,14 +111,14 @@ NEEDS: Final[tuple[Need, ...]] = (
         name="idlegpu-wake",
         when=_leads,
     ),
-    Need(
+    NeededRight(
         group="",
         resource="nodes",
         verbs=("patch",),
         manifest="manifests/components/wake-nodes",
         when=_wakes_nodes,
     ),
-    Need(
+    NeededRight(
         group="",
         resource="pods",
         verbs=("patch",),
@@ -176,7 +178,7 @@ def _own_user(cluster: Cluster) -> str:
     return text_of(info.get("username"))
 
 
-def _attributes(need: Need, verb: str, namespace: str) -> dict[str, str]:
+def _attributes(need: NeededRight, verb: str, namespace: str) -> dict[str, str]:
     every = {
         "group": need.group,
         "resource": need.resource,

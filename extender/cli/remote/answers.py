@@ -22,7 +22,7 @@ class ResourceCounts(Answer):
     assumed: int
 
 
-class Told(Answer):
+class SourceAnswer(Answer):
     """Who told something, how old that is, and by which of several signals where that is said."""
 
     source: str
@@ -59,7 +59,7 @@ class Gpu(Answer):
     replicas_used: int
     assumed: int
     tenants: list[str]
-    signals: dict[str, Told] = {}
+    signals: dict[str, SourceAnswer] = {}
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class Gpus(Answer):
     gpus: list[Gpu]
 
 
-class Device(Answer):
+class DeviceAnswer(Answer):
     """A device as a pod saw it."""
 
     can_land: bool
@@ -130,10 +130,10 @@ class Device(Answer):
     temperature_celsius: float | None = None
     memory_temperature_celsius: float | None = None
     throttling: str | None = None
-    signals: dict[str, Told] = {}
+    signals: dict[str, SourceAnswer] = {}
 
 
-class Part(Answer):
+class PartAnswer(Answer):
     """A term of a score: it adds share x value."""
 
     name: str
@@ -142,7 +142,7 @@ class Part(Answer):
     adds: float
 
 
-class Factor(Answer):
+class FactorAnswer(Answer):
     """What takes its share of the certainty, and what it keeps of it."""
 
     name: str
@@ -150,7 +150,7 @@ class Factor(Answer):
     keeps: float
 
 
-class Verdict(Answer):
+class VerdictAnswer(Answer):
     """What a node is, or was, worth to a pod."""
 
     node: str
@@ -165,9 +165,9 @@ class Verdict(Answer):
     is_agreed: bool
     suspicion: float
     model: str
-    devices: list[Device]
-    parts: list[Part] = []
-    factors: list[Factor] = []
+    devices: list[DeviceAnswer]
+    parts: list[PartAnswer] = []
+    factors: list[FactorAnswer] = []
     rank: int | None = None
     is_bound: bool = False
     assumed: int = 0
@@ -180,7 +180,7 @@ class Verdict(Answer):
 class Best(Answer):
     """The ranking that a pod would get now; `rejected` says why by node."""
 
-    best: list[Verdict]
+    best: list[VerdictAnswer]
     feasible: int
     rejected: dict[str, str]
 
@@ -204,7 +204,7 @@ class Short(Answer):
     rejection: str | None
 
 
-class Decision(Answer):
+class DecisionAnswer(Answer):
     """What was decided about a pod; `explained` and `nodes` are filled where asked in full."""
 
     candidates: int
@@ -224,14 +224,14 @@ class Decision(Answer):
     is_shadow: bool = False
     snapshot: int | None = None
     duration_seconds: float | None = None
-    explained: list[Verdict] = []
+    explained: list[VerdictAnswer] = []
     nodes: dict[str, Short] = {}
 
 
 class Decisions(Answer):
     """Decisions, the newest first; replicas that did not answer are named."""
 
-    decisions: list[Decision]
+    decisions: list[DecisionAnswer]
     unreachable: list[str] = []
 
 
@@ -263,10 +263,10 @@ class Waiting(Answer):
     message: str | None
     preemption: str | None
     hints: list[str]
-    decision: Decision | None = None
+    decision: DecisionAnswer | None = None
 
 
-class Pending(Answer):
+class PendingAnswer(Answer):
     """The GPU pods that are not bound, the longest wait first; replicas that did not answer."""
 
     pods: list[Waiting]
@@ -283,7 +283,7 @@ class Other(Answer):
     rejection: str | None = None
 
 
-class Kept(Answer):
+class KeptAnswer(Answer):
     """How much of a decision is kept."""
 
     in_full: int
@@ -303,10 +303,10 @@ class AskedNode(Answer):
     score: float | None
     rejection: str | None
     why: str | None
-    now: list[Verdict] = []
+    now: list[VerdictAnswer] = []
 
 
-class Problem(Answer):
+class ProblemAnswer(Answer):
     """An annotation that cannot be used."""
 
     annotation: str
@@ -326,20 +326,20 @@ class Explanation(Answer):
     bound_node: str | None
     is_followed: bool | None
     pending: Waiting | None
-    decision: Decision | None
-    filter: Decision | None
-    kept: Kept | None
-    nodes: list[Verdict]
+    decision: DecisionAnswer | None
+    filter: DecisionAnswer | None
+    kept: KeptAnswer | None
+    nodes: list[VerdictAnswer]
     others: list[Other]
     others_left: int
     rejected: list[Counted]
     closed: list[Counted] = []
-    problems: list[Problem] = []
+    problems: list[ProblemAnswer] = []
     not_checked: list[str] = []
     asked_node: AskedNode | None = None
 
 
-class UnaskedGroup(Answer):
+class BypassedGroup(Answer):
     """Pods alike that were bound without our answer."""
 
     scheduler: str
@@ -360,14 +360,14 @@ class Cause(Answer):
     kind: str = ""
 
 
-class Unasked(Answer):
+class BypassedAnswer(Answer):
     """Pods that were bound without our answer, and the schedulers that ask for one.
 
     Replicas that did not answer are named.
     """
 
     unjudged: int
-    bound: list[UnaskedGroup]
+    bound: list[BypassedGroup]
     likely_causes: list[Cause]
     asked_by: list[str] = []
     unreachable: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.remote.transports import Login, Params, UrlWay
+from extender.cli.remote.transports import Login, Params, UrlTransport
 from extender.kube.library import KUBECONFIG_ERRORS, Configuration, cause_of, config
 from extender.runtime.decoding import MalformedError, decode_with
 
@@ -33,7 +33,7 @@ class Cluster:
         namespace: that of the kubeconfig's context.
     """
 
-    def __init__(self, way: UrlWay, namespace: str = "default") -> None:
+    def __init__(self, way: UrlTransport, namespace: str = "default") -> None:
         self._way = way
         self.namespace = namespace
 
@@ -88,9 +88,9 @@ class Cluster:
             server_name=configuration.tls_server_name,
             timeout_seconds=timeout_seconds,
         )
-        return cls(UrlWay(configuration.host or "", login), namespace)
+        return cls(UrlTransport(configuration.host or "", login), namespace)
 
-    def service(self, service: str, *, token: str = "") -> "ServiceWay":
+    def service(self, service: str, *, token: str = "") -> "ServiceTransport":
         """Return the way to a Service through the API server's proxy.
 
         Args:
@@ -110,7 +110,7 @@ class Cluster:
                 Failure.BAD_QUESTION,
             )
         address = _Address(*match.groups(default=""))
-        return ServiceWay(self._way, address, service, token)
+        return ServiceTransport(self._way, address, service, token)
 
     def get(self, path: str, params: Params | None = None) -> Any:  # noqa: ANN401 - an object
         """Return an object.
@@ -196,7 +196,7 @@ class _Address(NamedTuple):
         return any((each.app_protocol or each.name).lower() == HTTPS for each in meant)
 
 
-class ServiceWay:
+class ServiceTransport:
     """The way to a Service through the API server's proxy.
 
     Args:
@@ -206,7 +206,7 @@ class ServiceWay:
         token: a token for whoever answers there, "" for none.
     """
 
-    def __init__(self, way: UrlWay, address: _Address, service: str, token: str) -> None:
+    def __init__(self, way: UrlTransport, address: _Address, service: str, token: str) -> None:
         self._server = way
         self._way = way.adding({TOKEN_HEADER: token}) if token else way
         self._address = address

@@ -3,7 +3,7 @@
 from extender.cli.remote.answers import Answer
 
 
-class HeldDevice(Answer):
+class HeldDeviceAnswer(Answer):
     """A device that a pod holds."""
 
     index: int | None
@@ -16,7 +16,7 @@ class HeldDevice(Answer):
     processes: int | None = None
 
 
-class Holder(Answer):
+class HolderAnswer(Answer):
     """A pod that holds GPUs, for how long it has not used them, and what that costs.
 
     Costs are None where no price is known, and of pods that the caller may not read.
@@ -38,13 +38,13 @@ class Holder(Answer):
     gpu_hours_idle: float
     memory_used_bytes: int | None
     why: str
-    devices: list[HeldDevice]
+    devices: list[HeldDeviceAnswer]
     cost: float | None = None
     cost_used: float | None = None
     cost_idle: float | None = None
 
 
-class Sums(Answer):
+class SumsAnswer(Answer):
     """What some pods hold, and what it costs; costs are None where no price is known."""
 
     pods: int
@@ -59,7 +59,7 @@ class Sums(Answer):
     unpriced_pods: int
 
 
-class Holders(Answer):
+class HoldersAnswer(Answer):
     """The pods that hold GPUs and do not use them, the longest idle first."""
 
     at: str
@@ -68,12 +68,12 @@ class Holders(Answer):
     active_from_ratio: float
     total: int
     unknown: int
-    holders: list[Holder]
+    holders: list[HolderAnswer]
     is_priced: bool = False
-    sums: Sums | None = None
+    sums: SumsAnswer | None = None
 
 
-class CostGroup(Sums):
+class CostGroup(SumsAnswer):
     """What one pod, the pods of one owner or those of one namespace cost.
 
     `pod` and `owner` are None where something else is summed up, or the pods have no owner.
@@ -96,7 +96,7 @@ class Costs(Answer):
     by: str
     is_priced: bool
     total: int
-    sums: Sums
+    sums: SumsAnswer
     hidden_pods: int
     unknown: int
     costs: list[CostGroup]

@@ -37,7 +37,7 @@ _FAILURES: Final = {
 }
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """A way to the extender."""
 
     def ask(
@@ -73,7 +73,7 @@ class Login:
     timeout_seconds: float = 30.0
 
 
-class UrlWay:
+class UrlTransport:
     """The way to a server at a URL.
 
     Args:
@@ -100,7 +100,7 @@ class UrlWay:
             **_tls(parts.scheme, login),
         )
 
-    def adding(self, headers: Mapping[str, str]) -> "UrlWay":
+    def adding(self, headers: Mapping[str, str]) -> "UrlTransport":
         """Return the same way with further headers."""
         way = copy.copy(self)
         way._headers = {**self._headers, **headers}  # noqa: SLF001 - our own

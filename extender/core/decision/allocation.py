@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from extender.core.decision.landing import assume, closed_slots
-from extender.core.devices.expected_devices import Device, Expected, resource_profile
+from extender.core.devices.expected_devices import Expected, ExpectedDevice, resource_profile
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.core.nodes.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
@@ -13,7 +13,7 @@ from extender.core.policy import Assumed, SharedPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenancy:
+class DeviceTenancy:
     """Inputs that decide which pods hold which devices.
 
     Attributes:
@@ -53,11 +53,11 @@ def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
     return pod.has_gpu_claims or (pod.has_claims and serves_claims)
 
 
-def lay_out(
+def allocate(
     expected: Expected,
-    devices: Sequence[Device],
+    devices: Sequence[ExpectedDevice],
     pods: Iterable[PodRecord],
-    tenancy: Tenancy,
+    tenancy: DeviceTenancy,
     *,
     allocatable: int,
     capacity: int,
@@ -251,7 +251,7 @@ def _count_hidden(holds: Iterable[_Hold], expected: Expected, profiles: set[str]
     return max(len(names) - len(shown), 0) + guessed
 
 
-def _slots_by_pod(devices: Sequence[Device]) -> dict[str, list[int]]:
+def _slots_by_pod(devices: Sequence[ExpectedDevice]) -> dict[str, list[int]]:
     """Return the slots of each pod by device holders."""
     slots: dict[str, list[int]] = {}
     for slot, device in enumerate(devices):
@@ -273,7 +273,9 @@ class _Load:
     kindred: int = 0
     undeclared: int = 0
 
-    def add(self, pod: PodRecord, replicas: int, tenancy: Tenancy, *, is_covered: bool) -> None:
+    def add(
+        self, pod: PodRecord, replicas: int, tenancy: DeviceTenancy, *, is_covered: bool
+    ) -> None:
         """Add a pod to a shared device; its load is estimated until readings cover it.
 
         Its declared memory counts for the pod's whole life.
@@ -297,8 +299,8 @@ class _Load:
 def _with_unseen(
     row: PoolRow,
     unseen: Sequence[_Hold],
-    devices: Sequence[Device],
-    tenancy: Tenancy,
+    devices: Sequence[ExpectedDevice],
+    tenancy: DeviceTenancy,
     loads: Sequence[_Load],
 ) -> PoolRow:
     """Add the devices that the device holders do not show to the row, oldest pod first."""
@@ -328,12 +330,12 @@ def _with_unseen(
     return row
 
 
-def _is_covered(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
+def _is_covered(pod: PodRecord, device: ExpectedDevice, tenancy: DeviceTenancy) -> bool:
     """Return whether the device's newest reading is late enough to show the pod's load."""
     return _is_read_after(tenancy.started_at(pod), device, tenancy.assumed.warm_up_seconds)
 
 
-def _is_loading(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
+def _is_loading(pod: PodRecord, device: ExpectedDevice, tenancy: DeviceTenancy) -> bool:
     """Return whether a pod may still load its data at the device's newest reading.
 
     A restarted container loads its data again.
@@ -341,14 +343,16 @@ def _is_loading(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
     return not _is_read_after(tenancy.works_since(pod), device, tenancy.assumed.loading_seconds)
 
 
-def _is_read_after(at: float | None, device: Device, seconds: float) -> bool:
+def _is_read_after(at: float | None, device: ExpectedDevice, seconds: float) -> bool:
     """Return whether the newest reading is at least `seconds` after a start."""
     if at is None or device.measured_at is None:
         return False
     return device.measured_at >= at + seconds
 
 
-def _may_be_unseen(pods: Sequence[PodRecord], devices: Sequence[Device], tenancy: Tenancy) -> bool:
+def _may_be_unseen(
+    pods: Sequence[PodRecord], devices: Sequence[ExpectedDevice], tenancy: DeviceTenancy
+) -> bool:
     """Return whether these pods are too young to appear among the device holders."""
     if not pods:
         return True

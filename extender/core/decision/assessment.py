@@ -31,7 +31,7 @@ MOST_OF_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class DeviceRequest:
     """One pod's request for the devices of one resource.
 
     Attributes:
@@ -47,13 +47,13 @@ class Ask:
     expected_bytes: float = np.nan
 
     @property
-    def columns(self) -> "Asks":
+    def columns(self) -> "DeviceRequests":
         """The request as columns with one row that applies to every node."""
-        return Asks.of_all(self)
+        return DeviceRequests.of_all(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asks:
+class DeviceRequests:
     """Device requests of pods as columns: one row per node of a batch, or one row for all nodes.
 
     Attributes:
@@ -74,12 +74,12 @@ class Asks:
     thresholds: Thresholds | None = None
 
     @classmethod
-    def of_all(cls, ask: Ask) -> "Asks":
+    def of_all(cls, ask: DeviceRequest) -> "DeviceRequests":
         """Return one pod's request as a single row that applies to every node."""
         return replace(cls.joined([ask], [1]), thresholds=ask.thresholds)
 
     @classmethod
-    def joined(cls, asks: Sequence[Ask], lengths: Sequence[int]) -> "Asks":
+    def joined(cls, asks: Sequence[DeviceRequest], lengths: Sequence[int]) -> "DeviceRequests":
         """Concatenate the requests of several pods, each repeated for its number of nodes."""
 
         def column(values: Iterable[float]) -> Ratios:
@@ -181,7 +181,7 @@ class Assessment:
     grounds: Grounds | None = None
 
 
-def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
+def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessment:
     """Assess the devices of each node for the pods that ask for them."""
     grounds = asks.grounds(estimates)
     room, load, reach = finish(_shared(batch, asks, estimates, grounds))
@@ -225,7 +225,7 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
     )
 
 
-def assess_in_steps(batch: Batch, asks: Asks, estimates: Estimates) -> Steps[None]:
+def assess_in_steps(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Steps[None]:
     """Precompute in steps the parts of `assess` that one pod's request shares with other requests.
 
     The results go to the batch's memo. Takes the arguments of `assess`; `asks` must be of one pod.
@@ -234,7 +234,7 @@ def assess_in_steps(batch: Batch, asks: Asks, estimates: Estimates) -> Steps[Non
 
 
 def _shared(
-    batch: Batch, asks: Asks, estimates: Estimates, grounds: Grounds | None
+    batch: Batch, asks: DeviceRequests, estimates: Estimates, grounds: Grounds | None
 ) -> Steps[tuple["_Room", "_Load", "_Reach"]]:
     memo = batch.memo
     room = memo.get(grounds and ("room", grounds[0]), lambda: _room(batch, estimates))
@@ -316,7 +316,7 @@ class _Load:
     is_idle: Flags
 
 
-def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
+def _load(batch: Batch, asks: DeviceRequests, estimates: Estimates, room: _Room) -> _Load:
     telemetry = batch.telemetry
     added: Ratios = estimates.utilization * batch.assumed.astype(np.float64)
     # Tenants that are still loading count with at least the estimated utilization.
@@ -425,7 +425,7 @@ def _idleness(
     return UNKNOWN + UNKNOWN * (idle - busy), idle >= 1.0
 
 
-def _asked_bytes(batch: Batch, asks: Asks, landing: Landing) -> Ratios:
+def _asked_bytes(batch: Batch, asks: DeviceRequests, landing: Landing) -> Ratios:
     """Return the memory that a pod asks for per device, once per share that it gets of that device.
 
     Under MPS each share has its own cap, so shares do not add up there.
@@ -437,7 +437,7 @@ def _asked_bytes(batch: Batch, asks: Asks, landing: Landing) -> Ratios:
     return asks.memory_bytes * np.where(is_capped, 1, shares)[:, None]
 
 
-def _likely_bytes(batch: Batch, asks: Asks, room: _Room) -> Ratios:
+def _likely_bytes(batch: Batch, asks: DeviceRequests, room: _Room) -> Ratios:
     """Return the memory that a pod will likely use per device."""
     if not np.isnan(asks.likely_bytes).any():
         return asks.likely_bytes

@@ -11,8 +11,8 @@ import numpy as np
 from extender.core.decision.assessment import assess_in_steps
 from extender.core.decision.evaluation import (
     Evaluation,
+    EvaluationRequest,
     Overlay,
-    Question,
     Wants,
     estimates,
     evaluate_batch,
@@ -38,7 +38,7 @@ MOST_PATCHED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class CachedEvaluation:
     """Cache entry: a pool's evaluation for one request, and the versions it was computed from.
 
     Attributes:
@@ -46,7 +46,7 @@ class Standing:
         base: the pool's `base` at that time.
         rows: the pool's rows at that time.
         patched: length of the pool's `patched` list at that time.
-        believed: length of the pool's `believed` list at that time.
+        estimated: length of the pool's `estimated` list at that time.
         models: the snapshot's models; a new model may change every score.
         policy: the settings.
         overlay: the tentative tenants included.
@@ -56,22 +56,22 @@ class Standing:
     base: int
     rows: tuple[PoolRow, ...]
     patched: int
-    believed: int
+    estimated: int
     models: tuple[str, ...]
     policy: Policy
     overlay: Overlay
 
     @classmethod
     def of(
-        cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
-    ) -> "Standing":
+        cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+    ) -> "CachedEvaluation":
         """Create an entry from an evaluation of the current pool."""
         return cls(
             evaluation=evaluation,
             base=pool.base,
             rows=pool.rows,
             patched=len(pool.patched),
-            believed=len(pool.believed),
+            estimated=len(pool.estimated),
             models=snapshot.models,
             policy=question.policy,
             overlay=question.overlay,
@@ -84,9 +84,12 @@ class Standing:
         return is_same and is_near and self.policy is policy
 
 
-def stand(
-    snapshot: Snapshot, pool: Pool, question: Question, kept: Iterable[Standing] = ()
-) -> Standing:
+def evaluate_cached(
+    snapshot: Snapshot,
+    pool: Pool,
+    question: EvaluationRequest,
+    kept: Iterable[CachedEvaluation] = (),
+) -> CachedEvaluation:
     """Return the current evaluation of a pool as a cache entry, updating the closest old entry.
 
     The pod's nomination is not included; `nominate` adds it.
@@ -97,16 +100,16 @@ def stand(
         question: the request.
         kept: old cache entries for the same request.
     """
-    (entry,) = stand_together(snapshot, pool, [question], [kept])
+    (entry,) = evaluate_together(snapshot, pool, [question], [kept])
     return entry
 
 
-def stand_together(
+def evaluate_together(
     snapshot: Snapshot,
     pool: Pool,
-    questions: Sequence[Question],
-    kept: Sequence[Iterable[Standing]],
-) -> list[Standing]:
+    questions: Sequence[EvaluationRequest],
+    kept: Sequence[Iterable[CachedEvaluation]],
+) -> list[CachedEvaluation]:
     """Return current cache entries for several requests, re-evaluating all dirty rows in one batch.
 
     That takes little longer than the rows of a single request.
@@ -117,13 +120,13 @@ def stand_together(
         questions: the requests, all under the same policy.
         kept: old cache entries per request.
     """
-    entries: list[Standing] = []
+    entries: list[CachedEvaluation] = []
     outdated: list[int] = []
-    changed: list[tuple[Question, list[int]]] = []
+    changed: list[tuple[EvaluationRequest, list[int]]] = []
     for at, (question, old) in enumerate(zip(questions, kept, strict=True)):
         nearest = _nearest(snapshot, pool, question, old)
         if nearest is None:
-            steps = stand_in_steps(snapshot, pool, question)
+            steps = evaluate_in_steps(snapshot, pool, question)
             entries.append(finish(steps))
             continue
         entry, touched = nearest
@@ -136,15 +139,15 @@ def stand_together(
     before = [entries[at].evaluation for at in outdated]
     after = _refresh(before, snapshot, pool, changed)
     for at, evaluation in zip(outdated, after, strict=True):
-        entries[at] = Standing.of(evaluation, snapshot, pool, questions[at])
+        entries[at] = CachedEvaluation.of(evaluation, snapshot, pool, questions[at])
     return entries
 
 
 def _nearest(
-    snapshot: Snapshot, pool: Pool, question: Question, kept: Iterable[Standing]
-) -> tuple[Standing, set[int]] | None:
+    snapshot: Snapshot, pool: Pool, question: EvaluationRequest, kept: Iterable[CachedEvaluation]
+) -> tuple[CachedEvaluation, set[int]] | None:
     """Return the usable cache entry with the fewest touched rows, and these rows."""
-    nearest: tuple[Standing, set[int]] | None = None
+    nearest: tuple[CachedEvaluation, set[int]] | None = None
     for entry in kept:
         if entry.holds(snapshot, pool, question.policy):
             touched = _touched_since(entry, pool, question.overlay)
@@ -153,7 +156,9 @@ def _nearest(
     return nearest
 
 
-def stand_in_steps(snapshot: Snapshot, pool: Pool, question: Question) -> Steps[Standing]:
+def evaluate_in_steps(
+    snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+) -> Steps[CachedEvaluation]:
     """Evaluate a pool from scratch in steps; the parts that requests share come first."""
     batch = count_freed(pool.batch)
     yield from assess_in_steps(batch, question.ask.columns, estimates(question.policy))
@@ -162,10 +167,12 @@ def stand_in_steps(snapshot: Snapshot, pool: Pool, question: Question) -> Steps[
     assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
     changed = sorted(assumed.union(pool.late))
     (evaluation,) = _refresh([everywhere], snapshot, pool, [(question, changed)])
-    return Standing.of(evaluation, snapshot, pool, question)
+    return CachedEvaluation.of(evaluation, snapshot, pool, question)
 
 
-def avoid(evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+def avoid(
+    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+) -> Evaluation:
     """Return an evaluation in which the nodes that the request avoids lose certainty."""
     avoided = question.request.avoided
     rows = [pool.row_of[node] for node in avoided if node in pool.row_of]
@@ -190,7 +197,7 @@ def avoided_in(batch: Batch, nodes: Sequence[str], avoided: Mapping[str, float])
 
 
 def nominate(
-    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
+    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
 ) -> Evaluation:
     """Return an evaluation in which the pod's nominated node counts as if deleted pods had left it.
 
@@ -207,7 +214,7 @@ def nominate(
 
 
 def evaluate_after(
-    snapshot: Snapshot, pool: Pool, at: int, question: Question
+    snapshot: Snapshot, pool: Pool, at: int, question: EvaluationRequest
 ) -> Evaluation | None:
     """Evaluate one node as if the pods being deleted there had left; None without such pods.
 
@@ -249,7 +256,7 @@ def batch_under(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overla
     )
 
 
-def _touched_since(entry: Standing, pool: Pool, overlay: Overlay) -> set[int]:
+def _touched_since(entry: CachedEvaluation, pool: Pool, overlay: Overlay) -> set[int]:
     """Return the rows patched, or with changed tentative tenants, since an entry was made."""
     before = entry.overlay
     nodes = {node for node, tenants in overlay.items() if before.get(node) is not tenants}
@@ -259,15 +266,15 @@ def _touched_since(entry: Standing, pool: Pool, overlay: Overlay) -> set[int]:
 
 
 def _changed(
-    entry: Standing, pool: Pool, overlay: Overlay, touched: set[int], is_out: Flags
+    entry: CachedEvaluation, pool: Pool, overlay: Overlay, touched: set[int], is_out: Flags
 ) -> set[int]:
     """Return the touched rows that need a new evaluation.
 
     A row is unchanged if a pod was bound to the node on which it was assumed. `is_out` can only
-    differ for rows in `believed`.
+    differ for rows in `estimated`.
     """
-    believed = touched.intersection(pool.believed[entry.believed :])
-    return believed.union(
+    estimated = touched.intersection(pool.estimated[entry.estimated :])
+    return estimated.union(
         at
         for at in touched
         if row_under(pool.rows[at], pool.nodes[at], overlay, is_out)
@@ -279,7 +286,7 @@ def _refresh(
     evaluations: Sequence[Evaluation],
     snapshot: Snapshot,
     pool: Pool,
-    changed: Sequence[tuple[Question, Sequence[int]]],
+    changed: Sequence[tuple[EvaluationRequest, Sequence[int]]],
 ) -> list[Evaluation]:
     """Return evaluations of a pool with some rows evaluated again.
 
@@ -304,7 +311,7 @@ def _refresh(
 def _evaluate_rows(
     snapshot: Snapshot,
     pool: Pool,
-    asked: Sequence[tuple[Question, Sequence[int]]],
+    asked: Sequence[tuple[EvaluationRequest, Sequence[int]]],
 ) -> Evaluation:
     """Evaluate some rows for each of several requests in one batch."""
     asked_of = [(at, question.overlay) for question, rows in asked for at in rows]

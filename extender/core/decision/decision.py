@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.cached_evaluation import avoid, nominate, stand
+from extender.core.decision.cached_evaluation import avoid, evaluate_cached, nominate
 from extender.core.decision.certainty import Band
-from extender.core.decision.evaluation import Evaluation, Overlay, Question, asks
+from extender.core.decision.evaluation import Evaluation, EvaluationRequest, Overlay, asks
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score
 from extender.core.nodes.node_names import NamesAt
@@ -138,7 +138,7 @@ class Decision:
         return self.candidates[self.order[0]] if len(self.order) else None
 
 
-Evaluate = Callable[[Snapshot, Pool, Question], Evaluation]
+Evaluate = Callable[[Snapshot, Pool, EvaluationRequest], Evaluation]
 """Function that evaluates a pool, `evaluate_pool` or a cache in front of it."""
 
 
@@ -166,9 +166,9 @@ def _from_each(zones: Rows, numbers: Rows, count: int) -> Rows:
     return np.concatenate(found)
 
 
-def evaluate_pool(snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+def evaluate_pool(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
     """Evaluate every node of a pool for one request, without a cache."""
-    return stand(snapshot, pool, question).evaluation
+    return evaluate_cached(snapshot, pool, question).evaluation
 
 
 def decide(
@@ -196,14 +196,14 @@ def decide(
         ranked: number of best candidates to order, None for all that pass.
     """
     # Numbers instead of names: no strings are created or compared.
-    candidates = snapshot.roll.number(candidates)
+    candidates = snapshot.node_index.number(candidates)
     tally = _Tally(request, candidates, weighs_load=policy.load_filter.is_enabled)
     for resource, ask in asks(request):
         pool = snapshot.pools.get(resource)
         if pool is None:
             tally.add_unknown()
             continue
-        question = Question(
+        question = EvaluationRequest(
             request=request, ask=ask, policy=policy, overlay=overlays.get(resource, {})
         )
         evaluation = evaluate(snapshot, pool, question)
@@ -224,7 +224,7 @@ def decide(
 
 def _rows_in(snapshot: Snapshot, pool: Pool, candidates: Sequence[str]) -> Rows:
     """Return the row of each candidate in a pool, -1 if it is not in the pool."""
-    rows = snapshot.roll.rows(pool.resource, candidates)
+    rows = snapshot.node_index.rows(pool.resource, candidates)
     if rows is None:
         found = map(pool.row_of.get, candidates, repeat(-1))
         rows = np.fromiter(found, np.intp, len(candidates))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.assessment import Ask, Asks, Estimates, assess
+from extender.core.decision.assessment import DeviceRequest, DeviceRequests, Estimates, assess
 from extender.core.decision.filtering import Codes, reject
 from extender.core.decision.landing import count_freed
 from extender.core.decision.scoring import KINDS, PLACES, mean, score
@@ -119,14 +119,14 @@ class Wants:
         hosts: CPU and memory requests.
     """
 
-    asks: Asks
+    asks: DeviceRequests
     strategy: Rows
     requires_idle: Flags
     model: Rows
     hosts: "HostAsks"
 
     @classmethod
-    def of_all(cls, question: "Question", models: Sequence[str], batch: Batch) -> "Wants":
+    def of_all(cls, question: "EvaluationRequest", models: Sequence[str], batch: Batch) -> "Wants":
         """Return one pod's request for every node of a batch."""
         request = question.request
         return cls(
@@ -140,7 +140,7 @@ class Wants:
     @classmethod
     def joined(
         cls,
-        questions: Sequence["Question"],
+        questions: Sequence["EvaluationRequest"],
         models: Sequence[str],
         model_ids: Sequence[Rows],
     ) -> "Wants":
@@ -159,7 +159,7 @@ class Wants:
             return np.repeat(np.fromiter(values, np.intp, len(questions)), lengths)
 
         return cls(
-            asks=Asks.joined([question.ask for question in questions], lengths),
+            asks=DeviceRequests.joined([question.ask for question in questions], lengths),
             strategy=column(KINDS[request.strategy] for request in requests),
             requires_idle=column(request.requires_idle for request in requests) > 0,
             model=np.concatenate([of[ids] for of, ids in zip(places, model_ids, strict=True)]),
@@ -187,7 +187,7 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
     )
 
 
-def evaluate_for(question: "Question", batch: Batch, models: Sequence[str]) -> Evaluation:
+def evaluate_for(question: "EvaluationRequest", batch: Batch, models: Sequence[str]) -> Evaluation:
     """Evaluate each node of a batch for one pod.
 
     Args:
@@ -206,12 +206,12 @@ def estimates(policy: Policy) -> Estimates:
     )
 
 
-def asks(request: GpuRequest) -> tuple[tuple[str, Ask], ...]:
+def asks(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...]:
     """Return the device request per resource."""
     return tuple(
         (
             resource,
-            Ask(
+            DeviceRequest(
                 count=count,
                 memory_bytes=float(request.memory_bytes or 0),
                 thresholds=request.thresholds,
@@ -225,7 +225,7 @@ def asks(request: GpuRequest) -> tuple[tuple[str, Ask], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class EvaluationRequest:
     """One pod's request to one pool.
 
     Attributes:
@@ -236,6 +236,6 @@ class Question:
     """
 
     request: GpuRequest
-    ask: Ask
+    ask: DeviceRequest
     policy: Policy
     overlay: Overlay

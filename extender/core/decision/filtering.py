@@ -5,7 +5,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.assessment import Asks, Assessment
+from extender.core.decision.assessment import Assessment, DeviceRequests
 from extender.core.nodes.snapshot import Batch, Flags, Rows
 
 Codes = npt.NDArray[np.uint8]
@@ -51,7 +51,9 @@ class Code(IntEnum):
         return "" if self is Code.PASSES else Rejection[self.name].value
 
 
-def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: Flags) -> Codes:
+def reject(
+    batch: Batch, asks: DeviceRequests, assessment: Assessment, *, requires_idle: Flags
+) -> Codes:
     """Return the first rejection of each node, `Code.PASSES` without one.
 
     Load alone rejects a node only if the pod requires idle devices.
@@ -73,7 +75,7 @@ def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: F
     return codes
 
 
-def _fitting_needed(batch: Batch, asks: Asks, assessment: Assessment) -> Rows:
+def _fitting_needed(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> Rows:
     """Return the number of landing devices that must have enough memory.
 
     Shared devices: one per share. Whole devices: if our count leaves fewer free than the pod
@@ -85,13 +87,13 @@ def _fitting_needed(batch: Batch, asks: Asks, assessment: Assessment) -> Rows:
     return needed
 
 
-def _given_back(batch: Batch, asks: Asks) -> Rows:
+def _given_back(batch: Batch, asks: DeviceRequests) -> Rows:
     """Return the number of devices or replicas that pods have released and that we still count."""
     given_back: Rows = np.maximum(asks.count - np.maximum(batch.allocatable - batch.held, 0), 0)
     return given_back
 
 
-def _lacks_room(batch: Batch, asks: Asks, assessment: Assessment) -> Flags:
+def _lacks_room(batch: Batch, asks: DeviceRequests, assessment: Assessment) -> Flags:
     """Return per node whether too few landing devices have the memory that the pod asks for.
 
     If shares of a device are being released, memory that is only estimated may belong to them and

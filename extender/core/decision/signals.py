@@ -234,8 +234,8 @@ def plausible(values: Column) -> Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Raw data of each device from which `believe` computes telemetry; one row per device.
+class SignalEvidence:
+    """Raw data of each device from which `estimate` computes telemetry; one row per device.
 
     Times are in seconds since the epoch, NaN if the event never happened.
 
@@ -352,7 +352,7 @@ def step_streak(streak: Rows, verdict: Flags, shown: Flags, readings: int) -> tu
     return after, (after >= readings) | (verdict & (after > 0))
 
 
-def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, Flags]:
+def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Telemetry, Flags]:
     """Compute telemetry from the raw data of each device, and flag contradicting signals.
 
     Args:
@@ -409,7 +409,7 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
     return telemetry, seen.disagree
 
 
-def _presumed(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) -> Ratios:
+def _presumed(evidence: SignalEvidence, policy: Policy, now: float, by_age: Ratios) -> Ratios:
     """Return the weight of the assumption that devices which were just freed are idle.
 
     It fades like a reading measured at the time of release, and is 0 once telemetry has expired.
@@ -420,8 +420,8 @@ def _presumed(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) ->
     return np.where(may_be, np.minimum(since, by_age), 0.0)
 
 
-def believe_again(
-    before: Telemetry, rows: Rows, evidence: Evidence, policy: Policy, now: float
+def estimate_again(
+    before: Telemetry, rows: Rows, evidence: SignalEvidence, policy: Policy, now: float
 ) -> Telemetry:
     """Return telemetry in which some devices are recomputed.
 
@@ -432,12 +432,12 @@ def believe_again(
         policy: the settings.
         now: seconds since the epoch.
     """
-    part, _ = believe(evidence, policy, now)
+    part, _ = estimate(evidence, policy, now)
     return before.with_rows(rows, replace(part, cause=renumber(part.cause, rows)))
 
 
 def _judge(
-    evidence: Evidence, policy: Policy, now: float, by_age: Ratios
+    evidence: SignalEvidence, policy: Policy, now: float, by_age: Ratios
 ) -> tuple[HealthColumns, Flags]:
     """Return the health of each device, and the devices that are out (`Telemetry.is_out`).
 
@@ -469,7 +469,7 @@ def _judge(
 
 
 def _without_old_all_clear(
-    columns: Mapping[Signal, Column], evidence: Evidence, freshness: Freshness
+    columns: Mapping[Signal, Column], evidence: SignalEvidence, freshness: Freshness
 ) -> Mapping[Signal, Column]:
     """Return the columns without outdated recovery actions of 0 ("nothing to do").
 

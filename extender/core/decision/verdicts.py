@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from extender.core.decision.assessment import UNKNOWN, Ask, Assessment, assess
+from extender.core.decision.assessment import UNKNOWN, Assessment, DeviceRequest, assess
 from extender.core.decision.cached_evaluation import avoided_in, batch_under, evaluate_after
 from extender.core.decision.certainty import Band, bands
 from extender.core.decision.evaluation import (
+    EvaluationRequest,
     HostAsks,
-    Question,
     estimates,
     evaluate_for,
     model_places,
@@ -28,7 +28,7 @@ from extender.core.request.request import GpuRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedSignal:
     """Source and age of a value.
 
     Attributes:
@@ -95,7 +95,7 @@ class DeviceVerdict:
     temperature_celsius: float | None = None
     memory_temperature_celsius: float | None = None
     throttling: str | None = None
-    signals: Mapping[str, Told] = field(default_factory=dict)
+    signals: Mapping[str, ReportedSignal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class VerdictEvidence:
     """Inputs of the verdicts on some nodes, stored as columns and converted to words on demand.
 
     Attributes:
@@ -202,7 +202,7 @@ class Evidence:
     nodes: tuple[str, ...]
     batch: Batch
     resource: str
-    ask: Ask
+    ask: DeviceRequest
     request: GpuRequest
     policy: Policy
     models: tuple[str, ...]
@@ -210,7 +210,9 @@ class Evidence:
     promised: str = ""
 
 
-def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[str]) -> Evidence:
+def gather(
+    snapshot: Snapshot, pool: Pool, question: EvaluationRequest, nodes: Iterable[str]
+) -> VerdictEvidence:
     """Collect the inputs of the verdicts on some nodes.
 
     Args:
@@ -229,7 +231,7 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
     if question.request.avoided:
         named = [pool.nodes[row] for row in rows]
         batch = avoided_in(batch, named, question.request.avoided)
-    return Evidence(
+    return VerdictEvidence(
         nodes=tuple(pool.nodes[row] for row in rows),
         batch=batch,
         resource=pool.resource,
@@ -242,7 +244,7 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
     )
 
 
-def _promised(snapshot: Snapshot, pool: Pool, question: Question) -> str:
+def _promised(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> str:
     """Return the nominated node if it passes once deleted pods have left it, else ""."""
     node = question.request.nominated_node
     if node not in pool.row_of:
@@ -251,20 +253,20 @@ def _promised(snapshot: Snapshot, pool: Pool, question: Question) -> str:
     return "" if after is None or after.codes[0] != Code.PASSES else node
 
 
-def only(evidence: Evidence, *nodes: str) -> Evidence:
+def only(evidence: VerdictEvidence, *nodes: str) -> VerdictEvidence:
     """Return the evidence for some of the nodes, which is fast to explain."""
     rows = np.array([evidence.nodes.index(node) for node in nodes], dtype=np.intp)
     return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
 
 
-def part_of(evidence: Evidence, start: int, stop: int) -> Evidence:
+def part_of(evidence: VerdictEvidence, start: int, stop: int) -> VerdictEvidence:
     """Return the evidence for the nodes from index `start` up to `stop`, exclusive."""
     nodes = evidence.nodes[start:stop]
     rows = np.arange(start, start + len(nodes), dtype=np.intp)
     return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
 
 
-def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
+def explain(evidence: VerdictEvidence) -> tuple[NodeVerdict, ...]:
     """Convert the verdict on each node of the evidence to words."""
     if not evidence.nodes:
         return ()
@@ -307,14 +309,14 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
     )
 
 
-def _reason(evidence: Evidence, node: str, why: str, *, refused: bool) -> str:
+def _reason(evidence: VerdictEvidence, node: str, why: str, *, refused: bool) -> str:
     """Return the reason for a node's rank, "" if it is refused."""
     if not refused:
         return why
     return NOMINATED if node == evidence.promised else ""
 
 
-def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
+def scores_of(evidence: VerdictEvidence) -> tuple[NodeScore, ...]:
     """Return the score and reason of each node, much faster than `explain`.
 
     Args:
@@ -331,7 +333,7 @@ def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
     )
 
 
-def _break_down(evidence: Evidence, assessment: Assessment) -> tuple[Breakdown, ...]:
+def _break_down(evidence: VerdictEvidence, assessment: Assessment) -> tuple[Breakdown, ...]:
     return break_down(
         evidence.batch,
         assessment,
@@ -342,19 +344,19 @@ def _break_down(evidence: Evidence, assessment: Assessment) -> tuple[Breakdown, 
     )
 
 
-def _places(evidence: Evidence) -> Rows | None:
+def _places(evidence: VerdictEvidence) -> Rows | None:
     """Return the rank of each node's model in the pod's list, None without a list."""
     preferred = evidence.request.preferred_models
     return model_places(evidence.models, preferred)[evidence.batch.model_id] if preferred else None
 
 
-def _spare(evidence: Evidence) -> Ratios:
+def _spare(evidence: VerdictEvidence) -> Ratios:
     """Return the number of further devices for which each node has CPU and memory."""
     hosts = HostAsks.of([evidence.request], [1])
     return hosts.spare_devices(evidence.batch, evidence.ask.columns.count)
 
 
-def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
+def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
     """Return the reason for each node's rank."""
     batch, landing, request = evidence.batch, assessment.landing, evidence.request
     band = bands(assessment.chance, landing.needed)
@@ -399,9 +401,11 @@ def _place_in_words(place: int) -> int:
     return PLACES + 1 - place if place else 0
 
 
-def _question(evidence: Evidence) -> Question:
+def _question(evidence: VerdictEvidence) -> EvaluationRequest:
     """Return the pod's question; tentative tenants are already in the rows."""
-    return Question(request=evidence.request, ask=evidence.ask, policy=evidence.policy, overlay={})
+    return EvaluationRequest(
+        request=evidence.request, ask=evidence.ask, policy=evidence.policy, overlay={}
+    )
 
 
 def _device(batch: Batch, assessment: Assessment, at: tuple[int, int], state: str) -> DeviceVerdict:

@@ -27,7 +27,7 @@ NO_SHARES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class ExpectedDevice:
     """One device of a node, as input of the allocation.
 
     Attributes:
@@ -228,8 +228,8 @@ def _number(text: str | None) -> int | None:
 
 
 def devices_behind(
-    node: NodeRecord, expected: Expected, devices: Sequence[Device]
-) -> tuple[Device, ...]:
+    node: NodeRecord, expected: Expected, devices: Sequence[ExpectedDevice]
+) -> tuple[ExpectedDevice, ...]:
     """Return the node's devices that belong to one of its resources."""
     seen: dict[str, int] = {}
     for device in devices:

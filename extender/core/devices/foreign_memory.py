@@ -33,7 +33,7 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenancy:
+class MemoryTenancy:
     """Pods that may use the memory of each device.
 
     Attributes:
@@ -53,7 +53,9 @@ class Tenancy:
     is_free: Flags
 
 
-def account(before: Occupancy, tenancy: Tenancy, used: Column, told_foreign: Column) -> Occupancy:
+def account(
+    before: Occupancy, tenancy: MemoryTenancy, used: Column, told_foreign: Column
+) -> Occupancy:
     """Update the owners of memory in use with a new reading.
 
     Memory in use beyond the declared total belongs to others. Any further growth belongs to pods
@@ -82,7 +84,7 @@ def account(before: Occupancy, tenancy: Tenancy, used: Column, told_foreign: Col
     )
 
 
-def _left(before: Occupancy, tenancy: Tenancy, used: Column) -> Column:
+def _left(before: Occupancy, tenancy: MemoryTenancy, used: Column) -> Column:
     """Return the memory that others still use of their share at the previous reading."""
     declared_use = before.used - before.others
     change = used - before.used

@@ -86,7 +86,7 @@ MIG_CARDS: Final = (
 )
 
 
-class Way(StrEnum):
+class SharingWay(StrEnum):
     """Ways to share one card among pods."""
 
     TIME_SLICING = "time-slicing"
@@ -148,7 +148,7 @@ def _room_bytes(profile: str) -> float:
     return float(profile.partition(".")[2].removesuffix("gb")) * GIB * _USABLE
 
 
-def way_without_mig(model: str) -> Way:
+def way_without_mig(model: str) -> SharingWay:
     """Return the best way to share a card without MIG.
 
     MPS is preferred because it caps each pod's memory; time-slicing does not protect memory.
@@ -157,4 +157,4 @@ def way_without_mig(model: str) -> Way:
         >>> str(way_without_mig("NVIDIA L4")), str(way_without_mig("Tesla P4"))
         ('mps', 'time-slicing')
     """
-    return Way.MPS if short_model(model) in _MPS | _MIG else Way.TIME_SLICING
+    return SharingWay.MPS if short_model(model) in _MPS | _MIG else SharingWay.TIME_SLICING

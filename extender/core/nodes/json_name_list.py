@@ -16,7 +16,7 @@ FEW = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class JsonNameList:
     """Items of a JSON list as byte ranges of a text, provided that no item contains a comma.
 
     Attributes:
@@ -30,7 +30,7 @@ class Pieces:
     lengths: Places
 
     @classmethod
-    def of(cls, text: bytes, begin: int, end: int) -> "Pieces | None":
+    def of(cls, text: bytes, begin: int, end: int) -> "JsonNameList | None":
         """Split a list at its commas; None if it has no brackets around it.
 
         Args:
@@ -54,9 +54,9 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def some(self, which: Places | Flags) -> "Pieces":
+    def some(self, which: Places | Flags) -> "JsonNameList":
         """Return some of the items."""
-        return Pieces(self.text, self.starts[which], self.lengths[which])
+        return JsonNameList(self.text, self.starts[which], self.lengths[which])
 
     def words(self, head: int, tail: int) -> list[Words]:
         """Return the first `head` and the last `tail` bytes of each item as 8-byte words.

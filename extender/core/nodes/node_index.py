@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from extender.core.nodes.json_name_list import Pieces, Places
+from extender.core.nodes.json_name_list import JsonNameList, Places
 from extender.core.nodes.node_names import MOST_STRANGERS, NamesAt, NamesIn, NameTable
 from extender.core.steps import Steps, finish
 
@@ -18,7 +18,7 @@ FEW_NAMES = 256
 """Shorter lists with unknown names are not converted: numbers would save little."""
 
 
-class Roll:
+class NodeIndex:
     """Node index: a node's number is the position of its name among all sorted names.
 
     A request may contain a few unknown names, because kube-scheduler has not seen a node's deletion
@@ -35,16 +35,16 @@ class Roll:
 
     @classmethod
     def in_steps(
-        cls, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "Roll"
-    ) -> "Steps[Roll]":
+        cls, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "NodeIndex"
+    ) -> "Steps[NodeIndex]":
         """Build the index in steps from an older one with mostly the same nodes.
 
         A few deleted nodes stay in the index, without a pool: requests may still contain them, and
         without new nodes the name table can be shared.
         """
-        roll = cls.__new__(cls)
-        yield from roll._fill(nodes, pools, like._known)  # noqa: SLF001 - of this very class
-        return roll
+        node_index = cls.__new__(cls)
+        yield from node_index._fill(nodes, pools, like._known)  # noqa: SLF001 - of this very class
+        return node_index
 
     def _fill(
         self, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "_Names | None"
@@ -83,7 +83,7 @@ class Roll:
         table = self._known.table
         if table is None or end - begin < FEW_BYTES:
             return None
-        pieces = Pieces.of(text, begin, end)
+        pieces = JsonNameList.of(text, begin, end)
         found = None if pieces is None else table.find(pieces)
         if pieces is None or found is None:
             return None
@@ -202,4 +202,4 @@ class _Wider:
         return NamesAt(self.names, np.concatenate((self._known, others))[places])
 
 
-EMPTY_ROLL = Roll((), {})
+EMPTY_ROLL = NodeIndex((), {})

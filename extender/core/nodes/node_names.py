@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from extender.core.nodes.json_name_list import Pieces, Places, Words
+from extender.core.nodes.json_name_list import JsonNameList, Places, Words
 from extender.core.steps import Steps, finish
 
 _WORD = 8
@@ -95,7 +95,7 @@ class NamesIn(NamesAt):
     __slots__ = ("pieces",)
 
     def __init__(
-        self, names: tuple[str, ...], rows: npt.NDArray[np.integer], pieces: Pieces
+        self, names: tuple[str, ...], rows: npt.NDArray[np.integer], pieces: JsonNameList
     ) -> None:
         super().__init__(names, rows)
         self.pieces = pieces
@@ -160,7 +160,7 @@ class NameTable:
         if not names or not _is_plain("".join(names)):
             return None
         text = b'["' + b'","'.join(map(str.encode, names)) + b'"]'
-        pieces = Pieces.of(text, 0, len(text))
+        pieces = JsonNameList.of(text, 0, len(text))
         yield
         if pieces is None or (chosen := (yield from _split(pieces, like))) is None:
             return None
@@ -187,7 +187,7 @@ class NameTable:
             shift=shift,
         )
 
-    def find(self, pieces: Pieces) -> Found | None:
+    def find(self, pieces: JsonNameList) -> Found | None:
         """Look up the names of a JSON list in Go's spelling.
 
         Returns None if a name occurs twice, too many are unknown, or the list is not in Go's
@@ -212,7 +212,7 @@ class NameTable:
             strangers = names
         return None if np.bincount(found).max() > 1 else Found(found, strangers)
 
-    def _find(self, pieces: Pieces) -> Places:
+    def _find(self, pieces: JsonNameList) -> Places:
         """Return the index of each item; -1 if it is not a known name.
 
         No item may be shorter than one part, or longer than both parts together.
@@ -252,7 +252,7 @@ class _Split:
         return len(self.telling), sum(not _is_one(word) for word in self.words)
 
 
-def _split(pieces: Pieces, like: NameTable | None) -> Steps[_Split | None]:
+def _split(pieces: JsonNameList, like: NameTable | None) -> Steps[_Split | None]:
     """Choose the cheapest two parts that cover every item and fit into each, or None."""
     shortest, longest = int(pieces.lengths.min()), int(pieces.lengths.max())
     sizes = [
@@ -281,7 +281,7 @@ def _is_plain(names: str) -> bool:
     return is_written_so and not any(special in names for special in _SPECIAL)
 
 
-def _plain_names(pieces: Pieces) -> tuple[str, ...] | None:
+def _plain_names(pieces: JsonNameList) -> tuple[str, ...] | None:
     """Return the names of some items; None on duplicates, escapes or too many items."""
     if len(pieces) > MOST_STRANGERS:
         return None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.memo import Memo
-from extender.core.nodes.node_index import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
 from extender.core.steps import Steps, finish
 
 Ratios = npt.NDArray[np.float64]
@@ -446,7 +446,7 @@ class Pool:
         batch: the rows as arrays, without the changes to `late` rows.
         base: version of the pool; patching keeps it, any other change replaces it.
         patched: dirty rows since `base`, oldest first.
-        believed: dirty rows whose telemetry was recomputed, oldest first.
+        estimated: dirty rows whose telemetry was recomputed, oldest first.
         folded: number of leading `patched` entries that the arrays include.
     """
 
@@ -457,7 +457,7 @@ class Pool:
     batch: Batch
     base: int = 0
     patched: tuple[int, ...] = ()
-    believed: tuple[int, ...] = ()
+    estimated: tuple[int, ...] = ()
     folded: int = 0
 
     @property
@@ -493,7 +493,7 @@ class Snapshot:
         version: grows with every change; equal versions are equal snapshots.
         at: time of the snapshot, seconds since the epoch.
         nodes: names of all nodes of the API server.
-        roll: node index: number of each node name, and its row in each pool.
+        node_index: node index: number of each node name, and its row in each pool.
         pools: pools by resource name.
         telemetry: telemetry of every device.
         models: model names, normalized; a pool row's `model_id` points here, 0 is "unknown".
@@ -505,4 +505,4 @@ class Snapshot:
     pools: Mapping[str, Pool]
     telemetry: Telemetry
     models: tuple[str, ...] = ("",)
-    roll: Roll = EMPTY_ROLL
+    node_index: NodeIndex = EMPTY_ROLL

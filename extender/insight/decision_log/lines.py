@@ -17,7 +17,7 @@ import orjson
 from extender.core.decision.decision import Decision
 from extender.core.decision.evaluation import Overlay
 from extender.core.nodes.batches import current_batch
-from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Pool, Snapshot, Tenant, batch_rows
 from extender.core.policy import Policy
@@ -49,7 +49,7 @@ class LineWriter:
     def begin(self) -> None:
         """Forget what was written: the next line begins a new file."""
         self._policy: Policy | None = None
-        self._roll: Roll | None = None
+        self._node_index: NodeIndex | None = None
         self._models: tuple[str, ...] = ()
         self._pools: dict[str, tuple[int, int]] = {}
         self._overlays: dict[str, Overlay] = {}
@@ -78,7 +78,7 @@ class LineWriter:
             "mode": "shadow" if record.is_shadow else "active",
             "pod": asdict(record.pod),
             "request": _request(request),
-            "candidates": _candidates(decision.candidates, snapshot.roll),
+            "candidates": _candidates(decision.candidates, snapshot.node_index),
             "result": _result(decision),
             "seconds": round(record.seconds, 6),
         }
@@ -98,7 +98,7 @@ class LineWriter:
     def _is_based_on(self, snapshot: Snapshot) -> bool:
         """Check whether a snapshot differs from the last written fleet only in patched rows."""
         return (
-            snapshot.roll is self._roll
+            snapshot.node_index is self._node_index
             and snapshot.pools.keys() == self._pools.keys()
             and all(
                 self._pools[resource][0] == pool.base
@@ -110,14 +110,14 @@ class LineWriter:
     def _fleet(self, snapshot: Snapshot) -> Json:
         """Build the line that states the whole fleet."""
         self._fleets += 1
-        self._roll, self._models = snapshot.roll, snapshot.models
+        self._node_index, self._models = snapshot.node_index, snapshot.models
         self._overlays = {}
         self._pools = {
             resource: (pool.base, len(pool.patched)) for resource, pool in snapshot.pools.items()
         }
-        place = {name: number for number, name in enumerate(snapshot.roll.names)}
+        place = {name: number for number, name in enumerate(snapshot.node_index.names)}
         self._rest()
-        names = orjson.Fragment(orjson.dumps(snapshot.roll.names))
+        names = orjson.Fragment(orjson.dumps(snapshot.node_index.names))
         self._rest()
         return {
             "kind": "fleet",
@@ -237,13 +237,13 @@ def _request(request: GpuRequest) -> Json:
     }
 
 
-def _candidates(names: Sequence[str], roll: Roll) -> object:
+def _candidates(names: Sequence[str], node_index: NodeIndex) -> object:
     """Encode the candidates as a bit per node of the fleet, or as names if some are unknown."""
-    if not (isinstance(names, NamesAt) and names.names is roll.names):
+    if not (isinstance(names, NamesAt) and names.names is node_index.names):
         return list(names)
-    if len(names) == len(roll.names):
+    if len(names) == len(node_index.names):
         return "all"
-    among = np.zeros(len(roll.names), dtype=np.bool_)
+    among = np.zeros(len(node_index.names), dtype=np.bool_)
     among[names.rows] = True
     return {"bits": base64.b64encode(np.packbits(among).tobytes()).decode()}
 

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from extender.core.decision.evaluation import Overlay
-from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.snapshot import (
     FLAGS,
     NO_DEVICE,
@@ -192,7 +192,7 @@ class _Reader:
             mode=str(line["mode"]),
             pod=PodRef(**{name: text_of(pod.get(name)) for name in ("uid", "namespace", "name")}),
             request=_read_request(mapping_of(line["request"])),
-            candidates=_read_candidates(line["candidates"], snapshot.roll),
+            candidates=_read_candidates(line["candidates"], snapshot.node_index),
             snapshot=snapshot,
             overlays=self.overlays,
             policy=self.policy,
@@ -261,7 +261,7 @@ def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
         pools=pools,
         telemetry=telemetry,
         models=_names(line["models"]),
-        roll=Roll(names, {resource: pool.nodes for resource, pool in pools.items()}),
+        node_index=NodeIndex(names, {resource: pool.nodes for resource, pool in pools.items()}),
     )
 
 
@@ -343,7 +343,7 @@ def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
             pool,
             rows=tuple(pool_rows),
             patched=(*pool.patched, *rows.tolist()),
-            believed=(*pool.believed, *rows.tolist()),
+            estimated=(*pool.estimated, *rows.tolist()),
         )
     models = _names(line["models"]) if "models" in line else snapshot.models
     return replace(snapshot, pools=pools, telemetry=telemetry, models=models)
@@ -405,14 +405,14 @@ def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
     )
 
 
-def _read_candidates(encoded: object, roll: Roll) -> Sequence[str]:
+def _read_candidates(encoded: object, node_index: NodeIndex) -> Sequence[str]:
     if encoded == "all":
-        return roll.number(roll.names)
+        return node_index.number(node_index.names)
     if isinstance(encoded, Mapping):
         try:
             packed = base64.b64decode(text_of(encoded["bits"]), validate=True)
         except binascii.Error as error:
             raise RecordError(f"candidates cannot be read: {error}") from error
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8))[: len(roll.names)]
-        return roll.number([roll.names[at] for at in np.flatnonzero(bits).tolist()])
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8))[: len(node_index.names)]
+        return node_index.number([node_index.names[at] for at in np.flatnonzero(bits).tolist()])
     return _names(encoded)

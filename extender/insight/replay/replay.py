@@ -4,10 +4,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Final
 
-from extender.core.decision.cached_evaluation import Standing, batch_under, stand
+from extender.core.decision.cached_evaluation import CachedEvaluation, batch_under, evaluate_cached
 from extender.core.decision.certainty import Band
 from extender.core.decision.decision import Decision, decide
-from extender.core.decision.evaluation import Evaluation, Question, asks, evaluate_for
+from extender.core.decision.evaluation import Evaluation, EvaluationRequest, asks, evaluate_for
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
@@ -20,7 +20,7 @@ CACHED: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Landing:
+class ReplayedLanding:
     """Value of a node for a pod, under the logged settings.
 
     Attributes:
@@ -48,8 +48,8 @@ class Replayed:
     """
 
     logged: LoggedDecision
-    before: Landing
-    after: Landing
+    before: ReplayedLanding
+    after: ReplayedLanding
     feasible: int
     is_exact: bool
 
@@ -67,7 +67,7 @@ class Replay:
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self._policies: tuple[Policy, Policy] | None = None
-        self._cache: OrderedDict[tuple[int, str, GpuRequest], Standing] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, str, GpuRequest], CachedEvaluation] = OrderedDict()
 
     def again(self, logged: LoggedDecision) -> Replayed:
         """Repeat one decision; call in the order of the log.
@@ -94,16 +94,18 @@ class Replay:
         )
 
     @staticmethod
-    def landing(logged: LoggedDecision, node: str) -> Landing:
+    def landing(logged: LoggedDecision, node: str) -> ReplayedLanding:
         """Return the value of a node for a decision's pod, under the logged settings."""
         resource, ask = asks(logged.request)[0]
         snapshot, pool = logged.snapshot, logged.snapshot.pools.get(resource)
         if not node or pool is None or node not in pool.row_of:
-            return Landing(node=node, activity=None, is_idle=False)
-        question = Question(request=logged.request, ask=ask, policy=logged.policy, overlay={})
+            return ReplayedLanding(node=node, activity=None, is_idle=False)
+        question = EvaluationRequest(
+            request=logged.request, ask=ask, policy=logged.policy, overlay={}
+        )
         rows = [(pool.row_of[node], logged.overlays.get(resource, {}))]
         evaluation = evaluate_for(question, batch_under(snapshot, pool, rows), snapshot.models)
-        return Landing(
+        return ReplayedLanding(
             node=node,
             activity=float(evaluation.utilization[0]),
             is_idle=bool(evaluation.bands[0] == Band.LIKELY),
@@ -126,11 +128,11 @@ class Replay:
             evaluate=self._evaluate,
         )
 
-    def _evaluate(self, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+    def _evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
         """Evaluate a pool for a request, updating a cached evaluation if there is one."""
         key = (id(question.policy), pool.resource, replace(question.request, nominated_node=""))
         cached = self._cache.pop(key, None)
-        entry = stand(snapshot, pool, question, () if cached is None else (cached,))
+        entry = evaluate_cached(snapshot, pool, question, () if cached is None else (cached,))
         self._cache[key] = entry
         if len(self._cache) > CACHED:
             self._cache.popitem(last=False)

@@ -7,7 +7,7 @@ from typing import Final
 
 from extender.insight.decision_log.reader import Logged, LoggedBinding, LoggedDecision
 from extender.insight.replay.changes import Changes
-from extender.insight.replay.replay import Landing, Replay, Replayed
+from extender.insight.replay.replay import Replay, Replayed, ReplayedLanding
 from extender.placement.request_log import FILTER, PRIORITIZE
 
 MOVES: Final = 100
@@ -61,7 +61,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReplayReport:
     """Result of a replay.
 
     For each pod only the last attempt counts.
@@ -108,12 +108,12 @@ class _Pod:
 
     key: str
     is_narrowed: bool
-    before: Landing
-    after: Landing
-    bound: Landing | None = None
+    before: ReplayedLanding
+    after: ReplayedLanding
+    bound: ReplayedLanding | None = None
 
 
-def replay(log: Iterable[Logged], changes: Changes, change_texts: dict[str, str]) -> Report:
+def replay(log: Iterable[Logged], changes: Changes, change_texts: dict[str, str]) -> ReplayReport:
     """Replay a log and build the report.
 
     Args:
@@ -172,12 +172,12 @@ def _report(
     decisions: int,
     exact: int,
     inexact: list[int],
-) -> Report:
+) -> ReplayReport:
     moved = [pod for pod in pods if pod.before.node != pod.after.node]
     bound = [pod for pod in pods if pod.bound is not None]
     actual = [pod.bound for pod in bound if pod.bound is not None]
     before, after = [pod.before for pod in pods], [pod.after for pod in pods]
-    return Report(
+    return ReplayReport(
         changes=change_texts,
         decisions=decisions,
         exact=exact,
@@ -212,7 +212,7 @@ def _report(
     )
 
 
-def _side(landings: Sequence[Landing]) -> Side:
+def _side(landings: Sequence[ReplayedLanding]) -> Side:
     placed = [landing for landing in landings if landing.node]
     known = _known(placed)
     return Side(
@@ -223,5 +223,5 @@ def _side(landings: Sequence[Landing]) -> Side:
     )
 
 
-def _known(landings: Sequence[Landing]) -> list[float]:
+def _known(landings: Sequence[ReplayedLanding]) -> list[float]:
     return [landing.activity for landing in landings if landing.activity is not None]

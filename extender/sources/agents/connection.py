@@ -23,8 +23,8 @@ from agent.report import (
     decode_update,
     frame,
 )
-from extender.runtime.log_throttle import SeldomLogger
-from extender.sources.agents.refusal import STATUS, Refusal, RefusedError
+from extender.runtime.log_throttle import ThrottledLogger
+from extender.sources.agents.refusal import STATUS, AgentRefusal, RefusedError
 from extender.sources.agents.states import AgentState
 from extender.sources.agents.tokens import Sender
 
@@ -36,7 +36,7 @@ MOST_UPDATES: Final = 16
 """Pieces of data, and updates, that are taken of one connection between two batches: what comes
 beyond waits, most of it in the sender's own memory."""
 
-faults = SeldomLogger(logging.getLogger(__name__))
+faults = ThrottledLogger(logging.getLogger(__name__))
 
 _BEARER: Final = b"bearer "
 
@@ -44,37 +44,37 @@ _BEARER: Final = b"bearer "
 class Desk(Protocol):
     """What a connection asks of whoever has them all."""
 
-    def opened(self, connection: "Connection") -> None:
+    def opened(self, connection: "AgentConnection") -> None:
         """Take note of a new connection, or end it."""
 
-    def closed(self, connection: "Connection") -> None:
+    def closed(self, connection: "AgentConnection") -> None:
         """Take note of its end."""
 
-    async def admit(self, connection: "Connection", token: str) -> Sender:
+    async def admit(self, connection: "AgentConnection", token: str) -> Sender:
         """Return whose a token is.
 
         Raises:
             RefusedError: it is no agent's.
         """
 
-    def granted(self, connection: "Connection") -> None:
+    def granted(self, connection: "AgentConnection") -> None:
         """Take note that updates follow."""
 
-    def take(self, connection: "Connection", update: Update) -> None:
+    def take(self, connection: "AgentConnection", update: Update) -> None:
         """Take an update.
 
         Raises:
             RefusedError: it cannot be.
         """
 
-    def note_refusal(self, connection: "Connection", error: RefusedError) -> None:
+    def note_refusal(self, connection: "AgentConnection", error: RefusedError) -> None:
         """Count and log a refusal."""
 
-    def paused(self, connection: "Connection") -> None:
+    def paused(self, connection: "AgentConnection") -> None:
         """Remember to let it go on with the next batch."""
 
 
-class Connection(asyncio.Protocol):
+class AgentConnection(asyncio.Protocol):
     """One connection of an agent.
 
     Args:
@@ -173,7 +173,9 @@ class Connection(asyncio.Protocol):
         if self._review is not None:
             self._buffer += data
             if len(self._buffer) > MAX_UPDATE_BYTES:
-                raise RefusedError(Refusal.BAD_REQUEST, "updates came before they were asked for")
+                raise RefusedError(
+                    AgentRefusal.BAD_REQUEST, "updates came before they were asked for"
+                )
             return
         try:
             head.receive_data(data)
@@ -183,16 +185,18 @@ class Connection(asyncio.Protocol):
                 isinstance(head.next_event(), h11.EndOfMessage)
             )
         except h11.RemoteProtocolError as error:
-            raise RefusedError(Refusal.BAD_REQUEST, f"no HTTP request: {error}") from error
+            raise RefusedError(AgentRefusal.BAD_REQUEST, f"no HTTP request: {error}") from error
         if not is_whole:
-            raise RefusedError(Refusal.BAD_REQUEST, "the request has a body: updates follow later")
+            raise RefusedError(
+                AgentRefusal.BAD_REQUEST, "the request has a body: updates follow later"
+            )
         if isinstance(event, h11.Request):
             token = _token_in(event)
             self._review = asyncio.get_running_loop().create_task(
                 self._grant(head, token), name="agent review"
             )
         elif event is not h11.NEED_DATA:
-            raise RefusedError(Refusal.BAD_REQUEST, "no HTTP request")
+            raise RefusedError(AgentRefusal.BAD_REQUEST, "no HTTP request")
 
     async def _grant(self, head: h11.Connection, token: str) -> None:
         """Have the token reviewed, and let updates follow."""
@@ -209,7 +213,7 @@ class Connection(asyncio.Protocol):
         answer = head.send(
             h11.InformationalResponse(
                 status_code=HTTPStatus.SWITCHING_PROTOCOLS,
-                headers=[("Connection", "Upgrade"), ("Upgrade", UPGRADE)],
+                headers=[("AgentConnection", "Upgrade"), ("Upgrade", UPGRADE)],
                 reason=b"Switching Protocols",
             )
         )
@@ -235,7 +239,7 @@ class Connection(asyncio.Protocol):
             size = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
             if size > MAX_UPDATE_BYTES:
                 raise RefusedError(
-                    Refusal.BAD_REPORT,
+                    AgentRefusal.BAD_REPORT,
                     f"update of {size} bytes: must be at most {MAX_UPDATE_BYTES} bytes",
                 )
             end = start + LENGTH_BYTES + size
@@ -246,7 +250,7 @@ class Connection(asyncio.Protocol):
             try:
                 update = decode_update(content)
             except ReportError as error:
-                raise RefusedError(Refusal.BAD_REPORT, str(error)) from error
+                raise RefusedError(AgentRefusal.BAD_REPORT, str(error)) from error
             self._updates += 1
             self._desk.take(self, update)
         del buffer[:start]
@@ -284,7 +288,7 @@ class Connection(asyncio.Protocol):
         if not isinstance(error, RefusedError):
             faults.error("fault", exc_info=error)
             text = f"the extender failed on this report: {type(error).__name__}"
-            error = RefusedError(Refusal.FAULT, text)
+            error = RefusedError(AgentRefusal.FAULT, text)
         self.refuse(error)
 
     def refuse(self, error: RefusedError) -> None:
@@ -320,7 +324,7 @@ class Connection(asyncio.Protocol):
             headers=[
                 ("Content-Type", "text/plain; charset=utf-8"),
                 ("Content-Length", str(len(body))),
-                ("Connection", "close"),
+                ("AgentConnection", "close"),
             ],
         )
         parts = (response, h11.Data(data=body), h11.EndOfMessage())
@@ -336,14 +340,18 @@ def _token_in(request: h11.Request) -> str:
     headers = {name.lower(): value for name, value in request.headers}
     path = request.target.partition(b"?")[0]
     if path != PATH.encode() or request.method != b"GET":
-        raise RefusedError(Refusal.BAD_REQUEST, f"only GET {PATH} is here, with Upgrade: {UPGRADE}")
+        raise RefusedError(
+            AgentRefusal.BAD_REQUEST, f"only GET {PATH} is here, with Upgrade: {UPGRADE}"
+        )
     if headers.get(b"upgrade", b"").lower() != UPGRADE.encode():
-        raise RefusedError(Refusal.BAD_REQUEST, f"the request lacks the header Upgrade: {UPGRADE}")
+        raise RefusedError(
+            AgentRefusal.BAD_REQUEST, f"the request lacks the header Upgrade: {UPGRADE}"
+        )
     given = headers.get(b"authorization", b"")
     token = given[len(_BEARER) :].strip()
     if given[: len(_BEARER)].lower() != _BEARER or not token:
         raise RefusedError(
-            Refusal.NO_TOKEN,
+            AgentRefusal.NO_TOKEN,
             "the request has no token: send the projected service-account token as "
             "Authorization: Bearer",
         )

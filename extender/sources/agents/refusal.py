@@ -7,7 +7,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
 
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ MOST_LINES: Final = 500
 """A minute: of large fleets many nodes may have the same trouble, and each is to be named."""
 
 
-class Refusal(StrEnum):
+class AgentRefusal(StrEnum):
     """Why an agent is refused, or its connection ended."""
 
     NO_TOKEN = "no-token"  # noqa: S105 - a reason
@@ -42,19 +42,19 @@ class Refusal(StrEnum):
 
 
 STATUS: Final = {
-    Refusal.NO_TOKEN: HTTPStatus.UNAUTHORIZED,
-    Refusal.BAD_TOKEN: HTTPStatus.UNAUTHORIZED,
-    Refusal.EXPIRED: HTTPStatus.UNAUTHORIZED,
-    Refusal.WRONG_AUDIENCE: HTTPStatus.UNAUTHORIZED,
-    Refusal.WRONG_ACCOUNT: HTTPStatus.FORBIDDEN,
-    Refusal.NOT_BOUND: HTTPStatus.FORBIDDEN,
-    Refusal.NOT_REVIEWED: HTTPStatus.SERVICE_UNAVAILABLE,
-    Refusal.BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
-    Refusal.CLOSING: HTTPStatus.SERVICE_UNAVAILABLE,
+    AgentRefusal.NO_TOKEN: HTTPStatus.UNAUTHORIZED,
+    AgentRefusal.BAD_TOKEN: HTTPStatus.UNAUTHORIZED,
+    AgentRefusal.EXPIRED: HTTPStatus.UNAUTHORIZED,
+    AgentRefusal.WRONG_AUDIENCE: HTTPStatus.UNAUTHORIZED,
+    AgentRefusal.WRONG_ACCOUNT: HTTPStatus.FORBIDDEN,
+    AgentRefusal.NOT_BOUND: HTTPStatus.FORBIDDEN,
+    AgentRefusal.NOT_REVIEWED: HTTPStatus.SERVICE_UNAVAILABLE,
+    AgentRefusal.BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
+    AgentRefusal.CLOSING: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 """As HTTP says it; anything else is a bad request."""
 
-EVERYDAY: Final = frozenset({Refusal.REPLACED, Refusal.CLOSING, Refusal.BUSY})
+EVERYDAY: Final = frozenset({AgentRefusal.REPLACED, AgentRefusal.CLOSING, AgentRefusal.BUSY})
 """These happen in a cluster where all is well."""
 
 
@@ -65,7 +65,7 @@ class RefusedError(Exception):
         refusal: which reason it is.
     """
 
-    def __init__(self, refusal: Refusal, message: str) -> None:
+    def __init__(self, refusal: AgentRefusal, message: str) -> None:
         super().__init__(message)
         self.refusal = refusal
 
@@ -81,8 +81,8 @@ class Refusals:
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.counts: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
-        self._seldom = Seldom(most=MOST_LINES, monotonic=monotonic)
+        self.counts: dict[AgentRefusal, int] = dict.fromkeys(AgentRefusal, 0)
+        self._throttle = LogThrottle(most=MOST_LINES, monotonic=monotonic)
 
     def note(self, error: RefusedError, sender: str, address: str) -> None:
         """Count a refusal, and log it unless the same was logged lately.
@@ -93,7 +93,7 @@ class Refusals:
             address: where the connection came from.
         """
         self.counts[error.refusal] += 1
-        unlogged = self._seldom.due(error.refusal, sender or address)
+        unlogged = self._throttle.due(error.refusal, sender or address)
         if unlogged is None:
             return
         logger.log(

@@ -14,8 +14,8 @@ from extender.core.policy import Foreign
 from extender.kube.client import KubeClient
 from extender.server.listener import Listener
 from extender.settings.agents import Agents
-from extender.sources.agents.connection import Connection
-from extender.sources.agents.refusal import Refusal, Refusals, RefusedError
+from extender.sources.agents.connection import AgentConnection
+from extender.sources.agents.refusal import AgentRefusal, Refusals, RefusedError
 from extender.sources.agents.states import SOURCE, AgentState, readings_of
 from extender.sources.agents.tokens import Sender, TokenReviews
 
@@ -65,7 +65,7 @@ class AddressError(OSError):
 
 
 class AgentSource:
-    """The agents' connections, and what they say; the desk of `Connection`.
+    """The agents' connections, and what they say; the desk of `AgentConnection`.
 
     Everything happens on the event loop's thread.
 
@@ -117,19 +117,19 @@ class AgentSource:
         self.port = Listener(
             "agents",
             settings.address,
-            lambda: Connection(self, self._monotonic),
+            lambda: AgentConnection(self, self._monotonic),
             most=lambda: self._settings.max_connections,
             tls=tls,
             spare=spare,
             refused=self._note_full,
             monotonic=monotonic,
         )
-        self._connections: set[Connection] = set()
-        self._of_node: dict[str, Connection] = {}
+        self._connections: set[AgentConnection] = set()
+        self._of_node: dict[str, AgentConnection] = {}
         self._news: dict[str, AgentState] = {}
         self._quiet: dict[str, AgentState] = {}
         self._unknown: dict[str, AgentState] = {}
-        self._paused: list[Connection] = []
+        self._paused: list[AgentConnection] = []
         self._devices = 0
         self._reports = 0
         self._last_at: float | None = None
@@ -158,7 +158,7 @@ class AgentSource:
         finally:
             self.is_listening = False
             self.port.close()
-            ending = RefusedError(Refusal.CLOSING, "the extender ends: connect again")
+            ending = RefusedError(AgentRefusal.CLOSING, "the extender ends: connect again")
             for connection in list(self._connections):
                 connection.refuse(ending)
             await self.port.end()
@@ -187,7 +187,7 @@ class AgentSource:
 
     # --- what connections say ---------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: AgentConnection) -> None:
         """Take note of a new connection."""
         self._connections.add(connection)
 
@@ -195,14 +195,14 @@ class AgentSource:
         """Take note of somebody for whom there was no room."""
         limit = self._settings.max_connections
         text = f"there are {limit} connections: agents.max_connections"
-        self.refusals.note(RefusedError(Refusal.BUSY, text), "", address)
+        self.refusals.note(RefusedError(AgentRefusal.BUSY, text), "", address)
 
     @property
     def reporting(self) -> Collection[str]:
         """Nodes whose agents are connected."""
         return self._of_node.keys()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AgentConnection) -> None:
         """Take note of its end."""
         self._connections.discard(connection)
         sender = connection.sender
@@ -210,7 +210,7 @@ class AgentSource:
             del self._of_node[sender.node]
             self._unknown.pop(sender.node, None)
 
-    async def admit(self, connection: Connection, token: str) -> Sender:
+    async def admit(self, connection: AgentConnection, token: str) -> Sender:
         """Return whose a token is.
 
         Raises:
@@ -218,16 +218,18 @@ class AgentSource:
         """
         return await self._reviews.review(token, connection.address)
 
-    def granted(self, connection: Connection) -> None:
+    def granted(self, connection: AgentConnection) -> None:
         """Take note that updates follow; of a node the last connection counts."""
         if connection.sender is None:
             return
         before = self._of_node.get(connection.sender.node)
         self._of_node[connection.sender.node] = connection
         if before is not None and before is not connection:
-            before.refuse(RefusedError(Refusal.REPLACED, "the node has opened another connection"))
+            before.refuse(
+                RefusedError(AgentRefusal.REPLACED, "the node has opened another connection")
+            )
 
-    def take(self, connection: Connection, update: Update) -> None:
+    def take(self, connection: AgentConnection, update: Update) -> None:
         """Take an update.
 
         Raises:
@@ -244,12 +246,12 @@ class AgentSource:
         waiting = self._news if state.is_news else self._quiet
         waiting[state.node] = state
 
-    def note_refusal(self, connection: Connection, error: RefusedError) -> None:
+    def note_refusal(self, connection: AgentConnection, error: RefusedError) -> None:
         """Count and log a refusal."""
         node = connection.sender.node if connection.sender is not None else ""
         self.refusals.note(error, node, connection.address)
 
-    def paused(self, connection: Connection) -> None:
+    def paused(self, connection: AgentConnection) -> None:
         """Remember to let it go on with the next batch."""
         self._paused.append(connection)
 
@@ -320,23 +322,25 @@ class AgentSource:
                 # From its beginning: a request that comes byte by byte never ends either.
                 is_late = now - connection.opened_at > REQUEST_SECONDS
                 if is_late and not connection.is_under_review:
-                    connection.refuse(RefusedError(Refusal.SILENT, "no request came"))
+                    connection.refuse(RefusedError(AgentRefusal.SILENT, "no request came"))
             elif connection.sender.expires_at <= clock:
                 connection.refuse(
-                    RefusedError(Refusal.EXPIRED, "the token has expired: come with a new one")
+                    RefusedError(AgentRefusal.EXPIRED, "the token has expired: come with a new one")
                 )
             elif not self._reviews.accepts(connection.sender):
                 text = "the settings have changed: its service account or audience is not accepted"
-                connection.refuse(RefusedError(Refusal.WRONG_ACCOUNT, text))
+                connection.refuse(RefusedError(AgentRefusal.WRONG_ACCOUNT, text))
             elif silent > self._settings.silence_seconds:
-                connection.refuse(RefusedError(Refusal.SILENT, f"nothing came for {silent:.0f} s"))
+                connection.refuse(
+                    RefusedError(AgentRefusal.SILENT, f"nothing came for {silent:.0f} s")
+                )
         await asyncio.sleep(0)
         states = (one.state for one in self._of_node.values())
         self._devices = sum(len(state.infos) for state in states if state is not None)
         await asyncio.sleep(0)
         self._look_after_silent()
 
-    def _resume(self, paused: list[Connection]) -> None:
+    def _resume(self, paused: list[AgentConnection]) -> None:
         connections, self._paused = paused, []
         for connection in connections:
             connection.resume()

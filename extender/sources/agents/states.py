@@ -30,7 +30,7 @@ from extender.core.devices.readings import (
 )
 from extender.core.devices.readings import Holders as NodeHolders
 from extender.core.policy import Foreign
-from extender.sources.agents.refusal import Refusal, RefusedError
+from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
 SOURCE: Final = "agent"
 
@@ -126,17 +126,17 @@ class AgentState:
         """
         if update.node != self.node:
             raise RefusedError(
-                Refusal.WRONG_NODE,
+                AgentRefusal.WRONG_NODE,
                 f"the report is of node {update.node[:200]!r}, the token of {self.node!r}: "
                 "set the agent's node to its pod's spec.nodeName",
             )
         shape = self._shape if update.layout is None else _shape_of(self.node, update.layout)
         if shape is None:
-            raise RefusedError(Refusal.BAD_REPORT, "the first update says no layout")
+            raise RefusedError(AgentRefusal.BAD_REPORT, "the first update says no layout")
         count = len(shape.infos)
         if len(update.values) != shape.rows * count * _DOUBLE:
             raise RefusedError(
-                Refusal.BAD_REPORT,
+                AgentRefusal.BAD_REPORT,
                 f"update of {len(update.values)} bytes of values: must be {shape.rows} rows of "
                 f"{count} devices",
             )
@@ -155,7 +155,7 @@ class AgentState:
     def _take_holders(self, infos: tuple[DeviceInfo, ...], holders: Holders) -> None:
         if len(holders.pods) != len(infos):
             raise RefusedError(
-                Refusal.BAD_REPORT,
+                AgentRefusal.BAD_REPORT,
                 f"holders of {len(holders.pods)} devices: must be of {len(infos)}",
             )
         if any(pods is None for pods in holders.pods):
@@ -200,7 +200,7 @@ def _shares_of(
         not 0 <= place < len(infos) or count < 0 for place, _, count in told
     ):
         raise RefusedError(
-            Refusal.BAD_REPORT,
+            AgentRefusal.BAD_REPORT,
             f"{len(told)} shares of memory: must be at most {MOST_SHARES}, of the devices of the "
             "layout, and none negative",
         )
@@ -215,7 +215,7 @@ def _shape_of(node: str, layout: Layout) -> _Shape:
     """
     if len(layout.devices) > MOST_DEVICES or len(layout.rows) > MOST_ROWS:
         raise RefusedError(
-            Refusal.BAD_REPORT,
+            AgentRefusal.BAD_REPORT,
             f"layout of {len(layout.devices)} devices and {len(layout.rows)} rows: must be at most "
             f"{MOST_DEVICES} and {MOST_ROWS}",
         )
@@ -232,7 +232,7 @@ def _shape_of(node: str, layout: Layout) -> _Shape:
         for part in layout.devices
     )
     if len({info.key for info in infos}) != len(infos) or not all(info.uuid for info in infos):
-        raise RefusedError(Refusal.BAD_REPORT, "layout names a device twice, or not at all")
+        raise RefusedError(AgentRefusal.BAD_REPORT, "layout names a device twice, or not at all")
     known = [at for at, name in enumerate(layout.rows) if name in _ROW_OF]
     return _Shape(
         infos,

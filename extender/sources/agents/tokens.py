@@ -21,9 +21,9 @@ from extender.kube.token_review import (
     token_key,
 )
 from extender.runtime.decoding import decode_with
-from extender.runtime.fair_queue import BusyError, Turns
+from extender.runtime.fair_queue import BusyError, FairQueue
 from extender.settings.agents import Agents
-from extender.sources.agents.refusal import Refusal, RefusedError
+from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
 NODE_NAME: Final = "authentication.kubernetes.io/node-name"
 POD_NAME: Final = "authentication.kubernetes.io/pod-name"
@@ -89,7 +89,7 @@ class TokenReviews:
         self._monotonic = monotonic
         self._good: Recent[Sender] = Recent(MOST_REMEMBERED)
         self._bad: Recent[tuple[float, RefusedError]] = Recent(MOST_REMEMBERED)
-        self._turns = Turns(
+        self._fair_queue = FairQueue(
             at_once=PARALLEL,
             waiting_each=MOST_WAITING,
             wait_seconds=QUEUE_SECONDS,
@@ -99,7 +99,7 @@ class TokenReviews:
     def change(self, settings: Agents) -> None:
         """Take other tokens from now on; how long a review counts changes with the next one."""
         self._settings = settings
-        self._turns.per_second = settings.reviews_per_second
+        self._fair_queue.per_second = settings.reviews_per_second
         self._bad.clear()
 
     def accepts(self, sender: Sender) -> bool:
@@ -124,13 +124,13 @@ class TokenReviews:
         claims = _claims_of(token)
         self._check_claims(claims)
         try:
-            async with self._turns.of(address):
+            async with self._fair_queue.of(address):
                 sender = await self._ask(token, claims)
         except BusyError as error:
             text = f"too many tokens are under review: come again later: {error}"
-            raise RefusedError(Refusal.BUSY, text) from error
+            raise RefusedError(AgentRefusal.BUSY, text) from error
         except RefusedError as error:
-            if error.refusal is not Refusal.NOT_REVIEWED:
+            if error.refusal is not AgentRefusal.NOT_REVIEWED:
                 self._bad.put(key, (self._monotonic() + BAD_SECONDS, error))
             raise
         self._good.put(key, sender)
@@ -169,7 +169,7 @@ class TokenReviews:
             raise _wrong_account(subject)
         expires_at = claims.get("exp")
         if isinstance(expires_at, int | float) and expires_at <= self._clock():
-            raise RefusedError(Refusal.EXPIRED, "the token has expired: read it anew")
+            raise RefusedError(AgentRefusal.EXPIRED, "the token has expired: read it anew")
 
     async def _ask(self, token: str, claims: Mapping[str, object]) -> Sender:
         """Return whose a token is, as the API server says.
@@ -190,10 +190,10 @@ class TokenReviews:
             raise _wrong_audience(audience) from error
         except TokenRefusedError as error:
             text = f"the API server refuses the token: {error}"
-            raise RefusedError(Refusal.BAD_TOKEN, text) from error
+            raise RefusedError(AgentRefusal.BAD_TOKEN, text) from error
         except KubeError as error:
             raise RefusedError(
-                Refusal.NOT_REVIEWED, f"cannot find out whose the token is: {error}"
+                AgentRefusal.NOT_REVIEWED, f"cannot find out whose the token is: {error}"
             ) from error
         if user.name not in self._settings.usernames:
             raise _wrong_account(user.name)
@@ -216,7 +216,7 @@ class TokenReviews:
         pod = _only(user, POD_NAME)
         if not pod:
             raise RefusedError(
-                Refusal.NOT_BOUND,
+                AgentRefusal.NOT_BOUND,
                 "the token is bound to no pod: mount a projected service-account token, which is",
             )
         namespace = user.name.removeprefix(ACCOUNT_PREFIX).partition(":")[0]
@@ -225,7 +225,7 @@ class TokenReviews:
         node = text_of(mapping_of(found.get("spec")).get("nodeName"))
         if not node or uid != _only(user, POD_UID):
             raise RefusedError(
-                Refusal.NOT_BOUND, f"the token's pod {namespace}/{pod} is on no node any more"
+                AgentRefusal.NOT_BOUND, f"the token's pod {namespace}/{pod} is on no node any more"
             )
         return node
 
@@ -242,7 +242,7 @@ class TokenReviews:
             if error.status == HTTPStatus.NOT_FOUND:
                 return {}
             raise RefusedError(
-                Refusal.NOT_REVIEWED, f"cannot find out on which node the token is: {error}"
+                AgentRefusal.NOT_REVIEWED, f"cannot find out on which node the token is: {error}"
             ) from error
 
 
@@ -266,13 +266,13 @@ def _only(user: User, name: str) -> str:
 
 def _wrong_audience(audience: str) -> RefusedError:
     return RefusedError(
-        Refusal.WRONG_AUDIENCE,
+        AgentRefusal.WRONG_AUDIENCE,
         f"the token is not for {audience!r}: set that as audience of the projected token",
     )
 
 
 def _wrong_account(name: str) -> RefusedError:
     return RefusedError(
-        Refusal.WRONG_ACCOUNT,
+        AgentRefusal.WRONG_ACCOUNT,
         f"the token is of {name[:200]!r}, which is not in agents.service_accounts",
     )

@@ -15,14 +15,14 @@ from extender.sources.kubernetes.claim_records import (
     reduce_claim,
     reduce_slice,
 )
-from extender.sources.kubernetes.json_text import Change
-from extender.sources.kubernetes.object_cache import Pace, Shelf
-from extender.sources.kubernetes.object_kinds import Kind
+from extender.sources.kubernetes.json_text import WatchChange
+from extender.sources.kubernetes.object_cache import ObjectCache, Pace
+from extender.sources.kubernetes.object_kinds import ObjectKind
 
-CLAIMS: Final = Kind(
+CLAIMS: Final = ObjectKind(
     resource="resourceclaims", path="/apis/resource.k8s.io/v1/resourceclaims", is_optional=True
 )
-SLICES: Final = Kind(
+SLICES: Final = ObjectKind(
     resource="resourceslices",
     path="/apis/resource.k8s.io/v1/resourceslices",
     field_selector=f"spec.driver={GPU_DRIVER}",
@@ -170,7 +170,7 @@ class _Feed(Generic[Record]):
         self._reduce = reduce
         self._listed = listed
         self.is_listed = False
-        self._shelf: Shelf[Record] = Shelf(
+        self._object_cache: ObjectCache[Record] = ObjectCache(
             apply=lambda record: set_record(record.uid, record),
             remove=lambda uid: set_record(uid, None),
         )
@@ -178,32 +178,32 @@ class _Feed(Generic[Record]):
     def may_matter(self, text: msgspec.Raw) -> bool:
         return self._mark in bytes(text)
 
-    def idle_change(self, _: bytes) -> Change | None:
+    def idle_change(self, _: bytes) -> WatchChange | None:
         return None
 
     def begin_list(self) -> None:
-        self._shelf.begin_list()
+        self._object_cache.begin_list()
 
     def add_listed(self, raw: Mapping[str, object]) -> None:
-        self._shelf.add_listed(_uid(raw), self._reduce(raw))
+        self._object_cache.add_listed(_uid(raw), self._reduce(raw))
 
     def keep_listed(self, raw: Mapping[str, object]) -> None:
-        self._shelf.keep_listed(_uid(raw))
+        self._object_cache.keep_listed(_uid(raw))
 
     async def end_list(self, pace: Pace) -> int:
-        corrections = await self._shelf.end_list(pace)
+        corrections = await self._object_cache.end_list(pace)
         self.is_listed = True
         await self._listed(pace)
         return corrections
 
     def abort_list(self) -> None:
-        self._shelf.abort_list()
+        self._object_cache.abort_list()
 
     def put(self, raw: Mapping[str, object]) -> None:
-        self._shelf.put(_uid(raw), self._reduce(raw))
+        self._object_cache.put(_uid(raw), self._reduce(raw))
 
     def drop(self, raw: Mapping[str, object]) -> None:
-        self._shelf.drop(_uid(raw))
+        self._object_cache.drop(_uid(raw))
 
 
 def _uid(raw: Mapping[str, object]) -> str:

@@ -19,20 +19,22 @@ from extender.core.nodes.inventory import ClaimedDevice, NodeRecord, PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
 from extender.kube.client import KubeClient
-from extender.runtime.cooperative import GiveWay, next_turn
+from extender.runtime.cooperative import YieldControl, yield_to_loop
 from extender.runtime.supervision import keep
 from extender.sources.kubernetes.claims import CLAIMS, SLICES, ClaimBook
-from extender.sources.kubernetes.json_text import Change
-from extender.sources.kubernetes.object_cache import Pace, Shelf
-from extender.sources.kubernetes.object_kinds import Feed, FollowStatus, InventorySink, Kind
+from extender.sources.kubernetes.json_text import WatchChange
+from extender.sources.kubernetes.object_cache import ObjectCache, Pace
+from extender.sources.kubernetes.object_kinds import Feed, FollowStatus, InventorySink, ObjectKind
 from extender.sources.kubernetes.pod_feed import PodFeed
 from extender.sources.kubernetes.records import reduce_node
 from extender.sources.kubernetes.reflector import FollowSettings, Reflector
 
 logger = logging.getLogger(__name__)
 
-NODES: Final = Kind(resource="nodes", path="/api/v1/nodes")
-PODS: Final = Kind(resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded")
+NODES: Final = ObjectKind(resource="nodes", path="/api/v1/nodes")
+PODS: Final = ObjectKind(
+    resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded"
+)
 
 
 class ClusterSource:
@@ -48,7 +50,7 @@ class ClusterSource:
         early_seconds: a container's failure so soon after its start is early.
         settings: how to follow.
         clock: seconds since the epoch.
-        give_way: lets others have a turn.
+        yield_control: lets others have a turn.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class ClusterSource:
         early_seconds: float = 60.0,
         settings: FollowSettings | None = None,
         clock: Callable[[], float] = time.time,
-        give_way: GiveWay = next_turn,
+        yield_control: YieldControl = yield_to_loop,
     ) -> None:
         follow = settings or FollowSettings()
         self.on_resources: Callable[[ResourceNames], None] = lambda _: None
@@ -80,13 +82,13 @@ class ClusterSource:
             tell_all=self._pods.tell_all_again,
             is_current=self._hears_of_claims,
         )
-        feeds: tuple[tuple[Kind, Feed], ...] = (
+        feeds: tuple[tuple[ObjectKind, Feed], ...] = (
             (NODES, self._nodes),
             (PODS, self._pods),
             (CLAIMS, self._claims.claims),
             (SLICES, self._claims.slices),
         )
-        self._give_way = give_way
+        self._yield_control = yield_control
         self._are_claims_regained = asyncio.Event()
         calls = {CLAIMS.resource: self._are_claims_regained.set}
         self._reflectors = {
@@ -96,7 +98,7 @@ class ClusterSource:
                 feed,
                 follow,
                 clock=clock,
-                give_way=give_way,
+                yield_control=yield_control,
                 regained=calls.get(kind.resource, lambda: None),
                 relisted=self._note_relisted,
             )
@@ -131,7 +133,7 @@ class ClusterSource:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        await self._pods.show_withheld(Pace(self._give_way))
+        await self._pods.show_withheld(Pace(self._yield_control))
         async with asyncio.TaskGroup() as group:
             for resource, reflector in self._reflectors.items():
                 group.create_task(keep(f"reflect {resource}", reflector.run), name=resource)
@@ -142,7 +144,7 @@ class ClusterSource:
         while True:
             await self._are_claims_regained.wait()
             self._are_claims_regained.clear()
-            await self._pods.tell_all_again(Pace(self._give_way))
+            await self._pods.tell_all_again(Pace(self._yield_control))
 
     @property
     def _is_outdated(self) -> bool:
@@ -154,7 +156,7 @@ class ClusterSource:
         if not self._is_outdated and self._pods.known is not None:
             self._know(self._wanted)
             logger.info("all is known of other resources", extra={"resources": self._wanted.names})
-            await self._pods.show_withheld(Pace(self._give_way))
+            await self._pods.show_withheld(Pace(self._yield_control))
 
     def _know(self, resources: ResourceNames) -> None:
         self._known = resources
@@ -189,12 +191,12 @@ class ClusterSource:
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Nodes by name."""
-        return self._nodes.shelf.records
+        return self._nodes.object_cache.records
 
     @property
     def pods(self) -> Mapping[str, PodRecord]:
         """GPU pods by UID."""
-        return self._pods.shelf.records
+        return self._pods.object_cache.records
 
     @property
     def exporter_pods(self) -> Mapping[str, str]:
@@ -212,7 +214,7 @@ class _NodeFeed:
 
     def __init__(self, sink: InventorySink, resources: ResourceNames) -> None:
         self._resources = resources
-        self.shelf: Shelf[NodeRecord] = Shelf(
+        self.object_cache: ObjectCache[NodeRecord] = ObjectCache(
             replace=sink.replace_nodes, apply=sink.apply_node, remove=sink.remove_node
         )
 
@@ -225,33 +227,33 @@ class _NodeFeed:
     def may_matter(self, _: msgspec.Raw) -> bool:
         return True
 
-    def idle_change(self, _: bytes) -> Change | None:
+    def idle_change(self, _: bytes) -> WatchChange | None:
         return None
 
     def begin_list(self) -> None:
-        self.shelf.begin_list()
+        self.object_cache.begin_list()
 
     def add_listed(self, raw: Mapping[str, object]) -> None:
         record = reduce_node(raw, self._resources)
         if record is not None:
-            self.shelf.add_listed(record.name, record)
+            self.object_cache.add_listed(record.name, record)
 
     def keep_listed(self, raw: Mapping[str, object]) -> None:
-        self.shelf.keep_listed(_name(raw))
+        self.object_cache.keep_listed(_name(raw))
 
     async def end_list(self, pace: Pace) -> int:
-        return await self.shelf.end_list(pace)
+        return await self.object_cache.end_list(pace)
 
     def abort_list(self) -> None:
-        self.shelf.abort_list()
+        self.object_cache.abort_list()
 
     def put(self, raw: Mapping[str, object]) -> None:
         record = reduce_node(raw, self._resources)
         if record is not None:
-            self.shelf.put(record.name, record)
+            self.object_cache.put(record.name, record)
 
     def drop(self, raw: Mapping[str, object]) -> None:
-        self.shelf.drop(_name(raw))
+        self.object_cache.drop(_name(raw))
 
 
 def _name(raw: Mapping[str, object]) -> str:

@@ -10,14 +10,14 @@ TellUse = Callable[[str, HostResources], None]
 """Is given a node and what its pods request of it."""
 
 
-class Placed(NamedTuple):
+class PlacedPod(NamedTuple):
     """What a pod requests of the node that it is on."""
 
     node: str
     needs: HostResources
 
 
-_NOWHERE: Final = Placed("", NONE)
+_NOWHERE: Final = PlacedPod("", NONE)
 
 
 class HostUse:
@@ -31,12 +31,12 @@ class HostUse:
 
     def __init__(self, tell: TellUse) -> None:
         self._tell = tell
-        self._pods: dict[str, Placed] = {}
+        self._pods: dict[str, PlacedPod] = {}
         self._sums: dict[str, HostResources] = {}
-        self._listed: dict[str, Placed] = {}
+        self._listed: dict[str, PlacedPod] = {}
         self._touched: set[str] | None = None
 
-    def put(self, uid: str, placed: Placed | None) -> None:
+    def put(self, uid: str, placed: PlacedPod | None) -> None:
         """Take what the watch says of a pod; None where it requests nothing of any node."""
         if self._touched is not None:
             self._touched.add(uid)
@@ -47,7 +47,7 @@ class HostUse:
         """Start to take a complete list."""
         self._listed, self._touched = {}, set()
 
-    def add_listed(self, uid: str, placed: Placed | None) -> None:
+    def add_listed(self, uid: str, placed: PlacedPod | None) -> None:
         """Take one pod of the list."""
         if placed is not None:
             self._listed[uid] = placed
@@ -81,7 +81,7 @@ class HostUse:
     def _is_touched(self, uid: str) -> bool:
         return self._touched is not None and uid in self._touched
 
-    def _change(self, uid: str, placed: Placed | None) -> set[str]:
+    def _change(self, uid: str, placed: PlacedPod | None) -> set[str]:
         """Take what is now so of a pod; return the nodes whose sums change by that."""
         before, after = self._pods.get(uid, _NOWHERE), placed or _NOWHERE
         if before == after:

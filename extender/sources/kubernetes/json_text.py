@@ -27,7 +27,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of
 from extender.kube.client import KubeError, parse_object
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.sources.kubernetes.host_use import Placed
+from extender.sources.kubernetes.host_use import PlacedPod
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
@@ -117,7 +117,7 @@ _ANYTHING: Final = msgspec.json.Decoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class ListPage:
     """A page of a list.
 
     Attributes:
@@ -145,7 +145,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WatchChange:
     """A change of a pod that does not matter.
 
     Attributes:
@@ -157,7 +157,7 @@ class Change:
     version: str
 
 
-NotePlaced = Callable[[str, Placed | None], None]
+NotePlaced = Callable[[str, PlacedPod | None], None]
 """Is given a pod's UID and what it requests of its node, None where that is nothing."""
 
 
@@ -194,7 +194,7 @@ class PodGlance:
         self._listed(pod.metadata.uid, _placed(pod))
         return self._matters(pod)
 
-    def idle_change(self, line: bytes) -> Change | None:
+    def idle_change(self, line: bytes) -> WatchChange | None:
         """Return what an event of a watch says of a pod that does not matter, else None."""
         try:
             event = decode_with(_POD_EVENT.decode, line)
@@ -207,7 +207,7 @@ class PodGlance:
         self._watched(metadata.uid, None if is_gone else _placed(event.object))
         if self._matters(event.object):
             return None
-        return Change(uid=metadata.uid, version=metadata.version)
+        return WatchChange(uid=metadata.uid, version=metadata.version)
 
     def _matters(self, pod: _Pod) -> bool:
         if pod.spec.claims or pod.status.claim:
@@ -236,7 +236,7 @@ class PodGlance:
         return False
 
 
-def _placed(pod: _Pod) -> Placed | None:
+def _placed(pod: _Pod) -> PlacedPod | None:
     """Return what a pod requests of its node, None where it is on none or has ended."""
     spec = pod.spec
     if not spec.node or pod.status.phase in _ENDED:
@@ -252,7 +252,7 @@ def _placed(pod: _Pod) -> Placed | None:
         own = spec.resources.requests
         needs = override(needs, _text(own.get(CPU)), _text(own.get(MEMORY)))
     needs = needs.plus(_of(spec.overhead))
-    return Placed(intern(spec.node), needs) if needs != NONE else None
+    return PlacedPod(intern(spec.node), needs) if needs != NONE else None
 
 
 def _needs(resources: _Resources | None) -> HostResources:
@@ -279,7 +279,7 @@ def _text(raw: msgspec.Raw | None) -> str | None:
     return None if raw is None else bytes(raw).decode(errors="replace").strip('"')
 
 
-def read_page(body: bytes, action: str) -> Page:
+def read_page(body: bytes, action: str) -> ListPage:
     """Read a page of a list, and leave its objects as text.
 
     Raises:
@@ -293,7 +293,9 @@ def read_page(body: bytes, action: str) -> Page:
     # Something else in JSON must not be taken for a cluster without objects.
     if not found.metadata.version or not found.kind.endswith("List"):
         raise KubeError(f"cannot {action}: the answer is no list with a resourceVersion")
-    return Page(version=found.metadata.version, token=found.metadata.token, items=found.items or ())
+    return ListPage(
+        version=found.metadata.version, token=found.metadata.token, items=found.items or ()
+    )
 
 
 def read_event(line: bytes, action: str) -> Event:

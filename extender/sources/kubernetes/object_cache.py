@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
-from extender.runtime.cooperative import GiveWay, next_turn
+from extender.runtime.cooperative import YieldControl, yield_to_loop
 
 Record = TypeVar("Record")
 
@@ -17,21 +17,21 @@ class Pace:
     """Lets others use the event loop while a long piece of work goes on.
 
     Args:
-        give_way: lets them.
+        yield_control: lets them.
     """
 
-    def __init__(self, give_way: GiveWay = next_turn) -> None:
-        self._give_way = give_way
+    def __init__(self, yield_control: YieldControl = yield_to_loop) -> None:
+        self._yield_control = yield_control
         self._since = time.perf_counter()
 
     async def breathe(self) -> None:
         """Yield to the loop if the last step has taken long enough."""
         if time.perf_counter() - self._since >= STEP_SECONDS:
-            await self._give_way()
+            await self._yield_control()
             self._since = time.perf_counter()
 
 
-class Shelf(Generic[Record]):
+class ObjectCache(Generic[Record]):
     """Records by key, fed by a watch and, while that goes on, by complete lists now and then.
 
     Only the event loop's thread changes it. What the watch says while a list is under way is newer

@@ -8,12 +8,12 @@ import msgspec
 
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.sources.kubernetes.json_text import Change
+from extender.sources.kubernetes.json_text import WatchChange
 from extender.sources.kubernetes.object_cache import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ObjectKind:
     """Which objects are followed.
 
     Attributes:
@@ -104,7 +104,7 @@ class Feed(Protocol):
     def may_matter(self, text: msgspec.Raw) -> bool:
         """Whether an object of the list, as text, is worth reading."""
 
-    def idle_change(self, line: bytes) -> Change | None:
+    def idle_change(self, line: bytes) -> WatchChange | None:
         """Return what an event of the watch says if its object is not worth reading, else None."""
 
     def add_listed(self, raw: Mapping[str, object]) -> None:

@@ -10,8 +10,8 @@ from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
 from extender.sources.kubernetes.host_use import HostUse
-from extender.sources.kubernetes.json_text import Change, PodGlance
-from extender.sources.kubernetes.object_cache import Pace, Shelf
+from extender.sources.kubernetes.json_text import PodGlance, WatchChange
+from extender.sources.kubernetes.object_cache import ObjectCache, Pace
 from extender.sources.kubernetes.object_kinds import InventorySink
 from extender.sources.kubernetes.records import ExporterPod, reduce_exporter, reduce_pod
 
@@ -45,12 +45,12 @@ class PodFeed:
         self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self.known: ResourceNames | None = None
         self._withheld = _new_shelf()
-        self.shelf: Shelf[PodRecord] = Shelf(
+        self.object_cache: ObjectCache[PodRecord] = ObjectCache(
             replace=lambda records: sink.replace_pods([self._joined(one) for one in records]),
             apply=lambda record: sink.apply_pod(self._joined(record)),
             remove=lambda uid: sink.remove_pod(uid, clock()),
         )
-        self._exporters: Shelf[ExporterPod] = Shelf(
+        self._exporters: ObjectCache[ExporterPod] = ObjectCache(
             replace=self._forget_index, apply=self._forget_index, remove=self._forget_index
         )
 
@@ -78,7 +78,7 @@ class PodFeed:
         """Whether a pod of the list, as text, is worth reading."""
         return self._glance.may_matter(text)
 
-    def idle_change(self, line: bytes) -> Change | None:
+    def idle_change(self, line: bytes) -> WatchChange | None:
         """Return what an event of the watch says if its pod is not worth reading, else None."""
         change = self._glance.idle_change(line)
         if change is None or self._is_held(change.uid):
@@ -86,12 +86,12 @@ class PodFeed:
         return change
 
     def _is_held(self, uid: str) -> bool:
-        shelves = (self.shelf, self._exporters, self._withheld)
-        return any(uid in shelf.records for shelf in shelves)
+        shelves = (self.object_cache, self._exporters, self._withheld)
+        return any(uid in object_cache.records for object_cache in shelves)
 
     def begin_list(self) -> None:
         """Start to take a complete list."""
-        self.shelf.begin_list()
+        self.object_cache.begin_list()
         self._withheld.begin_list()
         self._exporters.begin_list()
         self._use.begin_list()
@@ -100,14 +100,14 @@ class PodFeed:
         """Take one pod of the list."""
         uid, record = self._reduce(raw)
         shown = self._shown(record)
-        self.shelf.add_listed(uid, shown)
+        self.object_cache.add_listed(uid, shown)
         self._withheld.add_listed(uid, None if shown is record else record)
         self._exporters.add_listed(uid, reduce_exporter(raw, self._words))
 
     def keep_listed(self, raw: Mapping[str, object]) -> None:
         """Keep what is held of a pod of the list that cannot be read: else its GPUs looked free."""
         uid = _uid(raw)
-        self.shelf.keep_listed(uid)
+        self.object_cache.keep_listed(uid)
         self._withheld.keep_listed(uid)
         self._exporters.keep_listed(uid)
         self._use.keep_listed(uid)
@@ -116,13 +116,13 @@ class PodFeed:
         """Take over the list; return how many records it corrected."""
         await self._withheld.end_list(pace)
         await self._use.end_list(pace)
-        corrected = await self.shelf.end_list(pace) + await self._exporters.end_list(pace)
+        corrected = await self.object_cache.end_list(pace) + await self._exporters.end_list(pace)
         await self.show_withheld(pace)  # of its first pages, where all became known by its last
         return corrected
 
     def abort_list(self) -> None:
         """Forget the list: it did not come to its end."""
-        self.shelf.abort_list()
+        self.object_cache.abort_list()
         self._withheld.abort_list()
         self._exporters.abort_list()
         self._use.abort_list()
@@ -136,9 +136,9 @@ class PodFeed:
     def drop(self, raw: Mapping[str, object]) -> None:
         """Take a pod that is gone, as it was last."""
         uid, record = self._reduce(raw)
-        if uid in self.shelf.records and record is not None:
+        if uid in self.object_cache.records and record is not None:
             self._put(uid, record)  # its last state may say how it failed
-        self.shelf.drop(uid)
+        self.object_cache.drop(uid)
         self._withheld.drop(uid)
         self._exporters.drop(uid)
 
@@ -151,7 +151,7 @@ class PodFeed:
 
     def _put(self, uid: str, record: PodRecord | None) -> None:
         shown = self._shown(record)
-        self.shelf.put(uid, shown)
+        self.object_cache.put(uid, shown)
         self._withheld.put(uid, None if shown is record else record)
 
     def _shown(self, record: PodRecord | None) -> PodRecord | None:
@@ -166,13 +166,13 @@ class PodFeed:
 
     def tell_again(self, uid: str) -> None:
         """Tell the sink of a pod that may hold other GPUs by claims than before."""
-        record = self.shelf.records.get(uid)
+        record = self.object_cache.records.get(uid)
         if record is not None and _may_hold_by_claims(record):
             self._sink.apply_pod(self._joined(record))
 
     async def tell_all_again(self, pace: Pace) -> None:
         """Tell the sink of all such pods."""
-        for uid in tuple(self.shelf.records):
+        for uid in tuple(self.object_cache.records):
             self.tell_again(uid)
             await pace.breathe()
 
@@ -208,6 +208,6 @@ def _may_hold_by_claims(record: PodRecord) -> bool:
     return record.has_claims and bool(record.node)
 
 
-def _new_shelf() -> Shelf[PodRecord]:
+def _new_shelf() -> ObjectCache[PodRecord]:
     """Return one that tells nobody."""
-    return Shelf(apply=lambda _: None, remove=lambda _: None)
+    return ObjectCache(apply=lambda _: None, remove=lambda _: None)

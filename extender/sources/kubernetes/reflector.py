@@ -18,9 +18,9 @@ import msgspec
 
 from extender.core.untyped import mapping_of, text_of
 from extender.kube.client import KubeClient, KubeError
-from extender.runtime.cooperative import GiveWay, next_turn
+from extender.runtime.cooperative import YieldControl, yield_to_loop
 from extender.runtime.decoding import paired_json, shallow_json
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.log_throttle import LogThrottle
 from extender.sources.kubernetes.json_text import (
     Event,
     read_event,
@@ -29,7 +29,7 @@ from extender.sources.kubernetes.json_text import (
     read_page,
 )
 from extender.sources.kubernetes.object_cache import Pace
-from extender.sources.kubernetes.object_kinds import Feed, FollowStatus, Kind
+from extender.sources.kubernetes.object_kinds import Feed, FollowStatus, ObjectKind
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Reflector:
         feed: takes the objects.
         settings: how to follow.
         clock: seconds since the epoch.
-        give_way: lets others have a turn.
+        yield_control: lets others have a turn.
         regained: is called when the API server is heard again after it was not.
         relisted: is called when what a change outdated has been listed anew.
     """
@@ -128,14 +128,14 @@ class Reflector:
     def __init__(
         self,
         client: KubeClient,
-        kind: Kind,
+        kind: ObjectKind,
         feed: Feed,
         settings: FollowSettings,
         *,
         clock: Callable[[], float],
-        give_way: GiveWay = next_turn,
+        yield_control: YieldControl = yield_to_loop,
         regained: Callable[[], None] = lambda: None,
-        relisted: Callable[[], Awaitable[None]] = next_turn,
+        relisted: Callable[[], Awaitable[None]] = yield_to_loop,
     ) -> None:
         self.status = FollowStatus()
         self._client = client
@@ -145,7 +145,7 @@ class Reflector:
         self._feed = feed
         self._settings = settings
         self._clock = clock
-        self._give_way = give_way
+        self._yield_control = yield_control
         self._regained = regained
         self._relisted = relisted
         self._selection: dict[str, str | int] = (
@@ -157,7 +157,7 @@ class Reflector:
         self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         self._is_outdated = False
         self._list_error = ""
-        self._seldom = Seldom(most=MOST_UNREADABLE_LINES)
+        self._throttle = LogThrottle(most=MOST_UNREADABLE_LINES)
 
     def change(self, settings: FollowSettings, *, is_outdated: bool) -> None:
         """Follow otherwise from the next `run` on; what is held stays.
@@ -236,7 +236,7 @@ class Reflector:
             except (KubeError, asyncio.CancelledError):
                 self._feed.abort_list()
                 raise
-            corrections = await self._feed.end_list(Pace(self._give_way))
+            corrections = await self._feed.end_list(Pace(self._yield_control))
         status = self.status
         status.lists += 1
         status.corrections += corrections
@@ -250,7 +250,7 @@ class Reflector:
     async def _take_pages(self) -> str:
         """Hand every object of a list to the feed, page by page; return the list's version."""
         action = f"list {self._resource}"
-        pace = Pace(self._give_way)
+        pace = Pace(self._yield_control)
         token, tokens, taken = "", set[str](), 0
         while len(tokens) < MOST_PAGES:
             body = await self._client.get_text(
@@ -316,7 +316,7 @@ class Reflector:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         is_silent = True
-        pace = Pace(self._give_way)
+        pace = Pace(self._yield_control)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(contextlib.aclosing(lines))
             async for line in lines:
@@ -405,7 +405,7 @@ class Reflector:
         self.status.unreadable_since_list += 1
         others = [one for one in self.status.unreadable_names if one != names]
         self.status.unreadable_names = (*others, names)[-MOST_UNREADABLE_NAMES:]
-        if self._seldom.due(name) is None:
+        if self._throttle.due(name) is None:
             return
         extra, is_fault = {"resource": self._resource, "object": name}, True
         if isinstance(error, KubeError):

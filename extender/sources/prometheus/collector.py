@@ -34,7 +34,7 @@ from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.queries import Queries, outcome
 from extender.sources.prometheus.response_template import Text, digest
 from extender.sources.prometheus.rows import Rows, nothing
-from extender.sources.prometheus.slow_metrics import SteadyColumns
+from extender.sources.prometheus.slow_metrics import SlowColumns
 
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
@@ -131,7 +131,7 @@ class Collector:
         self._names_at = -np.inf
         self._skew_seconds = 0.0
         self._sighted = Sighted()
-        self._steady = SteadyColumns(self._column)
+        self._steady = SlowColumns(self._column)
         self._tenants: Tenants = {}
         self._pods: dict[str, tuple[object, object]] = {}
         self._pods_seen_at = -np.inf

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from extender.core.devices.readings import Signal
 from extender.runtime.decoding import MalformedError, decode_with
-from extender.sources.prometheus.dcgm import Metric, Unit, build_table
+from extender.sources.prometheus.dcgm import Metric, MetricUnit, build_table
 
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
@@ -46,7 +46,7 @@ def table_of(settings: "Prometheus") -> tuple[Metric, ...]:
             name,
             None
             if row is None
-            else Metric(name=name, signal=Signal(row.signal), unit=Unit(row.unit)),
+            else Metric(name=name, signal=Signal(row.signal), unit=MetricUnit(row.unit)),
         )
         for name, row in settings.metrics.items()
     )

@@ -15,7 +15,7 @@ from extender.core.devices.readings import GROWING, LARGEST_XID, Column, Signal
 from extender.sources.prometheus.dcgm_links import LINK_COUNTERS
 
 
-class Unit(StrEnum):
+class MetricUnit(StrEnum):
     """Unit of a metric's values, as the exporter writes them."""
 
     RATIO = "ratio"
@@ -47,7 +47,7 @@ class Metric:
 
     name: str
     signal: Signal
-    unit: Unit
+    unit: MetricUnit
 
     @property
     def aggregation(self) -> Aggregation:
@@ -102,15 +102,15 @@ FAULT_SIGNALS: Final = frozenset(
 )
 """What is 0 of nearly all devices."""
 
-_ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
+_ROWS: Final[tuple[tuple[Signal, MetricUnit, tuple[str, ...]], ...]] = (
     # Within a signal: 2.x to 4.8, then 4.9, then 1.x and --use-old-namespace. DCGM 4.6 has an alias
     # DCGM_FI_DEV_GPU_UTIL_RATIO that still counts percent: a custom CSV that uses it needs a row of
     # the user's. Until then its values above 1 are missing, and 1 % reads as busy: never as idler.
-    (Signal.GPU_UTILIZATION, Unit.PERCENT, ("DCGM_FI_DEV_GPU_UTIL", "dcgm_gpu_utilization")),
-    (Signal.GPU_UTILIZATION, Unit.RATIO, ("DCGM_FI_DEV_GPU_UTIL_RATIO",)),
+    (Signal.GPU_UTILIZATION, MetricUnit.PERCENT, ("DCGM_FI_DEV_GPU_UTIL", "dcgm_gpu_utilization")),
+    (Signal.GPU_UTILIZATION, MetricUnit.RATIO, ("DCGM_FI_DEV_GPU_UTIL_RATIO",)),
     (
         Signal.GRAPHICS_ACTIVE,
-        Unit.RATIO,
+        MetricUnit.RATIO,
         (
             "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
             "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO",
@@ -119,12 +119,12 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (
         Signal.SM_ACTIVE,
-        Unit.RATIO,
+        MetricUnit.RATIO,
         ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO", "dcgm_fi_prof_sm_active"),
     ),
     (
         Signal.TENSOR_ACTIVE,
-        Unit.RATIO,
+        MetricUnit.RATIO,
         (
             "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
             "DCGM_FI_PROF_TENSOR_UTIL_RATIO",
@@ -133,31 +133,31 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (
         Signal.DRAM_ACTIVE,
-        Unit.RATIO,
+        MetricUnit.RATIO,
         ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO", "dcgm_fi_prof_dram_active"),
     ),
     (
         Signal.MEMORY_COPY_UTILIZATION,
-        Unit.PERCENT,
+        MetricUnit.PERCENT,
         ("DCGM_FI_DEV_MEM_COPY_UTIL", "dcgm_mem_copy_utilization"),
     ),
-    (Signal.MEMORY_COPY_UTILIZATION, Unit.RATIO, ("DCGM_FI_DEV_MEMORY_UTIL_RATIO",)),
-    (Signal.MEMORY_USED, Unit.MIB, ("DCGM_FI_DEV_FB_USED", "dcgm_fb_used")),
-    (Signal.MEMORY_USED, Unit.BYTES, ("DCGM_FI_DEV_FB_USED_BYTES",)),
-    (Signal.MEMORY_FREE, Unit.MIB, ("DCGM_FI_DEV_FB_FREE", "dcgm_fb_free")),
-    (Signal.MEMORY_FREE, Unit.BYTES, ("DCGM_FI_DEV_FB_FREE_BYTES",)),
-    (Signal.MEMORY_RESERVED, Unit.MIB, ("DCGM_FI_DEV_FB_RESERVED", "dcgm_fb_reserved")),
-    (Signal.MEMORY_RESERVED, Unit.BYTES, ("DCGM_FI_DEV_FB_RESERVED_BYTES",)),
-    (Signal.MEMORY_TOTAL, Unit.MIB, ("DCGM_FI_DEV_FB_TOTAL", "dcgm_fb_total")),
-    (Signal.MEMORY_TOTAL, Unit.BYTES, ("DCGM_FI_DEV_FB_CAPACITY_BYTES",)),
+    (Signal.MEMORY_COPY_UTILIZATION, MetricUnit.RATIO, ("DCGM_FI_DEV_MEMORY_UTIL_RATIO",)),
+    (Signal.MEMORY_USED, MetricUnit.MIB, ("DCGM_FI_DEV_FB_USED", "dcgm_fb_used")),
+    (Signal.MEMORY_USED, MetricUnit.BYTES, ("DCGM_FI_DEV_FB_USED_BYTES",)),
+    (Signal.MEMORY_FREE, MetricUnit.MIB, ("DCGM_FI_DEV_FB_FREE", "dcgm_fb_free")),
+    (Signal.MEMORY_FREE, MetricUnit.BYTES, ("DCGM_FI_DEV_FB_FREE_BYTES",)),
+    (Signal.MEMORY_RESERVED, MetricUnit.MIB, ("DCGM_FI_DEV_FB_RESERVED", "dcgm_fb_reserved")),
+    (Signal.MEMORY_RESERVED, MetricUnit.BYTES, ("DCGM_FI_DEV_FB_RESERVED_BYTES",)),
+    (Signal.MEMORY_TOTAL, MetricUnit.MIB, ("DCGM_FI_DEV_FB_TOTAL", "dcgm_fb_total")),
+    (Signal.MEMORY_TOTAL, MetricUnit.BYTES, ("DCGM_FI_DEV_FB_CAPACITY_BYTES",)),
     (
         Signal.POWER,
-        Unit.WATTS,
+        MetricUnit.WATTS,
         ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS", "dcgm_power_usage"),
     ),
     (
         Signal.POWER_LIMIT,
-        Unit.WATTS,
+        MetricUnit.WATTS,
         (
             "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
             "DCGM_FI_DEV_POWER_MGMT_LIMIT",
@@ -167,22 +167,22 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (
         Signal.TEMPERATURE,
-        Unit.CELSIUS,
+        MetricUnit.CELSIUS,
         ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "dcgm_gpu_temp"),
     ),
     (
         Signal.MEMORY_TEMPERATURE,
-        Unit.CELSIUS,
+        MetricUnit.CELSIUS,
         ("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS", "dcgm_memory_temp"),
     ),
     (
         Signal.CLOCK_EVENT_REASONS,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
     ),
     (
         Signal.XID,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         (
             "DCGM_FI_DEV_XID_ERRORS",
             "DCGM_FI_DEV_XID_ERROR",
@@ -192,13 +192,13 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (
         Signal.ROW_REMAP_FAILURE,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"),
     ),
-    (Signal.ROW_REMAP_PENDING, Unit.COUNT, ("DCGM_FI_DEV_ROW_REMAP_PENDING",)),
+    (Signal.ROW_REMAP_PENDING, MetricUnit.COUNT, ("DCGM_FI_DEV_ROW_REMAP_PENDING",)),
     (
         Signal.UNCORRECTABLE_REMAPPED_ROWS,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         (
             "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
             "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL",
@@ -206,12 +206,12 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (
         Signal.ECC_DOUBLE_BIT_VOLATILE,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "dcgm_ecc_dbe_volatile_total"),
     ),
     (
         Signal.RETIRED_PAGES_PENDING,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         (
             "DCGM_FI_DEV_RETIRED_PENDING",
             "DCGM_FI_DEV_PAGE_RETIRED_PENDING",
@@ -220,22 +220,22 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (
         Signal.RETIRED_PAGES_SINGLE_BIT,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         ("DCGM_FI_DEV_RETIRED_SBE", "dcgm_retired_pages_sbe"),
     ),
     (
         Signal.RETIRED_PAGES_DOUBLE_BIT,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         ("DCGM_FI_DEV_RETIRED_DBE", "dcgm_retired_pages_dbe"),
     ),
     (
         Signal.RECOVERY_ACTION,
-        Unit.COUNT,
+        MetricUnit.COUNT,
         ("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", "DCGM_FI_DEV_GPU_RECOVERY_ACTION"),
     ),
-    (Signal.FABRIC_MANAGER_STATUS, Unit.COUNT, ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",)),
-    (Signal.HEALTH_STATUS, Unit.COUNT, ("DCGM_EXP_GPU_HEALTH_STATUS",)),
-    *((signal, Unit.COUNT, names) for signal, names in LINK_COUNTERS.items()),
+    (Signal.FABRIC_MANAGER_STATUS, MetricUnit.COUNT, ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",)),
+    (Signal.HEALTH_STATUS, MetricUnit.COUNT, ("DCGM_EXP_GPU_HEALTH_STATUS",)),
+    *((signal, MetricUnit.COUNT, names) for signal, names in LINK_COUNTERS.items()),
 )
 
 DEFAULT_METRICS: Final = tuple(
@@ -265,15 +265,15 @@ def build_table(overrides: Iterable[tuple[str, Metric | None]] = ()) -> tuple[Me
     return (*rows, *(replace(one, signal=Signal.ROWS_REMAPPED_LATELY) for one in remapped))
 
 
-_FACTOR: Final[Mapping[Unit, float]] = {
-    Unit.RATIO: 1.0,
-    Unit.PERCENT: 0.01,
-    Unit.BYTES: 1.0,
-    Unit.MIB: float(1 << 20),
-    Unit.WATTS: 1.0,
-    Unit.MILLIWATTS: 0.001,
-    Unit.CELSIUS: 1.0,
-    Unit.COUNT: 1.0,
+_FACTOR: Final[Mapping[MetricUnit, float]] = {
+    MetricUnit.RATIO: 1.0,
+    MetricUnit.PERCENT: 0.01,
+    MetricUnit.BYTES: 1.0,
+    MetricUnit.MIB: float(1 << 20),
+    MetricUnit.WATTS: 1.0,
+    MetricUnit.MILLIWATTS: 0.001,
+    MetricUnit.CELSIUS: 1.0,
+    MetricUnit.COUNT: 1.0,
 }
 
 # Profiling counters overshoot a full interval by a little; more is no ratio at all.
@@ -330,7 +330,7 @@ _DOUBLE_BLANK: Final = 140737488355328.0
 _BLANKS: Final = 16
 
 
-def convert(values: Column, unit: Unit, signal: Signal) -> Column:
+def convert(values: Column, unit: MetricUnit, signal: Signal) -> Column:
     """Convert an exporter's values to base units; what cannot be a value is NaN.
 
     NaN, infinities, negative values, DCGM's blanks and impossible magnitudes say nothing: they are
@@ -350,7 +350,7 @@ def convert(values: Column, unit: Unit, signal: Signal) -> Column:
         scaled = values * _FACTOR[unit]
         is_value = np.isfinite(values) & (values >= 0) & (values < _INT64_BLANK)
         is_value &= ~((values >= _DOUBLE_BLANK) & (values < _DOUBLE_BLANK + _BLANKS))
-        if unit is not Unit.BYTES:  # in bytes the 32-bit blanks are a card's honest 2 GiB
+        if unit is not MetricUnit.BYTES:  # in bytes the 32-bit blanks are a card's honest 2 GiB
             is_value &= ~((values >= _INT32_BLANK) & (values < _INT32_BLANK + _BLANKS))
         is_value &= scaled <= _HIGHEST[signal]
         if _HIGHEST[signal] == _RATIO:

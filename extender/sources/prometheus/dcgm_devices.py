@@ -23,7 +23,7 @@ from extender.sources.prometheus.promql import (
     UUID_LABELS,
 )
 from extender.sources.prometheus.response_template import (
-    Layouts,
+    ResponseTemplates,
     Text,
     Vector,
     evaluated_at,
@@ -203,8 +203,10 @@ class DeviceTable:
     def __init__(self) -> None:
         self._rows: dict[DeviceKey, DeviceRow] = {}
         self._positions: dict[DeviceKey, int] = {}
-        self._layouts = Layouts()
-        self._sights = Layouts(short)  # asked for seldom, and twice as long: text is not kept
+        self._layouts = ResponseTemplates()
+        self._sights = ResponseTemplates(
+            short
+        )  # asked for seldom, and twice as long: text is not kept
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -30,7 +30,7 @@ _PATIENCE: Final = 6.0  # an hour of readings takes the server longer than one i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class PastReadings:
     """Readings of the past; axes are (device, step).
 
     Attributes:
@@ -93,7 +93,7 @@ class _Grid:
 
 def collect_past(
     client: PrometheusClient, settings: "Prometheus", *, now: float, window_seconds: float
-) -> Past:
+) -> PastReadings:
     """Ask for the last `window_seconds`: activity of the graphics engine, else utilization.
 
     A part of the time at once: all of it would be an answer of a hundred megabytes.
@@ -135,7 +135,7 @@ def collect_past(
     except PrometheusError:
         has_xid = False  # the windows matter more than when an old error was first seen
     preferred, fallback = map(grid.matrix, (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION))
-    return Past(
+    return PastReadings(
         times=times,
         devices=grid.devices,
         utilization=np.where(np.isnan(preferred), fallback, preferred),

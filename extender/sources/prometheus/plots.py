@@ -43,7 +43,7 @@ Values = list[float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hour:
+class PlottedHour:
     """The last hour of some devices.
 
     Attributes:
@@ -59,7 +59,7 @@ class Hour:
     error: str = ""
 
 
-class Plots:
+class PrometheusPlots:
     """Asks for a node at a time.
 
     Args:
@@ -77,11 +77,13 @@ class Plots:
         """Whether there is a Prometheus to ask."""
         return bool(self._settings().url)
 
-    async def hour(self, devices: Sequence[DeviceKey]) -> Hour:
+    async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
         """Return the last hour of some devices, or why it cannot be had."""
         return await self.past(devices, seconds=STEP_SECONDS * (STEPS - 1), steps=STEPS)
 
-    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Hour:
+    async def past(
+        self, devices: Sequence[DeviceKey], *, seconds: float, steps: int
+    ) -> PlottedHour:
         """Return likewise what they were like for so long, at so many times."""
         settings = self._settings()
         cards = sorted({uuid for uuid, _ in devices[:MOST_DEVICES] if _PLAIN.fullmatch(uuid)})
@@ -96,9 +98,9 @@ class Plots:
                 # TimeoutError is an OSError, what is no JSON a ValueError.
                 cause = str(error) or "no complete answer in time"
                 logger.info("no plots from Prometheus", extra={"cause": cause})
-                return Hour(error=f"Prometheus does not tell: {cause}")
+                return PlottedHour(error=f"Prometheus does not tell: {cause}")
         preferred, other = found[Signal.GRAPHICS_ACTIVE], found[Signal.GPU_UTILIZATION]
-        return Hour(
+        return PlottedHour(
             times=tuple(times.tolist()),
             activity={
                 key: _filled(preferred.get(key), other.get(key)) for key in other | preferred

@@ -76,7 +76,7 @@ class _Gaps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class ResponseTemplate:
     """What stands around the values of an answer, and whose they are.
 
     Attributes:
@@ -124,7 +124,7 @@ class Layout:
         except ValueError:  # what stands there is no number
             return None
 
-    def is_same(self, other: "Layout") -> bool:
+    def is_same(self, other: "ResponseTemplate") -> bool:
         """Tell whether both are of the same rows in the same order."""
         return (
             (self.first, self.last) == (other.first, other.last)
@@ -135,7 +135,7 @@ class Layout:
         )
 
 
-class Layouts:
+class ResponseTemplates:
     """The layouts of the latest answers; several threads may use them at once.
 
     Args:
@@ -143,7 +143,7 @@ class Layouts:
     """
 
     def __init__(self, word: Callable[[bytes], bytes] = bytes) -> None:
-        self._known: tuple[Layout, ...] = ()
+        self._known: tuple[ResponseTemplate, ...] = ()
         self._word = word
         self._learning = Lock()  # two that learn at once would forget one of their layouts
 
@@ -196,7 +196,7 @@ def evaluated_at(text: bytes) -> float | None:
     return float(time[:-2]) if time else None
 
 
-def _layout(text: bytes, places: Places, word: Callable[[bytes], bytes]) -> Layout | None:
+def _layout(text: bytes, places: Places, word: Callable[[bytes], bytes]) -> ResponseTemplate | None:
     """Return the layout of an answer; None where it has none that can be told."""
     start = text.find(_TIME) + len(_TIME)
     time = _time(text, start) if start >= len(_TIME) else b""
@@ -218,7 +218,7 @@ def _layout(text: bytes, places: Places, word: Callable[[bytes], bytes]) -> Layo
             _Gaps(some, length, word(b"".join(between[row] for row in some.tolist())))
             for some in np.split(rows, range(at_once, len(rows), at_once))
         ]
-    return Layout(
+    return ResponseTemplate(
         first=first,
         gaps=gaps,
         last=last,

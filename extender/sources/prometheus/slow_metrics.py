@@ -18,7 +18,7 @@ FULL_SECONDS: Final = 45.0
 """Time between two answers of all devices: another size is noticed within a minute."""
 
 
-class Ask(Protocol):
+class QueryColumn(Protocol):
     """Asks for a metric, and returns its column in base units; NaN for devices without a value."""
 
     def __call__(self, metric: Metric, *, is_above_zero: bool) -> Column:
@@ -40,14 +40,14 @@ class _Known:
     is_raised: npt.NDArray[np.bool_]
 
 
-class SteadyColumns:
+class SlowColumns:
     """The latest columns of such metrics. Several threads may ask, each for other metrics.
 
     Args:
         ask: asks the server.
     """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: QueryColumn) -> None:
         self._ask = ask
         self._known: dict[str, _Known] = {}
 

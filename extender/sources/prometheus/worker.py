@@ -23,7 +23,7 @@ from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Collector, Round
 from extender.sources.prometheus.common import PATHS, PrometheusError
 from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.history import Past, collect_past
+from extender.sources.prometheus.history import PastReadings, collect_past
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.last_use import collect_use
 from extender.sources.prometheus.node_identity import NodeIdentity
@@ -177,7 +177,7 @@ def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[
     yield from past_frames(past)
 
 
-def past_frames(past: Past) -> Iterator[Frame]:
+def past_frames(past: PastReadings) -> Iterator[Frame]:
     """Write the past: the times, then some devices at a time with their values."""
     matrices = [past.utilization] if past.xid is None else [past.utilization, past.xid]
     yield Frame(

@@ -17,7 +17,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
 from extender.core.untyped import mapping_of, text_of
 from extender.kube.client import KubeClient
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.log_throttle import LogThrottle
 from extender.settings.admission import Admission
 from extender.webhook.admission.node_access import is_pinned, takes_nodes_of
 from extender.webhook.admission.review import (
@@ -45,7 +45,7 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 UNREADABLE: Final = "idlegpu could not read this pod; it is created as it is"
 
 
-class Outcome(StrEnum):
+class AdmissionOutcome(StrEnum):
     """What became of a pod, for metrics."""
 
     SET = "set"
@@ -66,7 +66,7 @@ class Outcome(StrEnum):
     """Of ours."""
 
 
-class Lease(Protocol):
+class SchedulerPresence(Protocol):
     """Knows whether a scheduler is there."""
 
     @property
@@ -96,7 +96,7 @@ class AdmissionWebhook:
         taint_key: str,
         resources: Callable[[], ResourceNames],
         policy: Callable[[], Policy],
-        lease: Lease,
+        lease: SchedulerPresence,
         admissions: Metric,
     ) -> None:
         self._scheduler = scheduler
@@ -106,8 +106,8 @@ class AdmissionWebhook:
         self._lease = lease
         self._admissions = admissions
         self._reading: Counter[str | None] = Counter()
-        self._seldom = Seldom()
-        for outcome in Outcome:
+        self._throttle = LogThrottle()
+        for outcome in AdmissionOutcome:
             admissions.labels(outcome)
 
     def build_app(self, middlewares: Iterable[Middleware] = ()) -> web.Application:
@@ -128,24 +128,24 @@ class AdmissionWebhook:
             outcome, answer = self.judge(review)
         except ReviewError as error:
             self._complain(request, str(error))
-            outcome, answer = _unchanged(Outcome.UNREADABLE, error.uid)
+            outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, error.uid)
         except TimeoutError:
             self._complain(request, "it came too slowly")
-            outcome, answer = _unchanged(Outcome.UNREADABLE, uid)
+            outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
         except web.HTTPRequestEntityTooLarge:
             self._complain(request, "it is too large")
-            outcome, answer = _unchanged(Outcome.UNREADABLE, uid)
+            outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
         except Exception as error:
-            unlogged = self._seldom.due("fault", type(error).__name__)
+            unlogged = self._throttle.due("fault", type(error).__name__)
             if unlogged is not None:
                 logger.exception("fault", extra={"verb": "admit", "also_unlogged": unlogged})
-            outcome, answer = _unchanged(Outcome.FAULT, uid)
+            outcome, answer = _unchanged(AdmissionOutcome.FAULT, uid)
         self._admissions.labels(outcome).inc()
         return web.Response(body=answer, content_type="application/json")
 
     def _complain(self, request: web.Request, cause: str) -> None:
         """Say what is wrong with a review, now and then: whoever reaches the port may send any."""
-        unlogged = self._seldom.due("unreadable", request.remote)
+        unlogged = self._throttle.due("unreadable", request.remote)
         if unlogged is not None:
             logger.warning(
                 "unreadable admission review",
@@ -171,36 +171,36 @@ class AdmissionWebhook:
             if not reading[address]:
                 del reading[address]
 
-    def judge(self, review: Review) -> tuple[Outcome, bytes]:
+    def judge(self, review: Review) -> tuple[AdmissionOutcome, bytes]:
         """Return what becomes of a pod, and the answer that says so."""
         parsed = parse_request(review.pod, resources=self._resources(), defaults=self._policy())
         if parsed.is_disabled:
-            outcome = Outcome.DISABLED
+            outcome = AdmissionOutcome.DISABLED
         elif parsed.request is None:
-            outcome = Outcome.NO_GPU
+            outcome = AdmissionOutcome.NO_GPU
         else:
             outcome = self._judge_gpu_pod(review.pod)
-        if outcome is not Outcome.SET:
+        if outcome is not AdmissionOutcome.SET:
             return outcome, encode_answer(review.uid)
         problems = [problem.message for problem in parsed.problems]
         patch = patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
         return outcome, encode_answer(review.uid, patch=patch, warnings=problems)
 
-    def _judge_gpu_pod(self, pod: Mapping[str, object]) -> Outcome:
+    def _judge_gpu_pod(self, pod: Mapping[str, object]) -> AdmissionOutcome:
         spec = mapping_of(pod.get("spec"))
         if text_of(spec.get("nodeName")):
-            return Outcome.BOUND
+            return AdmissionOutcome.BOUND
         if text_of(spec.get("schedulerName")) not in {"", DEFAULT_SCHEDULER}:
-            return Outcome.OTHER_SCHEDULER
+            return AdmissionOutcome.OTHER_SCHEDULER
         selection = read_selection(pod)
         if is_pinned(pod, selection):
-            return Outcome.PINNED
+            return AdmissionOutcome.PINNED
         if not takes_nodes_of(self._scheduler, selection):
-            return Outcome.OTHER_NODES
-        return Outcome.SET if self._lease.is_fresh else Outcome.SCHEDULER_ABSENT
+            return AdmissionOutcome.OTHER_NODES
+        return AdmissionOutcome.SET if self._lease.is_fresh else AdmissionOutcome.SCHEDULER_ABSENT
 
 
-def _unchanged(outcome: Outcome, uid: str) -> tuple[Outcome, bytes]:
+def _unchanged(outcome: AdmissionOutcome, uid: str) -> tuple[AdmissionOutcome, bytes]:
     return outcome, encode_answer(uid, warnings=[UNREADABLE])
 
 

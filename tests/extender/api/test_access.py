@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from extender.api.access import COOKIE, MAX_COOKIE, make_access
 from extender.api.caller import GRACE
 from extender.api.caller_cache import HEADER, REFUSED_SECONDS
-from extender.settings.api import Api, ApiAccess
+from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from tests.extender.api.reviewers import EVERYWHERE
 from tests.extender.insight.door import BEARER, TOKEN, Door, door_in, shown
@@ -126,7 +126,7 @@ async def test_rights_are_asked_for_once_until_they_are_old(door: Door) -> None:
     await shown(client)
     assert door.reviewers.rights_asked == asked
 
-    door.now += Api().rights_seconds
+    door.now += ApiSettings().rights_seconds
     door.reviewers.rights["alice"] = {"blue"}
     assert await shown(client) == ["blue/a", "another pod"]
     assert len(door.reviewers.rights_asked) == 2 * len(asked)
@@ -140,7 +140,7 @@ async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(door: 
     await shown(client)
     assert len(door.reviewers.tokens_asked) == 1
 
-    door.now += Api().token_seconds
+    door.now += ApiSettings().token_seconds
     assert (await client.get("/v1/pods", headers=BEARER)).status == 401
 
 
@@ -152,10 +152,10 @@ async def test_rights_that_cannot_be_found_out_count_for_a_while_and_then_no_mor
     await shown(client)
     door.reviewers.is_down = True
 
-    door.now += Api().rights_seconds + 1
+    door.now += ApiSettings().rights_seconds + 1
     assert await shown(client) == ["blue/a", "red/b"]
 
-    door.now += GRACE * Api().rights_seconds
+    door.now += GRACE * ApiSettings().rights_seconds
     assert await shown(client) == ["another pod", "another pod"]
 
 
@@ -288,13 +288,13 @@ async def test_what_is_no_good_token_is_not_kept(
 def test_a_token_is_needed_wherever_others_come_unless_one_says_otherwise(
     access: ApiAccess, host: str, is_open: bool
 ) -> None:
-    assert Api(access=access).is_open(host) is is_open
+    assert ApiSettings(access=access).is_open(host) is is_open
 
 
 @pytest.mark.parametrize("proxy", ["10.0.0.0/33", "apiserver", "10.0.0.4/8", ""])
 def test_a_proxy_that_is_no_address_is_refused(proxy: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        Api(proxies=(proxy,))
+        ApiSettings(proxies=(proxy,))
 
     assert "a list of IP addresses and networks" in str(caught.value)
 
@@ -310,7 +310,7 @@ async def test_an_api_that_is_open_to_other_machines_says_so_in_the_log(
     door: Door, caplog: pytest.LogCaptureFixture, status_listen: str, warnings: int
 ) -> None:
     settings = Settings(
-        status_listen=status_listen, api=Api(access=ApiAccess.OPEN, allow_plain=True)
+        status_listen=status_listen, api=ApiSettings(access=ApiAccess.OPEN, allow_plain=True)
     )
     world = World()
 

@@ -16,7 +16,7 @@ from extender.api.access import make_access
 from extender.core.nodes.inventory import PodRecord
 from extender.server.json_answers import json_answer
 from extender.server.redaction import ANOTHER_POD, pod_name
-from extender.settings.api import Api, ApiAccess
+from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from tests.extender.api.reviewers import EVERYWHERE
 from tests.extender.fake_kube import eventually
@@ -150,7 +150,7 @@ async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
 async def test_on_this_machine_alone_another_sites_name_is_not_answered(
     door: Door, aiohttp_client: MakeClient, host: str, status: int
 ) -> None:
-    settings = Settings(api=Api(hosts=("gpus.example.com",)))
+    settings = Settings(api=ApiSettings(hosts=("gpus.example.com",)))
     client = await aiohttp_client(app_of(door, settings))
 
     for path in ("/v1/pods", "/metrics"):
@@ -169,9 +169,10 @@ async def test_on_this_machine_alone_another_sites_name_is_not_answered(
     "settings",
     [
         pytest.param(
-            {"status_listen": "0.0.0.0:8889", "api": Api(allow_plain=True)}, id="others-come"
+            {"status_listen": "0.0.0.0:8889", "api": ApiSettings(allow_plain=True)},
+            id="others-come",
         ),
-        pytest.param({"api": Api(access=ApiAccess.TOKEN)}, id="tokens"),
+        pytest.param({"api": ApiSettings(access=ApiAccess.TOKEN)}, id="tokens"),
     ],
 )
 async def test_where_a_token_is_needed_any_name_is_answered(
@@ -188,7 +189,9 @@ async def test_a_pod_is_shown_at_once_in_a_namespace_that_has_just_come(
 ) -> None:
     door.reviewers.rights["alice"] = {"blue"}
     world = World()
-    client = await aiohttp_client(app_of(door, Settings(api=Api(access=ApiAccess.TOKEN)), world))
+    client = await aiohttp_client(
+        app_of(door, Settings(api=ApiSettings(access=ApiAccess.TOKEN)), world)
+    )
     assert await shown(client, **BEARER) == [ANOTHER_POD]
 
     world.fleet.apply_pod(PodRecord(uid="uid-a", namespace="blue", name="a"))
@@ -215,4 +218,4 @@ def app_of(door: Door, settings: Settings, world: World | None = None) -> web.Ap
 @pytest.mark.parametrize("host", ["", "http://gpus", "gpus:8889", "gpus/"])
 def test_a_host_that_is_no_name_is_refused(host: str) -> None:
     with pytest.raises(ValidationError, match="without scheme and port"):
-        Api(hosts=(host,))
+        ApiSettings(hosts=(host,))

@@ -19,7 +19,7 @@ from extender.kube.token_review import ALL_NAMESPACES, User
 from extender.runtime.metrics import Metrics
 from extender.server.json_answers import json_answer
 from extender.server.redaction import AccessError
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from tests.extender.api.reviewers import Reviewers, reviewing
 from tests.extender.fake_kube import eventually
 from tests.extender.served import Client, MakeClient
@@ -202,7 +202,7 @@ async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door
     async with reviewing(tmp_path) as (reviewers, kube):
         access = Access(
             kube,
-            Api(),
+            ApiSettings(),
             is_open=False,
             namespaces=lambda: NAMESPACES,
             requests=Metrics().api_requests,

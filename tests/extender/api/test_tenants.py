@@ -15,8 +15,8 @@ from aiohttp import web
 from extender.api.page.routes import STREAM
 from extender.app import Extender
 from extender.core.nodes.inventory import PodPhase, PodRecord
-from extender.placement.bypass_causes import Verdict
-from extender.settings.api import Api, ApiAccess
+from extender.placement.bypass_causes import BypassVerdict
+from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from tests.extender.api.reviewers import reviewing
 from tests.extender.served import BUSY, GPU, IDLE, Client, Gpu, MakeClient, World, names_question
@@ -84,7 +84,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
     async with reviewing(tmp_path) as (reviewers, kube):
         reviewers.users |= {"hostile": "mallory", "friend": "alice"}
         reviewers.rights |= {"mallory": {"team"}, "alice": {"team", NAMESPACE}}
-        settings = Settings(listen="127.0.0.1:0", api=Api(access=ApiAccess.TOKEN))
+        settings = Settings(listen="127.0.0.1:0", api=ApiSettings(access=ApiAccess.TOKEN))
         world = World()
         extender = Extender(settings, kube, lambda: world.now)
         world.fleet, world.placer, world.history = (
@@ -100,7 +100,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         extender.fleet.apply_pod(hush_pod("hush-waiting", ""))
         world.tell({"node-a": [BUSY, Gpu(tenants=(f"{NAMESPACE}/hush-running",))]})
         world.fleet.snapshot()
-        extender.readiness.lay_out()
+        extender.readiness.allocate()
         _bind_unasked(extender)
         app = extender.build_app()
         client = await aiohttp_client(app)
@@ -116,7 +116,7 @@ def _bind_unasked(extender: Extender) -> None:
     record = hush_pod("hush-unasked", "")
     unasked.see(record)
     unasked.see(hush_pod("hush-unasked", "node-b"))
-    unasked._judge(unasked._bound.popleft(), Verdict.NOT_ASKED)
+    unasked._judge(unasked._bound.popleft(), BypassVerdict.NOT_ASKED)
     assert unasked.report().bound[0].example == f"{NAMESPACE}/hush-unasked"
 
 

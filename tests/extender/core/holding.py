@@ -5,16 +5,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from extender.core.decision.allocation import Tenancy, lay_out
+from extender.core.decision.allocation import DeviceTenancy, allocate
 from extender.core.decision.landing import NONE_OUT
-from extender.core.devices.expected_devices import Device, Expected
+from extender.core.devices.expected_devices import Expected, ExpectedDevice
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Assumed, SharedPolicy
 from tests.builders import GPU, NOW
 
 WARM_UP = 120.0
-TENANCY = Tenancy(
+TENANCY = DeviceTenancy(
     is_mapped=True,
     assumed=Assumed(warm_up_seconds=WARM_UP, loading_seconds=0.0),
     shared_policy=SharedPolicy.DISTRIBUTED,
@@ -45,7 +45,7 @@ def row_of(
     devices: int | list[tuple[str, ...]],
     *pods: PodRecord,
     replicas: int = 1,
-    tenancy: Tenancy = TENANCY,
+    tenancy: DeviceTenancy = TENANCY,
     measured_at: float | None = NOW,
     allocatable: int | None = None,
     serving: Mapping[str, Any] = MappingProxyType({}),
@@ -63,13 +63,15 @@ def row_of(
     """
     shown = [()] * devices if isinstance(devices, int) else devices
     full = len(shown) * replicas
-    return lay_out(
+    return allocate(
         replace(
             Expected(resource=GPU, count=len(shown), replicas=replicas, is_shared=replicas > 1),
             **serving,
         ),
         [
-            Device(row=row, tenants=tuple(f"ns/{name}" for name in names), measured_at=measured_at)
+            ExpectedDevice(
+                row=row, tenants=tuple(f"ns/{name}" for name in names), measured_at=measured_at
+            )
             for row, names in enumerate(shown)
         ],
         pods,

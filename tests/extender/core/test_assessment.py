@@ -79,12 +79,12 @@ def test_the_pods_own_thresholds_decide_what_is_idle() -> None:
 
 @pytest.mark.parametrize("utilization", [0.0, 1.0])
 def test_stale_load_fades_towards_the_threshold_from_both_sides(utilization: float) -> None:
-    believed = [
+    estimated = [
         float(assessment_of(node(gpu(utilization=utilization, freshness=fresh))).utilization[0, 0])
         for fresh in (1.0, 0.5, 0.0)
     ]
 
-    assert believed == pytest.approx([utilization, (utilization + 0.3) / 2, 0.3])
+    assert estimated == pytest.approx([utilization, (utilization + 0.3) / 2, 0.3])
 
 
 def test_stale_memory_fades_towards_the_threshold() -> None:

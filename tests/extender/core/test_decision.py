@@ -64,7 +64,7 @@ def test_nodes_are_decided_on_alike_by_number_and_by_name() -> None:
     def decided(snapshot: Snapshot) -> Decision:
         return decide(snapshot, request(), candidates, Policy(), overlays={})
 
-    by_number, by_name = decided(snapshot), decided(replace(snapshot, roll=EMPTY_ROLL))
+    by_number, by_name = decided(snapshot), decided(replace(snapshot, node_index=EMPTY_ROLL))
 
     assert isinstance(by_number.candidates, NamesAt)
     assert not isinstance(by_name.candidates, NamesAt)

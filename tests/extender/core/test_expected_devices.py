@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.expected_devices import (
-    Device,
     Expected,
+    ExpectedDevice,
     devices_behind,
     expected_devices,
 )
@@ -214,7 +214,7 @@ def test_on_gke_the_gpu_resource_of_a_partitioned_node_counts_instances() -> Non
         "cloud.google.com/gke-max-shared-clients-per-gpu": "3",
     }
     node = offering(labels, gpu=21)
-    devices = tuple(Device(row=row, mig_profile="1g.5gb") for row in range(7))
+    devices = tuple(ExpectedDevice(row=row, mig_profile="1g.5gb") for row in range(7))
 
     (expected,) = expected_devices(node, {"1g.5gb": 7})
 
@@ -275,7 +275,10 @@ def test_nothing_is_expected_of_a_card_with_mig_and_no_instances(
     labels: dict[str, str], offered: dict[str, int]
 ) -> None:
     node = offering(labels, **offered)
-    devices = (Device(row=0, mig_profile="1g.10gb"), Device(row=1, mig_profile=NO_INSTANCES))
+    devices = (
+        ExpectedDevice(row=0, mig_profile="1g.10gb"),
+        ExpectedDevice(row=1, mig_profile=NO_INSTANCES),
+    )
 
     for expected in expected_devices(node, {"1g.10gb": 1, NO_INSTANCES: 1}):
         assert NO_INSTANCES not in expected.resource
@@ -283,10 +286,10 @@ def test_nothing_is_expected_of_a_card_with_mig_and_no_instances(
 
 
 INSTANCES = (
-    Device(row=0),
-    Device(row=1, mig_profile="1g.10gb"),
-    Device(row=2, mig_profile="1g.10gb+me"),
-    Device(row=3, mig_profile="3g.40gb"),
+    ExpectedDevice(row=0),
+    ExpectedDevice(row=1, mig_profile="1g.10gb"),
+    ExpectedDevice(row=2, mig_profile="1g.10gb+me"),
+    ExpectedDevice(row=3, mig_profile="3g.40gb"),
 )
 
 
@@ -306,7 +309,7 @@ def test_a_resource_is_served_by_the_instances_of_its_profile(
 
 def test_under_the_single_strategy_the_gpu_resource_counts_instances() -> None:
     node = offering({"nvidia.com/mig.strategy": "single"}, gpu=7)
-    instances = [Device(row=row, mig_profile="1g.10gb") for row in range(7)]
+    instances = [ExpectedDevice(row=row, mig_profile="1g.10gb") for row in range(7)]
 
     (expected,) = expected_devices(node, {"1g.10gb": 7})
 

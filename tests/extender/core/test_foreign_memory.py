@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.devices.foreign_memory import Occupancy, Tenancy, account
+from extender.core.devices.foreign_memory import MemoryTenancy, Occupancy, account
 
 NAN, INF = float("nan"), float("inf")
 
@@ -15,11 +15,11 @@ amounts = st.integers(0, 80).map(float)
 known = st.just(NAN) | amounts
 
 
-def held(declared: float, **changes: bool) -> Tenancy:
+def held(declared: float, **changes: bool) -> MemoryTenancy:
     """Return who may use one device."""
     flags = {"has_undeclared": False, "is_filling": False, "is_emptying": False, "is_free": False}
     columns = {name: np.array([value]) for name, value in {**flags, **changes}.items()}
-    return Tenancy(declared=np.array([declared]), **columns)
+    return MemoryTenancy(declared=np.array([declared]), **columns)
 
 
 FREE = held(0, is_free=True)
@@ -27,7 +27,7 @@ WHOLE = held(INF)
 
 
 def after(
-    *readings: tuple[Tenancy, float], told: float = NAN, start: Occupancy | None = None
+    *readings: tuple[MemoryTenancy, float], told: float = NAN, start: Occupancy | None = None
 ) -> tuple[float, float]:
     """Return what others and foreign processes hold after readings of one device."""
     nothing = np.array([NAN])
@@ -59,7 +59,7 @@ def after(
     ],
 )
 def test_each_reading_gives_the_memory_outside_pods_that_declared(
-    readings: list[tuple[Tenancy, float]], expected: tuple[float, float]
+    readings: list[tuple[MemoryTenancy, float]], expected: tuple[float, float]
 ) -> None:
     assert after(*readings) == pytest.approx(expected, nan_ok=True)
 
@@ -85,7 +85,7 @@ tenancies = st.builds(
 
 @given(st.lists(st.tuples(tenancies, amounts), min_size=1, max_size=6), known)
 def test_others_hold_no_more_than_is_in_use_and_all_that_no_pod_declared(
-    readings: list[tuple[Tenancy, float]], told: float
+    readings: list[tuple[MemoryTenancy, float]], told: float
 ) -> None:
     tenancy, used = readings[-1]
 
@@ -102,7 +102,7 @@ def test_others_hold_no_more_than_is_in_use_and_all_that_no_pod_declared(
 
 def test_devices_are_accounted_for_each_on_its_own() -> None:
     one, other = held(30), replace(FREE)
-    both = Tenancy(
+    both = MemoryTenancy(
         **{
             name: np.concatenate([getattr(one, name), getattr(other, name)])
             for name in ("declared", "has_undeclared", "is_filling", "is_emptying", "is_free")

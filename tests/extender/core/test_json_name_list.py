@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.json_name_list import Pieces
+from extender.core.nodes.json_name_list import JsonNameList
 
 items = st.lists(
     st.binary(max_size=12).map(lambda item: item.replace(b",", b".")), min_size=1, max_size=40
@@ -20,7 +20,7 @@ def test_some_pieces_are_cut_as_if_each_were_taken_alone(
     text = before + b"[" + b",".join(items) + b"]" + after
     kept = [at for at in range(len(items)) if data.draw(st.booleans())]
 
-    pieces = Pieces.of(text, len(before), len(text) - len(after))
+    pieces = JsonNameList.of(text, len(before), len(text) - len(after))
 
     assert pieces is not None
     assert len(pieces) == len(items)
@@ -30,4 +30,4 @@ def test_some_pieces_are_cut_as_if_each_were_taken_alone(
 
 @pytest.mark.parametrize("text", [b"", b"[", b"]", b"a,b", b"[a,b", b"a,b]"])
 def test_what_is_no_list_has_no_pieces(text: bytes) -> None:
-    assert Pieces.of(text, 0, len(text)) is None
+    assert JsonNameList.of(text, 0, len(text)) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.json_name_list import Pieces
+from extender.core.nodes.json_name_list import JsonNameList
 from extender.core.nodes.node_names import MOST_STRANGERS, Found, NameTable
 from extender.core.steps import finish
 
@@ -43,7 +43,7 @@ def found(
 
 def found_in(table: NameTable, text: bytes, begin: int, end: int) -> Found | None:
     """Return the names of a list in a text; None where they are not found."""
-    pieces = Pieces.of(text, begin, end)
+    pieces = JsonNameList.of(text, begin, end)
     return None if pieces is None else table.find(pieces)
 
 

@@ -9,13 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from extender.core.decision.cached_evaluation import (
+    evaluate_cached,
+    evaluate_together,
     nominate,
     row_under,
-    stand,
-    stand_together,
 )
 from extender.core.decision.decision import decide
-from extender.core.decision.evaluation import Overlay, Question, asks, evaluate_for
+from extender.core.decision.evaluation import EvaluationRequest, Overlay, asks, evaluate_for
 from extender.core.nodes.snapshot import batch_rows
 from extender.core.policy import Policy, Weights
 from extender.core.request.request import GpuRequest
@@ -168,13 +168,13 @@ def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
     pool, ((_, ask),) = snapshot.pools[GPU], asks(about)
 
-    def question(overlay: Overlay) -> Question:
-        return Question(request=about, ask=ask, policy=Policy(), overlay=overlay)
+    def question(overlay: Overlay) -> EvaluationRequest:
+        return EvaluationRequest(request=about, ask=ask, policy=Policy(), overlay=overlay)
 
-    standing = stand(snapshot, pool, question(before))
+    standing = evaluate_cached(snapshot, pool, question(before))
     # Of some nodes the overlay is the same object, of the others another one.
     overlay = {node: before.get(node, tenants) for node, tenants in overlay.items()}
-    again = stand(snapshot, pool, question(overlay), [standing])
+    again = evaluate_cached(snapshot, pool, question(overlay), [standing])
     corrected = nominate(again.evaluation, snapshot, pool, question(overlay))
 
     under = partial(row_under, overlay=overlay, is_out=snapshot.telemetry.is_out)
@@ -198,16 +198,16 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
     pool = snapshot.pools[GPU]
 
-    def questions(overlay: Overlay) -> list[Question]:
+    def questions(overlay: Overlay) -> list[EvaluationRequest]:
         return [
-            Question(request=asked, ask=ask, policy=Policy(), overlay=overlay)
+            EvaluationRequest(request=asked, ask=ask, policy=Policy(), overlay=overlay)
             for asked in requests
             for _, ask in asks(asked)
         ]
 
-    kept = [stand(snapshot, pool, question) for question in questions(before)]
-    together = stand_together(snapshot, pool, questions(overlay), [[one] for one in kept])
-    alone = [stand(snapshot, pool, question) for question in questions(overlay)]
+    kept = [evaluate_cached(snapshot, pool, question) for question in questions(before)]
+    together = evaluate_together(snapshot, pool, questions(overlay), [[one] for one in kept])
+    alone = [evaluate_cached(snapshot, pool, question) for question in questions(overlay)]
 
     for one, other in zip(together, alone, strict=True):
         for column in ("codes", "scores", "bands", "utilization"):
@@ -234,7 +234,7 @@ def test_what_was_worked_out_for_other_requests_makes_no_difference(
     for asked in requests:
         for _, ask in asks(asked):
             policy = data.draw(st.sampled_from(policies))
-            question = Question(request=asked, ask=ask, policy=policy, overlay={})
+            question = EvaluationRequest(request=asked, ask=ask, policy=policy, overlay={})
             shared = evaluate_for(question, batch, snapshot.models)
             alone = evaluate_for(question, replace(batch), snapshot.models)
             for column in ("codes", "scores", "bands", "utilization"):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from extender.core.decision.health_causes import words
 from extender.core.decision.signals import (
     MEASURED,
-    Evidence,
+    SignalEvidence,
     activity,
     agreed_activity,
-    believe,
     board_power,
+    estimate,
     memory,
     shows_use,
     step_streak,
@@ -128,9 +128,9 @@ def test_board_power_goes_by_the_most_specific_words(model: str, watts: float) -
 def test_what_is_missing_of_memory_follows_from_the_rest(
     values: dict[str, float], label: float, expected: tuple[float, float, float]
 ) -> None:
-    believed = memory(one(**values), np.array([label]))
+    estimated = memory(one(**values), np.array([label]))
 
-    assert [float(each[0]) for each in believed] == pytest.approx(list(expected), nan_ok=True)
+    assert [float(each[0]) for each in estimated] == pytest.approx(list(expected), nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -202,14 +202,14 @@ def test_a_verdict_falls_and_is_lifted_by_as_many_readings() -> None:
 # --- what is believed ---------------------------------------------------------------------------
 
 
-def evidence(count: int = 1, **changes: Any) -> Evidence:
+def evidence(count: int = 1, **changes: Any) -> SignalEvidence:
     """Return what is held of idle, healthy H100s, measured just now."""
     columns = {
         Signal.GRAPHICS_ACTIVE: np.zeros(count),
         Signal.MEMORY_USED: np.zeros(count),
         Signal.MEMORY_FREE: np.full(count, 80 * GIB),
     }
-    described = Evidence(
+    described = SignalEvidence(
         columns=columns,
         measured_at=np.full(count, NOW),
         activity_at=changes.get("measured_at", np.full(count, NOW)),
@@ -247,8 +247,10 @@ def reading(count: int = 1, **values: float | list[float]) -> dict[Signal, Colum
     return columns
 
 
-def believed(seen: Evidence, *, after: float = 0.0, policy: Policy | None = None) -> Telemetry:
-    return believe(seen, policy or Policy(), NOW + after)[0]
+def estimated(
+    seen: SignalEvidence, *, after: float = 0.0, policy: Policy | None = None
+) -> Telemetry:
+    return estimate(seen, policy or Policy(), NOW + after)[0]
 
 
 @pytest.mark.parametrize(
@@ -256,13 +258,13 @@ def believed(seen: Evidence, *, after: float = 0.0, policy: Policy | None = None
     [(0, 1.0), (-5, 1.0), (120, 1.0), (270, 0.5), (420, 0.0), (9999, 0.0)],
 )
 def test_a_value_is_fresh_then_fades_by_when_it_was_measured(age: float, expected: float) -> None:
-    telemetry = believed(evidence(), after=age)
+    telemetry = estimated(evidence(), after=age)
 
     assert telemetry.freshness[0] == telemetry.memory_freshness[0] == pytest.approx(expected)
 
 
 def test_a_device_that_was_never_measured_is_unknown() -> None:
-    assert believed(evidence(measured_at=np.array([NAN]))).freshness[0] == 0.0
+    assert estimated(evidence(measured_at=np.array([NAN]))).freshness[0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -275,20 +277,20 @@ def test_each_signal_is_missing_for_itself(
     values: dict[str, Any] = {missing: NAN, "MEMORY_TOTAL": 80 * GIB}
     columns = reading(**values)
 
-    telemetry = believed(evidence(columns=columns))
+    telemetry = estimated(evidence(columns=columns))
 
     assert telemetry.freshness[0] == activity_fresh
     assert telemetry.memory_freshness[0] == memory_fresh
 
 
 def test_memory_without_a_total_is_unknown() -> None:
-    telemetry = believed(evidence(columns=reading(MEMORY_FREE=NAN)))
+    telemetry = estimated(evidence(columns=reading(MEMORY_FREE=NAN)))
 
     assert (telemetry.memory_freshness[0], telemetry.memory_total_bytes[0]) == (0.0, 0.0)
 
 
 def test_values_from_before_a_device_was_freed_are_ignored() -> None:
-    telemetry = believed(evidence(freed_at=np.array([NOW]), columns=reading(TEMPERATURE=99.0)))
+    telemetry = estimated(evidence(freed_at=np.array([NOW]), columns=reading(TEMPERATURE=99.0)))
 
     assert telemetry.freshness[0] == telemetry.memory_freshness[0] == telemetry.stress[0] == 0.0
 
@@ -315,7 +317,7 @@ def test_a_just_freed_device_is_presumed_idle_by_what_it_was_before(
 ) -> None:
     freed = {"freed_at": np.array([NOW - 10.0]), "measured_at": np.array([NOW - 20.0])}
 
-    assert believed(evidence(**{**freed, **changes})).presumed[0] == expected
+    assert estimated(evidence(**{**freed, **changes})).presumed[0] == expected
 
 
 def test_a_device_with_tenants_is_judged_over_its_window_and_one_without_by_its_latest() -> None:
@@ -328,7 +330,7 @@ def test_a_device_with_tenants_is_judged_over_its_window_and_one_without_by_its_
         window_count=np.full(2, 9),
     )
 
-    telemetry = believed(seen)
+    telemetry = estimated(seen)
 
     assert telemetry.utilization.tolist() == [0.6, 0.1]
     assert telemetry.spread.tolist() == [0.2, 0.0]
@@ -340,16 +342,16 @@ def test_one_reading_makes_no_window() -> None:
         has_tenants=np.array([True]), window_mean=np.array([0.6]), window_count=np.array([1])
     )
 
-    assert believed(seen).utilization[0] == 0.0
+    assert estimated(seen).utilization[0] == 0.0
 
 
 def test_foreign_use_counts_where_no_pod_is_and_not_for_ever() -> None:
     foreign = np.ones(1, dtype=np.bool_)
 
-    assert believed(evidence(is_foreign=foreign)).is_foreign[0]
-    assert not believed(evidence(is_foreign=foreign, is_unheld=~foreign)).is_foreign[0]
-    assert not believed(evidence(is_foreign=foreign), after=421).is_foreign[0]
-    assert not believed(evidence(is_in_use=foreign), after=421).is_in_use[0]
+    assert estimated(evidence(is_foreign=foreign)).is_foreign[0]
+    assert not estimated(evidence(is_foreign=foreign, is_unheld=~foreign)).is_foreign[0]
+    assert not estimated(evidence(is_foreign=foreign), after=421).is_foreign[0]
+    assert not estimated(evidence(is_in_use=foreign), after=421).is_in_use[0]
 
 
 @pytest.mark.parametrize(
@@ -368,14 +370,14 @@ def test_a_pause_of_foreign_use_makes_a_device_no_more_idle_than_one_of_a_tenant
 ) -> None:
     seen = {"recent_mean": np.array([0.45]), "recent_count": np.array([9]), **changes}
 
-    assert believed(evidence(**seen)).peak[0] == expected
+    assert estimated(evidence(**seen)).peak[0] == expected
 
 
 def test_old_ill_health_excludes_no_device_for_ever() -> None:
     sick = evidence(columns=reading(ROW_REMAP_FAILURE=1.0))
 
-    assert believed(sick, after=899).is_excluded[0]
-    assert not believed(sick, after=900).is_excluded[0]
+    assert estimated(sick, after=899).is_excluded[0]
+    assert not estimated(sick, after=900).is_excluded[0]
 
 
 def test_a_sticky_xid_counts_for_a_while_after_it_was_first_seen() -> None:
@@ -383,8 +385,8 @@ def test_a_sticky_xid_counts_for_a_while_after_it_was_first_seen() -> None:
         columns=reading(XID=48.0), xid_since=np.array([NOW - 3599]), measured_at=np.array([NOW])
     )
 
-    assert believed(fallen).is_excluded[0]
-    assert not believed(fallen, after=1).is_excluded[0]
+    assert estimated(fallen).is_excluded[0]
+    assert not estimated(fallen, after=1).is_excluded[0]
 
 
 def test_a_card_that_has_fallen_off_the_bus_excludes_its_node_and_no_other() -> None:
@@ -395,7 +397,7 @@ def test_a_card_that_has_fallen_off_the_bus_excludes_its_node_and_no_other() -> 
         node_row=np.array([5, 5, 6]),
     )
 
-    telemetry = believed(seen)
+    telemetry = estimated(seen)
 
     assert telemetry.is_excluded.tolist() == [True, True, False]
     assert telemetry.is_excluded_multi.tolist() == [True, True, False]
@@ -409,7 +411,7 @@ def test_a_device_that_is_lost_or_silent_among_its_siblings_is_under_penalty_alo
         node_row=np.array([1, 1, 1, 2]),
     )
 
-    telemetry = believed(seen)
+    telemetry = estimated(seen)
 
     assert telemetry.penalty.tolist() == [0.5, 0.5, 0.0, 0.0]
     assert not telemetry.is_excluded.any()
@@ -422,20 +424,20 @@ def told(telemetry: Telemetry) -> list[str]:
 def test_missing_devices_say_that_they_are_missing() -> None:
     seen = evidence(2, is_lost=np.array([True, False]))
 
-    assert told(believed(seen)) == ["missing among its siblings", ""]
+    assert told(estimated(seen)) == ["missing among its siblings", ""]
 
 
 def test_what_a_missing_device_means_is_a_setting() -> None:
     seen = evidence(2, is_lost=np.array([True, False]))
     policy = Policy(health=Health(missing_device=HealthAction.EXCLUDE))
 
-    assert believed(seen, policy=policy).is_excluded.tolist() == [True, False]
+    assert estimated(seen, policy=policy).is_excluded.tolist() == [True, False]
 
 
 def test_devices_of_a_node_of_which_the_kubelet_withdrew_some_are_under_penalty() -> None:
     seen = evidence(3, withdrawn=np.array([1, 1, 0]), node_row=np.array([1, 1, 2]))
 
-    telemetry = believed(seen)
+    telemetry = estimated(seen)
 
     assert telemetry.penalty.tolist() == [0.5, 0.5, 0.0]
     assert told(telemetry)[::2] == ["the kubelet offers fewer GPUs than its node has", ""]
@@ -456,8 +458,8 @@ def test_a_withdrawn_device_that_is_known_speaks_not_against_its_siblings(
     one_known = evidence(3, withdrawn=np.full(3, 1), **changes)
     one_unknown = evidence(3, withdrawn=np.full(3, 2), **changes)
 
-    assert believed(one_known).penalty.tolist()[1:] == [0.0, 0.0]
-    assert believed(one_unknown).penalty.tolist()[1:] == [0.5, 0.5]
+    assert estimated(one_known).penalty.tolist()[1:] == [0.0, 0.0]
+    assert estimated(one_unknown).penalty.tolist()[1:] == [0.5, 0.5]
 
 
 def test_what_is_broken_or_lost_or_stale_beside_fresh_siblings_is_out() -> None:
@@ -469,7 +471,7 @@ def test_what_is_broken_or_lost_or_stale_beside_fresh_siblings_is_out() -> None:
         node_row=np.array([1, 1, 1, 1, 2]),
     )
 
-    assert believed(seen).is_out.tolist() == [True, True, True, False, False]
+    assert estimated(seen).is_out.tolist() == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -489,14 +491,14 @@ def test_an_old_xid_counts_again_where_the_device_is_gone_besides(
     columns = {**reading(2), Signal.XID: np.array([48.0, 0.0])}
     seen = evidence(2, columns=columns, xid_since=np.array([NOW - 9999, NAN]), **changes)
 
-    assert believed(seen).is_excluded.tolist() == [is_excluded, False]
+    assert estimated(seen).is_excluded.tolist() == [is_excluded, False]
 
 
 def test_without_devices_telemetry_is_empty() -> None:
-    assert len(believed(evidence(0)).utilization) == 0
+    assert len(estimated(evidence(0)).utilization) == 0
 
 
 def test_the_penalty_is_a_setting() -> None:
     seen = evidence(is_lost=np.array([True]))
 
-    assert believed(seen, policy=Policy(health=Health(penalty=0.2))).penalty[0] == 0.2
+    assert estimated(seen, policy=Policy(health=Health(penalty=0.2))).penalty[0] == 0.2

@@ -281,7 +281,7 @@ def test_names_stand_for_the_kind_of_address_that_replicas_listen_on(
 
 
 async def test_service_without_an_address_of_that_kind_cannot_be_looked_up() -> None:
-    of_the_other_kind = settings.Peers(service="[::1]:8888")
+    of_the_other_kind = settings.PeersSettings(service="[::1]:8888")
     peers = Peers(of_the_other_kind, lambda _: None, Metrics(), listen="127.0.0.1")
 
     with pytest.raises(OSError, match=r"\[::1\]:8888: "):

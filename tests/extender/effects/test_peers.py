@@ -39,7 +39,7 @@ async def listening(
 ) -> tuple[Peers, Tell]:
     """Return what hears replicas that tell so often, and a way to tell it what is wrong."""
     peers = Peers(
-        settings.Peers(interval_seconds=interval_seconds),
+        settings.PeersSettings(interval_seconds=interval_seconds),
         lambda _: None,
         Metrics(),
         monotonic=clock,
@@ -109,7 +109,7 @@ async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(
     aiohttp_client: MakeClient, clock: Clock
 ) -> None:
     taken: list[AnsweredQuestion] = []
-    peers = Peers(settings.Peers(), taken.append, Metrics(), monotonic=clock, instance="us")
+    peers = Peers(settings.PeersSettings(), taken.append, Metrics(), monotonic=clock, instance="us")
     app = web.Application()
     app.add_routes(peers.routes())
     client = await aiohttp_client(app)
@@ -141,7 +141,7 @@ async def test_after_a_failure_every_replica_is_told_again(
     client = await aiohttp_client(app)
     addresses = (f"127.0.0.1:{client.port}",)
     peers = Peers(
-        settings.Peers(addresses=addresses, resolve_seconds=1.0), lambda _: None, Metrics()
+        settings.PeersSettings(addresses=addresses, resolve_seconds=1.0), lambda _: None, Metrics()
     )
     look_up = peers._addresses
 

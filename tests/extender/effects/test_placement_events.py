@@ -14,13 +14,13 @@ from extender.core.request.request import PodRef
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.placement_events import MAX_WAITING, PlacementEvents, describe
 from extender.kube.client import KubeClient
-from extender.placement.binding_attribution import LastWord
+from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
-from extender.placement.bypassed_pods import UnaskedPods
+from extender.placement.bypassed_pods import BypassedPods
 from extender.placement.history import EXPLAINABLE, DecisionRecord
 from extender.runtime.metrics import Metrics
-from extender.server.request_tracker import InFlight
-from extender.settings.peers import Unasked
+from extender.server.request_tracker import RequestTracker
+from extender.settings.peers import BypassSettings
 from tests.extender.effects.test_events import POD, PROBLEM
 from tests.extender.effects.waking import Recorder
 from tests.extender.fake_kube import FakeKube, eventually
@@ -111,8 +111,8 @@ async def test_a_node_of_which_nothing_is_known_says_so() -> None:
 
 
 def tapped(world: World, told: list[DecisionRecord]) -> InventoryTap:
-    unasked = UnaskedPods(world.asked, Metrics(), Unasked())
-    last_word = LastWord(world.asked, world.history, world.metrics)
+    unasked = BypassedPods(world.asked, Metrics(), BypassSettings())
+    last_word = BindingAttribution(world.asked, world.history, world.metrics)
     return InventoryTap(world.fleet, world.history, last_word, unasked, on_bound=told.append)
 
 
@@ -174,7 +174,7 @@ async def telling(
     client: KubeClient, settings: EventSettings, *, is_on: bool = True
 ) -> AsyncIterator[tuple[PlacementEvents, EventWriter]]:
     events = EventWriter(client, instance="extender-0", settings=settings)
-    placements = PlacementEvents(events, lambda: is_on, InFlight().calm)
+    placements = PlacementEvents(events, lambda: is_on, RequestTracker().calm)
     tasks = [asyncio.create_task(one.run()) for one in (events, placements)]
     try:
         yield placements, events
@@ -191,8 +191,8 @@ async def test_one_event_is_written_at_the_binding(
     await decide(placed, "node-7", "node-8", verb="filter")
     await decide(placed, "node-7", "node-8")
     async with telling(client, EventSettings(per_second=1000)) as (placements, events):
-        unasked = UnaskedPods(placed.asked, Metrics(), Unasked())
-        last_word = LastWord(
+        unasked = BypassedPods(placed.asked, Metrics(), BypassSettings())
+        last_word = BindingAttribution(
             placed.asked, placed.history, placed.metrics, on_own=(placements.note,)
         )
         tap = InventoryTap(placed.fleet, placed.history, last_word, unasked)
@@ -273,7 +273,7 @@ async def test_a_burst_of_bindings_gives_events_for_the_newest_and_counts_the_re
     placed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = EventWriter(Recorder(), instance="extender-0")
-    placements = PlacementEvents(events, lambda: True, InFlight().calm)
+    placements = PlacementEvents(events, lambda: True, RequestTracker().calm)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
 
@@ -337,7 +337,7 @@ async def test_during_a_burst_no_event_is_written(
 
 async def test_while_many_events_wait_none_is_noted_and_each_is_counted(placed: World) -> None:
     events = EventWriter(Recorder(), instance="extender-0")
-    placements = PlacementEvents(events, lambda: True, InFlight().calm)
+    placements = PlacementEvents(events, lambda: True, RequestTracker().calm)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
     for number in range(MAX_WAITING):

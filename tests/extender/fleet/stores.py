@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from extender.core.decision.signals import believe
+from extender.core.decision.signals import estimate
 from extender.core.devices.foreign_memory import WHOLE_DEVICE
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Policy
-from extender.fleet.device_holders import HeldDevice
+from extender.fleet.device_holders import DeviceUse
 from extender.fleet.store import DeviceStore
 from tests.builders import GIB, NOW
 
@@ -46,7 +46,7 @@ def store_of(*devices: DeviceInfo, **values: float) -> DeviceStore:
 def free(store: DeviceStore, row: int, *, for_sure: bool = True) -> None:
     store.set_tenancy(
         [
-            HeldDevice(
+            DeviceUse(
                 row=row,
                 has_tenants=False,
                 is_unheld=True,
@@ -63,7 +63,7 @@ def hold(store: DeviceStore, row: int) -> None:
     """Let a pod hold all of a device."""
     store.set_tenancy(
         [
-            HeldDevice(
+            DeviceUse(
                 row=row,
                 has_tenants=True,
                 is_unheld=False,
@@ -82,8 +82,8 @@ def row_of(store: DeviceStore, info: DeviceInfo = CARD) -> int:
     return row
 
 
-def believed(store: DeviceStore, at: float = NOW) -> Telemetry:
-    return believe(store.evidence(), Policy(), at)[0]
+def estimated(store: DeviceStore, at: float = NOW) -> Telemetry:
+    return estimate(store.evidence(), Policy(), at)[0]
 
 
 def infos(store: DeviceStore, node: str = "node") -> list[DeviceInfo | None]:

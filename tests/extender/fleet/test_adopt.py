@@ -169,11 +169,11 @@ def test_what_is_known_and_assumed_stays() -> None:
     world.card().values.update(BUSY)
     world.read_after(30, times=3)
     assert world.place("tentative") == "node"
-    believed = world.believed(world.card(), "utilization")
+    estimated = world.estimated(world.card(), "utilization")
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, thresholds=Thresholds(utilization=0.9))))
 
-    assert world.believed(world.card(), "utilization") == believed
+    assert world.estimated(world.card(), "utilization") == estimated
     assert len(world.fleet.ledger) == 1
     assert world.fleet.tenants_of(0) == ("ns/a",)
 
@@ -229,13 +229,13 @@ def test_a_decision_is_explained_by_the_settings_that_it_was_made_by() -> None:
 def test_more_room_for_strangers_lifts_foreign_use_at_once() -> None:
     world = one_node(1)
     world.read_after(30, times=3, MEMORY_USED=3 * GIB, MEMORY_FREE=77 * GIB)
-    assert world.believed(world.card(), "is_foreign")
+    assert world.estimated(world.card(), "is_foreign")
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, foreign=Foreign(memory_bytes=4 << 30))))
-    assert not world.believed(world.card(), "is_foreign")
+    assert not world.estimated(world.card(), "is_foreign")
 
     world.read_after(30, times=3)
-    assert not world.believed(world.card(), "is_foreign")
+    assert not world.estimated(world.card(), "is_foreign")
 
 
 def test_foreign_use_stays_where_the_new_limit_is_passed_as_well() -> None:
@@ -244,7 +244,7 @@ def test_foreign_use_stays_where_the_new_limit_is_passed_as_well() -> None:
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, foreign=Foreign(memory_bytes=4 << 30))))
 
-    assert world.believed(world.card(), "is_foreign")
+    assert world.estimated(world.card(), "is_foreign")
 
 
 def test_less_room_for_strangers_takes_as_many_readings_as_ever() -> None:
@@ -252,10 +252,10 @@ def test_less_room_for_strangers_takes_as_many_readings_as_ever() -> None:
     world.read_after(30, times=3, MEMORY_USED=0.5 * GIB, MEMORY_FREE=79 * GIB)
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, foreign=Foreign(memory_bytes=1 << 28))))
-    assert not world.believed(world.card(), "is_foreign")
+    assert not world.estimated(world.card(), "is_foreign")
 
     world.read_after(30, times=2)
-    assert world.believed(world.card(), "is_foreign")
+    assert world.estimated(world.card(), "is_foreign")
 
 
 def test_a_longer_window_keeps_what_the_shorter_one_held() -> None:
@@ -263,11 +263,11 @@ def test_a_longer_window_keeps_what_the_shorter_one_held() -> None:
     world.bind("a", on=[world.card()])
     for number in range(10):
         world.read_after(30, GRAPHICS_ACTIVE=number / 10)
-    before = world.believed(world.card(), "utilization")
+    before = world.estimated(world.card(), "utilization")
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, window_seconds=7200.0)))
 
-    assert world.believed(world.card(), "utilization") == pytest.approx(before)
+    assert world.estimated(world.card(), "utilization") == pytest.approx(before)
 
 
 def test_a_shorter_window_forgets_what_is_older() -> None:
@@ -275,11 +275,11 @@ def test_a_shorter_window_forgets_what_is_older() -> None:
     world.bind("a", on=[world.card()])
     world.read_after(60, times=30, GRAPHICS_ACTIVE=1.0)
     world.read_after(60, times=10, GRAPHICS_ACTIVE=0.0)
-    assert world.believed(world.card(), "utilization") > 0.5
+    assert world.estimated(world.card(), "utilization") > 0.5
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, window_seconds=300.0)))
 
-    assert world.believed(world.card(), "utilization") == 0.0
+    assert world.estimated(world.card(), "utilization") == 0.0
 
 
 def test_values_are_kept_for_as_long_as_the_new_settings_say() -> None:
@@ -305,7 +305,7 @@ def test_no_step_is_long_and_none_is_skipped_without_nodes() -> None:
     world.read()
 
     assert world.row("first").is_packed
-    assert np.isfinite(world.believed(world.card("first"), "utilization"))
+    assert np.isfinite(world.estimated(world.card("first"), "utilization"))
 
 
 def test_who_holds_devices_is_told_anew_by_the_new_settings() -> None:
@@ -313,9 +313,9 @@ def test_who_holds_devices_is_told_anew_by_the_new_settings() -> None:
     world.read_after(30, times=3, MEMORY_USED=3 * GIB, MEMORY_FREE=77 * GIB)
     world.bind("unseen")
     world.read_after(100)
-    assert world.believed(world.card(), "is_foreign"), "it may be too young to be seen"
+    assert world.estimated(world.card(), "is_foreign"), "it may be too young to be seen"
 
     finish(world.fleet.adopt_in_steps(replace(DEFAULT, assumed=Assumed(warm_up_seconds=1.0))))
 
     assert not world.row().is_agreed
-    assert not world.believed(world.card(), "is_foreign"), "the strange memory may be its own"
+    assert not world.estimated(world.card(), "is_foreign"), "the strange memory may be its own"

@@ -37,8 +37,8 @@ def test_without_prometheus_agents_alone_are_enough(agents: Agents) -> None:
     agents.report(GRAPHICS_ACTIVE=0.9)
 
     made = agents.world
-    assert made.believed(made.card(), "latest") == pytest.approx(0.9)
-    assert made.believed(made.card(), "freshness") == 1.0
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.9)
+    assert made.estimated(made.card(), "freshness") == 1.0
     assert made.fleet.sources["agent"].devices == 2
 
 
@@ -49,8 +49,8 @@ def test_of_nodes_without_an_agent_nothing_is_said(agents: Agents) -> None:
 
     agents.report("node", GRAPHICS_ACTIVE=0.9)
 
-    assert made.believed(made.card("other"), "latest") == pytest.approx(0.4)
-    assert made.believed(made.card("node"), "latest") == pytest.approx(0.9)
+    assert made.estimated(made.card("other"), "latest") == pytest.approx(0.4)
+    assert made.estimated(made.card("node"), "latest") == pytest.approx(0.9)
 
 
 def test_a_device_that_prometheus_does_not_know_exists(agents: Agents) -> None:
@@ -92,8 +92,8 @@ def test_what_was_measured_later_counts_whoever_speaks_last(agents: Agents) -> N
         measured_at=NOW - 45.0, GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9, MEMORY_USED=60 * GIB
     )
 
-    assert made.believed(made.card(), "latest") == 0.0
-    assert made.believed(made.card(), "memory_used") == 0.0
+    assert made.estimated(made.card(), "latest") == 0.0
+    assert made.estimated(made.card(), "memory_used") == 0.0
     assert made.fleet.store.shown(np.array([0]))[0] == ("agent",)
 
 
@@ -104,7 +104,7 @@ def test_an_agent_that_is_silent_because_nothing_changes_is_still_believed(agent
 
     made.read(GRAPHICS_ACTIVE=0.9)
 
-    assert made.believed(made.card(), "latest") == 0.0
+    assert made.estimated(made.card(), "latest") == 0.0
 
 
 def test_where_an_agent_has_gone_silent_prometheus_takes_over(agents: Agents) -> None:
@@ -114,10 +114,10 @@ def test_where_an_agent_has_gone_silent_prometheus_takes_over(agents: Agents) ->
 
     made.read(GRAPHICS_ACTIVE=0.9)
 
-    assert made.believed(made.card(), "latest") == pytest.approx(0.9)
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.9)
     assert made.fleet.store.shown(np.array([0]))[0] == ("prometheus",)
     agents.report(GRAPHICS_ACTIVE=0.2, GPU_UTILIZATION=0.2)
-    assert made.believed(made.card(), "latest") == pytest.approx(0.2)
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.2)
 
 
 def test_who_takes_over_says_what_is_foreign_and_fills_the_window(agents: Agents) -> None:
@@ -125,11 +125,11 @@ def test_who_takes_over_says_what_is_foreign_and_fills_the_window(agents: Agents
     for _ in range(3):
         made.clock.now += 1.0
         agents.report(GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
-    assert made.believed(made.card(), "is_foreign") == 1.0
+    assert made.estimated(made.card(), "is_foreign") == 1.0
 
     made.read_after(10.0, 6, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
 
-    assert made.believed(made.card(), "is_foreign") == 0.0
+    assert made.estimated(made.card(), "is_foreign") == 0.0
     assert windows(made, made.card())[2] == 4  # what came while the agent was believed is not in
 
 
@@ -140,8 +140,8 @@ def test_where_prometheus_goes_silent_agents_do_not_notice(agents: Agents) -> No
         made.clock.now += 10.0
         agents.report(GRAPHICS_ACTIVE=0.1, GPU_UTILIZATION=0.1)
 
-    assert made.believed(made.card(), "latest") == pytest.approx(0.1)
-    assert made.believed(made.card(), "freshness") == 1.0
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.1)
+    assert made.estimated(made.card(), "freshness") == 1.0
 
 
 def test_a_signal_that_only_one_knows_comes_from_it(agents: Agents) -> None:
@@ -152,7 +152,7 @@ def test_a_signal_that_only_one_knows_comes_from_it(agents: Agents) -> None:
     assert source(made, made.card(), Signal.HEALTH_STATUS) == "prometheus"
     for signal in (Signal.NVLINKS_DOWN, Signal.GRAPHICS_ACTIVE, Signal.MEMORY_USED):
         assert source(made, made.card(), signal) == "agent"
-    assert made.believed(made.card(), "is_excluded_multi") == 1.0
+    assert made.estimated(made.card(), "is_excluded_multi") == 1.0
 
 
 def test_old_evidence_of_one_does_not_outvote_what_the_other_sees_now(agents: Agents) -> None:
@@ -160,10 +160,10 @@ def test_old_evidence_of_one_does_not_outvote_what_the_other_sees_now(agents: Ag
     made.read(measured_at=NOW - 20.0, TENSOR_ACTIVE=0.9, GRAPHICS_ACTIVE=0.9)
 
     agents.report(GRAPHICS_ACTIVE=0.0)
-    assert made.believed(made.card(), "latest") == 0.0
+    assert made.estimated(made.card(), "latest") == 0.0
 
     made.read(measured_at=NOW - 15.0)
-    assert made.believed(made.card(), "latest") == 0.0
+    assert made.estimated(made.card(), "latest") == 0.0
 
 
 def test_evidence_of_the_same_moment_counts_together(agents: Agents) -> None:
@@ -172,7 +172,7 @@ def test_evidence_of_the_same_moment_counts_together(agents: Agents) -> None:
 
     made.read(measured_at=NOW - 1.0, TENSOR_ACTIVE=0.9, GRAPHICS_ACTIVE=0.0)
 
-    assert made.believed(made.card(), "latest") == pytest.approx(0.9)
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.9)
 
 
 def test_activity_that_an_agent_cannot_measure_takes_no_lead_from_it(agents: Agents) -> None:
@@ -187,7 +187,7 @@ def test_activity_that_an_agent_cannot_measure_takes_no_lead_from_it(agents: Age
         assert source(made, made.card(), Signal.GPU_UTILIZATION) == "agent"
         assert made.fleet.store.shown(np.array([0]))[0] == ("agent",)
 
-    assert made.believed(made.card(), "latest") == pytest.approx(0.2)
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.2)
 
 
 def test_newer_evidence_beside_an_agents_activity_does_not_name_its_source(agents: Agents) -> None:
@@ -209,8 +209,8 @@ def test_used_and_free_memory_are_of_one_source(agents: Agents) -> None:
     agents.report(MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
     made.read(measured_at=NOW - 40.0)
 
-    assert made.believed(made.card(), "memory_used") == pytest.approx(0.75)
-    assert made.believed(made.card(), "memory_free_bytes") == 20 * GIB
+    assert made.estimated(made.card(), "memory_used") == pytest.approx(0.75)
+    assert made.estimated(made.card(), "memory_free_bytes") == 20 * GIB
 
 
 def test_the_api_tells_source_and_age_of_activity_and_memory(agents: Agents) -> None:
@@ -262,8 +262,8 @@ def test_a_node_cannot_take_another_nodes_device(agents: Agents) -> None:
 
     agents.report("evil", made.card("evil").info, stolen, GRAPHICS_ACTIVE=0.9)
 
-    assert made.believed(made.card("node"), "latest") == 0.0
-    assert made.believed(made.card("evil"), "latest") == pytest.approx(0.9)
+    assert made.estimated(made.card("node"), "latest") == 0.0
+    assert made.estimated(made.card("evil"), "latest") == pytest.approx(0.9)
     assert made.fleet.contested == 1
     assert made.fleet.store.rows_of_node("node") == [0, 1]
 
@@ -369,12 +369,12 @@ def test_news_of_few_nodes_is_believed_at_once() -> None:
     agents = Agents(made)
     agents.report("node")
     agents.report("other")
-    finish(made.fleet.renew_in_steps())
+    finish(made.fleet.refresh_in_steps())
     before = made.fleet.snapshot()
 
     agents.report("node", GRAPHICS_ACTIVE=0.9)
 
-    assert made.believed(made.card("node"), "latest") == pytest.approx(0.9)
+    assert made.estimated(made.card("node"), "latest") == pytest.approx(0.9)
     after = made.fleet.snapshot().pools[GPU]
     assert after.base == before.pools[GPU].base  # corrected, and not made anew
 
@@ -396,7 +396,7 @@ def test_one_source_still_makes_the_same_of_things() -> None:
     made = one_node()
     made.read_after(10.0, 3, GRAPHICS_ACTIVE=0.4)
 
-    assert made.believed(made.card(), "latest") == pytest.approx(0.4)
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.4)
     assert windows(made, made.card())[2] == 4
 
 

@@ -94,11 +94,11 @@ def test_use_without_a_tenant_is_foreign_from_the_second_report_on(agents: Agent
     agents.report()
     made.clock.now += 1.0
     agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
-    assert made.believed(made.card(), "is_foreign") == 0.0
+    assert made.estimated(made.card(), "is_foreign") == 0.0
 
     made.clock.now += 1.0
     agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
-    assert made.believed(made.card(), "is_foreign") == 1.0
+    assert made.estimated(made.card(), "is_foreign") == 1.0
 
 
 def test_the_same_reading_told_by_both_is_one_reading(agents: Agents) -> None:
@@ -108,7 +108,7 @@ def test_the_same_reading_told_by_both_is_one_reading(agents: Agents) -> None:
     agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
     made.read(measured_at=made.clock.now, MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
 
-    assert made.believed(made.card(), "is_foreign") == 0.0
+    assert made.estimated(made.card(), "is_foreign") == 0.0
 
 
 def test_use_before_the_last_tenants_end_is_not_foreign(agents: Agents) -> None:
@@ -124,8 +124,8 @@ def test_use_before_the_last_tenants_end_is_not_foreign(agents: Agents) -> None:
     agents.report(age=3.0, MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
     agents.report(age=2.0, MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
 
-    assert made.believed(made.card(), "is_foreign") == 0.0
-    assert made.believed(made.card(), "freshness") == 0.0
+    assert made.estimated(made.card(), "is_foreign") == 0.0
+    assert made.estimated(made.card(), "freshness") == 0.0
 
 
 def test_an_agent_knows_foreign_use_while_a_young_pod_is_not_placed_yet(agents: Agents) -> None:
@@ -154,7 +154,7 @@ def test_what_nvml_alone_sees_excludes_a_device(agents: Agents, signal: str, val
     agents.report(**values)
     made.read(measured_at=NOW - 30.0)
 
-    assert made.believed(made.card(), "is_excluded") == 1.0
+    assert made.estimated(made.card(), "is_excluded") == 1.0
 
 
 def test_an_xid_that_happens_again_counts_from_then_on(agents: Agents) -> None:
@@ -166,30 +166,30 @@ def test_an_xid_that_happens_again_counts_from_then_on(agents: Agents) -> None:
     agents.report(XID=48.0, xid_age=5.0)
     made.clock.now += 30.0
     agents.report(XID=48.0, xid_age=35.0)
-    assert made.believed(made.card(), "is_excluded") == 1.0
+    assert made.estimated(made.card(), "is_excluded") == 1.0
 
     made.clock.now += seconds
     agents.report(XID=48.0, xid_age=seconds + 35.0)
-    assert made.believed(made.card(), "is_excluded") == 0.0
+    assert made.estimated(made.card(), "is_excluded") == 0.0
 
 
 def test_an_xid_of_the_future_counts_from_when_it_came_up(agents: Agents) -> None:
     made = agents.world
     seconds = Policy().health.xid_seconds
     agents.report(XID=48.0, xid_age=-600.0)
-    assert made.believed(made.card(), "is_excluded") == 1.0
+    assert made.estimated(made.card(), "is_excluded") == 1.0
 
     made.clock.now += seconds + 1.0
     agents.report(XID=48.0, xid_age=-600.0)
-    assert made.believed(made.card(), "is_excluded") == 0.0
+    assert made.estimated(made.card(), "is_excluded") == 0.0
 
 
 def test_an_xid_counts_from_when_it_happened(agents: Agents) -> None:
     made = agents.world
     seconds = Policy().health.xid_seconds
     agents.report(XID=48.0, xid_age=seconds - 10.0)
-    assert made.believed(made.card(), "is_excluded") == 1.0
+    assert made.estimated(made.card(), "is_excluded") == 1.0
 
     made.clock.now += 20.0
     agents.report(XID=48.0, xid_age=seconds + 10.0)
-    assert made.believed(made.card(), "is_excluded") == 0.0
+    assert made.estimated(made.card(), "is_excluded") == 0.0

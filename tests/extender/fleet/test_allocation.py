@@ -114,7 +114,7 @@ def test_a_pod_that_was_shown_once_is_known_to_be_there_still(how: str) -> None:
     made.read_after(60, times=2, GRAPHICS_ACTIVE=0.5)
 
     assert (made.row().used, made.row().is_agreed) == ((1, 0), True)
-    assert made.believed(made.card(), "utilization") == 0.5
+    assert made.estimated(made.card(), "utilization") == 0.5
     made.end(pod)
     assert made.row().used == (0, 0)
 
@@ -236,19 +236,19 @@ def test_a_device_that_was_just_freed_is_unknown_until_it_is_measured_again() ->
     made = one_node(1)
     pod = made.bind("a", on=[made.card()])
     made.read_after(60, times=5, **{signal.name: value for signal, value in BUSY.items()})
-    assert made.believed(made.card(), "utilization") == pytest.approx(0.9)
+    assert made.estimated(made.card(), "utilization") == pytest.approx(0.9)
 
     made.clock.now += 10
     made.end(pod)
-    assert made.believed(made.card(), "freshness") == 0.0
+    assert made.estimated(made.card(), "freshness") == 0.0
     made.clock.now += 5
     made.read(measured_at=made.clock.now - 6)
-    assert made.believed(made.card(), "freshness") == 0.0
+    assert made.estimated(made.card(), "freshness") == 0.0
 
     idle: dict[str, Any] = {signal.name: value for signal, value in IDLE.items()}
     made.read_after(10, **idle)
-    assert made.believed(made.card(), "freshness") == 1.0
-    assert made.believed(made.card(), "utilization") == 0.0
+    assert made.estimated(made.card(), "freshness") == 1.0
+    assert made.estimated(made.card(), "utilization") == 0.0
 
 
 def test_the_former_tenants_window_is_not_the_next_ones() -> None:
@@ -260,7 +260,7 @@ def test_the_former_tenants_window_is_not_the_next_ones() -> None:
 
     made.read_after(60, times=3, GRAPHICS_ACTIVE=0.2)
 
-    assert made.believed(made.card(), "utilization") == pytest.approx(0.2)
+    assert made.estimated(made.card(), "utilization") == pytest.approx(0.2)
 
 
 def test_where_nobody_knows_which_device_was_freed_all_that_nobody_holds_are_unknown() -> None:
@@ -272,7 +272,7 @@ def test_where_nobody_knows_which_device_was_freed_all_that_nobody_holds_are_unk
     made.clock.now += 1
     made.end(short_lived)
 
-    freshness = [made.believed(made.card(index=index), "freshness") for index in range(3)]
+    freshness = [made.estimated(made.card(index=index), "freshness") for index in range(3)]
     assert freshness == [1.0, 0.0, 0.0]
 
 
@@ -283,9 +283,9 @@ def test_of_a_shared_device_only_the_last_tenants_end_makes_it_unknown() -> None
 
     made.clock.now += 1
     made.end(pods[0])
-    assert made.believed(made.card(), "freshness") == 1.0
+    assert made.estimated(made.card(), "freshness") == 1.0
     made.end(pods[1])
-    assert made.believed(made.card(), "freshness") == 0.0
+    assert made.estimated(made.card(), "freshness") == 0.0
 
 
 def read_use(made: World, seconds: float = 30.0) -> bool:
@@ -293,7 +293,7 @@ def read_use(made: World, seconds: float = 30.0) -> bool:
     made.clock.now += seconds
     made.card().values[Signal.MEMORY_USED] = 9 * GIB
     made.read()
-    return bool(made.believed(made.card(), "is_foreign"))
+    return bool(made.estimated(made.card(), "is_foreign"))
 
 
 def test_use_that_no_pod_accounts_for_is_foreign_after_two_measurements() -> None:
@@ -325,10 +325,10 @@ def test_a_young_pod_makes_nobody_forget_what_was_foreign_before() -> None:
     assert read_use(made)
 
     pod = made.bind("a")
-    assert made.believed(made.card(), "is_foreign")
+    assert made.estimated(made.card(), "is_foreign")
     assert read_use(made)
     made.end(pod)
-    assert made.believed(made.card(), "is_foreign")
+    assert made.estimated(made.card(), "is_foreign")
 
 
 def test_without_a_mapping_a_pods_end_makes_nobodys_use_foreign_at_once() -> None:
@@ -337,11 +337,11 @@ def test_without_a_mapping_a_pods_end_makes_nobodys_use_foreign_at_once() -> Non
     made.clock.now += 600
     pods = [made.bind(name) for name in "ab"]
     made.read_after(30, 3, MEMORY_USED=9 * GIB)
-    assert made.believed(made.card(), "is_in_use")
+    assert made.estimated(made.card(), "is_in_use")
 
     made.end(pods[0])
 
-    assert made.believed(made.card(), "freshness") == 1.0
+    assert made.estimated(made.card(), "freshness") == 1.0
     for _ in range(2):
         assert rejected(made.rank()) == {}
         made.read_after(30)
@@ -356,7 +356,7 @@ def test_two_shared_cards_whose_young_pod_is_not_mapped_are_not_foreign() -> Non
         made.card(index=index).values[Signal.MEMORY_USED] = 9 * GIB
     made.read_after(30, times=3)
 
-    assert not any(made.believed(device, "is_foreign") for device in made.devices.values())
+    assert not any(made.estimated(device, "is_foreign") for device in made.devices.values())
 
 
 def test_history_fills_the_windows_of_devices_and_their_tenants() -> None:
@@ -370,7 +370,7 @@ def test_history_fills_the_windows_of_devices_and_their_tenants() -> None:
         History(times=times, devices=(DeviceKey(("GPU-node-0", "")),), utilization=load)
     )
 
-    assert 0.1 < made.believed(made.card(), "utilization") < 0.5
+    assert 0.1 < made.estimated(made.card(), "utilization") < 0.5
 
 
 def test_what_a_source_said_is_shown_to_people() -> None:

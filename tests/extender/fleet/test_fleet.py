@@ -104,7 +104,7 @@ def test_a_node_that_comes_back_is_read_again() -> None:
 
     made.read(GRAPHICS_ACTIVE=0.4)
 
-    assert made.believed(made.card(), "latest") == pytest.approx(0.4)
+    assert made.estimated(made.card(), "latest") == pytest.approx(0.4)
 
 
 def test_patched_rows_are_those_of_a_pool_built_anew() -> None:
@@ -216,7 +216,7 @@ def test_a_dead_gpu_that_the_kubelet_withdrew_is_known_to_be_so() -> None:
     made.read()
 
     assert (made.row().allocatable, made.row().withdrawn) == (7, 1)
-    assert made.believed(made.card(index=3), "is_excluded")
+    assert made.estimated(made.card(index=3), "is_excluded")
 
 
 def test_a_node_whose_allocatable_names_no_gpus_is_known_from_telemetry() -> None:
@@ -267,7 +267,7 @@ def test_instances_of_a_new_layout_that_use_old_numbers_start_afresh() -> None:
     instance = made.card(instance="7")
     made.bind("a", resources={MIG: 1}, on=[instance])
     made.read_after(30, times=3, GRAPHICS_ACTIVE=0.9)
-    assert made.believed(instance, "utilization") == pytest.approx(0.9)
+    assert made.estimated(instance, "utilization") == pytest.approx(0.9)
 
     made.remove_card("node", 0)
     made.add_instances("node", 0, ["3g.40gb"])
@@ -277,7 +277,7 @@ def test_instances_of_a_new_layout_that_use_old_numbers_start_afresh() -> None:
     made.read_after(30)
 
     assert list(made.fleet.snapshot().pools) == [large]
-    assert made.believed(made.card(instance="7"), "utilization") == 0.0
+    assert made.estimated(made.card(instance="7"), "utilization") == 0.0
 
 
 # --- assumed pods ---------------------------------------------------------------------------------

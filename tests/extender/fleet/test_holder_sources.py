@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import ChangedTenants, DeviceKey, Readings
-from extender.fleet.holder_sources import Mappings, PodsByDevice, Replaced
+from extender.fleet.holder_sources import HolderSources, PodsByDevice, ReplacedHolders
 
 devices = st.sampled_from("abcde").map(lambda uuid: DeviceKey((uuid, "")))
 mappings = st.dictionaries(devices, st.sampled_from([("ns/x",), ("ns/y",), ("ns/x", "ns/y")]))
@@ -28,7 +28,7 @@ def differing(before: PodsByDevice, after: PodsByDevice) -> set[DeviceKey]:
     return {key for key in {**before, **after} if before.get(key) != after.get(key)}
 
 
-def found(replaced: Replaced | None) -> set[DeviceKey]:
+def found(replaced: ReplacedHolders | None) -> set[DeviceKey]:
     assert replaced is not None
     return set(filter(replaced.is_other, replaced.devices))
 
@@ -37,7 +37,7 @@ def found(replaced: Replaced | None) -> set[DeviceKey]:
 def test_all_that_changed_is_found_though_answers_were_missed(
     answers: list[tuple[PodsByDevice, bool, bool]],
 ) -> None:
-    known = Mappings()
+    known = HolderSources()
     held: PodsByDevice = {}
     latest: PodsByDevice = {}
     for mapping, says_what_changed, is_missed in answers:
@@ -50,7 +50,7 @@ def test_all_that_changed_is_found_though_answers_were_missed(
 
 
 def test_only_where_something_changed_is_looked() -> None:
-    known = Mappings()
+    known = HolderSources()
     first = {DeviceKey((f"GPU-{number}", "")): ("ns/x",) for number in range(100)}
     gone = DeviceKey(("GPU-7", ""))
     then = {key: pods for key, pods in first.items() if key != gone}

@@ -9,7 +9,7 @@ from extender.core.devices.readings import Readings, Signal
 from extender.core.policy import Policy
 from extender.fleet.store import DeviceStore
 from tests.builders import GIB, NOW
-from tests.extender.fleet.stores import CARD, INSTANCE, NAN, believed, free, readings, store_of
+from tests.extender.fleet.stores import CARD, INSTANCE, NAN, estimated, free, readings, store_of
 
 ACTIVITY, MEMORY = {"GRAPHICS_ACTIVE"}, {"MEMORY_USED", "MEMORY_FREE"}
 
@@ -39,7 +39,7 @@ def test_a_missing_utilization_stays_then_fades_and_is_unknown_however_fresh_the
             later(store, seconds, set(), GRAPHICS_ACTIVE=NAN)
         else:
             later(store, seconds, ACTIVITY)
-        telemetry = believed(store, NOW + seconds)
+        telemetry = estimated(store, NOW + seconds)
         assert telemetry.memory_freshness[0] == 1.0
         seen.append((seconds, float(telemetry.freshness[0]), float(telemetry.latest[0])))
 
@@ -54,7 +54,7 @@ def test_a_missing_memory_stays_then_fades_though_utilization_is_fresh() -> None
 
     for seconds, fresh, free_bytes in ((60, 1.0, 20 * GIB), (270, 0.5, 20 * GIB), (420, 0.0, 0.0)):
         later(store, seconds, MEMORY)
-        telemetry = believed(store, NOW + seconds)
+        telemetry = estimated(store, NOW + seconds)
 
         assert telemetry.freshness[0] == 1.0
         assert telemetry.memory_freshness[0] == pytest.approx(fresh)
@@ -68,7 +68,7 @@ def test_old_free_memory_never_stands_beside_new_used_memory(lost: str) -> None:
 
     later(store, 30, {lost}, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
 
-    telemetry = believed(store, NOW + 30)
+    telemetry = estimated(store, NOW + 30)
     assert telemetry.memory_free_bytes[0] == 20 * GIB
     assert telemetry.memory_used[0] == pytest.approx(0.75)
 
@@ -78,7 +78,7 @@ def test_a_device_that_says_it_has_no_memory_keeps_what_it_said_before() -> None
 
     later(store, 30, set(), MEMORY_USED=0.0, MEMORY_FREE=0.0)
 
-    assert believed(store, NOW + 30).memory_free_bytes[0] == 20 * GIB
+    assert estimated(store, NOW + 30).memory_free_bytes[0] == 20 * GIB
 
 
 def test_where_one_way_to_measure_utilization_is_lost_the_other_takes_over() -> None:
@@ -86,7 +86,7 @@ def test_where_one_way_to_measure_utilization_is_lost_the_other_takes_over() -> 
 
     for seconds, latest in ((60, 0.9), (120, 0.9), (150, 0.1)):
         later(store, seconds, ACTIVITY, GPU_UTILIZATION=0.1)
-        telemetry = believed(store, NOW + seconds)
+        telemetry = estimated(store, NOW + seconds)
 
         assert telemetry.freshness[0] == 1.0
         assert telemetry.latest[0] == pytest.approx(latest)
@@ -97,28 +97,28 @@ def test_other_evidence_never_makes_up_for_a_utilization_that_is_gone(active: fl
     store = store_of(CARD, DRAM_ACTIVE=0.0)
 
     later(store, 150, ACTIVITY, DRAM_ACTIVE=active)
-    assert believed(store, NOW + 150).freshness[0] == pytest.approx(0.9)
+    assert estimated(store, NOW + 150).freshness[0] == pytest.approx(0.9)
 
     later(store, 450, ACTIVITY, DRAM_ACTIVE=active)
-    assert believed(store, NOW + 450).freshness[0] == 0.0
+    assert estimated(store, NOW + 450).freshness[0] == 0.0
 
 
 def test_other_evidence_alone_counts_where_there_never_was_a_utilization() -> None:
     store = DeviceStore(Policy())
     store.apply(without(readings(CARD, SM_ACTIVE=0.4), ACTIVITY), NOW)
 
-    assert believed(store).freshness[0] == 1.0
-    assert believed(store).latest[0] == pytest.approx(0.4)
+    assert estimated(store).freshness[0] == 1.0
+    assert estimated(store).latest[0] == pytest.approx(0.4)
 
 
 def test_heat_that_is_not_told_any_more_is_soon_forgotten() -> None:
     store = store_of(CARD, TEMPERATURE=95.0)
 
     later(store, 120, set())
-    assert believed(store, NOW + 120).stress[0] == 1.0
+    assert estimated(store, NOW + 120).stress[0] == 1.0
 
     later(store, 150, set())
-    assert believed(store, NOW + 150).stress[0] == 0.0
+    assert estimated(store, NOW + 150).stress[0] == 0.0
     assert store.value(Signal.TEMPERATURE, 0) is None
 
 
@@ -141,7 +141,7 @@ def test_ill_health_that_is_not_told_any_more_lasts_until_the_device_would_be_fo
     for seconds, is_excluded in ((30, True), (600, True), (900, True), (930, False)):
         later(store, seconds, set())
 
-        assert bool(believed(store, NOW + seconds).is_excluded[0]) is is_excluded, seconds
+        assert bool(estimated(store, NOW + seconds).is_excluded[0]) is is_excluded, seconds
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_that_nothing_had_to_be_done_is_no_word_on_an_xid_that_came_later(
     store = store_of(CARD, XID=0.0, RECOVERY_ACTION=0.0)
 
     later(store, seconds, set(), XID=154.0)
-    assert bool(believed(store, NOW + seconds).is_excluded[0]) is is_excluded
+    assert bool(estimated(store, NOW + seconds).is_excluded[0]) is is_excluded
 
     later(store, seconds + 30, set(), XID=154.0, RECOVERY_ACTION=0.0)
-    assert not believed(store, NOW + seconds + 30).is_excluded[0]
+    assert not estimated(store, NOW + seconds + 30).is_excluded[0]
 
 
 def test_good_health_that_is_told_lifts_the_verdict_at_once() -> None:
@@ -167,25 +167,25 @@ def test_good_health_that_is_told_lifts_the_verdict_at_once() -> None:
 
     later(store, 60, set(), XID=0.0)
 
-    assert not believed(store, NOW + 60).is_excluded[0]
+    assert not estimated(store, NOW + 60).is_excluded[0]
 
 
 def test_a_server_that_dies_in_the_middle_of_a_round_leaves_what_was_known() -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.9, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB, XID=79)
-    before = believed(store, NOW + 30)
+    before = estimated(store, NOW + 30)
     later(store, 30, {"GRAPHICS_ACTIVE", "MEMORY_FREE", "MEMORY_USED", "XID"}, TEMPERATURE=40.0)
 
     for seconds, fresh in ((30, 1.0), (120, 1.0), (270, 0.5)):
-        after = believed(store, NOW + seconds)
+        after = estimated(store, NOW + seconds)
         assert after.freshness[0] == after.memory_freshness[0] == pytest.approx(fresh)
         assert after.memory_free_bytes[0] == before.memory_free_bytes[0]
         assert after.is_excluded[0]
 
     recovered = readings(CARD, at=NOW + 300, XID=0.0)
     store.apply(recovered, NOW + 300)
-    assert believed(store, NOW + 300).latest[0] == 0.0
-    assert believed(store, NOW + 300).memory_free_bytes[0] == 80 * GIB
-    assert not believed(store, NOW + 300).is_excluded[0]
+    assert estimated(store, NOW + 300).latest[0] == 0.0
+    assert estimated(store, NOW + 300).memory_free_bytes[0] == 80 * GIB
+    assert not estimated(store, NOW + 300).is_excluded[0]
 
 
 def test_what_stays_from_before_a_device_was_freed_is_nobodys() -> None:
@@ -194,7 +194,7 @@ def test_what_stays_from_before_a_device_was_freed_is_nobodys() -> None:
 
     later(store, 30, ACTIVITY | MEMORY, TEMPERATURE=40.0)
 
-    telemetry = believed(store, NOW + 30)
+    telemetry = estimated(store, NOW + 30)
     assert telemetry.freshness[0] == telemetry.memory_freshness[0] == 0.0
 
 
@@ -238,6 +238,6 @@ def test_some_devices_may_lack_what_others_tell() -> None:
 
     store.apply(replace(answer, columns=columns), NOW + 60)
 
-    assert believed(store, NOW + 60).latest.tolist()[:2] == [0.5, 0.2]
-    assert believed(store, NOW + 60).is_excluded.tolist()[:2] == [False, True]
-    assert believed(store, NOW + 150).freshness.tolist()[:2] == [pytest.approx(0.9), 1.0]
+    assert estimated(store, NOW + 60).latest.tolist()[:2] == [0.5, 0.2]
+    assert estimated(store, NOW + 60).is_excluded.tolist()[:2] == [False, True]
+    assert estimated(store, NOW + 150).freshness.tolist()[:2] == [pytest.approx(0.9), 1.0]

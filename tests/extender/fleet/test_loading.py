@@ -161,7 +161,7 @@ def test_an_end_counts_as_now_whatever_the_nodes_clock(clock: float) -> None:
     world.end(pod, ended_at=world.clock.now + clock)
     world.read(GRAPHICS_ACTIVE=0.9, measured_at=world.clock.now - 3)
     world.read(GRAPHICS_ACTIVE=0.9, measured_at=world.clock.now - 2)
-    assert not world.believed(world.card(), "is_foreign")
+    assert not world.estimated(world.card(), "is_foreign")
 
     world.read_after(30, GRAPHICS_ACTIVE=0.0)
     assert ranking(world.rank(request(requires_idle=True))) == ["node"]

@@ -10,7 +10,7 @@ from extender.core.nodes import batches
 from extender.core.nodes.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
 from extender.fleet import pools, snapshots
-from extender.fleet.allocation import NodeLayouts
+from extender.fleet.allocation import NodeAllocations
 from extender.fleet.fleet import PIECE_NODES
 from extender.fleet.snapshots import RENEW_SECONDS
 from tests.builders import GPU, request
@@ -87,13 +87,13 @@ def test_no_step_lays_out_many_nodes_though_pods_came_to_all_of_them(
     for number in range(100):
         world.bind(f"pod-{number}", f"node-{number}")
     laid_out: list[object] = []
-    settle = NodeLayouts.settle
+    settle = NodeAllocations.settle
 
     def note(*args: Any) -> Any:
         laid_out.append(args)
         return settle(*args)
 
-    monkeypatch.setattr(NodeLayouts, "settle", note)
+    monkeypatch.setattr(NodeAllocations, "settle", note)
     counts = []
     for _ in world.fleet.settle_in_steps():
         counts.append(len(laid_out))
@@ -113,7 +113,7 @@ def test_what_changes_while_all_is_believed_anew_is_believed_again_some_at_a_tim
     world.read()
     world.fleet.snapshot_of_all()
     world.clock.now += RENEW_SECONDS
-    steps = world.fleet.renew_in_steps()
+    steps = world.fleet.refresh_in_steps()
     next(steps)
     for pod in pods:
         world.end(pod)
@@ -155,7 +155,7 @@ def test_pools_are_put_together_anew_some_nodes_at_a_time(
 
     monkeypatch.setattr(pools, "_is_same", compare)
     monkeypatch.setattr(Telemetry, "take", take_some)
-    for _ in world.fleet.renew_in_steps():
+    for _ in world.fleet.refresh_in_steps():
         compared.append(0)
         taken.append(0)
 

@@ -42,8 +42,8 @@ def test_a_shared_card_whose_tenant_went_idle_ten_minutes_ago_is_idle() -> None:
     world.read_after(30, 20, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
 
     assert state_of(world) == "idle"
-    assert world.believed(world.card(), "peak") == 0.0
-    assert world.believed(world.card(), "utilization") > 0.5
+    assert world.estimated(world.card(), "peak") == 0.0
+    assert world.estimated(world.card(), "utilization") > 0.5
 
 
 def test_a_tenant_that_rests_for_a_minute_does_not_make_its_card_idle() -> None:
@@ -78,7 +78,7 @@ def test_what_was_before_the_last_minutes_says_nothing_of_idle_and_busy(
     for value in [*past, *recent]:
         world.read_after(30, GRAPHICS_ACTIVE=value, GPU_UTILIZATION=0.0)
 
-    peak = world.believed(world.card(), "peak")
+    peak = world.estimated(world.card(), "peak")
 
     # The oldest part is partly over: between five sixths of the time and all of it count.
     most = int(minutes * 2) + 1
@@ -151,7 +151,7 @@ def test_of_the_last_minutes_a_tenant_that_leaves_takes_an_even_share(*, is_mapp
     world.end(leaver)
     world.read_after(30, 1, **PAUSES)
 
-    assert world.believed(world.card(), "peak") == pytest.approx(0.95 / 2, abs=0.05)
+    assert world.estimated(world.card(), "peak") == pytest.approx(0.95 / 2, abs=0.05)
     assert state_of(world) == "busy"
     world.read_after(30, 9, **PAUSES)
     assert state_of(world) == "idle"
@@ -206,7 +206,7 @@ def test_power_alone_claims_no_use_even_at_the_limit() -> None:
     world.read_after(30, 4, POWER=700.0, POWER_LIMIT=700.0)
 
     assert rejected(world.rank(request(requires_idle=True))) == {}
-    assert world.believed(world.card(), "utilization") == 1.0
+    assert world.estimated(world.card(), "utilization") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ def test_power_with_another_sign_of_use_is_foreign_use(agreeing: dict[str, float
 def test_the_power_that_a_card_was_seen_to_draw_at_rest_is_its_rest() -> None:
     world = one_node(1)
     world.read_after(30, POWER=130.0, POWER_LIMIT=300.0)
-    assert world.believed(world.card(), "utilization") == pytest.approx(40 / 210)
+    assert world.estimated(world.card(), "utilization") == pytest.approx(40 / 210)
 
     world.bind("tenant", on=[world.card()])
     world.read_after(30, 20)
 
-    assert world.believed(world.card(), "latest") == 0.0
+    assert world.estimated(world.card(), "latest") == 0.0
     world.read_after(30, POWER=215.0)
-    assert world.believed(world.card(), "latest") == pytest.approx(0.5, abs=0.04)
+    assert world.estimated(world.card(), "latest") == pytest.approx(0.5, abs=0.04)
 
 
 def test_a_card_that_works_teaches_nothing_of_its_rest() -> None:
@@ -240,7 +240,7 @@ def test_a_card_that_works_teaches_nothing_of_its_rest() -> None:
 
     world.read_after(30, 5, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
 
-    assert world.believed(world.card(), "latest") == pytest.approx((400 - 210) / 490)
+    assert world.estimated(world.card(), "latest") == pytest.approx((400 - 210) / 490)
 
 
 @pytest.mark.parametrize("load", ["idle", "loaded_but_idle_60GiB"])
@@ -251,7 +251,7 @@ def test_a_real_card_at_rest_is_at_rest_whatever_its_limit(load: str, limit: flo
     for watts in RECORDED["h200"]["series"][load]["power_w"]:
         world.read_after(30, POWER=watts, POWER_LIMIT=limit)
 
-    assert world.believed(world.card(), "latest") < 0.02
+    assert world.estimated(world.card(), "latest") < 0.02
 
 
 # --- foreign use of shared cards ------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_foreign_use_of_a_shared_card_ranks_and_refuses_nothing() -> None:
     }
     world.read_after(30, 5)
 
-    assert world.believed(world.card("a-foreign"), "is_foreign")
+    assert world.estimated(world.card("a-foreign"), "is_foreign")
     assert ranking(world.rank()) == ["b-calm", "a-foreign"]
     assert ranking(world.rank(request(requires_idle=True))) == ["b-calm"]
     assert rejected(world.rank(request(memory_bytes=int(70 * GIB)))) == {
@@ -283,8 +283,8 @@ def test_foreign_use_that_pauses_between_two_readings_still_counts_for_its_hour(
         world.read_after(30, GRAPHICS_ACTIVE=0.8, **used)
         world.read_after(30, GRAPHICS_ACTIVE=0.0)
 
-    assert world.believed(world.card(), "latest") == 0.0
-    assert world.believed(world.card(), "utilization") == pytest.approx(0.4, abs=0.03)
+    assert world.estimated(world.card(), "latest") == 0.0
+    assert world.estimated(world.card(), "utilization") == pytest.approx(0.4, abs=0.03)
 
 
 def test_foreign_use_of_a_whole_card_refuses_it() -> None:

@@ -13,7 +13,7 @@ from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.policy import EarlyFailures
 from extender.fleet.failures import FailureLog
 from tests.builders import GPU, NOW, ranking, request
-from tests.extender.fleet.stores import CARD, believed, readings, row_of, store_of
+from tests.extender.fleet.stores import CARD, estimated, readings, row_of, store_of
 from tests.worlds import BUSY, World
 
 STEP = 600.0
@@ -91,7 +91,7 @@ def test_an_answer_that_is_measured_ahead_of_now_counts_as_measured_now() -> Non
     store.apply(readings(CARD, at=NOW + 1, measured_at=NOW + STEP), NOW + 1)
 
     assert store.measured_at(row_of(store)) == NOW + 1
-    assert believed(store, NOW + 1 + SILENT).freshness[0] == 0.0
+    assert estimated(store, NOW + 1 + SILENT).freshness[0] == 0.0
 
 
 def test_an_answer_under_way_when_the_clock_is_put_back_leaves_nothing_ahead() -> None:

@@ -12,7 +12,7 @@ from tests.builders import GIB, NOW
 from tests.extender.fleet.stores import (
     CARD,
     INSTANCE,
-    believed,
+    estimated,
     hold,
     infos,
     readings,
@@ -73,11 +73,11 @@ def test_a_card_that_moved_belongs_to_its_new_node() -> None:
 
 def test_a_card_whose_model_becomes_known_stays_the_same_device() -> None:
     store = store_of(replace(CARD, model=""), GRAPHICS_ACTIVE=0.5, POWER=700.0)
-    assert believed(store).latest[0] == 0.5
+    assert estimated(store).latest[0] == 0.5
 
     store.apply(readings(CARD, at=NOW + 30, GRAPHICS_ACTIVE=0.5, POWER=700.0), NOW + 30)
 
-    assert believed(store, NOW + 30).latest[0] == 1.0
+    assert estimated(store, NOW + 30).latest[0] == 1.0
 
 
 def test_a_device_that_no_source_shows_for_long_is_forgotten_and_its_row_used_again() -> None:
@@ -88,7 +88,7 @@ def test_a_device_that_no_source_shows_for_long_is_forgotten_and_its_row_used_ag
     assert store.forget(NOW + 900) == set()
     assert store.forget(NOW + 901) == {"node"}
     assert infos(store) == [other]
-    assert not believed(store, NOW + 901).is_excluded.any()
+    assert not estimated(store, NOW + 901).is_excluded.any()
 
     third = DeviceInfo(node="node", uuid="GPU-2", index=2)
     store.apply(readings(other, third, at=NOW + 902), NOW + 902)
@@ -114,7 +114,7 @@ def test_a_stand_in_is_the_same_each_time_and_never_forgotten() -> None:
     assert again == row != other
     store.forget(NOW + 1e6)
     assert store.info(row) is not None
-    assert believed(store).memory_total_bytes[row] == 80 * GIB
+    assert estimated(store).memory_total_bytes[row] == 80 * GIB
     assert store.measured_at(row) is None
 
 
@@ -158,7 +158,7 @@ def test_an_instance_number_that_is_used_again_is_another_device() -> None:
         store.apply(readings(larger, at=NOW + step, GRAPHICS_ACTIVE=0.1), NOW + step)
         hold(store, 0)
 
-    assert believed(store).utilization[0] == pytest.approx(0.1)
+    assert estimated(store).utilization[0] == pytest.approx(0.1)
 
 
 def test_an_instance_number_that_is_no_number_is_taken_as_it_is() -> None:

@@ -55,9 +55,9 @@ def test_a_name_of_which_nothing_is_left_says_nothing_of_the_devices() -> None:
     offer(made, {GPU: 2, SHARED: 0}, {GPU: 2, SHARED: 20})
     use(made, 0)
 
-    assert made.believed(made.card(), "penalty") == 0.0
-    assert not made.believed(made.card(), "is_foreign")
-    assert made.believed(made.card(), "utilization") == pytest.approx(0.9)
+    assert made.estimated(made.card(), "penalty") == 0.0
+    assert not made.estimated(made.card(), "is_foreign")
+    assert made.estimated(made.card(), "utilization") == pytest.approx(0.9)
 
 
 def test_what_was_measured_before_a_pod_of_the_former_resource_ended_is_nobodys() -> None:
@@ -74,7 +74,7 @@ def test_what_was_measured_before_a_pod_of_the_former_resource_ended_is_nobodys(
     for age in (20.0, 10.0):
         made.read(measured_at=made.clock.now - age)
 
-    assert not made.believed(made.card(), "is_foreign")
+    assert not made.estimated(made.card(), "is_foreign")
 
 
 @pytest.mark.parametrize("former", [0, 20], ids=["former-name-gone", "former-name-left"])
@@ -95,7 +95,7 @@ def test_whole_and_shared_cards_of_a_node_are_held_by_pods_of_either() -> None:
     use(made, 0)
     use(made, 1, resources={SHARED: 1})
 
-    assert [made.believed(made.card(index=card), "is_foreign") for card in (0, 1)] == [0.0, 0.0]
+    assert [made.estimated(made.card(index=card), "is_foreign") for card in (0, 1)] == [0.0, 0.0]
 
 
 def test_what_no_pod_of_any_name_uses_is_in_foreign_use_still() -> None:
@@ -106,4 +106,4 @@ def test_what_no_pod_of_any_name_uses_is_in_foreign_use_still() -> None:
 
     made.read_after(60.0, times=5)
 
-    assert made.believed(made.card(index=1), "is_foreign")
+    assert made.estimated(made.card(index=1), "is_foreign")

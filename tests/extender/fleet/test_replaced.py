@@ -59,12 +59,12 @@ def test_a_card_that_fell_off_the_bus_excludes_its_node_no_longer_once_it_is_swa
     made = one_node(2)
     made.card().values[Signal.XID] = 79.0
     made.read()
-    assert made.believed(made.card(index=1), "is_excluded")
+    assert made.estimated(made.card(index=1), "is_excluded")
 
     swap(made)
     made.read()
 
-    assert not made.believed(made.card(index=1), "is_excluded")
+    assert not made.estimated(made.card(index=1), "is_excluded")
 
 
 def test_a_card_that_is_swapped_while_the_node_offers_nothing_is_known_once_it_does() -> None:

@@ -66,7 +66,7 @@ def test_whoever_asks_between_two_steps_gets_an_answer() -> None:
     for _ in steps:
         assert world.place("a") == "node"
 
-    assert world.believed(world.card(), "latest") == 0.9
+    assert world.estimated(world.card(), "latest") == 0.9
 
 
 def test_a_row_that_becomes_anothers_between_two_steps_takes_nothing_of_the_answer() -> None:
@@ -179,11 +179,13 @@ def assert_as_if_made_anew(world: World) -> None:
 
     assert anew is not patched
     assert patched.nodes == anew.nodes
-    names = patched.roll.number(anew.roll.names)  # nodes that are gone may be on it still
+    names = patched.node_index.number(
+        anew.node_index.names
+    )  # nodes that are gone may be on it still
     for resource in anew.pools:
         rows, others = (
-            patched.roll.rows(resource, names),
-            anew.roll.rows(resource, anew.roll.number(anew.roll.names)),
+            patched.node_index.rows(resource, names),
+            anew.node_index.rows(resource, anew.node_index.number(anew.node_index.names)),
         )
         assert rows is not None
         assert others is not None
@@ -224,13 +226,13 @@ def test_what_is_renewed_in_steps_is_what_is_made_anew(
     finish(world.fleet.settle_in_steps())
 
     left = list(meanwhile)
-    for _ in world.fleet.renew_in_steps(world.placer.standings.prepare_in_steps):
+    for _ in world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps):
         if left:
             change(world, *left.pop(0), pods)
             world.rank(request(1))
     finish(world.fleet.settle_in_steps())
     world.clock.now += RENEW_SECONDS
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
 
     assert_as_if_made_anew(world)
 
@@ -240,12 +242,12 @@ def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
     for name in ("leaving", "changing", "staying"):
         world.add_node(name, 2)
     world.read()
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     world.fleet.snapshot_of_all()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshots, "build_pools", None)  # whoever calls it fails
-        patch.setattr(snapshots, "believe", None)
+        patch.setattr(snapshots, "estimate", None)
         world.fleet.remove_node("leaving")
         world.fleet.apply_node(NodeRecord(name="new", allocatable={GPU: 2}, capacity={GPU: 2}))
         world.fleet.apply_node(NodeRecord(name="changing", allocatable={GPU: 9}, capacity={GPU: 9}))
@@ -256,9 +258,9 @@ def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
         assert len(world.row("changing").slots) == 2
 
     world.clock.now += NEWS_SECONDS
-    finish(world.fleet.renew_in_steps(world.placer.standings.prepare_in_steps))
+    finish(world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps))
 
-    assert world.placer.roll.names == ("changing", "leaving", "new", "staying")
+    assert world.placer.node_index.names == ("changing", "leaving", "new", "staying")
     assert world.fleet.snapshot().pools[GPU].nodes == ("changing", "new", "staying")
     assert len(world.row("changing").slots) == 9
     assert world.row("staying").held == 1
@@ -268,19 +270,19 @@ def test_a_renewal_is_asked_for_by_new_readings_and_by_time() -> None:
     world = World(in_steps=True)
     world.add_node("node", 1)
     world.read()
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     before = world.fleet.snapshot()
 
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     assert world.fleet.snapshot() is before
 
     world.read(GRAPHICS_ACTIVE=0.9)
-    finish(world.fleet.renew_in_steps())
-    assert world.believed(world.card(), "latest") == 0.9
+    finish(world.fleet.refresh_in_steps())
+    assert world.estimated(world.card(), "latest") == 0.9
 
     version = world.fleet.snapshot().version
     world.clock.now += RENEW_SECONDS
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     assert world.fleet.snapshot().version > version
 
 
@@ -300,11 +302,11 @@ def test_a_clock_that_was_put_back_puts_off_no_renewal() -> None:
     world = World(in_steps=True)
     world.add_node("node-0", 2)
     world.read()
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     before = world.fleet.snapshot()
     world.clock.now -= 600.0
 
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
 
     assert world.fleet.snapshot().pools[GPU].base > before.pools[GPU].base
 
@@ -316,7 +318,7 @@ def test_what_is_prepared_for_a_renewal_is_not_evaluated_again() -> None:
     world.read()
     world.rank(request(1))
     world.clock.now += RENEW_SECONDS
-    finish(world.fleet.renew_in_steps(world.placer.standings.prepare_in_steps))
+    finish(world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "evaluate_batch", None)  # whoever calls it fails

@@ -13,7 +13,7 @@ from tests.extender.fleet.stores import (
     CARD,
     INSTANCE,
     NAN,
-    believed,
+    estimated,
     free,
     hold,
     readings,
@@ -28,7 +28,7 @@ def test_values_that_cannot_be_are_missing(nonsense: float) -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=nonsense, MEMORY_USED=nonsense)
 
     assert store.value(Signal.GRAPHICS_ACTIVE, 0) is None
-    assert believed(store).freshness[0] == 0.0
+    assert estimated(store).freshness[0] == 0.0
 
 
 def test_a_signal_that_was_never_told_is_missing() -> None:
@@ -49,7 +49,7 @@ def test_an_older_answer_makes_nothing_older() -> None:
 def test_the_power_of_a_card_says_nothing_of_its_instances() -> None:
     store = store_of(INSTANCE, POWER=700.0)
 
-    assert believed(store).latest[0] == 0.0
+    assert estimated(store).latest[0] == 0.0
     assert store.value(Signal.POWER, 0) is None
 
 
@@ -80,7 +80,7 @@ def test_windows_count_each_measurement_once() -> None:
     assert store.evidence().window_count[0] == 1
 
     store.apply(readings(CARD, at=NOW + 60, GRAPHICS_ACTIVE=0.1), NOW + 60)
-    assert believed(store, NOW + 60).utilization[0] == pytest.approx(0.3)
+    assert estimated(store, NOW + 60).utilization[0] == pytest.approx(0.3)
 
 
 # --- foreign use ----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_freed_device_is_presumed_to_be_what_it_was_before_its_pod(
 
     leave(store, NOW + 400)
 
-    assert believed(store, NOW + 400).presumed[0] == expected
+    assert estimated(store, NOW + 400).presumed[0] == expected
 
 
 def test_a_freed_device_that_one_signal_called_busy_before_its_pod_came_is_presumed_nothing() -> (
@@ -193,7 +193,7 @@ def test_a_freed_device_that_one_signal_called_busy_before_its_pod_came_is_presu
 
     leave(store, NOW + 400)
 
-    assert believed(store, NOW + 400).presumed[0] == 0
+    assert estimated(store, NOW + 400).presumed[0] == 0
     assert not store.was_used(0)
 
 
@@ -204,7 +204,7 @@ def test_what_is_read_of_a_freed_device_ends_what_is_presumed() -> None:
 
     use(store, 0.0, start=90)
 
-    telemetry = believed(store, NOW + 90)
+    telemetry = estimated(store, NOW + 90)
     assert (telemetry.presumed[0], telemetry.freshness[0]) == (0.0, 1.0)
 
 
@@ -216,14 +216,14 @@ def test_a_new_tenant_starts_a_device_afresh() -> None:
 
     assert not store.is_foreign(0)
     assert store.evidence().window_count[0] == 0
-    assert believed(store, NOW + 90).freshness[0] == 1.0
+    assert estimated(store, NOW + 90).freshness[0] == 1.0
 
 
 # --- sticky XIDs and history ----------------------------------------------------------------------
 
 
 def excluded(store: DeviceStore, at: float) -> bool:
-    return bool(believed(store, at).is_excluded[0])
+    return bool(estimated(store, at).is_excluded[0])
 
 
 def test_a_sticky_xid_stops_counting_though_it_is_still_shown() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.core.decision.evaluation import Question
+from extender.core.decision.evaluation import EvaluationRequest
 from extender.core.decision.filtering import Code
 from extender.core.decision.landing import BY_USE
 from extender.core.decision.verdicts import explain, gather
@@ -31,7 +31,9 @@ def unmapped(cards: int, held: int, in_use: int, values: dict[Signal, float]) ->
 def landing_on(world: World, count: int = 1) -> tuple[list[int], int, float]:
     """Return the devices that a pod may land on, how many are held, and the chance of idle ones."""
     snapshot = world.fleet.snapshot()
-    question = Question(request=request(count), ask=ask(count), policy=world.policy, overlay={})
+    question = EvaluationRequest(
+        request=request(count), ask=ask(count), policy=world.policy, overlay={}
+    )
     (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], question, ["node"]))
     cards = [at for at, device in enumerate(verdict.devices) if device.can_land]
     return cards, verdict.taken, verdict.chance

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.steps import finish
-from extender.insight.advice import Advice
+from extender.insight.advice import AdviceRoutes
 from extender.insight.last_hour import Plots
 from extender.insight.short_memory import ShortMemory
 from extender.server.redaction import SEES_ALL, Viewer
@@ -38,7 +38,7 @@ class AdvisingWorld(HoldersWorld):
         self, *, max_body_bytes: int = 256 << 20, viewer: Viewer = SEES_ALL
     ) -> web.Application:
         app = super().build_app(max_body_bytes=max_body_bytes, viewer=viewer)
-        advice = Advice(self.fleet, self.memory, self.plots, lambda: self.now)
+        advice = AdviceRoutes(self.fleet, self.memory, self.plots, lambda: self.now)
         app.add_routes(advice.routes())
         return app
 

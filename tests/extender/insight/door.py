@@ -13,7 +13,7 @@ from extender.kube.client import KubeClient
 from extender.runtime.metrics import Metrics
 from extender.server.json_answers import json_answer
 from extender.server.redaction import VIEWER, pod_name
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from tests.extender.api.reviewers import Reviewers, reviewing
 from tests.extender.served import Client, MakeClient
 
@@ -55,7 +55,7 @@ async def door_in(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[D
         async def make(*, is_open: bool = False, **settings: Any) -> Client:
             access = Access(
                 kube,
-                Api(**settings),
+                ApiSettings(**settings),
                 is_open=is_open,
                 namespaces=lambda: frozenset({"blue", "red"}),
                 requests=metrics.api_requests,

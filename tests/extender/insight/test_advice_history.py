@@ -11,7 +11,7 @@ import pytest
 from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
 from extender.insight.last_hour import Values
-from extender.runtime.fair_queue import Turns
+from extender.runtime.fair_queue import FairQueue
 from tests.extender.fake_kube import eventually
 from tests.extender.insight.advising import SHARED, AdvisingWorld
 from tests.extender.insight.asking import get
@@ -147,13 +147,13 @@ async def test_who_asks_for_too_much_at_once_is_reported_so_and_others_are_answe
     aiohttp_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns: list[Turns] = []
+    turns: list[FairQueue] = []
 
-    def seen(*arguments: Any, **options: Any) -> Turns:
-        turns.append(Turns(*arguments, **options))
+    def seen(*arguments: Any, **options: Any) -> FairQueue:
+        turns.append(FairQueue(*arguments, **options))
         return turns[-1]
 
-    monkeypatch.setattr(advice, "Turns", seen)
+    monkeypatch.setattr(advice, "FairQueue", seen)
     client = await aiohttp_client(world.build_app())
     other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     reported.hold = asyncio.Event()

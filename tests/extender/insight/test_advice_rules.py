@@ -11,7 +11,7 @@ from extender.core.devices.gpu_models import (
     GIB,
     MIG_CARDS,
     NAMES,
-    Way,
+    SharingWay,
     mig_layout,
     short_model,
 )
@@ -22,10 +22,10 @@ from extender.insight.advice_rules import (
     FULL_RATIO,
     KEPT_BACK_BYTES,
     MOST_REPLICAS,
-    Ask,
     Bound,
     Card,
-    Verdict,
+    CardVerdict,
+    MemoryVerdict,
     advise,
     fit,
     judge_memory,
@@ -168,7 +168,7 @@ def test_too_few_samples_are_no_history(activity: float, samples: int) -> None:
     advice = advise(shared)
 
     assert advice is not None
-    assert (advice.verdict, advice.replicas, advice.bound) == (Verdict.NOT_MEASURED, 2, None)
+    assert (advice.verdict, advice.replicas, advice.bound) == (CardVerdict.NOT_MEASURED, 2, None)
     assert advise(card(use(activity, samples=samples))) is None
     assert not uses_a_tenth([use(0.0, samples=samples)])
 
@@ -179,15 +179,15 @@ def test_too_few_samples_are_no_history(activity: float, samples: int) -> None:
 @pytest.mark.parametrize(
     ("activity", "gib", "verdict", "replicas", "bound"),
     [
-        pytest.param(0.9, 40.0, Verdict.KEEP, 4, Bound.ACTIVITY, id="just-right"),
-        pytest.param(0.3, 20.0, Verdict.MORE, 12, Bound.ACTIVITY, id="little-activity"),
-        pytest.param(0.3, 76.0, Verdict.KEEP, 4, Bound.MEMORY, id="memory-is-full"),
-        pytest.param(1.0, 10.0, Verdict.FEWER, 3, Bound.ACTIVITY, id="always-busy"),
-        pytest.param(0.01, 1.0, Verdict.MORE, 16, Bound.MOST, id="next-to-nothing"),
+        pytest.param(0.9, 40.0, CardVerdict.KEEP, 4, Bound.ACTIVITY, id="just-right"),
+        pytest.param(0.3, 20.0, CardVerdict.MORE, 12, Bound.ACTIVITY, id="little-activity"),
+        pytest.param(0.3, 76.0, CardVerdict.KEEP, 4, Bound.MEMORY, id="memory-is-full"),
+        pytest.param(1.0, 10.0, CardVerdict.FEWER, 3, Bound.ACTIVITY, id="always-busy"),
+        pytest.param(0.01, 1.0, CardVerdict.MORE, 16, Bound.MOST, id="next-to-nothing"),
     ],
 )
 def test_replicas_are_as_many_as_fit(
-    activity: float, gib: float, verdict: Verdict, replicas: int, bound: Bound
+    activity: float, gib: float, verdict: CardVerdict, replicas: int, bound: Bound
 ) -> None:
     advice = advise(card(use(activity, gib), pods=4, replicas=4))
 
@@ -200,30 +200,30 @@ def test_a_shared_card_that_one_tenant_fills_should_not_be_shared() -> None:
     advice = advise(card(use(0.9), pods=1, replicas=4))
 
     assert advice is not None
-    assert (advice.verdict, advice.replicas, advice.way) == (Verdict.DO_NOT_SHARE, 1, None)
+    assert (advice.verdict, advice.replicas, advice.way) == (CardVerdict.DO_NOT_SHARE, 1, None)
 
 
 @pytest.mark.parametrize(
     ("model", "total", "way", "layout"),
     [
-        (H100, 79.6, Way.MIG, "2x 3g.40gb"),
-        ("NVIDIA-A100-SXM4-40GB", 39.5, Way.MIG, "2x 3g.20gb"),
-        ("NVIDIA A30", 23.5, Way.MIG, "2x 2g.12gb"),
-        ("NVIDIA H200", 140.0, Way.MIG, "2x 3g.71gb"),
-        ("Tesla T4", 14.8, Way.MPS, ""),
-        ("NVIDIA-L40S", 44.9, Way.MPS, ""),
-        ("Tesla P100-PCIE-16GB", 15.9, Way.TIME_SLICING, ""),
-        ("GeForce of somebody", 8.0, Way.TIME_SLICING, ""),
-        ("NVIDIA H100 of a size that is not listed", 50.0, Way.MPS, ""),
+        (H100, 79.6, SharingWay.MIG, "2x 3g.40gb"),
+        ("NVIDIA-A100-SXM4-40GB", 39.5, SharingWay.MIG, "2x 3g.20gb"),
+        ("NVIDIA A30", 23.5, SharingWay.MIG, "2x 2g.12gb"),
+        ("NVIDIA H200", 140.0, SharingWay.MIG, "2x 3g.71gb"),
+        ("Tesla T4", 14.8, SharingWay.MPS, ""),
+        ("NVIDIA-L40S", 44.9, SharingWay.MPS, ""),
+        ("Tesla P100-PCIE-16GB", 15.9, SharingWay.TIME_SLICING, ""),
+        ("GeForce of somebody", 8.0, SharingWay.TIME_SLICING, ""),
+        ("NVIDIA H100 of a size that is not listed", 50.0, SharingWay.MPS, ""),
     ],
 )
 def test_without_history_there_are_two_replicas_as_the_card_allows(
-    model: str, total: float, way: Way, layout: str
+    model: str, total: float, way: SharingWay, layout: str
 ) -> None:
     advice = advise(card(Use(), pods=0, replicas=4, model=model, gib=total))
 
     assert advice is not None
-    assert (advice.verdict, advice.replicas) == (Verdict.NOT_MEASURED, 2)
+    assert (advice.verdict, advice.replicas) == (CardVerdict.NOT_MEASURED, 2)
     assert (advice.way, advice.layout) == (way, layout)
     assert advice.memory_bytes == pytest.approx((total - 1) * GIB / 2)
 
@@ -238,7 +238,7 @@ def test_a_whole_card_should_be_shared_where_two_of_its_pods_would_fit(
     if advice is None:
         assert not fits_twice or math.isclose(2 * activity, FULL_RATIO, rel_tol=1e-6)
     else:
-        assert advice.verdict is Verdict.SHARE
+        assert advice.verdict is CardVerdict.SHARE
         assert 2 * activity <= FULL_RATIO * (1 + 1e-6)
         assert 2 * gib <= 79.0 * (1 + 1e-6)
 
@@ -286,7 +286,7 @@ def test_what_a_pod_asks_is_called_far_off_only_if_it_is(asked: float, used: flo
         return
     assert advice.suggested_bytes % GIB == 0
     assert used * GIB <= advice.suggested_bytes <= 80 * GIB
-    if advice.ask is Ask.TOO_LITTLE:
+    if advice.ask is MemoryVerdict.TOO_LITTLE:
         assert used > asked
         assert advice.suggested_bytes > asked * GIB
     else:
@@ -298,14 +298,14 @@ def test_what_a_pod_asks_is_called_far_off_only_if_it_is(asked: float, used: flo
 @pytest.mark.parametrize(
     ("asked", "used", "ask", "suggested"),
     [
-        (40.0, 8.0, Ask.TOO_MUCH, 10),
-        (10.0, 30.0, Ask.TOO_LITTLE, 36),
-        (70.0, 79.0, Ask.TOO_LITTLE, 80),
-        (3.0, 0.0, Ask.TOO_MUCH, 1),
+        (40.0, 8.0, MemoryVerdict.TOO_MUCH, 10),
+        (10.0, 30.0, MemoryVerdict.TOO_LITTLE, 36),
+        (70.0, 79.0, MemoryVerdict.TOO_LITTLE, 80),
+        (3.0, 0.0, MemoryVerdict.TOO_MUCH, 1),
     ],
 )
 def test_what_is_suggested_is_a_fifth_more_than_was_used(
-    asked: float, used: float, ask: Ask, suggested: int
+    asked: float, used: float, ask: MemoryVerdict, suggested: int
 ) -> None:
     advice = judge_memory(asked * GIB, used * GIB, 80 * GIB)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
-from extender.insight.bypassed_pods import PATH, PEERS_PATH, UnaskedTable
-from extender.insight.replicas import Nobody, Replicas
-from extender.placement.bypass_causes import BoundPods, Evidence, Verdict
-from extender.placement.bypassed_pods import UnaskedReport
+from extender.insight.bypassed_pods import PATH, PEERS_PATH, BypassedPodsTable
+from extender.insight.replicas import NoReplicas, Replicas
+from extender.placement.bypass_causes import BoundPods, BypassEvidence, BypassVerdict
+from extender.placement.bypassed_pods import BypassReport
 from extender.server.redaction import SEES_ALL, Viewer
 from tests.extender.insight.asking import get
 from tests.extender.insight.others import FAR, NEAR, Far, SeesTeam, serve_to
@@ -19,9 +19,9 @@ from tests.extender.served import GPU, Client, MakeClient
 class Unasked:
     """What one replica noticed, by its own clock."""
 
-    report_now: UnaskedReport
+    report_now: BypassReport
 
-    def report(self) -> UnaskedReport:
+    def report(self) -> BypassReport:
         return self.report_now
 
 
@@ -29,7 +29,7 @@ def bound(count: int, *, ago: float, at: float = 0.0, example: str = "team/a") -
     return BoundPods(
         scheduler="default-scheduler",
         resources=(GPU,),
-        verdict=Verdict.NOT_ASKED,
+        verdict=BypassVerdict.NOT_ASKED,
         count=count,
         example=example,
         first_at=at - ago - 5.0,
@@ -39,15 +39,15 @@ def bound(count: int, *, ago: float, at: float = 0.0, example: str = "team/a") -
 
 def replica(
     name: str,
-    report: UnaskedReport,
+    report: BypassReport,
     *,
     far: Far | None = None,
     viewer: Viewer = SEES_ALL,
     tells: bool = True,
 ) -> web.Application:
-    table = UnaskedTable(
+    table = BypassedPodsTable(
         Unasked(report),  # type: ignore[arg-type] # it only reports
-        Replicas(name=name, others=far or Nobody(), tells=tells),
+        Replicas(name=name, others=far or NoReplicas(), tells=tells),
     )
     app = web.Application(middlewares=[serve_to(viewer)])
     app.add_routes([*table.routes(), *table.peer_routes()])
@@ -56,9 +56,9 @@ def replica(
 
 def noticed(
     *pods: BoundPods, at: float = 0.0, unjudged: int = 0, asked_by: str = "near-scheduler"
-) -> UnaskedReport:
-    evidence = Evidence(pods=pods)
-    return UnaskedReport(at=at, unjudged=unjudged, evidence=evidence, asked_by=(asked_by,))
+) -> BypassReport:
+    evidence = BypassEvidence(pods=pods)
+    return BypassReport(at=at, unjudged=unjudged, evidence=evidence, asked_by=(asked_by,))
 
 
 JUST_STARTED = noticed(at=3.0)

@@ -5,8 +5,8 @@ import json
 import pytest
 from aiohttp import web
 
-from extender.insight.decisions import PEERS_PATH, Decisions
-from extender.insight.replicas import Nobody, Replicas
+from extender.insight.decisions import PEERS_PATH, DecisionRoutes
+from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer, write_json_in_full
 from tests.extender.insight.asking import get
 from tests.extender.insight.others import (
@@ -20,18 +20,20 @@ from tests.extender.insight.others import (
 from tests.extender.served import IDLE, Client, MakeClient, World, names_question, pod
 
 
-def application(world: World, decisions: Decisions, viewer: Viewer = SEES_ALL) -> web.Application:
+def application(
+    world: World, decisions: DecisionRoutes, viewer: Viewer = SEES_ALL
+) -> web.Application:
     app = web.Application(middlewares=[serve_to(viewer)])
     app.add_routes([*world.webhooks().routes(), *decisions.routes(), *decisions.peer_routes()])
     return app
 
 
-def replica(name: str, far: Far | None = None) -> tuple[World, Decisions]:
+def replica(name: str, far: Far | None = None) -> tuple[World, DecisionRoutes]:
     world = World()
     world.add({"a": [IDLE], "b": [IDLE]})
-    others = far or Nobody()
+    others = far or NoReplicas()
     replicas = Replicas(name=name, host=f"pod-{name}", others=others, tells=True)
-    decisions = Decisions(world.history, replicas)
+    decisions = DecisionRoutes(world.history, replicas)
     return world, decisions
 
 
@@ -244,7 +246,7 @@ async def test_a_replica_that_cannot_authenticate_its_peers_answers_nothing(
     aiohttp_client: MakeClient,
 ) -> None:
     world, _ = replica("near")
-    client = await aiohttp_client(application(world, Decisions(world.history)))
+    client = await aiohttp_client(application(world, DecisionRoutes(world.history)))
 
     reported = await get(client, PEERS_PATH, status=403)
 

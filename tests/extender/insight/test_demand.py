@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extender.api.fleet_metrics import FleetCollector
 from extender.api.page.device_index import GROUP_LABELS
-from extender.core.decision.assessment import Ask, assess
+from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.devices.gpu_models import NAMES
 from extender.core.nodes.batches import current_batch
@@ -194,7 +194,7 @@ def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
     back = nodes.pop("a")
     supply = Supply(nodes, snapshot.models)
     batch = current_batch(pool, snapshot.telemetry)
-    ask = Ask(count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds)
+    ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds)
     counting = supply.add_in_steps(
         pool, batch, assess(batch, ask.columns, estimates(world.fleet.policy))
     )

@@ -12,9 +12,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision.verdicts import Evidence, NodeVerdict, explain
+from extender.core.decision.verdicts import NodeVerdict, VerdictEvidence, explain
 from extender.insight import decisions
-from extender.insight.decisions import FORM, Decisions
+from extender.insight.decisions import FORM, DecisionRoutes
 from extender.insight.explain_node import Wish
 from extender.insight.explain_views import Ranking, full_nodes
 from extender.insight.views import (
@@ -87,7 +87,7 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many nodes were put in words, each time."""
     counted: list[int] = []
 
-    def count(some: Evidence) -> tuple[NodeVerdict, ...]:
+    def count(some: VerdictEvidence) -> tuple[NodeVerdict, ...]:
         counted.append(len(some.nodes))
         return explain(some)
 
@@ -146,7 +146,7 @@ async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
         return write_json_in_full(value)
 
     monkeypatch.setattr(decisions, "write_json_in_full", write)
-    decided = Decisions(world.history)
+    decided = DecisionRoutes(world.history)
 
     before = 0
     for _ in steps_of(decided._written(record)):
@@ -165,7 +165,7 @@ async def test_what_another_replica_says_of_many_nodes_is_not_read_but_handed_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decisions, "LONG_BYTES", 1000)
-    written = await Decisions(world.history)._written(record)
+    written = await DecisionRoutes(world.history)._written(record)
     reported = FORM.read(b'{"version":1,"replica":"near","decisions":[%b]}' % written)
     assert reported is not None
     (view,) = reported.decisions

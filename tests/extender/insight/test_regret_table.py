@@ -19,7 +19,7 @@ from extender.insight.regret_table import (
     RegretTable,
     _newest,
 )
-from extender.insight.regret_watch import MOST_NODES, Outcome, RegretWatch
+from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
 from extender.insight.replicas import Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
 from tests.extender.cli.serving import runner, serving
@@ -27,8 +27,8 @@ from tests.extender.insight.asking import get, meanwhile
 from tests.extender.served import MakeClient, World
 
 
-def outcome(name: str, *, got: float, choice: float | None, followed: bool) -> Outcome:
-    return Outcome(
+def outcome(name: str, *, got: float, choice: float | None, followed: bool) -> PlacementOutcome:
+    return PlacementOutcome(
         pod=PodRef(uid=f"uid-{name}", namespace="team", name=name),
         bound_at=1_800_000_000.0,
         decided_at=1_799_999_999.0,
@@ -146,7 +146,7 @@ def test_the_command_line_says_that_there_is_nothing_yet(watch: RegretWatch) -> 
 MANY = 5 * PIECE_OUTCOMES
 
 
-def numbered(number: int) -> Outcome:
+def numbered(number: int) -> PlacementOutcome:
     return outcome(f"p-{number}", got=0.5, choice=0.2, followed=True)
 
 

@@ -7,8 +7,8 @@ from aiohttp import web
 
 from extender.core.request.request import PodRef
 from extender.insight.regret_table import PATH, PEERS_PATH, RegretTable
-from extender.insight.regret_watch import Outcome, RegretWatch
-from extender.insight.replicas import Nobody, Replicas
+from extender.insight.regret_watch import PlacementOutcome, RegretWatch
+from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
 from tests.extender.insight.asking import get
 from tests.extender.insight.others import FAR, NEAR, Far, SeesTeam, serve_to
@@ -16,19 +16,19 @@ from tests.extender.insight.test_regret_table import outcome
 from tests.extender.served import Client, MakeClient, World
 
 
-def secret() -> Outcome:
+def secret() -> PlacementOutcome:
     pod = PodRef(uid="uid-secret", namespace="hush", name="secret")
     return _with(outcome("secret", got=0.4, choice=0.4, followed=True), pod=pod)
 
 
-def _with(one: Outcome, **rest: Any) -> Outcome:
-    values = {name: getattr(one, name) for name in Outcome.__dataclass_fields__}
-    return Outcome(**{**values, **rest})
+def _with(one: PlacementOutcome, **rest: Any) -> PlacementOutcome:
+    values = {name: getattr(one, name) for name in PlacementOutcome.__dataclass_fields__}
+    return PlacementOutcome(**{**values, **rest})
 
 
 def replica(
     name: str,
-    *outcomes: Outcome,
+    *outcomes: PlacementOutcome,
     far: Far | None = None,
     viewer: Viewer = SEES_ALL,
     tells: bool = True,
@@ -38,7 +38,7 @@ def replica(
     watch = RegretWatch(world.fleet, lambda: world.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(outcomes)
     watch.left_out = 1
-    table = RegretTable(lambda: watch, Replicas(name=name, others=far or Nobody(), tells=tells))
+    table = RegretTable(lambda: watch, Replicas(name=name, others=far or NoReplicas(), tells=tells))
 
     app = web.Application(middlewares=[serve_to(viewer)])
     app.add_routes([*table.routes(), *table.peer_routes()])

@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.insight.activity_log import PIECES
-from extender.insight.regret_watch import MAX_WAITING, Outcome, RegretWatch
+from extender.insight.regret_watch import MAX_WAITING, PlacementOutcome, RegretWatch
 from tests.builders import pod_ref
 from tests.worlds import BUSY, IDLE, World
 
@@ -23,7 +23,7 @@ class Watched:
             self.world.add_node(f"node-{index}", cards)
         self.world.read()
         self.watch = RegretWatch(self.world.fleet, self.world.clock, pods=pods, after_seconds=AFTER)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[PlacementOutcome] = []
         self.watch.on_outcome = self.outcomes.append
 
     def place(self, name: str, node: str) -> PodRecord:

@@ -8,14 +8,14 @@ from extender.core.decision.filtering import Rejection
 from extender.insight.scheduler_message import (
     _HELP_OURS,
     _HELP_SCHEDULER,
-    Counted,
+    CountedReason,
     hints,
     read_message,
 )
 from tests.extender.insight.whys import MESSAGE
 
 
-def pairs(counted: tuple[Counted, ...]) -> list[tuple[int, str]]:
+def pairs(counted: tuple[CountedReason, ...]) -> list[tuple[int, str]]:
     return [(one.count, one.reason) for one in counted]
 
 
@@ -102,7 +102,7 @@ def test_what_is_no_count_is_kept_as_it_is(message: str) -> None:
     ],
 )
 def test_what_would_help_is_said_of_each_reason(reason: str, words: str) -> None:
-    (hint,) = hints([Counted(count=3, reason=reason)])
+    (hint,) = hints([CountedReason(count=3, reason=reason)])
 
     assert hint.startswith(f"3 {reason}: ")
     assert words in hint.removeprefix(f"3 {reason}: ")

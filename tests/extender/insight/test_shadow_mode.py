@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 from extender.insight.decision_log.reader import LoggedBinding, LoggedDecision, read_log
-from extender.insight.shadow_mode import Trying
+from extender.insight.shadow_mode import ShadowMode
 from extender.runtime.metrics import Metrics
-from extender.server.request_tracker import InFlight
+from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
-from extender.settings.shadow_mode import DecisionLog, Mode, Regret
+from extender.settings.shadow_mode import DecisionLog, Mode, RegretSettings
 from tests.worlds import World
 
 
@@ -20,7 +20,7 @@ def small() -> World:
     return world
 
 
-def bind(world: World, trying: Trying, name: str) -> None:
+def bind(world: World, shadow_mode: ShadowMode, name: str) -> None:
     """Have a pod placed and bound on node-1."""
     world.place(name)
     for record in world.history:
@@ -28,36 +28,36 @@ def bind(world: World, trying: Trying, name: str) -> None:
     bound = world.bind(name, "node-1")
     decided = world.history.note_bound(bound.uid, "node-1")
     assert decided is not None
-    trying.note_bound(decided)
-    trying.note_own(decided)
+    shadow_mode.note_bound(decided)
+    shadow_mode.note_own(decided)
 
 
 async def test_the_mode_may_be_changed_while_it_runs() -> None:
     world, metrics = small(), Metrics()
-    trying = Trying(Settings(), world.placer, metrics, world.clock, InFlight())
+    shadow_mode = ShadowMode(Settings(), world.placer, metrics, world.clock, RequestTracker())
     assert metrics.registry.get_sample_value("idlegpu_shadow_mode") == 0
 
-    await trying.adopt(Settings(mode=Mode.SHADOW))
+    await shadow_mode.adopt(Settings(mode=Mode.SHADOW))
     world.place("a")
 
     assert len(world.fleet.ledger) == 0
     assert metrics.registry.get_sample_value("idlegpu_shadow_mode") == 1
-    await trying.adopt(Settings())
+    await shadow_mode.adopt(Settings())
     world.place("b")
     assert len(world.fleet.ledger) == 1
 
 
 async def test_a_log_may_be_begun_moved_and_ended_while_it_runs(tmp_path: Path) -> None:
     world, metrics = small(), Metrics()
-    trying = Trying(Settings(), world.placer, metrics, world.clock, InFlight())
+    shadow_mode = ShadowMode(Settings(), world.placer, metrics, world.clock, RequestTracker())
     world.place("unlogged")
     first, second = tmp_path / "first", tmp_path / "second"
 
-    await trying.adopt(Settings(decision_log=DecisionLog(path=str(first))))
-    bind(world, trying, "a")
-    await trying.adopt(Settings(decision_log=DecisionLog(path=str(second))))
+    await shadow_mode.adopt(Settings(decision_log=DecisionLog(path=str(first))))
+    bind(world, shadow_mode, "a")
+    await shadow_mode.adopt(Settings(decision_log=DecisionLog(path=str(second))))
     world.place("b")
-    await trying.adopt(Settings())
+    await shadow_mode.adopt(Settings())
     world.place("c")
 
     told = [
@@ -70,31 +70,33 @@ async def test_a_log_may_be_begun_moved_and_ended_while_it_runs(tmp_path: Path) 
         LoggedDecision,
         LoggedBinding,
     ]
-    assert trying.log is None
+    assert shadow_mode.log is None
 
 
 async def test_what_is_wrong_with_the_log_degrades(tmp_path: Path) -> None:
     world = small()
     settings = Settings(decision_log=DecisionLog(path=str(tmp_path / "none" / "log")))
-    trying = Trying(settings, world.placer, Metrics(), world.clock, InFlight())
-    assert trying.degraded() == {}
+    shadow_mode = ShadowMode(settings, world.placer, Metrics(), world.clock, RequestTracker())
+    assert shadow_mode.degraded() == {}
 
     world.place("a")
-    assert trying.log is not None
-    await asyncio.to_thread(trying.log.close)
+    assert shadow_mode.log is not None
+    await asyncio.to_thread(shadow_mode.log.close)
 
-    assert trying.degraded() == {"decision_log": "cannot be written: No such file or directory"}
+    assert shadow_mode.degraded() == {
+        "decision_log": "cannot be written: No such file or directory"
+    }
 
 
 async def test_bound_pods_are_watched() -> None:
     world = small()
-    settings = Settings(regret=Regret(pods=5))
-    trying = Trying(settings, world.placer, Metrics(), world.clock, InFlight())
+    settings = Settings(regret=RegretSettings(pods=5))
+    shadow_mode = ShadowMode(settings, world.placer, Metrics(), world.clock, RequestTracker())
 
-    bind(world, trying, "a")
+    bind(world, shadow_mode, "a")
 
-    assert trying.regret.take_next()
-    assert len(trying.regret) == 1
-    await trying.adopt(Settings(regret=Regret(pods=0)))
-    bind(world, trying, "b")
-    assert not trying.regret.take_next()
+    assert shadow_mode.regret.take_next()
+    assert len(shadow_mode.regret) == 1
+    await shadow_mode.adopt(Settings(regret=RegretSettings(pods=0)))
+    bind(world, shadow_mode, "b")
+    assert not shadow_mode.regret.take_next()

@@ -7,15 +7,15 @@ import pytest
 from typing_extensions import override
 
 from extender.core.nodes.inventory import PodRecord
-from extender.insight.shadow_mode import Trying
-from extender.placement.binding_attribution import LastWord
+from extender.insight.shadow_mode import ShadowMode
+from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
-from extender.placement.bypassed_pods import MAX_WAIT_SECONDS, UnaskedPods
+from extender.placement.bypassed_pods import MAX_WAIT_SECONDS, BypassedPods
 from extender.placement.history import DecisionRecord
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion
-from extender.server.request_tracker import InFlight
+from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
-from extender.settings.peers import Unasked
+from extender.settings.peers import BypassSettings
 from tests.extender.placement.judging import Ears
 from tests.extender.served import GPU, IDLE, Client, MakeClient, World, names_question, pod
 
@@ -34,27 +34,27 @@ class Replica(World):
         super().__post_init__()
         self.untold: list[AnsweredQuestion] = []
         self.told_of: list[DecisionRecord] = []
-        self.trying = Trying(
+        self.shadow_mode = ShadowMode(
             Settings(),
             self.placer,
             self.metrics,
             lambda: self.now,
-            InFlight(),
+            RequestTracker(),
         )
         self.asked.tell = self.untold.append
         self.ears = Ears(until=self.now)
-        self.unasked = UnaskedPods(
-            self.asked, self.metrics, Unasked(grace_seconds=1), hearing=self.ears
+        self.unasked = BypassedPods(
+            self.asked, self.metrics, BypassSettings(grace_seconds=1), hearing=self.ears
         )
-        self.last_word = LastWord(
+        self.last_word = BindingAttribution(
             self.asked,
             self.history,
             self.metrics,
             hearing=self.ears,
-            on_own=(self.told_of.append, self.trying.note_own),
+            on_own=(self.told_of.append, self.shadow_mode.note_own),
         )
         self.tap = InventoryTap(
-            self.fleet, self.history, self.last_word, self.unasked, self.trying.note_bound
+            self.fleet, self.history, self.last_word, self.unasked, self.shadow_mode.note_bound
         )
         self.add(CARDS)
         self.tap.apply_pod(WAITING)
@@ -62,7 +62,7 @@ class Replica(World):
     def sweep(self) -> None:
         self.unasked.sweep()
         self.last_word.sweep()
-        self.trying.regret.take_next()
+        self.shadow_mode.regret.take_next()
 
     @property
     def judged(self) -> float:
@@ -119,8 +119,8 @@ class Pair:
             self.sweep_after(60.0)
             for replica in self.replicas:
                 replica.tell(CARDS)
-                replica.trying.regret.look()
-                for _ in replica.trying.regret.judge_in_steps():
+                replica.shadow_mode.regret.look()
+                for _ in replica.shadow_mode.regret.judge_in_steps():
                     pass
         return [replica.judged for replica in self.replicas]
 
@@ -169,7 +169,7 @@ async def test_a_message_after_the_binding_still_makes_it_one_decision(pair: Pai
     await pair.ask(FAR, PRIORITIZE)
     pair.bind()
     pair.live(120.0)
-    assert [len(replica.trying.regret) for replica in pair.replicas] == [0, 0]
+    assert [len(replica.shadow_mode.regret) for replica in pair.replicas] == [0, 0]
 
     pair.is_cut = False
 

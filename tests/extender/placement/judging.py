@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from extender.core.nodes.inventory import PodRecord
-from extender.placement.binding_attribution import LastWord
+from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
-from extender.placement.bypassed_pods import START_SECONDS, UnaskedPods
+from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, AnsweredQuestion
-from extender.settings.peers import Unasked
+from extender.settings.peers import BypassSettings
 from tests.extender.served import GPU, World
 
 DEFAULT = "default-scheduler"
@@ -26,19 +26,19 @@ class Ears:
 class Part:
     """Judges pods of a world whose inventory is fed by hand."""
 
-    settings: Unasked = field(default_factory=Unasked)
+    settings: BypassSettings = field(default_factory=BypassSettings)
     ears: Ears | None = None
 
     def __post_init__(self) -> None:
         self.world = World()
-        self.unasked = UnaskedPods(
+        self.unasked = BypassedPods(
             self.world.asked,
             self.world.metrics,
             self.settings,
             hearing=self.ears,
             is_ready=lambda: self.world.is_ready,
         )
-        self.last_word = LastWord(
+        self.last_word = BindingAttribution(
             self.world.asked, self.world.history, self.world.metrics, hearing=self.ears
         )
         self.tap = InventoryTap(self.world.fleet, self.world.history, self.last_word, self.unasked)

@@ -9,9 +9,9 @@ from extender.placement.bypass_causes import (
     SILENCE_SECONDS,
     Answers,
     BoundPods,
+    BypassEvidence,
+    BypassVerdict,
     CauseKind,
-    Evidence,
-    Verdict,
     judge,
     likely_causes,
     merge,
@@ -22,7 +22,7 @@ DEFAULT, BATCH = "default-scheduler", "batch"
 
 
 def pods(
-    verdict: Verdict,
+    verdict: BypassVerdict,
     count: int = 1,
     *resources: str,
     scheduler: str = DEFAULT,
@@ -41,15 +41,15 @@ def pods(
     )
 
 
-ASKED = pods(Verdict.ASKED, 10)
-MISSED = pods(Verdict.NOT_ASKED, 3)
-LOST = pods(Verdict.ANSWER_LOST, 2)
-UNSCORED = pods(Verdict.NOT_SCORED, 4)
+ASKED = pods(BypassVerdict.ASKED, 10)
+MISSED = pods(BypassVerdict.NOT_ASKED, 3)
+LOST = pods(BypassVerdict.ANSWER_LOST, 2)
+UNSCORED = pods(BypassVerdict.NOT_SCORED, 4)
 
 
-def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Evidence:
+def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> BypassEvidence:
     values: dict[str, Any] = {"has_peers": True, "silence_seconds": silence, **rest}
-    return Evidence(pods=groups, **values)
+    return BypassEvidence(pods=groups, **values)
 
 
 @pytest.mark.parametrize(
@@ -81,27 +81,30 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Ev
             id="nobody-asked-since-we-started",
         ),
         pytest.param(
-            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG)),
+            evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 5, MIG)),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="one-resource-is-never-asked-about",
         ),
         pytest.param(
-            evidence(pods(Verdict.NOT_ASKED, 5, MIG)),
+            evidence(pods(BypassVerdict.NOT_ASKED, 5, MIG)),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="questions-come-about-pods-that-are-not-bound",
         ),
         pytest.param(
-            evidence(pods(Verdict.ASKED, 1, GPU, MIG), pods(Verdict.NOT_ASKED, 5, SHARED, "x/y")),
+            evidence(
+                pods(BypassVerdict.ASKED, 1, GPU, MIG),
+                pods(BypassVerdict.NOT_ASKED, 5, SHARED, "x/y"),
+            ),
             [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
             id="several-resources-are-never-asked-about",
         ),
         pytest.param(
-            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, scheduler=BATCH)),
+            evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 5, scheduler=BATCH)),
             [(CauseKind.OTHER_SCHEDULER, "schedulerName", 5)],
             id="one-scheduler-never-asks",
         ),
         pytest.param(
-            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG, scheduler=BATCH)),
+            evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 5, MIG, scheduler=BATCH)),
             [
                 (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
                 (CauseKind.OTHER_SCHEDULER, "schedulerName", 5),
@@ -141,7 +144,8 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Ev
         ),
         pytest.param(
             evidence(
-                pods(Verdict.ASKED, 10, at=(0.0, 50.0)), pods(Verdict.NOT_ASKED, 3, at=(60, 90))
+                pods(BypassVerdict.ASKED, 10, at=(0.0, 50.0)),
+                pods(BypassVerdict.NOT_ASKED, 3, at=(60, 90)),
             ),
             [
                 (CauseKind.NO_EXTENDER, "extenders", 3),
@@ -171,7 +175,7 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Ev
             id="questions-cannot-be-read",
         ),
         pytest.param(
-            evidence(ASKED, LOST, pods(Verdict.NOT_ASKED, 5, MIG), UNSCORED),
+            evidence(ASKED, LOST, pods(BypassVerdict.NOT_ASKED, 5, MIG), UNSCORED),
             [
                 (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
                 (CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4),
@@ -181,14 +185,16 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Ev
         ),
     ],
 )
-def test_causes(known: Evidence, expected: list[tuple[CauseKind, str, int]]) -> None:
+def test_causes(known: BypassEvidence, expected: list[tuple[CauseKind, str, int]]) -> None:
     causes = likely_causes(known)
 
     assert [(cause.kind, cause.field, cause.pods) for cause in causes] == expected
 
 
 def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
-    known = evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG), pods(Verdict.NOT_ASKED, 1, SHARED))
+    known = evidence(
+        ASKED, pods(BypassVerdict.NOT_ASKED, 5, MIG), pods(BypassVerdict.NOT_ASKED, 1, SHARED)
+    )
 
     (cause,) = likely_causes(known)
 
@@ -196,7 +202,7 @@ def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
 
 
 def test_cause_names_the_scheduler_that_never_asks_and_no_other() -> None:
-    (cause,) = likely_causes(evidence(ASKED, pods(Verdict.NOT_ASKED, scheduler=BATCH)))
+    (cause,) = likely_causes(evidence(ASKED, pods(BypassVerdict.NOT_ASKED, scheduler=BATCH)))
 
     assert "schedulerName batch are" in cause.text
     assert DEFAULT not in cause.text
@@ -212,7 +218,7 @@ def test_cause_states_the_time_of_the_slowest_answer() -> None:
 def test_many_names_are_cut() -> None:
     names = [f"nvidia.com/mig-{number}" for number in range(9)]
 
-    (cause,) = likely_causes(evidence(ASKED, pods(Verdict.NOT_ASKED, 1, *names)))
+    (cause,) = likely_causes(evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 1, *names)))
 
     assert "nvidia.com/mig-4 and 4 more" in cause.text
 
@@ -223,27 +229,27 @@ A = Answers
 @pytest.mark.parametrize(
     ("answers", "verdict"),
     [
-        pytest.param(A.NONE, Verdict.NOT_ASKED, id="never-asked"),
-        pytest.param(A.LEFT_SEVERAL | A.SCORED, Verdict.ASKED, id="both-verbs"),
-        pytest.param(A.SCORED, Verdict.ASKED, id="only-prioritize-is-asked"),
-        pytest.param(A.LEFT_ONE, Verdict.ASKED, id="one-node-needs-no-scores"),
-        pytest.param(A.LEFT_SEVERAL, Verdict.ASKED, id="another-extender-left-one"),
-        pytest.param(A.FILTER_LOST, Verdict.ANSWER_LOST, id="filter-lost"),
-        pytest.param(A.LEFT_SEVERAL | A.SCORES_LOST, Verdict.ANSWER_LOST, id="scores-lost"),
-        pytest.param(A.FILTER_LOST | A.SCORED, Verdict.ASKED, id="scores-made-up-for-it"),
-        pytest.param(A.REFUSED, Verdict.NOT_ASKED, id="refused-and-bound"),
-        pytest.param(A.REFUSED | A.FILTER_LOST, Verdict.ANSWER_LOST, id="lost-once-refused"),
-        pytest.param(A.REFUSED | A.LEFT_ONE, Verdict.ASKED, id="asked-again-once-refused"),
-        pytest.param(A.SCORES_LOST | A.SCORED, Verdict.ASKED, id="asked-again-once-lost"),
+        pytest.param(A.NONE, BypassVerdict.NOT_ASKED, id="never-asked"),
+        pytest.param(A.LEFT_SEVERAL | A.SCORED, BypassVerdict.ASKED, id="both-verbs"),
+        pytest.param(A.SCORED, BypassVerdict.ASKED, id="only-prioritize-is-asked"),
+        pytest.param(A.LEFT_ONE, BypassVerdict.ASKED, id="one-node-needs-no-scores"),
+        pytest.param(A.LEFT_SEVERAL, BypassVerdict.ASKED, id="another-extender-left-one"),
+        pytest.param(A.FILTER_LOST, BypassVerdict.ANSWER_LOST, id="filter-lost"),
+        pytest.param(A.LEFT_SEVERAL | A.SCORES_LOST, BypassVerdict.ANSWER_LOST, id="scores-lost"),
+        pytest.param(A.FILTER_LOST | A.SCORED, BypassVerdict.ASKED, id="scores-made-up-for-it"),
+        pytest.param(A.REFUSED, BypassVerdict.NOT_ASKED, id="refused-and-bound"),
+        pytest.param(A.REFUSED | A.FILTER_LOST, BypassVerdict.ANSWER_LOST, id="lost-once-refused"),
+        pytest.param(A.REFUSED | A.LEFT_ONE, BypassVerdict.ASKED, id="asked-again-once-refused"),
+        pytest.param(A.SCORES_LOST | A.SCORED, BypassVerdict.ASKED, id="asked-again-once-lost"),
     ],
 )
-def test_verdict(answers: Answers, verdict: Verdict) -> None:
+def test_verdict(answers: Answers, verdict: BypassVerdict) -> None:
     assert judge(answers, is_scoring=True) is verdict
 
 
 def test_scores_that_are_never_asked_for_are_missed_only_where_there_is_a_choice() -> None:
-    assert judge(A.LEFT_SEVERAL, is_scoring=False) is Verdict.NOT_SCORED
-    assert judge(A.LEFT_ONE, is_scoring=False) is Verdict.ASKED
+    assert judge(A.LEFT_SEVERAL, is_scoring=False) is BypassVerdict.NOT_SCORED
+    assert judge(A.LEFT_ONE, is_scoring=False) is BypassVerdict.ASKED
 
 
 def test_of_pods_alike_those_count_that_one_replica_judged_most_of() -> None:

@@ -8,7 +8,7 @@ from extender.core.nodes.inventory import PodPhase
 from extender.placement.bypass_causes import CauseKind
 from extender.placement.bypassed_pods import MAX_SCHEDULERS
 from extender.placement.request_log import PRIORITIZE
-from extender.settings.peers import Unasked
+from extender.settings.peers import BypassSettings
 from tests.extender.placement.judging import DEFAULT, Part
 
 
@@ -59,13 +59,13 @@ def test_series_of_a_scheduler_starts_at_zero(part: Part) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        pytest.param(Unasked(), {DEFAULT}, id="all-schedulers"),
-        pytest.param(Unasked(schedulers=("a", "b")), {"a", "b"}, id="named-schedulers"),
-        pytest.param(Unasked(enabled=False), set(), id="switched-off"),
+        pytest.param(BypassSettings(), {DEFAULT}, id="all-schedulers"),
+        pytest.param(BypassSettings(schedulers=("a", "b")), {"a", "b"}, id="named-schedulers"),
+        pytest.param(BypassSettings(enabled=False), set(), id="switched-off"),
     ],
 )
 def test_series_of_expected_schedulers_are_there_before_the_first_pod(
-    settings: Unasked, expected: set[str]
+    settings: BypassSettings, expected: set[str]
 ) -> None:
     (family,) = Part(settings).world.metrics.unasked.collect()
 
@@ -87,7 +87,7 @@ def test_schedulers_that_ask_are_known_by_their_pods(part: Part) -> None:
 
 
 def test_schedulers_that_the_settings_name_are_those_that_ask() -> None:
-    assert Part(Unasked(schedulers=("b", "a"))).unasked.report().asked_by == ("b", "a")
+    assert Part(BypassSettings(schedulers=("b", "a"))).unasked.report().asked_by == ("b", "a")
 
 
 def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
@@ -170,7 +170,7 @@ def test_judged_pod_leaves_no_question_behind(part: Part) -> None:
 
 
 def test_only_named_schedulers_are_to_ask() -> None:
-    part = Part(Unasked(schedulers=("gpu",)))
+    part = Part(BypassSettings(schedulers=("gpu",)))
     for name, scheduler in (("a", DEFAULT), ("b", "gpu")):
         part.create(part.pod(name, scheduler_name=scheduler))
         part.bind(part.pod(name, scheduler_name=scheduler))
@@ -180,7 +180,7 @@ def test_only_named_schedulers_are_to_ask() -> None:
 
 
 def test_switched_off_it_counts_nothing() -> None:
-    part = Part(Unasked(enabled=False))
+    part = Part(BypassSettings(enabled=False))
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()

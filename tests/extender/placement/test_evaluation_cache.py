@@ -69,7 +69,7 @@ def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
     for count in (1, 2, 3):
         world.rank(request(count))
     world.clock.now += RENEW_SECONDS
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     pools_evaluated.clear()
 
     assert most_at_once(world.placer.standings.warm_in_steps(), pools_evaluated) == 1
@@ -85,7 +85,7 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
     for count in (1, 2, 3):
         world.rank(request(count))
     world.clock.now += RENEW_SECONDS
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
 
     for number, _ in enumerate(world.placer.standings.warm_in_steps()):
         world.place(f"pod-{number}", request(2))
@@ -226,7 +226,7 @@ def test_what_a_renewal_prepares_is_not_evaluated_again(
     world.clock.now += RENEW_SECONDS
     pools_evaluated.clear()
 
-    finish(world.fleet.renew_in_steps(world.placer.standings.prepare_in_steps))
+    finish(world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps))
 
     assert len(pools_evaluated) == 3
     pools_evaluated.clear()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.core.decision.verdicts import DeviceVerdict, Told
+from extender.core.decision.verdicts import DeviceVerdict, ReportedSignal
 from extender.core.devices.readings import Signal
 from extender.placement.history import DecisionRecord
 from tests.builders import pod_ref, request
@@ -36,8 +36,8 @@ def test_activity_and_memory_each_name_who_told_them_and_when(world: World) -> N
     (first, _) = devices(decide(world))
 
     assert first.signals == {
-        "utilization": Told("agent", 2.0, "graphics_active_ratio"),
-        "memory": Told("prometheus", 40.0),
+        "utilization": ReportedSignal("agent", 2.0, "graphics_active_ratio"),
+        "memory": ReportedSignal("prometheus", 40.0),
     }
     assert (first.source, first.age_seconds) == ("agent", 2.0)
 
@@ -60,7 +60,7 @@ def test_the_signal_that_counted_as_activity_is_named(
 
     (first, _) = devices(decide(world))
 
-    assert first.signals["utilization"] == Told("prometheus", 0.0, signal)
+    assert first.signals["utilization"] == ReportedSignal("prometheus", 0.0, signal)
     counted = {"POWER": (560.0 - 210.0) / 490.0}.get(
         Signal(signal).name, told.get(Signal(signal).name, 0.0)
     )
@@ -79,7 +79,11 @@ def test_heat_and_throttling_are_told_with_source_and_age(world: World) -> None:
 
     assert (first.temperature_celsius, first.memory_temperature_celsius) == (71.0, 80.0)
     assert first.throttling == "hardware thermal slowdown"
-    assert first.signals["temperature"] == first.signals["throttling"] == Told("prometheus", 5.0)
+    assert (
+        first.signals["temperature"]
+        == first.signals["throttling"]
+        == ReportedSignal("prometheus", 5.0)
+    )
 
 
 def test_heat_that_nobody_tells_is_unknown(world: World) -> None:
@@ -100,8 +104,8 @@ def test_what_speaks_against_a_devices_health_names_who_told_it_and_when(world: 
     first, second = devices(decide(world))
 
     assert first.health == "counts less: a remapped row waits for a reset"
-    assert first.signals["health"] == Told("prometheus", 40.0)
-    assert first.signals["memory"] == Told("agent", 2.0)
+    assert first.signals["health"] == ReportedSignal("prometheus", 40.0)
+    assert first.signals["memory"] == ReportedSignal("agent", 2.0)
     assert "health" not in second.signals
 
 
@@ -114,7 +118,7 @@ def test_a_sibling_that_is_to_blame_says_who_told_of_it(world: World) -> None:
     first, second = devices(record)
 
     assert "another GPU of its node has XID 79" in first.health
-    assert first.signals["health"] == second.signals["health"] == Told("prometheus", 10.0)
+    assert first.signals["health"] == second.signals["health"] == ReportedSignal("prometheus", 10.0)
 
 
 def test_what_no_reading_shows_has_no_source(world: World) -> None:
@@ -135,7 +139,7 @@ def test_it_is_told_as_it_was_when_the_decision_was_made(world: World) -> None:
 
     (first, _) = devices(record)
 
-    assert first.signals["memory"] == Told("prometheus", 0.0)
+    assert first.signals["memory"] == ReportedSignal("prometheus", 0.0)
 
 
 def test_of_a_device_that_nobody_measured_nobody_is_named(world: World) -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from extender.core.decision.evaluation import Question
+from extender.core.decision.evaluation import EvaluationRequest
 from extender.core.decision.verdicts import gather
 from extender.core.policy import Policy
 from extender.core.steps import finish
-from extender.fleet.latest_values import Word
-from extender.fleet.reported_values import Shown
+from extender.fleet.latest_values import ReportedSignals
+from extender.fleet.reported_values import ReportedValues
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
     EXPLAINABLE,
@@ -22,19 +22,19 @@ from extender.placement.history import (
 )
 from tests.builders import GPU, NOW, ask, decide_on, node, pod_ref, request, snapshot_of
 
-NOBODY = Word(times=(), origins=(), names=())
+NOBODY = ReportedSignals(times=(), origins=(), names=())
 
 
 def evidence(name: str) -> PlacedEvidence:
     snapshot = snapshot_of({name: node()})
-    question = Question(request=request(), ask=ask(), policy=Policy(), overlay={})
+    question = EvaluationRequest(request=request(), ask=ask(), policy=Policy(), overlay={})
     return PlacedEvidence(
         evidence=gather(snapshot, snapshot.pools[GPU], question, [name]),
         infos=(None,),
         sources=("",),
         age_seconds=np.array([np.nan]),
         at=NOW,
-        shown=Shown(
+        shown=ReportedValues(
             signals=(),
             values=np.zeros((0, 1), dtype=np.float32),
             limit_watts=np.full(1, np.nan, dtype=np.float32),

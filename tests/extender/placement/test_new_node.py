@@ -61,7 +61,7 @@ def test_it_takes_part_as_soon_as_it_is_read(world: World) -> None:
     for number in range(MANY):
         world.add_node(f"new-{number}")
     world.read_after(10.0)
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
 
     assert world.rank(request(requires_idle=True), nodes=("new-0",)).best == "new-0"
 

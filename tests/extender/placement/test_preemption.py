@@ -114,7 +114,7 @@ def test_a_victim_that_holds_no_gpu_takes_no_foreign_use_with_it() -> None:
     world.bind("claimant", "node-0", resources=nothing, has_claims=True)
     world.card("node-0").values.update({Signal.MEMORY_USED: 20 * GIB, Signal.MEMORY_FREE: 60 * GIB})
     world.read_after(30, times=4)
-    assert world.believed(world.card("node-0"), "is_foreign")
+    assert world.estimated(world.card("node-0"), "is_foreign")
     both = request(2)
 
     assert not accepts(world, both, "a")
@@ -325,7 +325,7 @@ def test_a_node_that_has_just_gone_is_no_fault(requires_idle: bool) -> None:
         world.add_node(name, 1)
     world.bind("a", "node-0", on=[world.card("node-0")])
     world.read()
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     world.fleet.remove_node("node-0")
     assert "node-0" in world.fleet.snapshot().nodes
 
@@ -340,7 +340,7 @@ def test_a_node_with_devices_that_the_snapshot_has_no_room_for_is_no_fault() -> 
 
     offer("node-0", 1)
     world.bind("a", "node-0")
-    finish(world.fleet.renew_in_steps())
+    finish(world.fleet.refresh_in_steps())
     room = len(world.fleet.snapshot().telemetry.latest)
     for number in range(1, room // MAX_DEVICES + 1):
         offer(f"node-{number}", MAX_DEVICES)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.placement.bypass_causes import SILENCE_SECONDS, Verdict
+from extender.placement.bypass_causes import SILENCE_SECONDS, BypassVerdict
 from extender.placement.request_log import (
     FILTER,
     KEPT_SECONDS,
@@ -14,7 +14,7 @@ from extender.placement.request_log import (
     PRIORITIZE,
     SLOW_SECONDS,
     AnsweredQuestion,
-    AskedLog,
+    RequestLog,
 )
 from tests.extender.served import GPU, IDLE, World
 
@@ -170,8 +170,8 @@ def test_own_questions_are_told_and_others_are_not(world: World) -> None:
 def test_questions_of_others_count_as_asked(world: World) -> None:
     world.asked.take(question(world))
 
-    assert world.asked.verdict("uid-p") is Verdict.ASKED
-    assert world.asked.verdict("uid-q") is Verdict.NOT_ASKED
+    assert world.asked.verdict("uid-p") is BypassVerdict.ASKED
+    assert world.asked.verdict("uid-q") is BypassVerdict.NOT_ASKED
 
 
 def test_questions_are_forgotten_when_no_binding_can_follow_any_more(world: World) -> None:
@@ -181,8 +181,8 @@ def test_questions_are_forgotten_when_no_binding_can_follow_any_more(world: Worl
     world.now += 2
     world.asked.expire()
 
-    assert world.asked.verdict("old") is Verdict.NOT_ASKED
-    assert world.asked.verdict("new") is not Verdict.NOT_ASKED
+    assert world.asked.verdict("old") is BypassVerdict.NOT_ASKED
+    assert world.asked.verdict("new") is not BypassVerdict.NOT_ASKED
     assert len(world.asked) == 1
     assert world.asked.forgotten_until == world.now - 1 - KEPT_SECONDS
 
@@ -198,18 +198,18 @@ def test_an_answer_of_no_use_that_looks_later_than_it_was_accuses_no_pod(
     world.asked.take(question(world, age=-0.3, **ill))
     world.asked.note(question(world, FILTER, choices=1))
 
-    assert world.asked.verdict("uid-p") is Verdict.ASKED
+    assert world.asked.verdict("uid-p") is BypassVerdict.ASKED
 
 
 @pytest.mark.parametrize(
     ("ill", "expected"),
     [
-        pytest.param(REFUSED, Verdict.NOT_ASKED, id="refused"),
-        pytest.param(LOST, Verdict.ANSWER_LOST, id="lost"),
+        pytest.param(REFUSED, BypassVerdict.NOT_ASKED, id="refused"),
+        pytest.param(LOST, BypassVerdict.ANSWER_LOST, id="lost"),
     ],
 )
 def test_answers_that_were_of_no_use_accuse_whichever_replica_gave_them(
-    world: World, ill: dict[str, Any], expected: Verdict
+    world: World, ill: dict[str, Any], expected: BypassVerdict
 ) -> None:
     world.asked.take(question(world, age=5.0, **ill))
     world.asked.note(question(world, **ill))
@@ -218,7 +218,9 @@ def test_answers_that_were_of_no_use_accuse_whichever_replica_gave_them(
 
 
 def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: World) -> None:
-    asked = AskedLog(world.fleet, clock=lambda: world.now, monotonic=lambda: world.now, max_pods=2)
+    asked = RequestLog(
+        world.fleet, clock=lambda: world.now, monotonic=lambda: world.now, max_pods=2
+    )
     first_at = world.now
     for number in range(3):
         asked.note(question(world, uid=str(number)))
@@ -226,7 +228,7 @@ def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: Worl
 
     assert len(asked) == 2
     assert asked.forgotten_until == first_at
-    assert asked.verdict("0") is Verdict.NOT_ASKED
+    assert asked.verdict("0") is BypassVerdict.NOT_ASKED
 
 
 def test_incidents_count_until_nothing_was_heard_of_them_for_long(world: World) -> None:

@@ -10,14 +10,14 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.placement.evaluation_cache import EXPECTED
-from extender.placement.warm_up import GATHER_SECONDS, Preparing
-from extender.runtime.cooperative import next_turn
+from extender.placement.warm_up import GATHER_SECONDS, WarmUp
+from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.records import reduce_pod
 from tests.extender.fake_kube import eventually
 from tests.extender.kube_objects import pod
 from tests.worlds import World
 
-LAID_OUT = SimpleNamespace(is_laid_out=True)
+LAID_OUT = SimpleNamespace(is_allocated=True)
 
 
 @pytest.fixture
@@ -42,15 +42,15 @@ def evaluated(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def preparing(world: World, readiness: SimpleNamespace) -> Preparing:
-    return Preparing(
+def warm_up(world: World, readiness: SimpleNamespace) -> WarmUp:
+    return WarmUp(
         world.fleet,
         world.placer.standings,
-        following=cast(Any, None),
+        source_manager=cast(Any, None),
         requests=WaitingRequests(),
         readiness=cast(Any, readiness),
         garbage=cast(Any, None),
-        give_way=next_turn,
+        yield_control=yield_to_loop,
     )
 
 
@@ -63,7 +63,7 @@ def waiting(name: str, gpus: int = 1, **status: Any) -> PodRecord:
 async def test_a_pod_that_comes_is_evaluated_and_one_that_changes_is_not_again(
     world: World, evaluated: list[int]
 ) -> None:
-    task = asyncio.create_task(preparing(world, LAID_OUT).foresee())
+    task = asyncio.create_task(warm_up(world, LAID_OUT).foresee())
 
     world.fleet.apply_pod(waiting("one", 3))
     await eventually(lambda: evaluated == [3])
@@ -78,12 +78,12 @@ async def test_a_pod_that_comes_is_evaluated_and_one_that_changes_is_not_again(
 async def test_of_many_that_come_at_once_only_the_first_are_looked_at(
     world: World, evaluated: list[int]
 ) -> None:
-    task = asyncio.create_task(preparing(world, LAID_OUT).foresee())
+    task = asyncio.create_task(warm_up(world, LAID_OUT).foresee())
     for number in range(3 * EXPECTED):
         world.fleet.apply_pod(waiting(f"pod-{number}", 1 + number))
 
     await eventually(lambda: len(evaluated) >= EXPECTED)
-    await next_turn()
+    await yield_to_loop()
 
     assert evaluated == list(range(1, EXPECTED + 1))
     task.cancel()
@@ -108,17 +108,17 @@ async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_to
     monkeypatch.setattr("extender.placement.warm_up.LOOK_SECONDS", 60.0)
     monkeypatch.setattr("extender.placement.warm_up.asyncio.sleep", rest)
     monkeypatch.setattr(world.placer.standings, "warm_in_steps", warm)
-    task = asyncio.create_task(preparing(world, LAID_OUT).evaluate())
+    task = asyncio.create_task(warm_up(world, LAID_OUT).evaluate())
     await eventually(lambda: len(looks) == 1)
 
     slept.set()  # it has rested since the first look: the next change is looked at when it comes
-    await next_turn()
+    await yield_to_loop()
     slept.clear()
     world.fleet.on_change()
     await eventually(lambda: len(looks) == 2)
     for _ in range(3):
         world.fleet.on_change()
-        await next_turn()
+        await yield_to_loop()
     assert len(looks) == 2
     slept.set()
     await eventually(lambda: len(looks) == 3)
@@ -128,11 +128,11 @@ async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_to
 async def test_before_the_first_allocation_no_request_is_evaluated(
     world: World, evaluated: list[int]
 ) -> None:
-    readiness = SimpleNamespace(is_laid_out=False)
-    task = asyncio.create_task(preparing(world, readiness).foresee())
+    readiness = SimpleNamespace(is_allocated=False)
+    task = asyncio.create_task(warm_up(world, readiness).foresee())
 
     world.fleet.apply_pod(waiting("one", 1))
-    readiness.is_laid_out = True
+    readiness.is_allocated = True
     world.fleet.apply_pod(waiting("two", 2))
 
     await eventually(lambda: evaluated)

@@ -1,7 +1,7 @@
 """Long work lets others have a turn before each of its steps."""
 
 from extender.core.steps import Steps
-from extender.runtime.cooperative import in_turns
+from extender.runtime.cooperative import run_in_steps
 
 
 async def test_other_tasks_run_before_each_step_including_the_first() -> None:
@@ -13,8 +13,8 @@ async def test_other_tasks_run_before_each_step_including_the_first() -> None:
         happened.append("second")
         return "done"
 
-    async def give_way() -> None:
+    async def yield_control() -> None:
         happened.append("others")
 
-    assert await in_turns(work(), give_way) == "done"
+    assert await run_in_steps(work(), yield_control) == "done"
     assert happened == ["others", "first", "others", "second"]

@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 
-from extender.runtime.fair_queue import BusyError, Turns
+from extender.runtime.fair_queue import BusyError, FairQueue
 
 
 class Many:
     """Questions that last until they are told to end; keeps who had a turn, in order."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairQueue) -> None:
         self.had: list[str] = []
-        self._turns = turns
+        self._fair_queue = turns
         self._end = asyncio.Event()
 
     async def ask(self, name: str) -> None:
-        async with self._turns.of(name):
+        async with self._fair_queue.of(name):
             self.had.append(name)
             await self._end.wait()
 
     async def ask_shortly(self, name: str) -> None:
-        async with self._turns.of(name):
+        async with self._fair_queue.of(name):
             self.had.append(name)
             await asyncio.sleep(0)
 
 
-def turns(**changes: Any) -> Turns:
-    return Turns(**{"at_once": 1, "waiting_each": 100, "wait_seconds": 20.0, **changes})
+def turns(**changes: Any) -> FairQueue:
+    return FairQueue(**{"at_once": 1, "waiting_each": 100, "wait_seconds": 20.0, **changes})
 
 
 async def all_of(ask: Callable[[str], Awaitable[None]], names: list[str]) -> None:

@@ -1,6 +1,6 @@
 """How often the same thing is logged, and how much at all."""
 
-from extender.runtime.log_throttle import Seldom
+from extender.runtime.log_throttle import LogThrottle
 
 
 class Clock:
@@ -12,7 +12,7 @@ class Clock:
 
 def test_an_equal_line_is_due_after_a_while_with_the_number_of_skipped_ones() -> None:
     clock = Clock()
-    seldom = Seldom(60.0, 10, clock)
+    seldom = LogThrottle(60.0, 10, clock)
 
     assert [seldom.due("full", "a") for _ in range(4)] == [0, None, None, None]
     assert seldom.due("full", "b") == 0
@@ -22,7 +22,7 @@ def test_an_equal_line_is_due_after_a_while_with_the_number_of_skipped_ones() ->
 
 def test_however_many_things_there_are_no_more_than_so_many_are_due() -> None:
     clock = Clock()
-    seldom = Seldom(60.0, 10, clock)
+    seldom = LogThrottle(60.0, 10, clock)
 
     assert [seldom.due(thing) for thing in range(1000)].count(0) == 10
     clock.now = 60.0

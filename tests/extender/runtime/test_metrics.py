@@ -8,7 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from extender.app import Extender
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings
-from extender.webhook.outcomes import FAULTY, VERBS, Outcome
+from extender.webhook.outcomes import FAULTY, VERBS, RequestOutcome
 
 ELSEWHERE: Final = {
     "admissions": "the webhook creates them, which is off unless asked for",
@@ -52,7 +52,7 @@ async def test_a_question_of_each_verb_may_end_in_each_way(fresh: Extender) -> N
 
     seen = {(sample.labels["verb"], sample.labels["outcome"]) for sample in family.samples}
 
-    assert seen == {(verb, outcome) for verb in VERBS for outcome in Outcome}
+    assert seen == {(verb, outcome) for verb in VERBS for outcome in RequestOutcome}
 
 
 async def test_faults_have_a_series_wherever_they_may_happen(fresh: Extender) -> None:

@@ -14,9 +14,9 @@ from yarl import URL
 
 from extender.app import Extender, start
 from extender.server import ports
-from extender.settings.api import Api, ApiAccess
+from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
-from extender.settings.peers import Peers
+from extender.settings.peers import PeersSettings
 from tests.extender.fake_kube import FakeKube, eventually, running_kube
 from tests.extender.kube_objects import node
 
@@ -34,7 +34,7 @@ def secret(tmp_path: Path) -> Path:
 @pytest.fixture
 async def extender(tmp_path: Path, secret: Path) -> AsyncIterator[Extender]:
     async with running_kube() as kube, start(settings_of(kube, tmp_path, secret)) as running:
-        await eventually(lambda: running.readiness.is_laid_out)
+        await eventually(lambda: running.readiness.is_allocated)
         yield running
 
 
@@ -45,9 +45,9 @@ def settings_of(
     return Settings(
         listen="127.0.0.1:0",
         status_listen="127.0.0.1:0",
-        api=Api(allow_plain=True, access=access),
+        api=ApiSettings(allow_plain=True, access=access),
         kubeconfig=kube.write_kubeconfig(folder / "kubeconfig"),
-        peers=Peers(addresses=("127.0.0.1:1",), secret_file=secret),
+        peers=PeersSettings(addresses=("127.0.0.1:1",), secret_file=secret),
     )
 
 
@@ -150,16 +150,16 @@ async def test_without_tls_and_secret_no_client_is_accepted_as_a_replica(
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "127.0.0.1:0"])
 def test_peers_without_tls_need_a_secret(listen: str) -> None:
     with pytest.raises(ValueError, match=r"peers\.secret_file"):
-        Settings(listen=listen, allow_plain=True, peers=Peers(addresses=("a:1",)))
+        Settings(listen=listen, allow_plain=True, peers=PeersSettings(addresses=("a:1",)))
 
 
 def test_a_secret_that_is_guessed_easily_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("short")
     with pytest.raises(ValueError, match="must hold at least 16"):
-        Peers(secret_file=secret).secret()
+        PeersSettings(secret_file=secret).secret()
     with pytest.raises(ValueError, match="No such file"):
-        Peers(secret_file=tmp_path / "nowhere").secret()
+        PeersSettings(secret_file=tmp_path / "nowhere").secret()
 
 
 async def test_a_body_that_does_not_come_ends_its_connection(

@@ -18,16 +18,16 @@ from extender.server import listener as module
 from extender.server.listener import (
     KEPT_SILENT,
     SILENT_SECONDS,
+    ConnectionRefusal,
     Factory,
     Heard,
     Listener,
-    Refusal,
     ask_for_descriptors,
     descriptors,
     spare_for,
 )
 from extender.server.tls import Certificates
-from extender.server.tls_errors import Failure
+from extender.server.tls_errors import TlsFailure
 from tests.extender.certificates import client_context, issue, settings_for
 from tests.extender.fake_kube import eventually
 
@@ -177,7 +177,7 @@ def test_the_address_with_most_connections_loses_one_to_another_address(run: Run
             # The newest two had to go, and nobody who holds no more than the newcomer.
             assert [await caller.is_answered() for caller in greedy] == [True, True, False, False]
             await eventually(lambda: port.listener.figures.connections == 4)
-            assert port.listener.figures.refusals[Refusal.GAVE_WAY] == 2
+            assert port.listener.figures.refusals[ConnectionRefusal.GAVE_WAY] == 2
 
     run(check())
 
@@ -193,7 +193,7 @@ def test_a_client_with_its_fair_share_is_refused_with_an_answer(run: Run) -> Non
 
             assert (await refused.reader.read()).startswith(b"HTTP/1.1 503 ")
             assert all([await caller.is_answered() for caller in first])
-            assert port.listener.figures.refusals[Refusal.FULL] == 1
+            assert port.listener.figures.refusals[ConnectionRefusal.FULL] == 1
             first[0].writer.transport.abort()
             await eventually(lambda: port.listener.figures.connections == 1)
             assert await (await port.call("127.0.0.2")).is_answered()
@@ -217,7 +217,7 @@ def test_a_connection_without_a_certificate_is_closed_first(run: Run, folder: Pa
             assert await newcomer.is_answered()
             assert await known.is_answered()
             assert port.listener.figures.connections <= 3
-            assert port.listener.figures.refusals[Refusal.FULL] == 0
+            assert port.listener.figures.refusals[ConnectionRefusal.FULL] == 0
 
     run(check())
 
@@ -259,7 +259,7 @@ def test_handshakes_of_one_address_do_not_end_that_of_another(run: Run, folder: 
             for _ in range(20):
                 await port.stand("127.0.0.2")
             figures = port.listener.figures
-            await eventually(lambda: figures.refusals[Refusal.GAVE_WAY] == 18)
+            await eventually(lambda: figures.refusals[ConnectionRefusal.GAVE_WAY] == 18)
 
             with pytest.raises(BlockingIOError):  # it has not ended
                 in_handshake.recv(1)
@@ -323,7 +323,7 @@ def test_a_handshake_that_does_not_end_is_ended(
         async with port_with(3, tls=Certificates(settings_for(folder)).server) as port:
             await port.stand()
 
-            await eventually(lambda: port.listener.figures.failures[Failure.TIMEOUT] == 1)
+            await eventually(lambda: port.listener.figures.failures[TlsFailure.TIMEOUT] == 1)
             assert not port.listener.figures.connections
 
     run(check())
@@ -352,7 +352,7 @@ async def test_the_last_file_descriptors_are_left_to_others() -> None:
         caller = await port.call()
 
         assert (await caller.reader.read()).startswith(b"HTTP/1.1 503 ")
-        assert port.listener.figures.refusals[Refusal.DESCRIPTORS] == 1
+        assert port.listener.figures.refusals[ConnectionRefusal.DESCRIPTORS] == 1
 
 
 async def test_where_the_system_refuses_it_is_tried_again(

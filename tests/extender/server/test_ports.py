@@ -19,11 +19,11 @@ from typing_extensions import override
 from extender.api.metrics_route import export_ports
 from extender.runtime.metrics import Metrics
 from extender.server import ports as doors_module
-from extender.server.ports import Doors
+from extender.server.ports import ServerPorts
 from extender.server.tls import only_known
-from extender.server.tls_errors import Failure
+from extender.server.tls_errors import TlsFailure
 from extender.settings.admission import Admission
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from extender.settings.config import Settings
 from tests.controlplane.process import free_port
 from tests.extender.certificates import client_context, issue, settings_for
@@ -46,7 +46,7 @@ async def answer(_: web.Request) -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def doors_with(**settings: Any) -> AsyncIterator[tuple[Doors, Metrics]]:
+async def doors_with(**settings: Any) -> AsyncIterator[tuple[ServerPorts, Metrics]]:
     """Open the ports; yields them, and the metrics that tell of them."""
     found = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", **settings)
     apps = [web.Application() for _ in range(3)]
@@ -54,14 +54,14 @@ async def doors_with(**settings: Any) -> AsyncIterator[tuple[Doors, Metrics]]:
         apps[0] = web.Application(middlewares=[only_known(found.tls)])
     for app in apps:
         app.add_routes([web.get("/", answer)])
-    doors = Doors(found, apps[0], apps[1], apps[2] if found.admission.listen else None)
+    server_ports = ServerPorts(found, apps[0], apps[1], apps[2] if found.admission.listen else None)
     metrics = Metrics()
-    export_ports(metrics, doors.ports)
-    await doors.open()
+    export_ports(metrics, server_ports.ports)
+    await server_ports.open()
     try:
-        yield doors, metrics
+        yield server_ports, metrics
     finally:
-        await doors.close()
+        await server_ports.close()
 
 
 async def is_answered(url: str, source: str, context: ssl.SSLContext | None = None) -> bool:
@@ -82,10 +82,10 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(folder:
         max_connections=10,
     )
     async with doors_with(
-        tls=settings_for(folder), api=Api(max_connections=10), admission=admission
-    ) as (doors, metrics):
-        webhooks, status, _ = doors.urls
-        ports = {port.name: port for port in doors.ports}
+        tls=settings_for(folder), api=ApiSettings(max_connections=10), admission=admission
+    ) as (server_ports, metrics):
+        webhooks, status, _ = server_ports.urls
+        ports = {port.name: port for port in server_ports.ports}
         greedy = []
         for name in ("status", "admission"):
             (address,) = ports[name].addresses
@@ -109,22 +109,22 @@ async def test_who_has_asked_keeps_its_connection_while_the_same_address_opens_s
     folder: Path,
 ) -> None:
     context = client_context(folder, shows=folder)
-    async with doors_with(tls=settings_for(folder), max_connections=20) as (doors, metrics):
+    async with doors_with(tls=settings_for(folder), max_connections=20) as (server_ports, metrics):
         connector = aiohttp.TCPConnector(ssl=context)
         async with aiohttp.ClientSession(connector=connector) as session:
-            async with session.get(doors.urls[0]) as told:
+            async with session.get(server_ports.urls[0]) as told:
                 assert told.status == 200
-            (address,) = doors.ports[0].addresses
+            (address,) = server_ports.ports[0].addresses
             silent = []
             for _ in range(40):
                 _, writer = await asyncio.open_connection(
                     *address, ssl=context, server_hostname="localhost"
                 )
-                await eventually(lambda: not doors.ports[0].coming)
+                await eventually(lambda: not server_ports.ports[0].coming)
                 silent.append(writer)
             assert sample(metrics, "idlegpu_connection_refusals_total", **GAVE_WAY) == 21
 
-            async with session.post(doors.urls[0]) as told:  # aiohttp repeats no POST
+            async with session.post(server_ports.urls[0]) as told:  # aiohttp repeats no POST
                 assert told.status == 405
         for writer in silent:
             writer.transport.abort()
@@ -140,10 +140,10 @@ async def test_the_admission_port_reads_no_compressed_body(folder: Path) -> None
     )
     connector = aiohttp.TCPConnector(ssl=client_context(folder, shows=None))
     async with (
-        doors_with(tls=settings_for(folder), admission=admission) as (doors, _),
+        doors_with(tls=settings_for(folder), admission=admission) as (server_ports, _),
         aiohttp.ClientSession(connector=connector) as session,
     ):
-        url, body = doors.urls[2], gzip.compress(b" " * (1 << 20))
+        url, body = server_ports.urls[2], gzip.compress(b" " * (1 << 20))
         statuses = {}
         for encoding in ("gzip", "deflate", "br", "identity"):
             headers = {"Content-Encoding": encoding}
@@ -250,9 +250,9 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float:
 @pytest.mark.parametrize(
     ("shown", "reason"),
     [
-        pytest.param("nothing", Failure.NO_CERTIFICATE, id="no-certificate"),
-        pytest.param("expired", Failure.EXPIRED, id="expired"),
-        pytest.param("another-ca", Failure.UNKNOWN_CA, id="another-ca"),
+        pytest.param("nothing", TlsFailure.NO_CERTIFICATE, id="no-certificate"),
+        pytest.param("expired", TlsFailure.EXPIRED, id="expired"),
+        pytest.param("another-ca", TlsFailure.UNKNOWN_CA, id="another-ca"),
     ],
 )
 @LOOPS
@@ -262,7 +262,7 @@ def test_a_refused_certificate_of_kube_scheduler_is_counted_and_logged(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     shown: str,
-    reason: Failure,
+    reason: TlsFailure,
 ) -> None:
     shows = None if shown == "nothing" else tmp_path / shown
     if shown == "another-ca":
@@ -272,10 +272,10 @@ def test_a_refused_certificate_of_kube_scheduler_is_counted_and_logged(
         issue(tmp_path / shown, days_ago=366, files=authority)
 
     async def check() -> None:
-        async with doors_with(tls=settings_for(folder)) as (doors, metrics):
+        async with doors_with(tls=settings_for(folder)) as (server_ports, metrics):
             context = client_context(folder, shows=shows)
             for _ in range(3):
-                assert not await is_answered(doors.urls[0], "127.0.0.1", context)
+                assert not await is_answered(server_ports.urls[0], "127.0.0.1", context)
 
             name = "idlegpu_tls_handshake_failures_total"
             await eventually(
@@ -302,8 +302,8 @@ def test_other_failed_handshakes_are_counted_by_reason(
     )
 
     async def check() -> None:
-        async with doors_with(admission=admission) as (doors, metrics):
-            port = doors.ports[-1]
+        async with doors_with(admission=admission) as (server_ports, metrics):
+            port = server_ports.ports[-1]
             (address,) = port.addresses
 
             async def said(content: bytes) -> None:
@@ -319,7 +319,12 @@ def test_other_failed_handshakes_are_counted_by_reason(
             await said(b"")
             await asyncio.to_thread(distrust, address)
 
-            wanted = (Failure.PLAIN, Failure.PROTOCOL, Failure.LEFT, Failure.OURS_REFUSED)
+            wanted = (
+                TlsFailure.PLAIN,
+                TlsFailure.PROTOCOL,
+                TlsFailure.LEFT,
+                TlsFailure.OURS_REFUSED,
+            )
             name = "idlegpu_tls_handshake_failures_total"
             await eventually(
                 lambda: all(
@@ -340,18 +345,18 @@ def distrust(address: tuple[str, int]) -> None:
 
 
 async def test_invalid_http_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async with doors_with() as (doors, _):
-        for port in doors.ports:
+    async with doors_with() as (server_ports, _):
+        for port in server_ports.ports:
             (address,) = port.addresses
             for _ in range(20):
                 reader, writer = await asyncio.open_connection(*address)
                 writer.write(b"GET /\x01 HTTP/9.9\r\nno header at all\r\n\r\n")
                 assert b" 400 " in await reader.readline()
                 writer.close()
-        assert await is_answered(doors.urls[1], "127.0.0.1")
+        assert await is_answered(server_ports.urls[1], "127.0.0.1")
 
     told = [text for text in caplog.messages if text.startswith("Error handling request")]
-    assert len(told) == len(doors.ports)
+    assert len(told) == len(server_ports.ports)
 
 
 @LOOPS
@@ -359,22 +364,22 @@ def test_connections_are_listed_from_before_the_handshake_until_they_end(
     run: Run, folder: Path
 ) -> None:
     async def check() -> None:
-        async with doors_with(tls=settings_for(folder)) as (doors, _):
-            webhooks, status = (port.addresses[0] for port in doors.ports)
+        async with doors_with(tls=settings_for(folder)) as (server_ports, _):
+            webhooks, status = (port.addresses[0] for port in server_ports.ports)
             _, scraper = await asyncio.open_connection(*status)
-            assert doors.callers() == ()
+            assert server_ports.callers() == ()
 
             _, writer = await asyncio.open_connection(*webhooks)
-            await eventually(lambda: len(doors.callers()) == 1)
-            (at_the_handshake,) = doors.callers()
+            await eventually(lambda: len(server_ports.callers()) == 1)
+            (at_the_handshake,) = server_ports.callers()
 
             await writer.start_tls(client_context(folder, shows=folder))
-            await eventually(lambda: at_the_handshake not in doors.callers())
-            (connected,) = doors.callers()
+            await eventually(lambda: at_the_handshake not in server_ports.callers())
+            (connected,) = server_ports.callers()
             assert isinstance(connected, web.RequestHandler)
 
             writer.close()
-            await eventually(lambda: doors.callers() == ())
+            await eventually(lambda: server_ports.callers() == ())
             scraper.close()
 
     run(check())

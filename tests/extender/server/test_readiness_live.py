@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from extender.app import Extender, start
 from extender.server import readiness as module
-from extender.server.readiness import Standing
+from extender.server.readiness import ReadyState
 from extender.settings.agents import Agents
 from extender.settings.config import Prometheus, Settings
-from extender.settings.service import Cluster, Ready
+from extender.settings.service import ClusterSettings, Ready
 from simulation.cluster import SimulatedCluster, run_cluster
 from tests.controlplane.process import free_port
 from tests.extender.fake_kube import eventually
@@ -24,7 +24,7 @@ from tests.extender.replicas import Replica, Replicas, described, equal_nodes
 
 DEADLINE_SECONDS = 20.0
 PATIENT = Ready(wait_seconds=300, behind_seconds=1)
-QUICK = Cluster(max_backoff_seconds=1)
+QUICK = ClusterSettings(max_backoff_seconds=1)
 
 
 async def until_ready(extender: Extender) -> None:
@@ -32,10 +32,10 @@ async def until_ready(extender: Extender) -> None:
 
 
 async def until_laid_out(extender: Extender) -> None:
-    await eventually(lambda: extender.readiness.is_laid_out, deadline_seconds=DEADLINE_SECONDS)
+    await eventually(lambda: extender.readiness.is_allocated, deadline_seconds=DEADLINE_SECONDS)
 
 
-async def until_standing(extender: Extender, standing: Standing) -> None:
+async def until_standing(extender: Extender, standing: ReadyState) -> None:
     await eventually(
         lambda: extender.readiness.standing is standing, deadline_seconds=DEADLINE_SECONDS
     )
@@ -57,12 +57,12 @@ async def test_it_is_ready_once_first_readings_have_come(cluster: SimulatedClust
         )
         async with start(settings) as extender:
             await until_laid_out(extender)
-            prometheus = extender.following.prometheus
+            prometheus = extender.source_manager.prometheus
             assert prometheus is not None
             await eventually(
                 lambda: prometheus.status().failures > 1, deadline_seconds=DEADLINE_SECONDS
             )
-            assert extender.readiness.standing is Standing.STARTING
+            assert extender.readiness.standing is ReadyState.STARTING
 
             way.open()
 
@@ -129,7 +129,7 @@ class Pair:
     ways: tuple[Gate, ...]
     kubelets: tuple[asyncio.Task[None], ...]
 
-    async def until(self, *standings: Standing) -> None:
+    async def until(self, *standings: ReadyState) -> None:
         """Wait until both stand so."""
         await eventually(
             lambda: tuple(one.extender.readiness.standing for one in self.replicas) == standings,
@@ -175,7 +175,7 @@ async def probe(replica: Replica) -> None:
 
 
 async def test_who_does_not_reach_the_api_server_steps_back_while_another_does() -> None:
-    ready, behind = Standing.READY, Standing.BEHIND
+    ready, behind = ReadyState.READY, ReadyState.BEHIND
     async with described(2) as replicas, pair(replicas) as both:
         await both.until(ready, ready)
 
@@ -198,12 +198,12 @@ async def test_who_does_not_reach_the_api_server_steps_back_while_another_does()
 async def test_a_replica_that_left_makes_no_other_unready() -> None:
     async with described(2) as replicas, pair(replicas) as both:
         both.ways[1].shut()
-        await both.until(Standing.READY, Standing.BEHIND)
+        await both.until(ReadyState.READY, ReadyState.BEHIND)
 
-        both.replicas[0].extender.in_flight.is_draining = True  # as at its end
+        both.replicas[0].extender.request_tracker.is_draining = True  # as at its end
 
-        await both.until(Standing.ENDING, Standing.READY)
-        both.replicas[0].extender.in_flight.is_draining = False
+        await both.until(ReadyState.ENDING, ReadyState.READY)
+        both.replicas[0].extender.request_tracker.is_draining = False
 
 
 async def test_a_replica_without_a_kubelet_makes_no_other_unready(
@@ -212,8 +212,8 @@ async def test_a_replica_without_a_kubelet_makes_no_other_unready(
     monkeypatch.setattr(module, "TOLD_SECONDS", 1.0)
     async with described(2) as replicas, pair(replicas) as both:
         both.ways[1].shut()
-        await both.until(Standing.READY, Standing.BEHIND)
+        await both.until(ReadyState.READY, ReadyState.BEHIND)
 
         both.kubelets[0].cancel()  # Kubernetes will take it out of its Service
 
-        await both.until(Standing.READY, Standing.READY)
+        await both.until(ReadyState.READY, ReadyState.READY)

@@ -19,7 +19,7 @@ from extender.server.request_tracker import (
     EXPECTED_SECONDS,
     LOOK_SECONDS,
     PATIENCE_SECONDS,
-    InFlight,
+    RequestTracker,
 )
 
 pytestmark = pytest.mark.looptime
@@ -37,11 +37,11 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 class Connection:
     """A client's connection, of which only its requests and its end are known."""
 
-    def __init__(self, in_flight: InFlight) -> None:
+    def __init__(self, request_tracker: RequestTracker) -> None:
         self.connected = True
         self.received = b""
-        self._in_flight = in_flight
-        self._watched: Any = in_flight.watch(self)  # type: ignore[arg-type] # stands in for one
+        self._in_flight = request_tracker
+        self._watched: Any = request_tracker.watch(self)  # type: ignore[arg-type] # stands in for one
 
     def ask(self, path: str, handle: Callable[[], Awaitable[object]]) -> asyncio.Task[web.Response]:
         """Begin with the answer to a question."""
@@ -91,93 +91,93 @@ async def seconds_of(work: Awaitable[object]) -> float:
 
 
 async def test_work_waits_for_a_verb_but_not_for_long() -> None:
-    in_flight, over = InFlight(urgent=["/filter"]), asyncio.Event()
-    task = await begun(Connection(in_flight), "/filter", over)
+    request_tracker, over = RequestTracker(urgent=["/filter"]), asyncio.Event()
+    task = await begun(Connection(request_tracker), "/filter", over)
 
-    assert await seconds_of(in_flight.give_way()) == pytest.approx(PATIENCE_SECONDS)
+    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(PATIENCE_SECONDS)
 
     over.set()
     await task
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
 async def test_work_goes_on_as_soon_as_the_verb_is_answered() -> None:
-    in_flight = InFlight(urgent=["/filter"])
+    request_tracker = RequestTracker(urgent=["/filter"])
     soon = PATIENCE_SECONDS / 4
-    task = Connection(in_flight).ask("/filter", lambda: asyncio.sleep(soon))
+    task = Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(soon))
     await asyncio.sleep(0)
 
-    assert await seconds_of(in_flight.give_way()) == pytest.approx(soon)
+    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(soon)
     await task
 
 
 async def test_work_waits_for_a_question_that_is_expected_but_not_for_long() -> None:
-    in_flight = InFlight(urgent=["/filter"])
+    request_tracker = RequestTracker(urgent=["/filter"])
 
-    in_flight.expect()
+    request_tracker.expect()
 
-    assert await seconds_of(in_flight.give_way()) == pytest.approx(EXPECTED_SECONDS)
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(EXPECTED_SECONDS)
+    assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
 async def test_what_was_expected_is_waited_for_until_it_is_answered() -> None:
-    in_flight = InFlight(urgent=["/filter"])
-    in_flight.expect()
-    work = asyncio.create_task(seconds_of(in_flight.give_way()))
+    request_tracker = RequestTracker(urgent=["/filter"])
+    request_tracker.expect()
+    work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
     await asyncio.sleep(EXPECTED_SECONDS / 2)
 
     longer = 2 * EXPECTED_SECONDS
-    task = Connection(in_flight).ask("/filter", lambda: asyncio.sleep(longer))
+    task = Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(longer))
 
     assert await work == pytest.approx(EXPECTED_SECONDS / 2 + longer)
     await task
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
 async def test_work_does_not_wait_for_anything_else() -> None:
-    in_flight, over = InFlight(urgent=["/filter"]), asyncio.Event()
-    task = await begun(Connection(in_flight), "/metrics", over)
+    request_tracker, over = RequestTracker(urgent=["/filter"]), asyncio.Event()
+    task = await begun(Connection(request_tracker), "/metrics", over)
 
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == 0.0
 
-    assert not in_flight.is_quiet(0.0)
+    assert not request_tracker.is_quiet(0.0)
     over.set()
     await task
     await asyncio.sleep(10.0)
-    assert in_flight.is_quiet(10.0)
-    assert not in_flight.is_quiet(10.5)
+    assert request_tracker.is_quiet(10.0)
+    assert not request_tracker.is_quiet(10.5)
 
 
 async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
-    in_flight, half = InFlight(), CALM_SECONDS / 2
+    request_tracker, half = RequestTracker(), CALM_SECONDS / 2
 
     async def burst() -> None:
         for _ in range(4):  # the last answer comes after seven halves
-            await Connection(in_flight).ask("/filter", lambda: asyncio.sleep(half))
+            await Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(half))
             await asyncio.sleep(half)
 
     asking = asyncio.create_task(burst())
     await asyncio.sleep(half / 2)
 
-    assert await seconds_of(in_flight.calm()) == pytest.approx(6.5 * half + CALM_SECONDS)
+    assert await seconds_of(request_tracker.calm()) == pytest.approx(6.5 * half + CALM_SECONDS)
     await asking
 
 
 async def test_it_waits_only_so_long() -> None:
-    in_flight, over = InFlight(), asyncio.Event()
-    task = await begun(Connection(in_flight), "/filter", over)
+    request_tracker, over = RequestTracker(), asyncio.Event()
+    task = await begun(Connection(request_tracker), "/filter", over)
 
-    assert await seconds_of(in_flight.calm()) == pytest.approx(BURST_SECONDS)
+    assert await seconds_of(request_tracker.calm()) == pytest.approx(BURST_SECONDS)
 
     over.set()
     await task
 
 
 async def test_every_answer_at_the_end_is_the_last_of_its_connection() -> None:
-    in_flight = InFlight(once=["/filter"])
-    connection = Connection(in_flight)
+    request_tracker = RequestTracker(once=["/filter"])
+    connection = Connection(request_tracker)
     before = await answered(connection)
-    leaving = asyncio.create_task(in_flight.take_leave(0.0, 60.0))
+    leaving = asyncio.create_task(request_tracker.take_leave(0.0, 60.0))
     await asyncio.sleep(1.0)
 
     last = await answered(connection)
@@ -188,10 +188,10 @@ async def test_every_answer_at_the_end_is_the_last_of_its_connection() -> None:
 
 
 async def test_an_idle_connection_is_kept_for_its_client_until_the_client_closes_it() -> None:
-    in_flight = InFlight(once=["/filter"])
-    connection = Connection(in_flight)
+    request_tracker = RequestTracker(once=["/filter"])
+    connection = Connection(request_tracker)
     await answered(connection)
-    leaving = asyncio.create_task(seconds_of(in_flight.take_leave(0.0, 60.0)))
+    leaving = asyncio.create_task(seconds_of(request_tracker.take_leave(0.0, 60.0)))
 
     await asyncio.sleep(50.0)
     connection.close()
@@ -200,29 +200,29 @@ async def test_an_idle_connection_is_kept_for_its_client_until_the_client_closes
 
 
 async def test_a_client_that_repeats_its_request_is_not_waited_for() -> None:
-    in_flight = InFlight(once=["/filter"])
-    await answered(Connection(in_flight), "/metrics")
+    request_tracker = RequestTracker(once=["/filter"])
+    await answered(Connection(request_tracker), "/metrics")
 
-    assert await seconds_of(in_flight.take_leave(0.0, 60.0)) == 0.0
+    assert await seconds_of(request_tracker.take_leave(0.0, 60.0)) == 0.0
 
 
 async def test_an_idle_connection_is_waited_for_only_so_long() -> None:
-    in_flight = InFlight(once=["/filter"])
-    await answered(Connection(in_flight))
+    request_tracker = RequestTracker(once=["/filter"])
+    await answered(Connection(request_tracker))
 
-    waited = await seconds_of(in_flight.take_leave(5.0, 60.0))
+    waited = await seconds_of(request_tracker.take_leave(5.0, 60.0))
 
     assert waited == pytest.approx(65.0, abs=2 * LOOK_SECONDS)
 
 
 async def test_what_was_waited_is_not_waited_twice() -> None:
-    in_flight, over = InFlight(once=["/filter"]), asyncio.Event()
-    task = await begun(Connection(in_flight), "/filter", over)
+    request_tracker, over = RequestTracker(once=["/filter"]), asyncio.Event()
+    task = await begun(Connection(request_tracker), "/filter", over)
 
-    await in_flight.take_leave(0.0, 20.0)
+    await request_tracker.take_leave(0.0, 20.0)
 
-    assert await seconds_of(in_flight.drain(60.0)) == pytest.approx(0.0, abs=LOOK_SECONDS)
-    assert in_flight.requests == 1
+    assert await seconds_of(request_tracker.drain(60.0)) == pytest.approx(0.0, abs=LOOK_SECONDS)
+    assert request_tracker.requests == 1
     over.set()
     await task
 
@@ -230,12 +230,12 @@ async def test_what_was_waited_is_not_waited_twice() -> None:
 async def test_in_a_hurry_requests_under_way_are_waited_for_no_longer_than_that(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    in_flight, over = InFlight(), asyncio.Event()
-    task = await begun(Connection(in_flight), "/metrics", over)
+    request_tracker, over = RequestTracker(), asyncio.Event()
+    task = await begun(Connection(request_tracker), "/metrics", over)
 
-    in_flight.hurry(3.0)
+    request_tracker.hurry(3.0)
 
-    assert await seconds_of(in_flight.drain(3600)) == pytest.approx(3.0)
+    assert await seconds_of(request_tracker.drain(3600)) == pytest.approx(3.0)
     assert "requests left unanswered" in caplog.text
     over.set()
     await task
@@ -246,34 +246,34 @@ async def test_in_a_hurry_requests_under_way_are_waited_for_no_longer_than_that(
 FIRST_BYTES = b"GET /filt"
 
 
-async def known(in_flight: InFlight, path: str = "/filter") -> Connection:
+async def known(request_tracker: RequestTracker, path: str = "/filter") -> Connection:
     """Return a connection on which this was asked before."""
-    connection = Connection(in_flight)
+    connection = Connection(request_tracker)
     await answered(connection, path)
     return connection
 
 
 async def test_work_waits_from_the_first_bytes_of_the_next_question_to_its_answer() -> None:
-    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    connection = await known(in_flight)
+    request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
+    connection = await known(request_tracker)
     part = PATIENCE_SECONDS / 4
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == 0.0
 
     connection.receive(FIRST_BYTES)
-    work = asyncio.create_task(seconds_of(in_flight.give_way()))
+    work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
     await asyncio.sleep(part)
     await connection.ask("/filter", lambda: asyncio.sleep(part))
 
     assert connection.received == FIRST_BYTES
     assert await work == pytest.approx(2 * part)
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
 async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gone() -> None:
-    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    connection = await known(in_flight)
+    request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
+    connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
-    work = asyncio.create_task(seconds_of(in_flight.give_way()))
+    work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
     await asyncio.sleep(PATIENCE_SECONDS / 4)
 
     connection.close()
@@ -282,20 +282,20 @@ async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gon
 
 
 async def test_bytes_that_become_no_question_are_not_waited_for_long() -> None:
-    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    connection = await known(in_flight)
+    request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
+    connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
     await asyncio.sleep(PATIENCE_SECONDS / 2)
-    assert await seconds_of(in_flight.give_way()) > 0.0
+    assert await seconds_of(request_tracker.yield_control()) > 0.0
 
     connection.receive(b"er")  # more of them are no other question
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
 async def test_bytes_of_a_client_without_urgent_requests_are_not_waited_for() -> None:
-    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    connection = await known(in_flight, "/metrics")
+    request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
+    connection = await known(request_tracker, "/metrics")
 
     connection.receive(FIRST_BYTES)
 
-    assert await seconds_of(in_flight.give_way()) == 0.0
+    assert await seconds_of(request_tracker.yield_control()) == 0.0

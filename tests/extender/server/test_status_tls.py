@@ -10,7 +10,7 @@ from extender.api.access import COOKIE
 from extender.api.certificate_metrics import certificate_ends
 from extender.app import start
 from extender.server.tls import TlsError
-from extender.settings.api import Api, ApiAccess
+from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import ConfigError, Settings, load_settings
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
@@ -33,7 +33,7 @@ def over_tls(folder: Path, kubeconfig: Path, access: ApiAccess) -> Settings:
         listen="127.0.0.1:0",
         status_listen="127.0.0.1:0",
         kubeconfig=kubeconfig,
-        api=Api(cert_file=own / "tls.crt", key_file=own / "tls.key", access=access),
+        api=ApiSettings(cert_file=own / "tls.crt", key_file=own / "tls.key", access=access),
     )
 
 

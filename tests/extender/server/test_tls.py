@@ -26,9 +26,9 @@ from extender.server.certificates.issuing import (
     without_previous,
 )
 from extender.server.certificates.storing import read_folder
-from extender.server.ports import Doors
+from extender.server.ports import ServerPorts
 from extender.server.tls import Certificates, TlsError, only_known
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from extender.settings.config import ConfigError, Settings, load_settings
 from tests.controlplane.waiting import wait_for
 from tests.extender.certificates import WANTED, client_context, issue, reissue, settings_for
@@ -65,15 +65,17 @@ async def serving(folder: Path, *, port: str = "webhooks") -> AsyncIterator[str]
     status = web.Application()
     for app, path in ((webhooks, "/filter"), (webhooks, "/v1/peers/asked"), (status, "/filter")):
         app.add_routes([web.post(path, answer), web.get(path, answer)])
-    doors = Doors(settings, webhooks, status)
-    await doors.open()
-    following = asyncio.create_task(doors.run(), name="certificates")
+    server_ports = ServerPorts(settings, webhooks, status)
+    await server_ports.open()
+    source_manager = asyncio.create_task(server_ports.run(), name="certificates")
     try:
-        yield dict(zip((each.name for each in doors.ports), doors.urls, strict=True))[port]
+        yield dict(zip((each.name for each in server_ports.ports), server_ports.urls, strict=True))[
+            port
+        ]
     finally:
-        following.cancel()
-        await asyncio.wait([following])
-        await doors.close()
+        source_manager.cancel()
+        await asyncio.wait([source_manager])
+        await server_ports.close()
 
 
 async def ask(url: str, context: ssl.SSLContext, path: str = "/filter") -> int:
@@ -98,14 +100,14 @@ async def test_health_needs_no_certificate_and_uses_tls_unless_plain_http_is_set
         listen="127.0.0.1:0",
         status_listen="127.0.0.1:0",
         tls=settings_for(folder),
-        api=Api(allow_plain=is_plain),
+        api=ApiSettings(allow_plain=is_plain),
     )
     status = web.Application()
     status.add_routes([web.get("/healthz", answer)])
-    doors = Doors(settings, web.Application(), status)
-    await doors.open()
+    server_ports = ServerPorts(settings, web.Application(), status)
+    await server_ports.open()
     try:
-        _, url = doors.urls
+        _, url = server_ports.urls
         assert url.startswith(f"{scheme}://")
         context = client_context(folder, shows=None)
         async with (
@@ -114,7 +116,7 @@ async def test_health_needs_no_certificate_and_uses_tls_unless_plain_http_is_set
         ):
             assert await response.text() == ANSWER
     finally:
-        await doors.close()
+        await server_ports.close()
 
 
 @pytest.mark.parametrize("shown", ["nothing", "another-ca", "expired"])

@@ -93,7 +93,7 @@ async def test_at_shutdown_a_refused_client_also_learns_that_its_connection_ends
         aiohttp.ClientSession(connector=connector) as stranger,
     ):
         (replica,) = replicas
-        replica.extender.in_flight.is_draining = True
+        replica.extender.request_tracker.is_draining = True
 
         async with stranger.post(f"{replica.url}/filter", data=b"{}") as answer:
             assert answer.status == 403

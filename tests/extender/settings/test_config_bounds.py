@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from extender.core.quantity import parse_bytes
 from extender.settings.config import ConfigError, all_settings, load_settings
-from extender.settings.spec import Kind, Setting
+from extender.settings.spec import Setting, SettingKind
 from extender.settings.table import BEGIN, END, render_table
 from tests.extender.settings_files import write_settings
 
 ROOT = Path(__file__).parents[3]
-NUMERIC = {Kind.NUMBER, Kind.WHOLE, Kind.QUANTITY}
+NUMERIC = {SettingKind.NUMBER, SettingKind.WHOLE, SettingKind.QUANTITY}
 BOUNDED = [setting for setting in all_settings().values() if setting.kind in NUMERIC]
 
 
@@ -56,7 +56,7 @@ def test_any_value_out_of_bounds_is_refused_by_name(
 
     (found,) = caught.value.problems
     assert found.startswith(f"{path}: {setting.name}:" if is_in_file else f"{setting.variable}:")
-    assert setting.bounds in found or setting.kind is Kind.QUANTITY
+    assert setting.bounds in found or setting.kind is SettingKind.QUANTITY
 
 
 @pytest.mark.parametrize("setting", BOUNDED, ids=lambda setting: setting.name)
@@ -78,8 +78,8 @@ def test_the_documented_bounds_themselves_are_allowed(setting: Setting) -> None:
 @pytest.mark.parametrize("setting", all_settings().values(), ids=lambda setting: setting.name)
 def test_every_setting_is_documented(setting: Setting) -> None:
     assert len(setting.description) > 10
-    assert setting.bounds or setting.kind not in NUMERIC | {Kind.CHOICE}
-    if setting.kind is Kind.NUMBER:
+    assert setting.bounds or setting.kind not in NUMERIC | {SettingKind.CHOICE}
+    if setting.kind is SettingKind.NUMBER:
         assert setting.unit
 
 

@@ -12,9 +12,9 @@ import pytest
 from extender.settings import reload, settings_file
 from extender.settings.agents import Agents
 from extender.settings.config import Settings
-from extender.settings.reload import LIVE, LIVE_PARTS, Outcome
+from extender.settings.reload import LIVE, LIVE_PARTS, ReloadOutcome
 from tests.extender.config_map import NAME
-from tests.extender.reloading import NOW, Following, following, rewrite, threshold, until
+from tests.extender.reloading import NOW, Following, rewrite, source_manager, threshold, until
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
@@ -95,10 +95,10 @@ async def test_bad_file_leaves_the_settings_and_says_what_is_wrong(
     spoil: Callable[[Path], object],
     words: tuple[str, ...],
 ) -> None:
-    async with following(Following(path, poll_seconds=0.1)) as part:
+    async with source_manager(Following(path, poll_seconds=0.1)) as part:
         loaded_at = part.value("loaded_timestamp_seconds")
         spoil(path)
-        await until(lambda: part.count(Outcome.REJECTED))
+        await until(lambda: part.count(ReloadOutcome.REJECTED))
         await part.look_again()
 
         assert (part.adopted, part.counts) == ([], (0, 1, 0))
@@ -117,7 +117,7 @@ async def test_bad_file_leaves_the_settings_and_says_what_is_wrong(
 
 
 async def test_each_bad_file_is_logged_once(path: Path) -> None:
-    async with following(Following(path, poll_seconds=0.1)) as part:
+    async with source_manager(Following(path, poll_seconds=0.1)) as part:
         rewrite(path, threshold(300))
         await until(lambda: "300" in part.reloader.problem)
         rewrite(path, threshold(400))
@@ -131,7 +131,7 @@ async def test_each_bad_file_is_logged_once(path: Path) -> None:
 async def test_problems_beyond_the_first_are_counted_in_short_and_logged_in_full(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with following(Following(path)) as part:
+    async with source_manager(Following(path)) as part:
         rewrite(path, "thresholds: {utilization: 300, memory: 400}")
         await until(lambda: part.reloader.problem)
 
@@ -144,7 +144,7 @@ async def test_a_file_that_went_bad_between_start_and_first_look_is_logged(path:
     part = Following(path)
     rewrite(path, threshold(300))
 
-    async with following(part):
+    async with source_manager(part):
         pass
 
     assert part.counts == (0, 1, 0)
@@ -157,7 +157,7 @@ async def test_pipe_is_not_read_again(tmp_path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
-    async with following(part):
+    async with source_manager(part):
         assert "no regular file" in part.reloader.problem
 
 
@@ -169,7 +169,7 @@ async def test_one_line_names_each_changed_setting_with_both_values(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async with following(Following(path)) as part:
+    async with source_manager(Following(path)) as part:
         rewrite(path, threshold(60) + "strategy: pack\nmps_share: 20Gi\n")
         await until(lambda: part.adopted)
 
@@ -189,7 +189,7 @@ async def test_secrets_are_named_and_not_shown(
     before = "prometheus: {url: 'http://me:before@p', headers: {Authorization: before}}"
     rewrite(path, before)
 
-    async with following(Following(path)) as part:
+    async with source_manager(Following(path)) as part:
         rewrite(path, before.replace("before", "after"))
         await until(lambda: part.adopted)
 
@@ -204,9 +204,9 @@ async def test_secrets_are_named_and_not_shown(
 async def test_variables_of_the_environment_come_before_the_changed_file(path: Path) -> None:
     part = Following(path, IDLEGPU_THRESHOLDS_UTILIZATION="45")
 
-    async with following(part):
+    async with source_manager(part):
         rewrite(path, threshold(60))
-        await until(lambda: part.count(Outcome.UNCHANGED))
+        await until(lambda: part.count(ReloadOutcome.UNCHANGED))
         assert not part.adopted
         rewrite(path, threshold(60) + "strategy: pack\n")
         await until(lambda: part.adopted)
@@ -219,9 +219,9 @@ async def test_other_words_for_the_same_change_nothing(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async with following(Following(path)) as part:
+    async with source_manager(Following(path)) as part:
         rewrite(path, "# as before\nthresholds: {utilization: 30 %}\n")
-        await until(lambda: part.count(Outcome.UNCHANGED))
+        await until(lambda: part.count(ReloadOutcome.UNCHANGED))
 
     assert (part.adopted, part.counts) == ([], (0, 0, 1))
     assert lines_of(caplog, "settings file changed, no setting in force did")
@@ -230,7 +230,7 @@ async def test_other_words_for_the_same_change_nothing(
 async def test_setting_that_needs_a_restart_keeps_its_value_and_says_so(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with following(Following(path)) as part:
+    async with source_manager(Following(path)) as part:
         rewrite(path, threshold(60) + "listen: 127.0.0.1:9999\nkeepalive_seconds: 200\n")
         await until(lambda: part.adopted)
         assert part.adopted[0].listen == part.settings.listen
@@ -281,7 +281,7 @@ def test_of_agents_only_where_they_report_to_and_how_it_is_protected_needs_a_res
 async def test_a_section_is_taken_over_as_far_as_it_can_be(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with following(Following(path)) as part:
+    async with source_manager(Following(path)) as part:
         rewrite(
             path,
             threshold(30) + "agents: {listen: '127.0.0.1:9401', service_accounts: [ml/agent]}\n",
@@ -301,9 +301,9 @@ async def test_fault_midway_puts_the_settings_before_it_back(
     part = Following(path)
     part.faults = 1
 
-    async with following(part):
+    async with source_manager(part):
         rewrite(path, threshold(60))
-        await until(lambda: part.count(Outcome.FAULT))
+        await until(lambda: part.count(ReloadOutcome.FAULT))
         assert (part.begun, part.adopted) == (part.settings, [part.settings])
         assert "stay in force" in part.reloader.problem
         assert part.value("file_bad") == 1
@@ -327,7 +327,7 @@ async def test_settings_left_half_in_force_are_replaced_as_a_whole_by_the_next_f
     part = Following(path)
     part.faults = 2
 
-    async with following(part):
+    async with source_manager(part):
         rewrite(path, threshold(60))
         await until(lambda: part.reloader.problem)
         assert "restart" in part.reloader.problem
@@ -343,5 +343,5 @@ async def test_settings_left_half_in_force_are_replaced_as_a_whole_by_the_next_f
 async def test_every_outcome_is_counted_from_the_start(path: Path) -> None:
     part = Following(path)
 
-    assert [part.count(outcome) for outcome in Outcome] == [0] * len(Outcome)
+    assert [part.count(outcome) for outcome in ReloadOutcome] == [0] * len(ReloadOutcome)
     assert (part.value("file_bad"), part.value("restart_needed")) == (0, 0)

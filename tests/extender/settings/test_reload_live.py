@@ -87,7 +87,7 @@ async def test_fault_midway_leaves_nothing_of_the_new_settings_in_force(
 ) -> None:
     async with live(tmp_path) as part:
         extender, before = part.extender, part.extender.settings
-        adopt, tried = extender.trying.adopt, list[Settings]()
+        adopt, tried = extender.shadow_mode.adopt, list[Settings]()
 
         async def fail_once(settings: Settings) -> None:
             tried.append(settings)
@@ -95,7 +95,7 @@ async def test_fault_midway_leaves_nothing_of_the_new_settings_in_force(
                 raise ValueError("no such thing")
             await adopt(settings)
 
-        monkeypatch.setattr(extender.trying, "adopt", fail_once)
+        monkeypatch.setattr(extender.shadow_mode, "adopt", fail_once)
         changes = {
             "thresholds": {"utilization": 60},
             "wire": {"shortlist": 1},
@@ -178,19 +178,19 @@ async def test_prometheus_gets_new_queries_and_its_readings_stay(tmp_path: Path)
 
 async def test_sources_that_nothing_changed_for_are_left_alone(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
-        following = part.extender.following
-        status = following.cluster.status
+        source_manager = part.extender.source_manager
+        status = source_manager.cluster.status
 
         def watches() -> list[int]:
             return [status[resource].watches for resource in ("nodes", "pods")]
 
-        prometheus, starts = following.prometheus, watches()
+        prometheus, starts = source_manager.prometheus, watches()
         assert prometheus is not None
         worker = prometheus._worker
         await part.change(
             thresholds={"utilization": 60}, window_seconds=600, wake={"enabled": False}
         )
-        assert (following.prometheus, prometheus._worker) == (prometheus, worker)
+        assert (source_manager.prometheus, prometheus._worker) == (prometheus, worker)
         assert worker.starts == 1
         assert watches() == starts
 

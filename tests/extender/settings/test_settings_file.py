@@ -12,15 +12,15 @@ import pytest
 
 from extender.settings import reload as reload_module
 from extender.settings import settings_file
-from extender.settings.reload import Outcome
+from extender.settings.reload import ReloadOutcome
 from extender.settings.settings_file import Content, SettingsFile
 from tests.extender.config_map import NAME, ConfigMap
 from tests.extender.reloading import (
     NOW,
     Following,
-    following,
     is_watched,
     rewrite,
+    source_manager,
     threshold,
     until,
 )
@@ -52,7 +52,7 @@ def delete_and_put_back(path: Path, text: str) -> None:
 async def test_changed_file_is_taken_over_without_waiting_for_the_next_look(
     path: Path, change: Callable[[Path, str], None]
 ) -> None:
-    async with following(Following(path)) as part:
+    async with source_manager(Following(path)) as part:
         change(path, threshold(60))
         await until(lambda: part.adopted)
 
@@ -64,7 +64,7 @@ async def test_config_map_is_taken_over_each_time_the_kubelet_swaps_its_symlink(
 ) -> None:
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
 
-    async with following(Following(mounted.path)) as part:
+    async with source_manager(Following(mounted.path)) as part:
 
         def has_adopted(number: int) -> bool:
             return len(part.adopted) == number
@@ -82,9 +82,9 @@ async def test_config_map_with_a_bad_file_changes_nothing_and_the_next_one_count
 ) -> None:
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
 
-    async with following(Following(mounted.path)) as part:
+    async with source_manager(Following(mounted.path)) as part:
         mounted.write("thresholds: [")
-        await until(lambda: part.count(Outcome.REJECTED))
+        await until(lambda: part.count(ReloadOutcome.REJECTED))
         assert not part.adopted
         mounted.write(threshold(60))
         await until(lambda: part.adopted)
@@ -93,7 +93,7 @@ async def test_config_map_with_a_bad_file_changes_nothing_and_the_next_one_count
 
 
 async def test_same_content_with_a_new_time_is_no_change(path: Path) -> None:
-    async with following(Following(path, poll_seconds=0.2)) as part:
+    async with source_manager(Following(path, poll_seconds=0.2)) as part:
         os.utime(path, (NOW, NOW))
         rewrite(path, threshold(30))
         await part.look_again()
@@ -105,7 +105,7 @@ async def test_other_content_with_the_same_time_is_a_change(tmp_path: Path) -> N
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
     os.utime(mounted.path, (NOW, NOW))
 
-    async with following(Following(mounted.path, poll_seconds=0.2)) as part:
+    async with source_manager(Following(mounted.path, poll_seconds=0.2)) as part:
         mounted.write(threshold(60))
         os.utime(mounted.path, (NOW, NOW))
         await until(lambda: part.adopted)
@@ -158,7 +158,7 @@ async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None
     path = folder / NAME
     rewrite(path, threshold(30))
 
-    async with following(Following(path, poll_seconds=0.3)) as part:
+    async with source_manager(Following(path, poll_seconds=0.3)) as part:
         other = tmp_path / "other"
         other.mkdir()
         rewrite(other / NAME, threshold(60))
@@ -169,7 +169,7 @@ async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None
         rewrite(path, threshold(70))
         await until(lambda: part.busy == 70)
         shutil.rmtree(folder)
-        await until(lambda: part.count(Outcome.REJECTED))
+        await until(lambda: part.count(ReloadOutcome.REJECTED))
         folder.mkdir()
         rewrite(path, threshold(80))
         await until(lambda: part.busy == 80)
@@ -188,7 +188,7 @@ async def test_a_change_without_a_notification_is_found_at_the_next_read(
 
     monkeypatch.setattr(settings_file, "awatch", silent)
 
-    async with following(Following(path, poll_seconds=0.1), is_watch=False) as part:
+    async with source_manager(Following(path, poll_seconds=0.1), is_watch=False) as part:
         rewrite(path, threshold(60))
         await until(lambda: part.adopted)
 
@@ -207,7 +207,7 @@ async def test_where_nothing_can_be_watched_the_file_is_read_now_and_then(
 
     monkeypatch.setattr(settings_file, "awatch", broken)
 
-    async with following(Following(path, poll_seconds=0.1), is_watch=False) as part:
+    async with source_manager(Following(path, poll_seconds=0.1), is_watch=False) as part:
         rewrite(path, threshold(60))
         await until(lambda: part.adopted)
         rewrite(path, threshold(70))

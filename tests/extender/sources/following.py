@@ -64,7 +64,7 @@ class Sink:
 
 
 @contextlib.asynccontextmanager
-async def following(
+async def source_manager(
     kube: FakeKube,
     folder: Path,
     settings: FollowSettings = FAST,

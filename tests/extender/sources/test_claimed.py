@@ -13,7 +13,7 @@ from extender.sources.kubernetes.claim_records import DeviceName, reduce_claim, 
 from extender.sources.kubernetes.reflector import MAX_FAILURES
 from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.kube_objects import Object, pod
-from tests.extender.sources.following import FAST, Sink, following
+from tests.extender.sources.following import FAST, Sink, source_manager
 
 FAST_RESYNC = replace(FAST, resync_seconds=0.05)
 DRIVER = "gpu.nvidia.com"
@@ -132,7 +132,7 @@ async def test_pods_are_told_with_the_gpus_that_they_hold(kube: FakeKube, tmp_pa
     kube.put("pods", holder("p"))
     kube.put("pods", holder("nic"))
     kube.put("pods", pod("plain", node="n"))
-    async with following(kube, tmp_path, watches=4) as (source, sink):
+    async with source_manager(kube, tmp_path, watches=4) as (source, sink):
         assert (held(sink), held(sink, "nic"), held(sink, "plain")) == ((TWO,), (), None)
         assert source.status.keys() == {"nodes", "pods", "resourceclaims", "resourceslices"}
 
@@ -144,7 +144,7 @@ async def test_what_an_unknown_driver_hands_out_may_be_gpus(kube: FakeKube, tmp_
     kube.put("resourceclaims", claim("e", "both"))
     for name in ("p", "both", "q"):
         kube.put("pods", holder(name))
-    async with following(kube, tmp_path, watches=4) as (_, sink):
+    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
         assert (held(sink), held(sink, "both"), held(sink, "q")) == (None, (ONE,), ())
 
         kube.put("resourceclaims", claim("f", "q", driver="gpu.example.com"))
@@ -158,7 +158,7 @@ async def test_what_changes_is_told_of_the_pods_that_it_concerns(
 ) -> None:
     kube.put("pods", holder("p"))
     kube.put("pods", holder("q"))
-    async with following(kube, tmp_path, watches=4) as (_, sink):
+    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
         assert (held(sink), held(sink, "q")) == ((), ())
 
         kube.put("resourceclaims", claim("c", "p", "q"))
@@ -183,7 +183,7 @@ async def test_the_newest_generation_of_a_pool_tells_what_a_device_is(
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p", devices=["gpu-0", "gpu-1"]))
     kube.put("pods", holder("p"))
-    async with following(kube, tmp_path, watches=4) as (_, sink):
+    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
         kube.put("resourceslices", resource_slice("new", 2, gpu_0={"uuid": "GPU-9"}))
 
         await eventually(lambda: held(sink) == (replace(ONE, uuid="GPU-9"), TWO))
@@ -193,7 +193,7 @@ async def test_of_a_pod_without_a_node_nothing_is_told_yet(kube: FakeKube, tmp_p
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p"))
     kube.put("pods", holder("p", node=""))
-    async with following(kube, tmp_path, watches=4) as (_, sink):
+    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
         assert held(sink) is None
 
         kube.put("pods", holder("p"))
@@ -216,7 +216,7 @@ async def test_where_claims_cannot_be_had_the_log_says_so_once(
     kube.dra_refusal = refuse_and_note
     kube.put("pods", holder("p"))
     with caplog.at_level(logging.INFO, "extender.sources"):
-        async with following(kube, tmp_path, FAST_RESYNC) as (source, sink):
+        async with source_manager(kube, tmp_path, FAST_RESYNC) as (source, sink):
             await eventually(lambda: asked.count("resourceclaims") >= 3)
 
             assert held(sink) is None
@@ -238,7 +238,7 @@ async def test_who_came_while_claims_were_not_heard_of_may_hold_gpus(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("pods", holder("before"))
-    async with following(kube, tmp_path, watches=4) as (source, sink):
+    async with source_manager(kube, tmp_path, watches=4) as (source, sink):
         lists = source.status["resourceclaims"].lists
         kube.dra_refusal = refusal(500, "etcd is gone")
         kube.end_watches()
@@ -261,7 +261,7 @@ async def test_who_came_while_claims_were_not_heard_of_may_hold_gpus(
 async def test_complete_lists_correct_what_watches_lost(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("resourceslices", TWO_CARDS)
     kube.put("pods", holder("p"))
-    async with following(kube, tmp_path, FAST_RESYNC, watches=4) as (_, sink):
+    async with source_manager(kube, tmp_path, FAST_RESYNC, watches=4) as (_, sink):
         kube.put("resourceclaims", claim("c", "p"), is_told=False)
 
         await eventually(lambda: held(sink) == (ONE,))

@@ -23,7 +23,7 @@ from tests.extender.fake_kube import (
     status_object,
 )
 from tests.extender.kube_objects import node, pod
-from tests.extender.sources.following import FAST, following
+from tests.extender.sources.following import FAST, source_manager
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def test_a_version_that_is_too_old_is_listed_anew(
 ) -> None:
     kube.put("nodes", node("stays"))
     kube.put("nodes", node("goes"))
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         kube.put("nodes", node("new"), is_told=False)
         kube.delete("nodes", "/goes", is_told=False)
         if where == "status":
@@ -68,7 +68,7 @@ async def test_a_list_that_expires_between_pages_starts_anew(
             kube.expire()
 
     kube.before_page = expire_once
-    async with following(kube, tmp_path) as (_, sink):
+    async with source_manager(kube, tmp_path) as (_, sink):
         assert len(sink.nodes) == 5
         assert sink.calls.count("replace nodes") == 1
 
@@ -88,7 +88,7 @@ async def test_a_list_that_expires_between_pages_starts_anew(
 async def test_a_broken_watch_is_taken_up_again(
     kube: FakeKube, tmp_path: Path, data: bytes
 ) -> None:
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         if data:
             kube.say("nodes", data)
         kube.end_watches()
@@ -101,7 +101,7 @@ async def test_a_broken_watch_is_taken_up_again(
 
 
 async def test_objects_of_any_shape_do_no_harm(kube: FakeKube, tmp_path: Path) -> None:
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         for raw in ({}, {"metadata": None}, {"metadata": {"name": 7}, "spec": [], "status": "x"}):
             for kind in ("ADDED", "DELETED"):
                 kube.say("nodes", line(kind, raw))
@@ -116,7 +116,7 @@ async def test_objects_of_any_shape_do_no_harm(kube: FakeKube, tmp_path: Path) -
 
 
 async def test_an_event_of_five_megabytes_is_read(kube: FakeKube, tmp_path: Path) -> None:
-    async with following(kube, tmp_path) as (_, sink):
+    async with source_manager(kube, tmp_path) as (_, sink):
         large = node("large")
         large["metadata"]["annotations"] = {"note": "x" * 5_000_000}
         kube.put("nodes", large)
@@ -130,7 +130,7 @@ async def test_an_event_beyond_the_limit_breaks_the_watch_and_not_the_source(
     settings = FollowSettings(
         line_limit_bytes=10_000, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
-    async with following(kube, tmp_path, settings) as (source, sink):
+    async with source_manager(kube, tmp_path, settings) as (source, sink):
         kube.say("nodes", b"x" * 50_000)
 
         await eventually(lambda: source.status["nodes"].errors)
@@ -142,7 +142,7 @@ async def test_a_silent_connection_is_given_up(kube: FakeKube, tmp_path: Path) -
     settings = FollowSettings(
         silence_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
-    async with following(kube, tmp_path, settings) as (source, sink):
+    async with source_manager(kube, tmp_path, settings) as (source, sink):
         await eventually(lambda: "silent for 0.1 s" in source.status["nodes"].last_error)
 
         kube.put("nodes", node("n"))
@@ -153,7 +153,7 @@ async def test_a_resync_that_fails_leaves_everything_as_it_is(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("nodes", node("n"))
-    async with following(kube, tmp_path, FollowSettings(resync_seconds=0.1)) as (source, sink):
+    async with source_manager(kube, tmp_path, FollowSettings(resync_seconds=0.1)) as (source, sink):
         kube.faults["list"].extend([refusal(500, "oops")] * 2)
 
         await eventually(lambda: sum(status.errors for status in source.status.values()) == 2)
@@ -169,7 +169,7 @@ async def test_a_failed_list_beside_a_watch_that_works_cuts_nobody_off(
     settings = FollowSettings(
         resync_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
-    async with following(kube, tmp_path, settings) as (source, sink):
+    async with source_manager(kube, tmp_path, settings) as (source, sink):
         kube.put("nodes", node("n"))
         kube.put("pods", pod("p", node="n", phase="Running"))
         await eventually(lambda: "n" in sink.nodes and "p" in sink.pods)
@@ -199,7 +199,7 @@ async def test_a_bad_answer_never_empties_the_inventory(
     kube: FakeKube, tmp_path: Path, fault: Fault
 ) -> None:
     kube.put("nodes", node("n"))
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         kube.faults["list"].extend([fault] * 2)
         kube.expire()
         kube.version += 1
@@ -217,7 +217,7 @@ async def test_a_missing_right_is_named_once(
 ) -> None:
     message = 'pods is forbidden: User "u" cannot list resource "pods"'
 
-    async with following(kube, tmp_path, is_awaited=False) as (source, _):
+    async with source_manager(kube, tmp_path, is_awaited=False) as (source, _):
         kube.faults["list"].extend([refusal(403, message)] * 8)
 
         await eventually(lambda: sum(status.errors for status in source.status.values()) >= 6)
@@ -231,7 +231,7 @@ async def test_a_missing_right_is_named_once(
 
 async def test_the_api_server_may_go_and_come_back(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("n"))
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         await kube.stop()
         await eventually(lambda: "is the API server up?" in source.status["nodes"].last_error)
         assert source.is_synced
@@ -248,7 +248,7 @@ async def test_the_api_server_may_go_and_come_back(kube: FakeKube, tmp_path: Pat
 async def test_a_version_from_the_future_leads_to_a_new_list(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    async with following(kube, tmp_path) as (source, _):
+    async with source_manager(kube, tmp_path) as (source, _):
         kube.faults["watch"].extend([refusal(504, "Too large resource version")] * 6)
 
         kube.end_watches()
@@ -267,7 +267,7 @@ async def test_what_nests_too_deeply_costs_neither_the_list_nor_the_watch(
         return await (answer(page)(request) if is_of_nodes else kube._list(request))
 
     kube.faults["list"].extend([list_deep_node] * 2)  # nodes and pods are listed in any order
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         assert list(sink.nodes) == ["deep"]
 
         kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % deep.replace(b"deep", b"next"))
@@ -293,7 +293,7 @@ async def test_an_object_that_our_code_fails_on_costs_that_object_alone(
     monkeypatch.setattr(cluster, "reduce_node", reduce)
     kube.put("nodes", node("bad-1"))
     kube.put("nodes", node("good-1"))
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         kube.put("nodes", node("bad-2"))
         kube.put("nodes", node("good-2"))
 
@@ -326,7 +326,7 @@ def odd_text(raw: Object, odd: bytes = ODD_NUMBER) -> bytes:
 async def test_an_odd_value_in_an_event_costs_that_object_at_most(
     kube: FakeKube, tmp_path: Path, odd: bytes, unreadable: int
 ) -> None:
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % odd_text(node("strange"), odd))
         kube.put("nodes", node("last"))
         await eventually(lambda: "last" in sink.nodes)
@@ -341,7 +341,7 @@ async def test_an_odd_value_in_a_list_costs_that_object_at_most(
     kube: FakeKube, tmp_path: Path, odd: bytes
 ) -> None:
     kube.faults["list"].extend([listing(kube, "nodes", odd_text(node("strange"), odd))] * 2)
-    async with following(kube, tmp_path) as (source, _):
+    async with source_manager(kube, tmp_path) as (source, _):
         assert source.status["nodes"].errors == 0
 
 
@@ -366,7 +366,7 @@ async def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(
     kube: FakeKube, tmp_path: Path, resource: str, raw: Object
 ) -> None:
     kube.put(resource, raw)
-    async with following(kube, tmp_path, replace(FAST, resync_seconds=0.05)) as (source, sink):
+    async with source_manager(kube, tmp_path, replace(FAST, resync_seconds=0.05)) as (source, sink):
         kube.faults["list"].extend([listing(kube, resource, odd_text(raw))] * 4)
         await eventually(lambda: source.status[resource].unreadable)
         lists = source.status[resource].lists
@@ -381,7 +381,7 @@ async def test_what_is_gone_needs_only_its_identity_to_be_read(
 ) -> None:
     raw = pod("held", node="n", phase="Running")
     kube.put("pods", raw)
-    async with following(kube, tmp_path) as (_, sink):
+    async with source_manager(kube, tmp_path) as (_, sink):
         kube.say("pods", b'{"type":"DELETED","object":%b}\n' % odd_text(raw))
 
         await eventually(lambda: "held" not in sink.pods)
@@ -390,7 +390,7 @@ async def test_what_is_gone_needs_only_its_identity_to_be_read(
 async def test_the_last_objects_that_cannot_be_read_are_named_each_once(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    async with following(kube, tmp_path) as (source, sink):
+    async with source_manager(kube, tmp_path) as (source, sink):
         for number in (*range(15), 9):
             text = odd_text(pod(f"p{number}"))
             kube.say("pods", b'{"type":"ADDED","object":%b}\n' % text)
@@ -406,7 +406,7 @@ async def test_a_list_that_comes_to_the_same_page_again_is_given_up(
 ) -> None:
     page = b'{"kind":"AList","metadata":{"resourceVersion":"9","continue":"again"},"items":[]}'
     kube.faults["list"].extend([answer(page)] * 40)
-    async with following(kube, tmp_path, is_awaited=False) as (source, _):
+    async with source_manager(kube, tmp_path, is_awaited=False) as (source, _):
         await eventually(lambda: "never ends" in source.status["nodes"].last_error)
 
         assert len([resource for resource, _ in kube.lists if resource == "nodes"]) <= 4
@@ -419,7 +419,7 @@ async def test_a_list_without_an_end_is_given_up(
     monkeypatch.setattr(reflector, limit, 3)
     for number in range(7):
         kube.put("nodes", node(f"n{number}"))
-    async with following(kube, tmp_path, replace(FAST, page_size=2), is_awaited=False) as (
+    async with source_manager(kube, tmp_path, replace(FAST, page_size=2), is_awaited=False) as (
         source,
         _,
     ):

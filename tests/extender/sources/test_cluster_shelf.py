@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.kubernetes.object_cache import STEP_SECONDS, Pace, Shelf
+from extender.sources.kubernetes.object_cache import STEP_SECONDS, ObjectCache, Pace
 
 changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 2)), max_size=12)
 
@@ -14,7 +14,7 @@ class Copy:
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, int]] = {}
-        self.shelf: Shelf[tuple[str, int]] = Shelf(
+        self.object_cache: ObjectCache[tuple[str, int]] = ObjectCache(
             replace=self.replace, apply=self.apply, remove=self.held.__delitem__
         )
 
@@ -27,12 +27,12 @@ class Copy:
         self.held[record[0]] = record
 
     def watch(self, key: str, value: int | None) -> None:
-        self.shelf.put(key, None if value is None else (key, value))
+        self.object_cache.put(key, None if value is None else (key, value))
 
     async def list(self, objects: dict[str, int]) -> None:
         for key, value in objects.items():
-            self.shelf.add_listed(key, (key, value))
-        await self.shelf.end_list(Pace())
+            self.object_cache.add_listed(key, (key, value))
+        await self.object_cache.end_list(Pace())
 
 
 def apply_all(objects: dict[str, int], told: list[tuple[str, int | None]]) -> dict[str, int]:
@@ -53,10 +53,10 @@ async def test_a_list_mends_what_was_lost_and_keeps_what_the_watch_said_meanwhil
 ) -> None:
     copy = Copy()
     objects = apply_all({}, first)
-    copy.shelf.begin_list()
+    copy.object_cache.begin_list()
     await copy.list(objects)
 
-    copy.shelf.begin_list()
+    copy.object_cache.begin_list()
     objects = apply_all(objects, lost)
     for key, value in meanwhile:
         copy.watch(key, value)
@@ -64,17 +64,17 @@ async def test_a_list_mends_what_was_lost_and_keeps_what_the_watch_said_meanwhil
 
     truth = {key: (key, value) for key, value in apply_all(objects, meanwhile).items()}
     assert copy.held == truth
-    assert copy.shelf.records == truth
+    assert copy.object_cache.records == truth
 
 
 async def test_a_list_that_breaks_off_changes_nothing() -> None:
     copy = Copy()
-    copy.shelf.begin_list()
+    copy.object_cache.begin_list()
     await copy.list({"a": 1})
 
-    copy.shelf.begin_list()
-    copy.shelf.add_listed("b", ("b", 1))
-    copy.shelf.abort_list()
+    copy.object_cache.begin_list()
+    copy.object_cache.add_listed("b", ("b", 1))
+    copy.object_cache.abort_list()
 
     assert copy.held == {"a": ("a", 1)}
 
@@ -95,17 +95,17 @@ async def test_without_a_taker_of_whole_lists_the_first_is_told_record_by_record
     turns: list[int] = []
     told: list[int] = []
 
-    async def give_way() -> None:
+    async def yield_control() -> None:
         turns.append(len(told))
 
     def apply(record: int) -> None:
         told.append(record)
         time.sleep(2 * STEP_SECONDS)
 
-    shelf: Shelf[int] = Shelf(apply=apply, remove=lambda _: None)
-    shelf.begin_list()
+    object_cache: ObjectCache[int] = ObjectCache(apply=apply, remove=lambda _: None)
+    object_cache.begin_list()
     for number in range(3):
-        shelf.add_listed(str(number), number)
+        object_cache.add_listed(str(number), number)
 
-    assert await shelf.end_list(Pace(give_way)) == 0
+    assert await object_cache.end_list(Pace(yield_control)) == 0
     assert (told, turns) == ([0, 1, 2], [1, 2, 3])

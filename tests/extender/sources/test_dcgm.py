@@ -14,53 +14,53 @@ from extender.sources.prometheus.dcgm import (
     DEFAULT_METRICS,
     Aggregation,
     Metric,
-    Unit,
+    MetricUnit,
     build_table,
     convert,
 )
 
 ANY_SIGNAL = {
-    Unit.RATIO: Signal.GPU_UTILIZATION,
-    Unit.PERCENT: Signal.GPU_UTILIZATION,
-    Unit.BYTES: Signal.MEMORY_USED,
-    Unit.MIB: Signal.MEMORY_USED,
-    Unit.WATTS: Signal.POWER,
-    Unit.MILLIWATTS: Signal.POWER,
-    Unit.CELSIUS: Signal.TEMPERATURE,
-    Unit.COUNT: Signal.ECC_DOUBLE_BIT_VOLATILE,
+    MetricUnit.RATIO: Signal.GPU_UTILIZATION,
+    MetricUnit.PERCENT: Signal.GPU_UTILIZATION,
+    MetricUnit.BYTES: Signal.MEMORY_USED,
+    MetricUnit.MIB: Signal.MEMORY_USED,
+    MetricUnit.WATTS: Signal.POWER,
+    MetricUnit.MILLIWATTS: Signal.POWER,
+    MetricUnit.CELSIUS: Signal.TEMPERATURE,
+    MetricUnit.COUNT: Signal.ECC_DOUBLE_BIT_VOLATILE,
 }
 
 
-def converted(value: float, unit: Unit, signal: Signal | None = None) -> float:
+def converted(value: float, unit: MetricUnit, signal: Signal | None = None) -> float:
     return float(convert(np.array([value]), unit, signal or ANY_SIGNAL[unit])[0])
 
 
 @pytest.mark.parametrize(
     ("unit", "signal", "highest", "beyond"),
     [
-        (Unit.MIB, Signal.MEMORY_USED, 16 << 20, (16 << 20) + 1),
-        (Unit.BYTES, Signal.MEMORY_TOTAL, 16 << 40, 9e15),
-        (Unit.WATTS, Signal.POWER, 5_000, 5_001),
-        (Unit.MILLIWATTS, Signal.POWER_LIMIT, 5_000_000, 5_000_001),
-        (Unit.CELSIUS, Signal.TEMPERATURE, 200, 201),
-        (Unit.CELSIUS, Signal.MEMORY_TEMPERATURE, 200, 201),
-        (Unit.COUNT, Signal.CLOCK_EVENT_REASONS, 0x1FF, 1 << 20),
-        (Unit.COUNT, Signal.XID, 1000, 1001),
-        (Unit.COUNT, Signal.ROW_REMAP_FAILURE, 1, 2),
-        (Unit.COUNT, Signal.ROW_REMAP_PENDING, 1, 2),
-        (Unit.COUNT, Signal.UNCORRECTABLE_REMAPPED_ROWS, 100_000, 100_001),
-        (Unit.COUNT, Signal.ROWS_REMAPPED_LATELY, 100_000, 100_001),
-        (Unit.COUNT, Signal.ECC_DOUBLE_BIT_VOLATILE, 1_000_000, 9e12),
-        (Unit.COUNT, Signal.RETIRED_PAGES_PENDING, 64, 9e12),
-        (Unit.COUNT, Signal.RETIRED_PAGES_SINGLE_BIT, 64, 9e12),
-        (Unit.COUNT, Signal.RETIRED_PAGES_DOUBLE_BIT, 64, 9e12),
-        (Unit.COUNT, Signal.RECOVERY_ACTION, 7, 101),
-        (Unit.COUNT, Signal.FABRIC_MANAGER_STATUS, 6, 101),
-        (Unit.COUNT, Signal.HEALTH_STATUS, 20, 101),
+        (MetricUnit.MIB, Signal.MEMORY_USED, 16 << 20, (16 << 20) + 1),
+        (MetricUnit.BYTES, Signal.MEMORY_TOTAL, 16 << 40, 9e15),
+        (MetricUnit.WATTS, Signal.POWER, 5_000, 5_001),
+        (MetricUnit.MILLIWATTS, Signal.POWER_LIMIT, 5_000_000, 5_000_001),
+        (MetricUnit.CELSIUS, Signal.TEMPERATURE, 200, 201),
+        (MetricUnit.CELSIUS, Signal.MEMORY_TEMPERATURE, 200, 201),
+        (MetricUnit.COUNT, Signal.CLOCK_EVENT_REASONS, 0x1FF, 1 << 20),
+        (MetricUnit.COUNT, Signal.XID, 1000, 1001),
+        (MetricUnit.COUNT, Signal.ROW_REMAP_FAILURE, 1, 2),
+        (MetricUnit.COUNT, Signal.ROW_REMAP_PENDING, 1, 2),
+        (MetricUnit.COUNT, Signal.UNCORRECTABLE_REMAPPED_ROWS, 100_000, 100_001),
+        (MetricUnit.COUNT, Signal.ROWS_REMAPPED_LATELY, 100_000, 100_001),
+        (MetricUnit.COUNT, Signal.ECC_DOUBLE_BIT_VOLATILE, 1_000_000, 9e12),
+        (MetricUnit.COUNT, Signal.RETIRED_PAGES_PENDING, 64, 9e12),
+        (MetricUnit.COUNT, Signal.RETIRED_PAGES_SINGLE_BIT, 64, 9e12),
+        (MetricUnit.COUNT, Signal.RETIRED_PAGES_DOUBLE_BIT, 64, 9e12),
+        (MetricUnit.COUNT, Signal.RECOVERY_ACTION, 7, 101),
+        (MetricUnit.COUNT, Signal.FABRIC_MANAGER_STATUS, 6, 101),
+        (MetricUnit.COUNT, Signal.HEALTH_STATUS, 20, 101),
     ],
 )
 def test_a_magnitude_that_a_signal_cannot_have_is_missing(
-    unit: Unit, signal: Signal, highest: float, beyond: float
+    unit: MetricUnit, signal: Signal, highest: float, beyond: float
 ) -> None:
     assert not math.isnan(converted(highest, unit, signal))
     assert math.isnan(converted(beyond, unit, signal))
@@ -74,53 +74,53 @@ def test_no_garbage_counts_for_any_metric(metric: Metric) -> None:
 @pytest.mark.parametrize(
     ("value", "unit", "expected"),
     [
-        pytest.param(73, Unit.PERCENT, 0.73, id="percent-becomes-ratio"),
-        pytest.param(0.73, Unit.RATIO, 0.73, id="ratio-stays"),
-        pytest.param(1.03, Unit.RATIO, 1.0, id="overshooting-ratio-is-full"),
-        pytest.param(71344, Unit.MIB, 71344 * 2**20, id="mebibytes-become-bytes"),
-        pytest.param(2147483632, Unit.BYTES, 2147483632, id="two-gibibytes-are-no-blank"),
-        pytest.param(250_500, Unit.MILLIWATTS, 250.5, id="milliwatts-become-watts"),
-        pytest.param(0, Unit.COUNT, 0, id="zero-is-a-value"),
+        pytest.param(73, MetricUnit.PERCENT, 0.73, id="percent-becomes-ratio"),
+        pytest.param(0.73, MetricUnit.RATIO, 0.73, id="ratio-stays"),
+        pytest.param(1.03, MetricUnit.RATIO, 1.0, id="overshooting-ratio-is-full"),
+        pytest.param(71344, MetricUnit.MIB, 71344 * 2**20, id="mebibytes-become-bytes"),
+        pytest.param(2147483632, MetricUnit.BYTES, 2147483632, id="two-gibibytes-are-no-blank"),
+        pytest.param(250_500, MetricUnit.MILLIWATTS, 250.5, id="milliwatts-become-watts"),
+        pytest.param(0, MetricUnit.COUNT, 0, id="zero-is-a-value"),
     ],
 )
-def test_value_is_converted_to_base_units(value: float, unit: Unit, expected: float) -> None:
+def test_value_is_converted_to_base_units(value: float, unit: MetricUnit, expected: float) -> None:
     assert converted(value, unit) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("value", "unit"),
     [
-        pytest.param(math.nan, Unit.PERCENT, id="not-a-number"),
-        pytest.param(math.inf, Unit.PERCENT, id="infinite"),
-        pytest.param(-math.inf, Unit.MIB, id="minus-infinite"),
-        pytest.param(-1, Unit.COUNT, id="negative"),
-        pytest.param(2147483632, Unit.MIB, id="blank-of-32-bits"),
-        pytest.param(2147483647, Unit.COUNT, id="last-blank-of-32-bits"),
-        pytest.param(9223372036854775794, Unit.COUNT, id="blank-of-64-bits"),
-        pytest.param(9223372036854775794, Unit.BYTES, id="blank-of-64-bits-in-bytes"),
-        pytest.param(140737488355330, Unit.WATTS, id="blank-of-doubles"),
-        pytest.param(140737488355330, Unit.BYTES, id="blank-of-doubles-in-bytes"),
-        pytest.param(50, Unit.RATIO, id="percent-where-a-ratio-is-due"),
-        pytest.param(250, Unit.PERCENT, id="more-than-all"),
+        pytest.param(math.nan, MetricUnit.PERCENT, id="not-a-number"),
+        pytest.param(math.inf, MetricUnit.PERCENT, id="infinite"),
+        pytest.param(-math.inf, MetricUnit.MIB, id="minus-infinite"),
+        pytest.param(-1, MetricUnit.COUNT, id="negative"),
+        pytest.param(2147483632, MetricUnit.MIB, id="blank-of-32-bits"),
+        pytest.param(2147483647, MetricUnit.COUNT, id="last-blank-of-32-bits"),
+        pytest.param(9223372036854775794, MetricUnit.COUNT, id="blank-of-64-bits"),
+        pytest.param(9223372036854775794, MetricUnit.BYTES, id="blank-of-64-bits-in-bytes"),
+        pytest.param(140737488355330, MetricUnit.WATTS, id="blank-of-doubles"),
+        pytest.param(140737488355330, MetricUnit.BYTES, id="blank-of-doubles-in-bytes"),
+        pytest.param(50, MetricUnit.RATIO, id="percent-where-a-ratio-is-due"),
+        pytest.param(250, MetricUnit.PERCENT, id="more-than-all"),
     ],
 )
-def test_what_cannot_be_a_value_is_missing(value: float, unit: Unit) -> None:
+def test_what_cannot_be_a_value_is_missing(value: float, unit: MetricUnit) -> None:
     assert math.isnan(converted(value, unit))
 
 
-@given(st.floats(), st.sampled_from(Unit))
-def test_converted_value_is_missing_or_within_bounds(value: float, unit: Unit) -> None:
+@given(st.floats(), st.sampled_from(MetricUnit))
+def test_converted_value_is_missing_or_within_bounds(value: float, unit: MetricUnit) -> None:
     result = converted(value, unit)
 
     if not math.isnan(result):
         assert result >= 0
         assert result < 9.2e18
-        if unit in {Unit.RATIO, Unit.PERCENT}:
+        if unit in {MetricUnit.RATIO, MetricUnit.PERCENT}:
             assert result <= 1
 
 
-@given(st.floats(0, 2e9), st.floats(0, 2e9), st.sampled_from(Unit))
-def test_conversion_keeps_order(one: float, other: float, unit: Unit) -> None:
+@given(st.floats(0, 2e9), st.floats(0, 2e9), st.sampled_from(MetricUnit))
+def test_conversion_keeps_order(one: float, other: float, unit: MetricUnit) -> None:
     low, high = converted(min(one, other), unit), converted(max(one, other), unit)
 
     assert math.isnan(low) or math.isnan(high) or low <= high
@@ -138,11 +138,11 @@ def test_table_covers_every_signal() -> None:
 
 def test_row_of_the_user_replaces_the_default() -> None:
     name = "DCGM_FI_DEV_GPU_UTIL_RATIO"
-    row = Metric(name=name, signal=Signal.GPU_UTILIZATION, unit=Unit.PERCENT)
+    row = Metric(name=name, signal=Signal.GPU_UTILIZATION, unit=MetricUnit.PERCENT)
 
     table = build_table([(name, row)])
 
-    assert [metric.unit for metric in table if metric.name == name] == [Unit.PERCENT]
+    assert [metric.unit for metric in table if metric.name == name] == [MetricUnit.PERCENT]
 
 
 def test_row_of_the_user_may_remove_a_metric() -> None:

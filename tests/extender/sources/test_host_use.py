@@ -7,11 +7,11 @@ import pytest
 
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.request.gpu_resources import ResourceNames
-from extender.sources.kubernetes.host_use import HostUse, Placed
+from extender.sources.kubernetes.host_use import HostUse, PlacedPod
 from extender.sources.kubernetes.json_text import PodGlance
 from extender.sources.kubernetes.object_cache import Pace
 from tests.extender.fake_kube import eventually, running_kube
-from tests.extender.sources.following import following
+from tests.extender.sources.following import source_manager
 
 ONE = HostResources(1000, 1 << 30)
 TWO = ONE.plus(ONE)
@@ -27,16 +27,16 @@ class Told:
 
 async def test_a_list_corrects_what_the_watch_has_lost() -> None:
     told = Told()
-    told.use.put("stays", Placed("a", ONE))
-    told.use.put("lost", Placed("a", ONE))
+    told.use.put("stays", PlacedPod("a", ONE))
+    told.use.put("lost", PlacedPod("a", ONE))
     assert told.sums == {"a": TWO}
 
     told.use.begin_list()
-    told.use.add_listed("stays", Placed("a", ONE))
-    told.use.add_listed("new", Placed("b", ONE))
-    told.use.add_listed("ended-meanwhile", Placed("b", ONE))
+    told.use.add_listed("stays", PlacedPod("a", ONE))
+    told.use.add_listed("new", PlacedPod("b", ONE))
+    told.use.add_listed("ended-meanwhile", PlacedPod("b", ONE))
     told.use.put("ended-meanwhile", None)
-    told.use.put("came-meanwhile", Placed("b", ONE))
+    told.use.put("came-meanwhile", PlacedPod("b", ONE))
     await told.use.end_list(Pace())
 
     assert told.sums == {"a": ONE, "b": TWO}
@@ -44,7 +44,7 @@ async def test_a_list_corrects_what_the_watch_has_lost() -> None:
 
 async def test_a_list_that_breaks_off_changes_nothing() -> None:
     told = Told()
-    told.use.put("pod", Placed("a", ONE))
+    told.use.put("pod", PlacedPod("a", ONE))
 
     told.use.begin_list()
     told.use.abort_list()
@@ -67,15 +67,15 @@ def pod(cpu: str, **more: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        pytest.param(pod("1"), Placed("a", ONE), id="runs"),
+        pytest.param(pod("1"), PlacedPod("a", ONE), id="runs"),
         pytest.param(pod("1", status={"phase": "Failed"}), None, id="has-failed"),
         pytest.param({"metadata": {"uid": "u"}, "spec": {}}, None, id="on-no-node"),
     ],
 )
 def test_a_glance_tells_what_a_pod_requests_though_it_has_no_gpu(
-    value: dict[str, object], expected: Placed | None
+    value: dict[str, object], expected: PlacedPod | None
 ) -> None:
-    noted: list[tuple[str, Placed | None]] = []
+    noted: list[tuple[str, PlacedPod | None]] = []
     glance = PodGlance(
         ResourceNames(),
         ("dcgm-exporter",),
@@ -94,7 +94,7 @@ def test_a_glance_tells_what_a_pod_requests_though_it_has_no_gpu(
 async def test_pods_without_gpus_count_on_their_node_while_they_are_there(tmp_path: Path) -> None:
     async with running_kube() as kube:
         kube.put("pods", pod("1"))
-        async with following(kube, tmp_path) as (_, sink):
+        async with source_manager(kube, tmp_path) as (_, sink):
             assert sink.requested == {"a": ONE}
             assert sink.pods == {}
 

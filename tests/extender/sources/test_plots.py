@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from extender.core.devices.readings import DeviceKey
 from extender.settings.config import Prometheus
-from extender.sources.prometheus.plots import STEPS, Plots
+from extender.sources.prometheus.plots import STEPS, PrometheusPlots
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
 
@@ -25,9 +25,9 @@ async def answering(handler: object) -> AsyncIterator[str]:
         yield f"http://{server.host}:{server.port}"
 
 
-def plots(**settings: Any) -> Plots:
+def plots(**settings: Any) -> PrometheusPlots:
     chosen = Prometheus(**settings)
-    return Plots(lambda: chosen, time.time)
+    return PrometheusPlots(lambda: chosen, time.time)
 
 
 async def test_the_last_hour_of_whole_cards_and_mig_instances_is_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.settings.config import Prometheus
-from extender.sources.prometheus.plots import STEPS, Plots
+from extender.sources.prometheus.plots import STEPS, PrometheusPlots
 from tests.extender.sources.backfilling import Line, backfill
 from tests.extender.sources.scraping import prometheus_process
 
@@ -79,8 +79,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.kill()
 
 
-def plots(url: str) -> Plots:
-    return Plots(lambda: Prometheus(url=url), time.time)
+def plots(url: str) -> PrometheusPlots:
+    return PrometheusPlots(lambda: Prometheus(url=url), time.time)
 
 
 async def test_the_last_hour_is_told_minute_by_minute(url: str) -> None:

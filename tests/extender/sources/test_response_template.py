@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.prometheus.response_template import Layouts, digest, evaluated_at
+from extender.sources.prometheus.response_template import ResponseTemplates, digest, evaluated_at
 
 labels = st.dictionaries(st.sampled_from(["UUID", "GPU_I_ID", "pod"]), st.text(max_size=8))
 numbers = st.floats(width=32, allow_nan=False) | st.sampled_from([float("inf"), 0.0])
@@ -24,7 +24,7 @@ def vector(rows: list[tuple[dict[str, str], float]], at: float = 1_700_000_000.1
 def test_values_are_those_that_a_parser_reads(
     rows: list[tuple[dict[str, str], float]], data: st.DataObject
 ) -> None:
-    layouts = Layouts()
+    layouts = ResponseTemplates()
     layouts.learn(vector(rows), np.arange(len(rows)))
     later = [(metric, data.draw(numbers)) for metric, _ in rows]
     text = vector(later, at=1_700_000_010.5)
@@ -41,7 +41,7 @@ def test_values_are_those_that_a_parser_reads(
 def test_rows_of_other_devices_are_never_taken_for_the_known_ones(
     rows: list[tuple[dict[str, str], float]], other: list[tuple[dict[str, str], float]]
 ) -> None:
-    layouts = Layouts()
+    layouts = ResponseTemplates()
     layouts.learn(vector(rows), np.arange(len(rows)))
 
     read = layouts.read(vector(other))
@@ -62,7 +62,7 @@ def test_rows_of_other_devices_are_never_taken_for_the_known_ones(
     ],
 )
 def test_what_is_laid_out_otherwise_is_left_to_a_parser(text: bytes) -> None:
-    layouts = Layouts()
+    layouts = ResponseTemplates()
     layouts.learn(vector([({"UUID": "a"}, 1.0)]), np.zeros(1, dtype=np.intp))
 
     assert layouts.read(text) is None
@@ -71,7 +71,7 @@ def test_what_is_laid_out_otherwise_is_left_to_a_parser(text: bytes) -> None:
 
 
 def test_after_forgetting_nothing_is_known() -> None:
-    layouts = Layouts()
+    layouts = ResponseTemplates()
     text = vector([({"UUID": "a"}, 1.0)])
     layouts.learn(text, np.zeros(1, dtype=np.intp))
 
@@ -82,7 +82,7 @@ def test_after_forgetting_nothing_is_known() -> None:
 
 def test_four_layouts_are_kept_the_latest_ones() -> None:
     """Of all devices, of whole cards, of those with memory that has a temperature, of few more."""
-    layouts = Layouts()
+    layouts = ResponseTemplates()
     texts = [vector([({"UUID": name}, 1.0)]) for name in "abcde"]
     for text in texts:
         layouts.learn(text, np.zeros(1, dtype=np.intp))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import Column, Signal
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
-from extender.sources.prometheus.slow_metrics import FULL_SECONDS, SteadyColumns
+from extender.sources.prometheus.slow_metrics import FULL_SECONDS, SlowColumns
 from tests.extender.sources.asking import NOW, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus, Series, series, util
 
@@ -44,7 +44,7 @@ faults = st.lists(st.sampled_from([0.0, 0.0, 31.0, 79.0]), min_size=3, max_size=
 @given(st.lists(st.tuples(faults, st.sampled_from([5.0, 20.0, 60.0])), min_size=1, max_size=8))
 def test_faults_come_and_go_in_the_very_round(rounds: list[tuple[list[float], float]]) -> None:
     server, now = Server(), NOW
-    steady = SteadyColumns(server)
+    steady = SlowColumns(server)
     for values, seconds in rounds:
         server.values = values
         now += seconds
@@ -60,7 +60,7 @@ def test_a_fault_that_is_not_told_is_never_taken_for_one_that_has_gone(
     rounds: list[list[float]],
 ) -> None:
     server = Server()
-    steady = SteadyColumns(server)
+    steady = SlowColumns(server)
     shown = np.full(3, NAN)  # as the fleet keeps it: until another value is told
     expected = np.full(3, NAN)
     for number, told in enumerate(rounds):
@@ -74,7 +74,7 @@ def test_a_fault_that_is_not_told_is_never_taken_for_one_that_has_gone(
 
 def test_without_faults_only_what_is_above_0_is_asked_for_most_of_the_time() -> None:
     server = Server(0.0, 0.0)
-    steady = SteadyColumns(server)
+    steady = SlowColumns(server)
 
     for number in range(6):
         steady.column(XID, NOW + 10 * number)
@@ -84,7 +84,7 @@ def test_without_faults_only_what_is_above_0_is_asked_for_most_of_the_time() -> 
 
 def test_sizes_are_asked_for_within_a_minute() -> None:
     server = Server(80.0, 40.0)
-    steady = SteadyColumns(server)
+    steady = SlowColumns(server)
     steady.column(TOTAL, NOW)
     server.values = (80.0, 96.0)
 
@@ -97,7 +97,7 @@ def test_sizes_are_asked_for_within_a_minute() -> None:
 
 def test_a_size_that_a_device_lacks_is_asked_for_again() -> None:
     server = Server(80.0, NAN)
-    steady = SteadyColumns(server)
+    steady = SlowColumns(server)
     steady.column(TOTAL, NOW)
     server.values = (80.0, 40.0)
 
@@ -107,7 +107,7 @@ def test_a_size_that_a_device_lacks_is_asked_for_again() -> None:
 @pytest.mark.parametrize("metric", [XID, TOTAL])
 def test_other_devices_are_asked_for_at_once(metric: Metric) -> None:
     server = Server(0.0, 0.0)
-    steady = SteadyColumns(server)
+    steady = SlowColumns(server)
     steady.column(metric, NOW)
 
     steady.forget()
@@ -118,7 +118,7 @@ def test_other_devices_are_asked_for_at_once(metric: Metric) -> None:
 
 def test_anything_else_is_asked_for_in_every_round() -> None:
     server = Server(40.0)
-    steady = SteadyColumns(server)
+    steady = SlowColumns(server)
     steady.column(TEMPERATURE, NOW)
     server.values = (50.0,)
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from extender.placement.bypass_causes import Verdict
+from extender.placement.bypass_causes import BypassVerdict
 from extender.placement.request_log import MAX_PATHS, SHOWN_PATH
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.answer_context import ABOUT
@@ -73,7 +73,7 @@ async def test_answer_to_a_client_that_gave_up_is_lost(
 
     await eventually(lambda: len(world.asked))
 
-    assert world.asked.verdict("uid-asker") is Verdict.ANSWER_LOST
+    assert world.asked.verdict("uid-asker") is BypassVerdict.ANSWER_LOST
     assert world.count("idlegpu_requests_total", verb="filter", outcome="unread") == 1
     assert world.asked.incidents[0] == 1
 
@@ -86,7 +86,7 @@ async def test_answer_to_a_client_that_waits_is_not_lost(
 
     await eventually(lambda: len(world.asked))
 
-    assert world.asked.verdict("uid-asker") is Verdict.NOT_SCORED
+    assert world.asked.verdict("uid-asker") is BypassVerdict.NOT_SCORED
     assert world.asked.incidents == (0, 0, 0, 0.0)
     client.close()
 
@@ -123,7 +123,7 @@ async def test_every_question_that_is_answered_counts_as_asked(
     await ask(client, verb, names_question("idle-a", asker=asker))
 
     await eventually(lambda: len(world.asked))
-    assert world.asked.verdict("uid-asker") is Verdict.ASKED
+    assert world.asked.verdict("uid-asker") is BypassVerdict.ASKED
 
 
 async def test_question_that_cannot_be_read_is_noted_as_such(world: World, client: Client) -> None:

@@ -68,7 +68,7 @@ async def test_a_fault_of_our_own_in_filter_passes_every_candidate(
 async def test_a_fault_before_the_candidates_are_known_fails_the_call_with_an_error(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: bytes) -> wire.Question:
+    def fail(_: bytes) -> wire.ExtenderRequest:
         raise RuntimeError("cannot decode")
 
     monkeypatch.setattr(wire, "decode_question", fail)

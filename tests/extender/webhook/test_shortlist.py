@@ -12,7 +12,7 @@ from extender.core.decision.filtering import Code
 from extender.webhook import wire
 
 
-def decided(codes: list[Code], scores: list[float]) -> tuple[wire.Question, Decision]:
+def decided(codes: list[Code], scores: list[float]) -> tuple[wire.ExtenderRequest, Decision]:
     names = tuple(f"n{index}" for index in range(len(codes)))
     passing = [index for index, code in enumerate(codes) if code is Code.PASSES]
     decision = Decision(

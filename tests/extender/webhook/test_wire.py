@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.nodes.node_index import Roll
+from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.node_names import NamesAt
 from extender.runtime.decoding import MOST_VALUES
 from extender.webhook import wire
@@ -17,7 +17,7 @@ ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
 NAMED = b'{"metadata":{"name":"p"}}'
 
 
-def decode(document: object) -> wire.Question:
+def decode(document: object) -> wire.ExtenderRequest:
     return wire.decode_question(json.dumps(document).encode())
 
 
@@ -57,7 +57,7 @@ def test_the_names_are_those_of_the_question_itself(
 
 
 NODES = [f"gpu-node-{number:05}" for number in range(2000)]
-ROLL = Roll(NODES, {})
+ROLL = NodeIndex(NODES, {})
 
 
 def test_names_on_the_roll_come_by_number() -> None:
@@ -103,9 +103,9 @@ def test_a_list_that_is_none_is_refused_though_its_names_are_on_the_roll(end: by
     inner = b",".join(b'"%b"' % name.encode() for name in NODES)
     body = b'{"Pod":null,"NodeNames":[%b,%b]}' % (inner, end)
 
-    for roll in (ROLL, Roll((), {})):
+    for node_index in (ROLL, NodeIndex((), {})):
         with pytest.raises(WireError, match=r"NodeNames|not JSON"):
-            wire.decode_question(body, roll)
+            wire.decode_question(body, node_index)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from extender.webhook import wire
 ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
 
 
-def decode(document: object) -> wire.Question:
+def decode(document: object) -> wire.ExtenderRequest:
     return wire.decode_question(json.dumps(document).encode())
 
 
@@ -32,8 +32,8 @@ def verdict(*codes: Code, scores: tuple[float, ...] | None = None) -> Decision:
     )
 
 
-def asked_about(nodes: Sequence[str]) -> wire.Question:
-    return wire.Question(pod={}, nodes=nodes, node_objects=None)
+def asked_about(nodes: Sequence[str]) -> wire.ExtenderRequest:
+    return wire.ExtenderRequest(pod={}, nodes=nodes, node_objects=None)
 
 
 def scores(decision: Decision | None, max_score: int = 10) -> list[int]:

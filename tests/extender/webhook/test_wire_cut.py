@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
-from extender.core.nodes.node_index import EMPTY_ROLL, Roll
+from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
 from extender.core.nodes.node_names import NamesIn
 from extender.webhook import wire
 
 FLEET = [f"ip-10-0-{n >> 4}-{n & 15}.eu-central-1.compute.internal" for n in range(300)]
-ROLL = Roll(FLEET, {})
+ROLL = NodeIndex(FLEET, {})
 
 HOSTILE = [
     "",
@@ -85,7 +85,7 @@ def body(names: list[str], *, is_ascii: bool = False) -> bytes:
     return f'{{"Pod":{{}},"Nodes":null,"NodeNames":{listed}}}'.encode()
 
 
-def answered(question: wire.Question, about: Asked, shortlist: int) -> dict[str, object]:
+def answered(question: wire.ExtenderRequest, about: Asked, shortlist: int) -> dict[str, object]:
     answer = json.loads(wire.encode_filter(question, about.decision(question.nodes), shortlist))
     assert isinstance(answer, dict)
     return answer
@@ -144,7 +144,7 @@ def test_scores_are_the_same_beside_names_that_are_cut_or_written_anew(
     cut, anew = (
         wire.encode_scores(question, about.decision(question.nodes), max_score)
         for question in (
-            wire.decode_question(body(about.names), roll) for roll in (ROLL, EMPTY_ROLL)
+            wire.decode_question(body(about.names), node_index) for node_index in (ROLL, EMPTY_ROLL)
         )
     )
 

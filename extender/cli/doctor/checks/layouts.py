@@ -24,13 +24,13 @@ from extender.cli.doctor.objects import (
     name_of,
     number,
 )
-from extender.cli.doctor.remedies import Part, logs, named
+from extender.cli.doctor.remedies import WorkloadPart, logs, named
 from extender.core.untyped import text_of
 
 MIG_STATE: Final = "nvidia.com/mig.config.state"
 MANAGER_WORDS: Final = ("nvidia-mig-manager",)
-MANAGER: Final = Part(MANAGER_WORDS)
-EXPORTER: Final = Part(EXPORTER_WORDS)
+MANAGER: Final = WorkloadPart(MANAGER_WORDS)
+EXPORTER: Final = WorkloadPart(EXPORTER_WORDS)
 
 
 def unlike_layout(facts: Facts) -> Iterator[Problem]:

@@ -25,15 +25,15 @@ from extender.cli.doctor.objects import (
     number,
     some,
 )
-from extender.cli.doctor.remedies import Part, delete, logs, named
+from extender.cli.doctor.remedies import WorkloadPart, delete, logs, named
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 PLUGIN_WORDS: Final = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpu-feature-discovery")
 DRA_WORDS: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver")
 MPS_WORDS: Final = ("mps-control-daemon",)
-DISCOVERY: Final = Part(PLUGIN_WORDS[2:])
+DISCOVERY: Final = WorkloadPart(PLUGIN_WORDS[2:])
 # The plugin's Helm chart gives all three components the same name prefix.
-PLUGIN: Final = Part(PLUGIN_WORDS[:2], others=(*DISCOVERY.words, *MPS_WORDS))
+PLUGIN: Final = WorkloadPart(PLUGIN_WORDS[:2], others=(*DISCOVERY.words, *MPS_WORDS))
 
 REPLICAS: Final = "nvidia.com/gpu.replicas"
 STRATEGY: Final = "nvidia.com/gpu.sharing-strategy"

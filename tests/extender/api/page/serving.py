@@ -11,7 +11,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from extender.api.access import Access
 from extender.api.caller_cache import SESSION_PATH
-from extender.api.page.routes import Page as OurPage
+from extender.api.page.routes import PageRoutes as OurPage
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import SEES_ALL, Viewer
 from tests.controlplane.process import free_port
@@ -77,7 +77,7 @@ class Server:
             self.world.history,
             states=self._states,
             clock=lambda: self.world.now,
-            give_way=lambda: asyncio.sleep(0),
+            yield_control=lambda: asyncio.sleep(0),
             plots=self.plots,
         )
 

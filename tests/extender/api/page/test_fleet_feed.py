@@ -9,7 +9,7 @@ from extender.api.page import fleet_feed
 from extender.api.page.device_state import HELD, LOOKS, looked_at, rows_since
 from extender.api.page.fleet_feed import FleetFeed
 from extender.core.steps import finish
-from extender.insight.last_hour import Past
+from extender.insight.last_hour import LastHour
 from extender.insight.short_memory import STEPS, ShortMemory
 from tests.extender.api.page.conftest import CARDS, ZONE, small_world
 from tests.extender.served import BUSY, GPU, IDLE, MakeClient, World
@@ -210,7 +210,7 @@ async def test_memory_keeps_an_hour_and_no_more() -> None:
         world.tell({"node": [BUSY if minute % 2 else IDLE]})
         note(memory)
 
-    reported = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "node")
+    reported = await LastHour(world.fleet, memory, None).of(world.fleet.snapshot(), "node")
 
     assert isinstance(reported["series"], dict)
     assert isinstance(reported["times"], list)
@@ -229,7 +229,7 @@ async def test_memory_of_a_device_is_not_reported_of_the_next_in_its_row() -> No
     world.add({"new": [IDLE]}, readings=1)
     note(memory)
 
-    reported = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "new")
+    reported = await LastHour(world.fleet, memory, None).of(world.fleet.snapshot(), "new")
 
     assert isinstance(reported["series"], dict)
     assert reported["series"]["activity"] == [[None, 0.0]]

@@ -11,7 +11,7 @@ from playwright.async_api import Browser, Page, Route, expect
 
 from extender.api.access import COOKIE, Access
 from extender.runtime.metrics import Metrics
-from extender.settings.api import Api
+from extender.settings.api import ApiSettings
 from tests.extender.api.page.acting import choose, decide, hold, live
 from tests.extender.api.page.serving import Server, looking, serving
 from tests.extender.api.reviewers import Reviewers, reviewing
@@ -33,7 +33,7 @@ async def guarding(world: World, tmp_path: Path) -> AsyncIterator[tuple[Server, 
         reviewers.rights["alice"] = {"team"}
         access = Access(
             kube,
-            Api(),
+            ApiSettings(),
             is_open=False,
             namespaces=lambda: frozenset({"team", "others"}),
             requests=Metrics().api_requests,

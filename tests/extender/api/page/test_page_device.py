@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Browser, Locator, expect
 
 from extender.core.devices.readings import DeviceKey, Signal
-from extender.sources.prometheus.plots import Hour
+from extender.sources.prometheus.plots import PlottedHour
 from tests.extender.api.page.acting import live
 from tests.extender.api.page.serving import looking, serving
 from tests.extender.cli.serving import ask
@@ -110,18 +110,20 @@ class FromPrometheus:
     error: str = ""
     is_there: bool = True
 
-    async def hour(self, devices: Sequence[DeviceKey]) -> Hour:
+    async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
         if self.error:
-            return Hour(error=self.error)
+            return PlottedHour(error=self.error)
         steps = 61
         times = tuple(self.world.now - 60.0 * (steps - 1 - step) for step in range(steps))
-        return Hour(
+        return PlottedHour(
             times=times,
             activity={key: [*[0.25] * (steps - 1), 0.75] for key in devices},
             memory_bytes={key: [40.0 * GIB] * steps for key in devices},
         )
 
-    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Hour:
+    async def past(
+        self, devices: Sequence[DeviceKey], *, seconds: float, steps: int
+    ) -> PlottedHour:
         raise NotImplementedError
 
 

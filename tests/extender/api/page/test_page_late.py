@@ -118,7 +118,7 @@ async def test_a_node_that_opens_late_does_not_lead_the_reader_back(browser: Bro
 async def test_a_page_is_live_only_once_it_knows_the_fleet(
     browser: Browser, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = server.page.hub.fleet
+    feed = server.page.broadcaster.fleet
     look = feed.refresh_in_steps
     is_slow = True
 

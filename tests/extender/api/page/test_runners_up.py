@@ -4,7 +4,7 @@ import pytest
 from aiohttp import web
 
 from extender.api.page.runners_up import MOST_IDS, PATH, PEERS_PATH, Lost
-from extender.insight.replicas import Nobody, Replicas
+from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
 from tests.extender.insight.asking import decide, get
 from tests.extender.insight.others import FAR, Far
@@ -18,10 +18,12 @@ def replica(
     world = WhyWorld()
     world.add({"a": [IDLE] * 3, "b": [IDLE], "c": [BUSY]})
 
-    async def give_way() -> None:
+    async def yield_control() -> None:
         pass
 
-    lost = Lost(world.history, Replicas(name=name, others=far or Nobody(), tells=tells), give_way)
+    lost = Lost(
+        world.history, Replicas(name=name, others=far or NoReplicas(), tells=tells), yield_control
+    )
     app = world.build_app(viewer=viewer)
     app.add_routes([*lost.routes(), *lost.peer_routes()])
     return app

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from extender.api.page import broadcaster as hub_module
 from extender.api.page import stream as stream_module
-from extender.api.page.broadcaster import Hub
+from extender.api.page.broadcaster import Broadcaster
 from extender.server.redaction import AccessError, SeesNone
 from tests.extender.api.page.conftest import CARDS, wait_for_gpus
 from tests.extender.api.page.serving import Server, serving
@@ -77,29 +77,29 @@ async def test_signs_of_life_come_though_nothing_changes(server: Server) -> None
 async def test_nothing_is_computed_without_viewers(world: World) -> None:
     page = Server(world).make_page()
     running = asyncio.create_task(page.run())
-    hub = page.hub
-    unseen = await looks_of(hub, 60.0)
+    broadcaster = page.broadcaster
+    unseen = await looks_of(broadcaster, 60.0)
 
-    viewer = hub.join()
-    seen = await looks_of(hub, 60.0)
-    known = hub.fleet.is_there
+    viewer = broadcaster.join()
+    seen = await looks_of(broadcaster, 60.0)
+    known = broadcaster.fleet.is_there
 
-    hub.leave(viewer)
+    broadcaster.leave(viewer)
     await asyncio.sleep(hub_module.LOOK_SECONDS)  # a look that has begun ends
-    left = await looks_of(hub, 60.0)
+    left = await looks_of(broadcaster, 60.0)
 
     assert seen > 1
     assert known
     assert (unseen, left) == (0, 0)
-    assert not hub.fleet.is_there
+    assert not broadcaster.fleet.is_there
     running.cancel()
     await asyncio.wait([running])
 
 
-async def looks_of(hub: Hub, seconds: float) -> int:
+async def looks_of(broadcaster: Broadcaster, seconds: float) -> int:
     """Return how often a hub makes the fleet's picture anew in some time."""
     with mock.patch.object(
-        hub.fleet, "refresh_in_steps", wraps=hub.fleet.refresh_in_steps
+        broadcaster.fleet, "refresh_in_steps", wraps=broadcaster.fleet.refresh_in_steps
     ) as refresh:
         await asyncio.sleep(seconds)
     return refresh.call_count
@@ -186,7 +186,7 @@ async def test_a_stream_ends_with_the_right_to_read_it(world: World) -> None:
         async with asyncio.timeout(30):
             assert await content.read()
 
-        await until(lambda: len(server.page.hub) == 0)
+        await until(lambda: len(server.page.broadcaster) == 0)
 
 
 async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
@@ -203,9 +203,9 @@ async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
         reader, writer = await asyncio.open_connection(sock=door, limit=1024)
         writer.write(b"GET /v1/page/stream HTTP/1.1\r\nHost: page\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        await until(lambda: len(server.page.hub) == 1)
+        await until(lambda: len(server.page.broadcaster) == 1)
 
-        await until(lambda: len(server.page.hub) == 0)
+        await until(lambda: len(server.page.broadcaster) == 0)
 
         writer.close()
 
@@ -228,13 +228,13 @@ async def test_who_has_most_pages_open_gives_one_up_for_another_caller(
     monkeypatch.setattr(stream_module, "MOST_VIEWERS", 3)
     async with contextlib.AsyncExitStack() as open_pages:
         greedy = [await open_pages.enter_async_context(listening(server)) for _ in range(3)]
-        await until(lambda: len(server.page.hub) == 3)
+        await until(lambda: len(server.page.broadcaster) == 3)
         connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
         other = await open_pages.enter_async_context(aiohttp.ClientSession(connector=connector))
 
         async with other.head(server.url + STREAM) as response:
             assert response.status == 200
-        assert len(server.page.hub) == 3  # nobody goes for who only looks at headers
+        assert len(server.page.broadcaster) == 3  # nobody goes for who only looks at headers
         async with other.get(server.url + STREAM) as response:
             assert response.status == 200
             async with asyncio.timeout(30):
@@ -243,7 +243,7 @@ async def test_who_has_most_pages_open_gives_one_up_for_another_caller(
 
             async with other.get(server.url + STREAM) as more:
                 assert more.status == 503  # it would be left with more than the other
-            assert len(server.page.hub) == 3
+            assert len(server.page.broadcaster) == 3
 
 
 async def test_streams_end_when_the_server_does(world: World) -> None:

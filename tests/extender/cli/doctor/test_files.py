@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extender.cli.doctor.fact_collector import Pile
+from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.files import add_files
 from extender.cli.remote.errors import ClientError, Failure
@@ -28,7 +28,7 @@ def read(folder: Path, **files: str) -> Facts:
         path = folder / name.replace("_", ".", 1)
         path.write_text(text)
         paths.append(str(path))
-    pile = Pile()
+    pile = FactCollector()
     add_files(pile, paths)
     return pile.facts(NOW)
 
@@ -161,4 +161,4 @@ def test_what_is_nothing_is_refused(tmp_path: Path, text: str, words: str) -> No
 
 def test_a_file_that_is_not_there_is_refused() -> None:
     with pytest.raises(ClientError, match="cannot read /nowhere"):
-        add_files(Pile(), ["/nowhere"])
+        add_files(FactCollector(), ["/nowhere"])

@@ -11,7 +11,7 @@ import yaml
 
 from extender.cli.client import Client
 from extender.cli.doctor import live
-from extender.cli.doctor.fact_collector import Pile
+from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.live import gather_cluster, gather_extender
 from extender.cli.doctor.rights import ACCOUNT, NEEDS
@@ -62,13 +62,13 @@ class Server:
 
 
 def gathered(server: Server) -> Facts:
-    pile = Pile()
+    pile = FactCollector()
     gather_cluster(pile, server.cluster, ACCOUNT)
     return pile.facts(NOW)
 
 
 def asked_of(server: Server) -> Facts:
-    pile = Pile()
+    pile = FactCollector()
     gather_extender(pile, lambda: Client(server), time.time())
     return pile.facts(NOW)
 
@@ -128,7 +128,7 @@ def test_without_a_kubeconfig_all_of_the_cluster_is_missing() -> None:
     def none() -> Cluster:
         raise ClientError("there is no such file", Failure.BAD_QUESTION)
 
-    pile = Pile()
+    pile = FactCollector()
     gather_cluster(pile, none, ACCOUNT)
 
     for name in ("nodes", "pods", "schedulers", "rights", "certificates", "exporter"):
@@ -240,7 +240,7 @@ def test_an_extender_that_wants_a_token_still_reports_its_health() -> None:
 def test_a_clock_that_is_ahead_is_known() -> None:
     before = time.time()
     at = datetime.fromtimestamp(before + 60, UTC).isoformat()
-    pile = Pile()
+    pile = FactCollector()
 
     gather_extender(pile, lambda: Client(Server({"/v1/holders": {"at": at}})), before)
 

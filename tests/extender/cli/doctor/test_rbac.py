@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from extender.cli.doctor.fact_collector import Pile
+from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.files import add_files
 from tests.extender.cli.doctor.things import NOW, evidence, found
@@ -25,7 +25,7 @@ def granted() -> list[dict[str, Any]]:
 def read(folder: Path, *items: dict[str, Any], account: str = "") -> Facts:
     path = folder / "rbac.json"
     path.write_text(json.dumps({"kind": "List", "items": list(items)}))
-    pile = Pile()
+    pile = FactCollector()
     pile.account = account or pile.account
     add_files(pile, [str(path)])
     return pile.facts(NOW)

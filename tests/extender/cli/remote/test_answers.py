@@ -14,11 +14,11 @@ import pytest
 
 from extender.cli.remote import advice, answers, holding, regret
 from extender.cli.remote.answers import Answer
-from extender.insight.bypassed_pods import UnaskedTable
+from extender.insight.bypassed_pods import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
-from extender.placement.bypass_causes import BoundPods, Evidence, Verdict
-from extender.placement.bypassed_pods import UnaskedReport
+from extender.placement.bypass_causes import BoundPods, BypassEvidence, BypassVerdict
+from extender.placement.bypassed_pods import BypassReport
 from tests.extender.cli.serving import ask, build_fleet, serving
 from tests.extender.cli.test_advise import build as build_advising
 from tests.extender.insight.test_regret_table import OUTCOMES
@@ -34,15 +34,15 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
     "/v1/best?gpus=4": answers.Best,
     "/v1/decisions": answers.Decisions,
     "/v1/decisions?brief=true": answers.Decisions,
-    "/v1/pending": answers.Pending,
-    "/v1/holders?idle_for=0": holding.Holders,
+    "/v1/pending": answers.PendingAnswer,
+    "/v1/holders?idle_for=0": holding.HoldersAnswer,
     "/v1/costs": holding.Costs,
     "/v1/costs?by=pod": holding.Costs,
     "/v1/explain?pod=fresh": answers.Explanation,
     "/v1/explain?pod=big": answers.Explanation,
     "/v1/explain?pod=team/short": answers.Explanation,
     "/v1/explain?pod=team/short&node=node-3": answers.Explanation,
-    "/v1/unasked": answers.Unasked,
+    "/v1/unasked": answers.BypassedAnswer,
     "/v1/regret": regret.Regret,
     "advising/v1/advice": advice.Advice,
     "asking/v1/explain": answers.Explanation,
@@ -53,14 +53,16 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
 class Unasked:
     """Says that somebody was bound without us."""
 
-    def report(self) -> UnaskedReport:
+    def report(self) -> BypassReport:
         group = BoundPods(
             scheduler="default-scheduler",
             resources=(GPU,),
-            verdict=Verdict.NOT_ASKED,
+            verdict=BypassVerdict.NOT_ASKED,
             example="team/quiet",
         )
-        return UnaskedReport(at=10.0, unjudged=0, evidence=Evidence(pods=(group,)), asked_by=("a",))
+        return BypassReport(
+            at=10.0, unjudged=0, evidence=BypassEvidence(pods=(group,)), asked_by=("a",)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def documents() -> Iterator[dict[str, Any]]:
     watch.outcomes.extend(OUTCOMES)
     app = fleet.build_app()
     app.add_routes(RegretTable(lambda: watch).routes())
-    app.add_routes(UnaskedTable(Unasked()).routes())  # type: ignore[arg-type] # it only reports
+    app.add_routes(BypassedPodsTable(Unasked()).routes())  # type: ignore[arg-type] # it only reports
     wish = pod("what-if", gpus=2, **{"gpu-memory": "much", "prefer-models": "H100"})
     with ExitStack() as stack:
         url = stack.enter_context(serving(app))

@@ -7,7 +7,7 @@ import pytest
 from extender.core.policy import Policy, Strategy
 from extender.insight.decision_log.lines import LineWriter
 from extender.insight.replay.changes import parse_changes
-from extender.insight.replay.report import Report, replay
+from extender.insight.replay.report import ReplayReport, replay
 from extender.placement.request_log import FILTER, PRIORITIZE
 from tests.builders import GIB, NOW, Node, busy, gpu, node, request, snapshot_of
 from tests.extender.insight.decision_log.logs import read, record_of, weighed
@@ -44,7 +44,7 @@ class Log:
         self.lines += b"".join(self.writer.decision(record, made))
         return made.decision.feasible
 
-    def replayed(self, *changes: str) -> Report:
+    def replayed(self, *changes: str) -> ReplayReport:
         report = replay(read(self.lines), parse_changes(changes), {})
         assert report.exact == report.decisions == self.number
         return report

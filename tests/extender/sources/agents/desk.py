@@ -21,7 +21,7 @@ from agent.report import (
 from extender.core.devices.readings import Readings, Signal
 from extender.core.policy import Foreign
 from extender.settings.agents import Agents
-from extender.sources.agents.refusal import Refusal
+from extender.sources.agents.refusal import AgentRefusal
 from extender.sources.agents.source import AgentSource
 from simulation.fleet import SimulatedFleet
 from simulation.models import H100
@@ -57,7 +57,7 @@ class Desk:
     def service(self) -> str:
         return self.settings.listen
 
-    def refused(self, reason: Refusal) -> int:
+    def refused(self, reason: AgentRefusal) -> int:
         return self.source.status().refused[reason.value]
 
     def token_file(self, node: str, text: str | None = None) -> Path:

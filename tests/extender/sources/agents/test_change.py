@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.sources.agents.refusal import Refusal
+from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
 from tests.extender.sources.agents.desk import (
@@ -50,7 +50,7 @@ async def test_who_is_not_accepted_any_more_is_told_so_and_refused_from_then_on(
         change(desk, **changes)
 
         assert "not accepted" in await farewell(reader)
-        assert desk.refused(Refusal.WRONG_ACCOUNT) == 1
+        assert desk.refused(AgentRefusal.WRONG_ACCOUNT) == 1
         assert await status_of(desk, token("gpu-1")) in {401, 403}
 
 
@@ -88,5 +88,5 @@ async def test_limits_count_from_the_moment_on_that_they_are_set(tmp_path: Path)
         change(desk, silence_seconds=2.0, max_connections=1)
         await raw(desk, request(token("gpu-2")))
 
-        await eventually(lambda: desk.refused(Refusal.BUSY))
+        await eventually(lambda: desk.refused(AgentRefusal.BUSY))
         assert "nothing came" in await farewell(reader)

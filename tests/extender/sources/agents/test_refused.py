@@ -11,7 +11,7 @@ from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, 
 from extender.core.devices.readings import Signal
 from extender.sources.agents import source
 from extender.sources.agents.connection import MOST_UPDATES
-from extender.sources.agents.refusal import Refusal, RefusedError
+from extender.sources.agents.refusal import AgentRefusal, RefusedError
 from extender.sources.agents.tokens import TokenReviews
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
@@ -51,7 +51,7 @@ async def test_no_token_is_refused(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         status, text = await refused_with(desk, None)
 
-        assert (status, desk.refused(Refusal.NO_TOKEN)) == (401, 1)
+        assert (status, desk.refused(AgentRefusal.NO_TOKEN)) == (401, 1)
         assert "no token" in text
         assert desk.reviews.asked == []
 
@@ -75,14 +75,14 @@ async def test_a_request_that_comes_byte_by_byte_ends(
                 assert b"no request came" in await reader.read()
         dripping.cancel()
 
-        assert desk.refused(Refusal.SILENT) == 1
+        assert desk.refused(AgentRefusal.SILENT) == 1
 
 
 async def test_a_token_for_another_audience_is_refused_unasked(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         status, text = await refused_with(desk, token("gpu-1", audience="vault"))
 
-        assert (status, desk.refused(Refusal.WRONG_AUDIENCE)) == (401, 1)
+        assert (status, desk.refused(AgentRefusal.WRONG_AUDIENCE)) == (401, 1)
         assert "'idlegpu-extender'" in text
         assert desk.reviews.asked == []
 
@@ -92,7 +92,7 @@ async def test_a_token_of_another_account_is_refused(tmp_path: Path) -> None:
         other = token("gpu-1", account="system:serviceaccount:default:default")
         status, text = await refused_with(desk, other)
 
-        assert (status, desk.refused(Refusal.WRONG_ACCOUNT)) == (403, 1)
+        assert (status, desk.refused(AgentRefusal.WRONG_ACCOUNT)) == (403, 1)
         assert "default:default" in text
 
 
@@ -103,7 +103,7 @@ async def test_what_a_token_says_of_itself_is_not_believed(tmp_path: Path) -> No
         status, text = await refused_with(desk, forged)
         again, _ = await refused_with(desk, forged)
 
-        assert (status, again, desk.refused(Refusal.BAD_TOKEN)) == (401, 401, 2)
+        assert (status, again, desk.refused(AgentRefusal.BAD_TOKEN)) == (401, 401, 2)
         assert "bad signature" in text
         assert desk.reviews.asked == [forged]  # what was refused is not asked again at once
 
@@ -111,17 +111,17 @@ async def test_what_a_token_says_of_itself_is_not_believed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("answer", "refusal"),
     [
-        ({"audiences": ["another"]}, Refusal.WRONG_AUDIENCE),
-        ({"audiences": None}, Refusal.WRONG_AUDIENCE),
-        ({"user": {"username": "admin"}}, Refusal.WRONG_ACCOUNT),
+        ({"audiences": ["another"]}, AgentRefusal.WRONG_AUDIENCE),
+        ({"audiences": None}, AgentRefusal.WRONG_AUDIENCE),
+        ({"user": {"username": "admin"}}, AgentRefusal.WRONG_ACCOUNT),
         (
             {"user": {"username": "system:serviceaccount:idlegpu-agent:idlegpu-agent"}},
-            Refusal.NOT_BOUND,
+            AgentRefusal.NOT_BOUND,
         ),
     ],
 )
 async def test_what_the_api_server_says_of_a_token_counts(
-    tmp_path: Path, answer: dict[str, object], refusal: Refusal
+    tmp_path: Path, answer: dict[str, object], refusal: AgentRefusal
 ) -> None:
     async with desk_with(tmp_path) as desk:
         given = token("gpu-1")
@@ -148,7 +148,7 @@ async def test_a_token_bound_to_a_pod_alone_is_of_the_pods_node(tmp_path: Path) 
         writer.write(frame(update("gpu-1")))
 
         assert "of node 'gpu-1', the token of 'gpu-2'" in await farewell(reader)
-        assert desk.refused(Refusal.WRONG_NODE) == 1
+        assert desk.refused(AgentRefusal.WRONG_NODE) == 1
 
 
 async def test_a_token_of_a_pod_that_was_made_anew_is_refused(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_a_token_of_a_pod_that_was_made_anew_is_refused(tmp_path: Path) ->
         desk.reviews.pods[path] = {"metadata": {"uid": "new"}, "spec": {"nodeName": "gpu-1"}}
         status, text = await refused_with(desk, token("gpu-1"))
 
-        assert (status, desk.refused(Refusal.NOT_BOUND)) == (403, 1)
+        assert (status, desk.refused(AgentRefusal.NOT_BOUND)) == (403, 1)
         assert "on no node any more" in text
 
 
@@ -168,7 +168,7 @@ async def test_another_nodes_name_is_refused(tmp_path: Path) -> None:
         writer.write(frame(update("gpu-2")))
 
         assert "the report is of node 'gpu-2'" in await farewell(reader)
-        assert desk.refused(Refusal.WRONG_NODE) == 1
+        assert desk.refused(AgentRefusal.WRONG_NODE) == 1
         assert desk.source.status().reports == 0
 
 
@@ -178,7 +178,7 @@ async def test_where_nobody_can_be_asked_it_is_tried_again(
     async with desk_with(tmp_path) as desk:
         desk.reviews.is_down = True
         async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file):
-            await eventually(lambda: desk.refused(Refusal.NOT_REVIEWED))
+            await eventually(lambda: desk.refused(AgentRefusal.NOT_REVIEWED))
             assert desk.readings == []
             desk.reviews.is_down = False
             await eventually(lambda: desk.of("gpu-1"))
@@ -213,7 +213,7 @@ async def test_a_report_that_cannot_be_ends_its_connection_alone(
         writer.write(bad)
 
         assert await farewell(reader)
-        assert desk.refused(Refusal.BAD_REPORT) == 1
+        assert desk.refused(AgentRefusal.BAD_REPORT) == 1
         good.write(frame(update("gpu-2")))
         await eventually(lambda: desk.of("gpu-2"))
 
@@ -240,7 +240,7 @@ async def test_what_is_no_request_for_a_stream_is_refused(tmp_path: Path, bad: b
             answer = await reader.read()
 
         assert answer.startswith(b"HTTP/1.1 400 ")
-        assert desk.refused(Refusal.BAD_REQUEST) == 1
+        assert desk.refused(AgentRefusal.BAD_REQUEST) == 1
 
 
 async def test_updates_right_behind_the_request_are_taken(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
 
         with contextlib.suppress(ConnectionError):  # what was sent and is not read ends it so
             assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
-        assert desk.refused(Refusal.BUSY) == 1
+        assert desk.refused(AgentRefusal.BUSY) == 1
 
 
 async def test_who_shows_forged_tokens_keeps_out_no_agent_of_another_address(
@@ -315,7 +315,7 @@ async def test_where_too_many_of_an_address_wait_they_come_again_later(
         with pytest.raises(RefusedError, match="come again later") as caught:
             await tokens.review(token("gpu-1"), "10.0.0.1")
 
-    assert caught.value.refusal is Refusal.BUSY
+    assert caught.value.refusal is AgentRefusal.BUSY
     assert not reviews.asked
 
 

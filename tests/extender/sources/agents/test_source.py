@@ -7,7 +7,7 @@ import pytest
 
 from agent.report import Layout, Part, frame
 from extender.core.devices.readings import Signal
-from extender.sources.agents.refusal import Refusal
+from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import REPORTS, run_agents
 from simulation.devices import PodRef
 from simulation.fleet import SimulatedFleet
@@ -103,7 +103,7 @@ async def test_a_token_is_reviewed_once_and_read_anew_for_each_connection(
         async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file) as agents:
             await eventually(lambda: desk.of("gpu-1"))
             agents["gpu-1"].is_dumb = True
-            await eventually(lambda: desk.refused(Refusal.SILENT) >= 1)
+            await eventually(lambda: desk.refused(AgentRefusal.SILENT) >= 1)
             agents["gpu-1"].is_dumb = False
             heard = len(desk.readings)
             await eventually(lambda: len(desk.readings) > heard)
@@ -112,7 +112,7 @@ async def test_a_token_is_reviewed_once_and_read_anew_for_each_connection(
             new = token("gpu-1", expires_at=FLEET_CLOCK() + 7200)
             desk.token_file("gpu-1", new)
             agents["gpu-1"].is_dumb = True
-            await eventually(lambda: desk.refused(Refusal.SILENT) >= 2)
+            await eventually(lambda: desk.refused(AgentRefusal.SILENT) >= 2)
             agents["gpu-1"].is_dumb = False
             await eventually(lambda: desk.reviews.asked[1:] == [new])
 
@@ -129,7 +129,7 @@ async def test_a_connection_is_opened_anew_before_its_token_expires(
             desk.token_file("gpu-1")
             await eventually(lambda: len(desk.reviews.asked) == 2)
 
-        assert desk.refused(Refusal.EXPIRED) == 0
+        assert desk.refused(AgentRefusal.EXPIRED) == 0
 
 
 async def test_of_two_connections_of_a_node_the_newer_counts(tmp_path: Path) -> None:
@@ -180,4 +180,4 @@ async def test_shares_that_cannot_be_are_refused(
         writer.write(frame(update(shares=(share,))))
 
         assert "1 shares of memory: must be at most" in await farewell(reader)
-        assert desk.refused(Refusal.BAD_REPORT) == 1
+        assert desk.refused(AgentRefusal.BAD_REPORT) == 1

@@ -18,7 +18,7 @@ import uvloop
 from agent.options import ReportOptions
 from extender.server import tls as tls_module
 from extender.server.tls import ServerContext, TlsError, follow_certificate
-from extender.sources.agents.refusal import Refusal
+from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import REPORTS, run_agents
 from tests.controlplane.waiting import wait_for
 from tests.extender.certificates import issue, reissue
@@ -53,13 +53,13 @@ def over_tls(folder: Path, **changes: Any) -> ReportOptions:
 async def taking(tmp_path: Path, folder: Path) -> AsyncIterator[Desk]:
     """Take reports over TLS, following the certificate."""
     certificate = followed(folder)
-    following = asyncio.create_task(certificate.run(), name="certificate")
+    source_manager = asyncio.create_task(certificate.run(), name="certificate")
     try:
         async with desk_with(tmp_path, tls=certificate.context) as desk:
             yield desk
     finally:
-        following.cancel()
-        await asyncio.wait([following])
+        source_manager.cancel()
+        await asyncio.wait([source_manager])
 
 
 def causes(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -221,7 +221,7 @@ async def test_a_certificate_that_is_bad_changes_nothing_and_is_named(
             two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=over_tls(folder)
         ):
             await eventually(lambda: desk.of("gpu-1"))
-        assert desk.refused(Refusal.BAD_REQUEST) == 0
+        assert desk.refused(AgentRefusal.BAD_REQUEST) == 0
 
 
 def test_files_that_are_no_certificate_are_named_at_the_start(tmp_path: Path) -> None:
