@@ -5,7 +5,7 @@ class NameCounts:
     """Reference counts of names; a name without references is removed.
 
     Example:
-        >>> tally = Tally()
+        >>> tally = NameCounts()
         >>> tally.add("a"), tally.add("a"), tally.remove("a")
         (None, None, None)
         >>> sorted(tally.names)

@@ -52,7 +52,7 @@ def read_message(message: str) -> SchedulerMessage:
         >>> parsed.nodes, [(one.count, one.reason) for one in parsed.by_scheduler]
         (9, [(5, 'node(s) had x'), (4, 'Insufficient cpu')])
         >>> read_message("0/9 nodes are available: pod has unbound claims.").by_scheduler
-        (Counted(count=9, reason='pod has unbound claims'),)
+        (CountedReason(count=9, reason='pod has unbound claims'),)
     """
     body, _, preemption = message.partition(_PREEMPTION)
     head = _HEAD.match(body)
@@ -85,8 +85,8 @@ def of_nodes(reasons: Iterable[CountedReason]) -> tuple[CountedReason, ...]:
     """Redact reasons that may contain names from the pod's namespace.
 
     Example:
-        >>> of_nodes([Counted(count=2, reason='persistentvolumeclaim "data" not found')])
-        (Counted(count=2, reason="a reason that is the pod's own"),)
+        >>> of_nodes([CountedReason(count=2, reason='persistentvolumeclaim "data" not found')])
+        (CountedReason(count=2, reason="a reason that is the pod's own"),)
     """
     return tuple(
         one

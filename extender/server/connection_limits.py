@@ -14,7 +14,7 @@ def connections_to_close(held: Mapping[str, int], newcomer: str) -> str | None:
         newcomer: the client that opens one more.
 
     Example:
-        >>> who_gives_way({"a": 3, "b": 1}, "b"), who_gives_way({"a": 3, "b": 2}, "b")
+        >>> connections_to_close({"a": 3, "b": 1}, "b"), connections_to_close({"a": 3, "b": 2}, "b")
         ('a', None)
     """
     if not held:

@@ -54,7 +54,7 @@ class Issued:
 def secrets_of_cert_manager(items: Iterable[Object]) -> dict[str, dict[str, bytes]]:
     """Return the Secrets that cert-manager makes of Issuers and Certificates, by name.
 
-    Each holds `server.tls.crt`, `server.tls.key` and `ca.crt`, the issuer's certificate:
+    Each holds `tls.crt`, `tls.key` and `ca.crt`, the issuer's certificate:
     https://cert-manager.io/docs/usage/certificate/#target-secret
 
     Raises:

@@ -75,7 +75,7 @@ class JsonNameList:
                 once.
 
         Example:
-            >>> pieces = Pieces.of(b'["a","b","c","d"]', 0, 17)
+            >>> pieces = JsonNameList.of(b'["a","b","c","d"]', 0, 17)
             >>> pieces.joined(np.array([0, 1, 3]))
             b'"a","b","d"'
         """

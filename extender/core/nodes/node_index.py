@@ -77,7 +77,7 @@ class NodeIndex:
         Example:
             >>> nodes = [f"gpu-node-{number}" for number in range(1000)]
             >>> asked = b'["' + b'","'.join(node.encode() for node in nodes[1:]) + b'"]'
-            >>> Roll(nodes, {}).find(asked, 0, len(asked))[0]
+            >>> NodeIndex(nodes, {}).find(asked, 0, len(asked))[0]
             'gpu-node-1'
         """
         table = self._known.table

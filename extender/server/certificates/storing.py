@@ -62,8 +62,8 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 def write_folder(folder: Path, files: Files) -> None:
     """Write all PEM files to a folder, each atomically and with mode 0600.
 
-    `FOLDER/extender` and `FOLDER/kube-scheduler` get the files of that side: `server.tls.crt`,
-    `server.tls.key` and `ca.crt`. The CA itself stays in FOLDER: mount only the subfolders.
+    `FOLDER/extender` and `FOLDER/kube-scheduler` get the files of that side: `tls.crt`,
+    `tls.key` and `ca.crt`. The CA itself stays in FOLDER: mount only the subfolders.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in AUTHORITY:

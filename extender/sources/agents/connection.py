@@ -213,7 +213,7 @@ class AgentConnection(asyncio.Protocol):
         answer = head.send(
             h11.InformationalResponse(
                 status_code=HTTPStatus.SWITCHING_PROTOCOLS,
-                headers=[("AgentConnection", "Upgrade"), ("Upgrade", UPGRADE)],
+                headers=[("Connection", "Upgrade"), ("Upgrade", UPGRADE)],
                 reason=b"Switching Protocols",
             )
         )
@@ -324,7 +324,7 @@ class AgentConnection(asyncio.Protocol):
             headers=[
                 ("Content-Type", "text/plain; charset=utf-8"),
                 ("Content-Length", str(len(body))),
-                ("AgentConnection", "close"),
+                ("Connection", "close"),
             ],
         )
         parts = (response, h11.Data(data=body), h11.EndOfMessage())

@@ -252,7 +252,7 @@ def build_table(overrides: Iterable[tuple[str, Metric | None]] = ()) -> tuple[Me
         overrides: by metric name, the row that replaces or joins the default one; None removes it.
 
     Example:
-        >>> old = Metric(name="a_gpu_util", signal=Signal.GPU_UTILIZATION, unit=Unit.PERCENT)
+        >>> old = Metric(name="a_gpu_util", signal=Signal.GPU_UTILIZATION, unit=MetricUnit.PERCENT)
         >>> old in build_table([("a_gpu_util", old)])
         True
         >>> len(build_table()) - len(build_table([("dcgm_fb_used", None)]))
@@ -343,7 +343,7 @@ def convert(values: Column, unit: MetricUnit, signal: Signal) -> Column:
 
     Example:
         >>> values = np.array([50.0, -1.0, 2147483632.0, 101.0])
-        >>> convert(values, Unit.PERCENT, Signal.GPU_UTILIZATION).tolist()
+        >>> convert(values, MetricUnit.PERCENT, Signal.GPU_UTILIZATION).tolist()
         [0.5, nan, nan, 1.0]
     """
     with np.errstate(invalid="ignore", over="ignore"):

@@ -121,7 +121,7 @@ async def test_the_text_parses_and_every_metric_is_explained(world: World) -> No
         assert not any(math.isnan(sample.value) for sample in family.samples)
     labels = {label for family in families.values() for s in family.samples for label in s.labels}
     allowed = {"verb", "outcome", "reason", "state", "source", "stat", "annotation", "choice"}
-    allowed |= {"direction"}
+    allowed |= {"direction", "task"}
     assert labels <= allowed | {"pool", "resource", "model", "size", "le"}
 
 

@@ -35,8 +35,8 @@ def test_a_later_import_gets_the_full_library() -> None:
 def test_where_all_of_it_is_there_already_that_is_used() -> None:
     (told,) = told_by(
         "from kubernetes_asyncio.client import ApiClient\n"
-        "from extender import kube_library\n"
-        "print(kube_library.ApiClient is ApiClient)"
+        "from extender.kube import library\n"
+        "print(library.ApiClient is ApiClient)"
     )
 
     assert told == "True"

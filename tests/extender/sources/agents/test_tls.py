@@ -225,5 +225,5 @@ async def test_a_certificate_that_is_bad_changes_nothing_and_is_named(
 
 
 def test_files_that_are_no_certificate_are_named_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(TlsError, match=r"extender/server/tls\.crt and .*must be a certificate"):
+    with pytest.raises(TlsError, match=r"extender/tls\.crt and .*must be a certificate"):
         followed(tmp_path)
