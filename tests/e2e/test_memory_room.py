@@ -9,6 +9,7 @@ from simulation.kubelet import MEMORY_ANNOTATION
 from simulation.models import GIB
 from tests.controlplane.client import unschedulable
 from tests.controlplane.objects import Object, pod
+from tests.controlplane.waiting import wait_for
 from tests.e2e.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -48,8 +49,13 @@ async def test_what_a_pod_declared_is_kept_for_it_though_it_has_not_loaded_it_ye
     await world.covered(card)
 
     assert NO_MEMORY in await refused(world, asking("large", 10))
-    explained = await world.services.extender.get("/v1/explain", {"pod": "default/large"})
-    (device,) = explained["nodes"][0]["devices"]
+    extender = world.services.extender
+
+    async def explained() -> Any:
+        # The extender records the devices only after its answer to kube-scheduler.
+        return (await extender.get("/v1/explain", {"pod": "default/large"}))["nodes"]
+
+    (device,) = (await wait_for(explained, "the decision is recorded in full"))[0]["devices"]
     assert device["declared_bytes"] == 16 * GIB
     assert device["memory_free_bytes"] > 20 * GIB
     assert await world.place(asking("small", 6)) == card
