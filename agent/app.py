@@ -30,7 +30,7 @@ from agent.processes import ProcessTable
 from agent.push import Pusher
 from agent.sampler import Sampler
 from agent.tenants import TenantPolicy, Tenants
-from extender.runtime import gc_control
+from extender.runtime import native_memory
 from extender.runtime.supervision import keep
 
 logger = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ async def start(
 
 async def serve(options: Options, backend: Backend) -> None:
     """Serve until SIGTERM or SIGINT."""
-    gc_control.prefer_small()
+    native_memory.prefer_small()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -235,7 +235,7 @@ async def _freeze_gc_once(agent: Agent) -> None:
     await agent.sampler.latest.wait_newer(FREEZE_GC_AFTER)
     gc.collect()
     gc.freeze()
-    gc_control.give_back()
+    native_memory.give_back()
 
 
 async def sample_once(options: Options, backend: Backend) -> contract.Report:

@@ -16,7 +16,7 @@ from typing import Final
 
 from bench.machine import report
 from bench.world import FleetSpec, World, open_world
-from extender.runtime import gc_control
+from extender.runtime import native_memory
 from extender.settings.config import Prometheus
 from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Collector
@@ -58,7 +58,7 @@ def measure(world: World, rounds: int, pods: int) -> list[float]:
                 frames.write(pipe, frame)
             del found
             gc.collect(YOUNGER)
-            gc_control.give_back()
+            native_memory.give_back()
             spent.append(1000 * (time.process_time() - before))
     collector.close()
     return spent
@@ -74,7 +74,7 @@ def main() -> int:
     options = parser.parse_args()
     spec = FleetSpec(nodes=options.nodes, gpu_pods=options.gpu_pods)
     gc.disable()
-    gc_control.prefer_small()
+    native_memory.prefer_small()
     with open_world(spec, is_started=False, refresh_seconds=0) as world:
         first, *spent = measure(world, options.rounds, options.pods)
     row = {

@@ -38,7 +38,7 @@ from extender.placement.request_log import RequestLog
 from extender.placement.warm_up import WarmUp
 from extender.runtime import logs
 from extender.runtime.cooperative import run_in_steps
-from extender.runtime.garbage import Garbage
+from extender.runtime.gc_control import GcControl
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
 from extender.server.ports import ServerPorts
@@ -143,7 +143,7 @@ class Extender:
             clock=clock,
             yield_control=self.request_tracker.yield_control,
         )
-        self.gc_control = Garbage(
+        self.gc_control = GcControl(
             is_idle=lambda: not self.request_tracker.requests,
             is_quiet=self.request_tracker.is_quiet,
         )
@@ -217,7 +217,7 @@ class Extender:
             self.source_manager,
             requests=self.webhooks.requests,
             readiness=self.readiness,
-            garbage=self.gc_control,
+            gc_control=self.gc_control,
             yield_control=self.request_tracker.yield_control,
         )
         self._state = export_state(

@@ -12,7 +12,7 @@ from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evaluation_cache import EXPECTED, EvaluationCache
 from extender.runtime.cooperative import YieldControl, run_in_steps
-from extender.runtime.garbage import Garbage
+from extender.runtime.gc_control import GcControl
 from extender.server.readiness import Readiness
 
 LOOK_SECONDS: Final = 0.05
@@ -62,7 +62,7 @@ class WarmUp:
         *,
         requests: WaitingRequests,
         readiness: Readiness,
-        garbage: Garbage,
+        gc_control: GcControl,
         yield_control: YieldControl,
     ) -> None:
         self._fleet = fleet
@@ -70,7 +70,7 @@ class WarmUp:
         self._source_manager = source_manager
         self._requests = requests
         self._readiness = readiness
-        self._gc_control = garbage
+        self._gc_control = gc_control
         self._yield_control = yield_control
         self._to_lay_out, self._to_evaluate = asyncio.Event(), asyncio.Event()
         self._newcomers: asyncio.Queue[PodRecord] = asyncio.Queue(EXPECTED)

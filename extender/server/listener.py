@@ -20,7 +20,7 @@ from typing import Final
 
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.runtime import gc_control
+from extender.runtime import native_memory
 from extender.runtime.log_throttle import LogThrottle
 from extender.server.congestion_control import unpace
 from extender.server.connection_limits import connections_to_close
@@ -453,7 +453,7 @@ def _forget_buffer(transport: asyncio.BaseTransport) -> None:
     protocol = transport.get_extra_info("uvloop.sslproto")
     get_buffer = getattr(protocol, "get_buffer", None)  # uvloop documents none of this
     if get_buffer is not None:
-        gc_control.forget(get_buffer(1))
+        native_memory.forget(get_buffer(1))
 
 
 def descriptors() -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 import numpy as np
 
 from extender.core.devices.readings import Column
-from extender.runtime import gc_control
+from extender.runtime import native_memory
 from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Collector, Round
 from extender.sources.prometheus.common import PATHS, PrometheusError
@@ -53,7 +53,7 @@ def main() -> None:
     # walk them again and again, for most of the time that parsing takes.
     gc.disable()
     _yield_to_all()
-    gc_control.prefer_small()
+    native_memory.prefer_small()
     questions: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_serve_or_die, args=(questions, answers), daemon=True).start()
     while (question := frames.read(sys.stdin.buffer)) is not None:
@@ -91,7 +91,7 @@ def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> N
             del answer
             # Hundreds of thousands of objects stay from round to round: they are seldom searched.
             gc.collect(_OLDEST if next(answered) % _THOROUGH_AFTER == 0 else _YOUNGER)
-            gc_control.give_back()
+            native_memory.give_back()
     except BrokenPipeError:
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a thread's fault must end the process

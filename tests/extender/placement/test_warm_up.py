@@ -49,7 +49,7 @@ def warm_up(world: World, readiness: SimpleNamespace) -> WarmUp:
         source_manager=cast(Any, None),
         requests=WaitingRequests(),
         readiness=cast(Any, readiness),
-        garbage=cast(Any, None),
+        gc_control=cast(Any, None),
         yield_control=yield_to_loop,
     )
 

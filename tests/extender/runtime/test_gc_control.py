@@ -1,29 +1,164 @@
-"""Memory is given back wherever the C library can."""
+"""The search for garbage: complete, but only where nobody waits for an answer."""
 
-import mmap
-import platform
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from extender.runtime import gc_control
-from extender.runtime.gc_control import give_back
+from extender.runtime import native_memory
+from extender.runtime.gc_control import GcControl
+from tests.extender.fake_kube import eventually
 
 
-def test_memory_is_given_back_wherever_that_can_be() -> None:
-    give_back()
+class Knot:
+    """An object that only a search for cycles frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")
-def test_a_forgotten_buffer_keeps_no_page_of_its_own_and_leaves_others_theirs() -> None:
-    held = bytearray(b"x" * (64 * mmap.PAGESIZE))
-    with memoryview(held)[100:-100] as buffer:
-        gc_control.forget(buffer)
-        assert bytes(buffer).count(b"x") < 2 * mmap.PAGESIZE
-    assert held[:100] == held[-100:] == b"x" * 100
+def make_knot() -> Callable[[], object]:
+    """Return what tells whether an unreachable cycle is still there."""
+    return weakref.ref(Knot())
 
 
-def test_a_buffer_without_a_page_of_its_own_stays_as_it_is() -> None:
-    held = bytearray(b"x" * (mmap.PAGESIZE - 1))
-    with memoryview(held) as buffer:
-        gc_control.forget(buffer)
-    assert held == b"x" * (mmap.PAGESIZE - 1)
+def garbage(is_idle: Callable[[], bool], **limits: float) -> GcControl:
+    """Return one that is always due."""
+    values: dict[str, Any] = {
+        "pause_seconds": 0.0,
+        "look_seconds": 0.001,
+        **limits,
+    }
+    return GcControl(is_idle, lambda _: False, **values)
+
+
+@asynccontextmanager
+async def running(searching: GcControl) -> AsyncIterator[None]:
+    task = asyncio.create_task(searching.run())
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_cycles_are_freed_in_an_idle_moment_and_not_before() -> None:
+    is_idle = False
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return is_idle
+
+    async with running(garbage(look)):
+        knot = make_knot()
+        junk = [[number] for number in range(5000)]  # more than Python itself would wait for
+        before = looks
+        await eventually(lambda: looks > before + 5)
+        assert knot() is not None
+        is_idle = True
+        await eventually(lambda: knot() is None)
+    assert junk
+
+
+async def test_without_an_idle_moment_patience_ends() -> None:
+    async with running(garbage(lambda: False, patience_seconds=0.02)):
+        knot = make_knot()
+        await eventually(lambda: knot() is None)
+
+
+@pytest.mark.looptime
+async def test_too_many_objects_are_searched_at_once() -> None:
+    searching = garbage(lambda: False, pause_seconds=1e6, patience_seconds=1e6, most_objects=20_000)
+    async with running(searching):
+        knot = make_knot()
+        junk = [[number] for number in range(15_000)]
+        await asyncio.sleep(0.05)
+        assert knot() is not None
+        junk += [[number] for number in range(15_000)]
+        await eventually(lambda: knot() is None)
+
+
+async def test_what_was_there_is_not_searched_again() -> None:
+    searching = garbage(lambda: False)
+    async with running(searching):
+        searching.tidy()
+        frozen = gc.get_freeze_count()
+        assert frozen > 10_000
+        assert len(gc.get_objects()) < frozen / 10
+
+
+async def test_what_a_search_has_left_is_not_walked_by_the_next() -> None:
+    async with running(garbage(lambda: True)):
+        kept = [[number] for number in range(1000)]
+        await eventually(lambda: not any(one is kept for one in gc.get_objects()))
+    assert kept
+
+
+async def test_no_search_has_more_to_walk_than_what_came_in_a_few_seconds() -> None:
+    async with running(GcControl(lambda: True, lambda _: False)):
+        knot = make_knot()
+        await eventually(lambda: knot() is None)
+
+
+@pytest.mark.parametrize(
+    ("is_quiet", "patience_seconds"),
+    [pytest.param(True, 1e6, id="no requests"), pytest.param(False, 0.02, id="patience has ended")],
+)
+async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
+    is_quiet: bool, patience_seconds: float
+) -> None:
+    is_thorough = False
+    searching = GcControl(
+        lambda: True,
+        lambda _: is_quiet and is_thorough,
+        pause_seconds=0.0,
+        look_seconds=0.001,
+        thorough_seconds=0.0,
+        thorough_patience_seconds=patience_seconds,
+    )
+    async with running(searching):
+        in_use = [Knot()]
+        knot = weakref.ref(in_use[0])
+        await eventually(lambda: not any(one is in_use for one in gc.get_objects()))
+        in_use.clear()
+        is_thorough = True
+        await eventually(lambda: knot() is None)
+
+
+@pytest.mark.looptime
+async def test_memory_is_returned_after_some_time_without_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[bool] = []
+    is_quiet = False
+    monkeypatch.setattr(native_memory, "give_back", lambda: given.append(is_quiet))
+    searching = GcControl(
+        lambda: True, lambda _: is_quiet, trim_seconds=0.0, look_seconds=0.001, pause_seconds=0.0
+    )
+
+    async with running(searching):
+        await asyncio.sleep(0.05)
+        assert not given
+        is_quiet = True
+        await eventually(lambda: given)
+
+
+async def test_afterwards_python_does_as_before() -> None:
+    was_enabled = gc.isenabled()
+    searching = garbage(lambda: True)
+
+    async with running(searching):
+        assert not gc.isenabled()
+        searching.tidy()
+
+    assert gc.isenabled() == was_enabled
+    assert gc.get_freeze_count() == 0

@@ -1,0 +1,29 @@
+"""Memory is given back wherever the C library can."""
+
+import mmap
+import platform
+
+import pytest
+
+from extender.runtime import native_memory
+from extender.runtime.native_memory import give_back
+
+
+def test_memory_is_given_back_wherever_that_can_be() -> None:
+    give_back()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")
+def test_a_forgotten_buffer_keeps_no_page_of_its_own_and_leaves_others_theirs() -> None:
+    held = bytearray(b"x" * (64 * mmap.PAGESIZE))
+    with memoryview(held)[100:-100] as buffer:
+        native_memory.forget(buffer)
+        assert bytes(buffer).count(b"x") < 2 * mmap.PAGESIZE
+    assert held[:100] == held[-100:] == b"x" * 100
+
+
+def test_a_buffer_without_a_page_of_its_own_stays_as_it_is() -> None:
+    held = bytearray(b"x" * (mmap.PAGESIZE - 1))
+    with memoryview(held) as buffer:
+        native_memory.forget(buffer)
+    assert held == b"x" * (mmap.PAGESIZE - 1)
