@@ -17,6 +17,8 @@ from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.internet import trust_no_authority
+
 pytest_plugins = ["tests.controlplane.fixtures"]
 
 SCENARIOS: Final = "tests/e2e/"
@@ -33,9 +35,7 @@ asyncio.set_event_loop(None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Neither the tests nor what they start ask a server of the Internet: its 140 authorities would take
-# each of a thousand processes 40 ms to read, and each client of an API server as long again.
-os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
+trust_no_authority()
 # As the extender sets it for itself and its worker process.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

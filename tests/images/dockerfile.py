@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.images.platforms import Platform
+from tests.internet import ENVIRONMENT
 
 ROOT: Final = Path(__file__).parents[2]
 IMAGES: Final = ROOT / "images"
@@ -161,7 +162,7 @@ def _call(words: list[str], folder: Path, **variables: str) -> None:
     result = subprocess.run(
         words,
         cwd=folder,
-        env={**os.environ, **variables},
+        env={**ENVIRONMENT, **variables},
         capture_output=True,
         text=True,
         check=False,

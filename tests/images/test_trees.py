@@ -21,6 +21,7 @@ from tests.controlplane.process import free_port
 from tests.controlplane.waiting import wait_for
 from tests.images.dockerfile import IMAGES, ROOT, Image, build, fetch_wheels
 from tests.images.platforms import Platform, chosen
+from tests.internet import ENVIRONMENT
 
 # Builds for minutes, and needs a package index; slower in an emulator.
 pytestmark = [pytest.mark.e2e, pytest.mark.neighbours, pytest.mark.timeout(900)]
@@ -351,7 +352,7 @@ def test_every_package_has_a_wheel_for_both_platforms(
     command += ["--python-platform", f"{machine}-manylinux_2_28", "--python-version", "3.11"]
     command += ["--target", str(tmp_path), "--requirements", str(IMAGES / f"{program}.txt")]
 
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stderr
     assert "Would install" in result.stderr
