@@ -132,17 +132,9 @@ def room_of(name: str) -> Room:
                 tests=("tests/agent/test_[!dg]*.py",),
                 without=DEVICE,
             )
-        case "remote":  # what asks the extender is tried through its command line
-            tests = ("tests/extender/cli/remote/test_*.py", "tests/extender/cli/test_*.py")
-            return Room(name=name, code=("extender/cli/remote/*.py",), tests=tests)
-        case "records":  # what is written is read to be replayed
-            tests = (
-                "tests/extender/insight/decision_log/test_*.py",
-                "tests/extender/insight/replay/test_*.py",
-            )
-            return Room(name=name, code=("extender/insight/decision_log/*.py",), tests=tests)
-        case "server":
-            return Room(name=name, code=("extender/*.py",), tests=("tests/extender/test_*.py",))
+        case "admission":
+            tests = ("tests/extender/webhook/admission/test_*.py",)
+            return Room(name=name, code=("extender/webhook/admission/*.py",), tests=tests)
         case _:
             tests = (f"tests/extender/{name}/**/test_*.py",)
             return Room(name=name, code=(f"extender/{name}/**/*.py",), tests=tests)
@@ -298,19 +290,17 @@ ROOMS: Final = (
     "fleet",
     "effects",
     "webhook",
-    "sources",
     "admission",
-    "observe",
-    "remote",
+    "sources",
+    "insight",
+    "api",
+    "server",
+    "kube",
+    "runtime",
+    "settings",
+    "cli",
     "agent",
     "device",
-    "server",
-    "certs",
-    "cli",
-    "doctor",
-    "records",
-    "replay",
-    "settings",
 )
 """In the order in which the result names them."""
 
