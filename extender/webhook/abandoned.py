@@ -1,4 +1,4 @@
-"""Questions whose answer nobody reads: the sender is gone, or asks where we serve nothing."""
+"""Detect requests whose client has disconnected, and count requests for unknown paths."""
 
 import select
 from collections.abc import Awaitable, Callable
@@ -12,14 +12,14 @@ from extender.placement.request_log import RequestLog
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-"""The other side closed its end; POLLRDHUP is Linux' own."""
+"""Poll events of a connection that the peer closed; POLLRDHUP exists on Linux only."""
 
 
 def is_gone(request: web.Request) -> bool:
-    """Tell whether the sender of a question has hung up.
+    """Return whether the client of a request has disconnected.
 
-    The transport learns of it when the event loop reads next; the socket knows already. Who waits
-    for an answer and hangs up has given up: kube-scheduler does so after httpTimeout.
+    The transport notices this only at the event loop's next read, so the socket is polled.
+    kube-scheduler disconnects after `httpTimeout`.
     """
     transport = request.transport
     if transport is None or transport.is_closing():
@@ -34,7 +34,7 @@ def is_gone(request: web.Request) -> bool:
 
 
 def noting_wrong_paths(asked: RequestLog) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Return a middleware that notes where questions come to that nobody answers."""
+    """Return a middleware that records the paths of POST requests that no route serves."""
 
     @web.middleware
     async def note(request: web.Request, handler: Handler) -> web.StreamResponse:

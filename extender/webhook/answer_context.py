@@ -1,4 +1,4 @@
-"""What an answer was about: noted on the answer, and told once that is on its way."""
+"""Attach the pod and the decision to an HTTP answer, to record them after it was sent."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,12 +12,12 @@ from extender.webhook import wire
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What an answer is about.
+    """The request and the decision behind an answer.
 
     Attributes:
         verb: filter or prioritize.
-        question: what was asked.
-        record: what was decided; None where nothing was.
+        question: the decoded request.
+        record: the decision; None if none was made.
     """
 
     verb: str
@@ -25,12 +25,12 @@ class About:
     record: DecisionRecord | None
 
     def answered(self, shortlist: int, *, at: float, is_lost: bool) -> AnsweredQuestion:
-        """Return which pod the answer is about, and where it places it.
+        """Build the entry for the request log: the pod, and the node that was its first choice.
 
         Args:
-            shortlist: so many of the best nodes were named, 0 for all that pass.
-            at: when it was given, in seconds of this process's monotonic clock.
-            is_lost: kube-scheduler was gone before.
+            shortlist: maximum number of nodes in filter's answer; 0 for all that pass.
+            at: time of the answer, seconds of this process's monotonic clock.
+            is_lost: whether kube-scheduler had disconnected before the answer.
         """
         record = self.record
         if record is None:
@@ -58,4 +58,4 @@ class About:
 
 
 ABOUT: Final = web.ResponseKey("about", About)
-"""What an answer is about, where it is about a pod."""
+"""Key of the `About` of an answer about a pod."""

@@ -1,6 +1,6 @@
-"""Splits JSON as Go reads it: keys in any case, null for what is absent, nothing read twice.
+"""Split JSON objects the way Go does: case-insensitive keys, and null means absent.
 
-Errors name the place in the document, what stands there and what may.
+Errors name the path in the document, the value, and the allowed values.
 """
 
 from typing import Final, TypeVar
@@ -17,22 +17,23 @@ _FIELDS: Final = msgspec.json.Decoder(RawObject)
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 SHOWN: Final = 80
-"""So many bytes of a value are enough to recognize it, and too few to flood a log."""
+"""Bytes of a value that an error message quotes."""
 
 
 MOST_FIELDS: Final = 1000
-"""Of an object whose fields are read one by one: Kubernetes' have a few dozen."""
+"""Limit for the fields of one object; Kubernetes objects have a few dozen."""
 
 
 class WireError(ValueError):
-    """The question is not one that kube-scheduler would ask."""
+    """The request body is not one that kube-scheduler would send."""
 
 
 def fields_of(body: bytes, what: str) -> RawObject:
-    """Split the body at its top-level keys, folded.
+    """Split the body at its top-level keys, in lower case.
 
     Raises:
-        WireError: it is no object, or no UTF-8: parts of it are answered as they came.
+        WireError: the body is not a JSON object, or not UTF-8. Parts of it are copied into the
+            answer unchanged, so invalid UTF-8 must not get through.
     """
     try:
         body.isascii() or body.decode()
@@ -42,10 +43,10 @@ def fields_of(body: bytes, what: str) -> RawObject:
 
 
 def fold(fields: RawObject) -> RawObject:
-    """Return the fields with lower-case keys: Go matches them without regard to case.
+    """Return the fields with lower-case keys, because Go ignores the case of keys.
 
     Raises:
-        WireError: there are too many.
+        WireError: the object has too many fields.
     """
     if len(fields) > MOST_FIELDS:
         raise WireError(
@@ -55,9 +56,9 @@ def fold(fields: RawObject) -> RawObject:
 
 
 def fold_key(key: str) -> str:
-    """Return a key in lower case: two keys are one field to Go where this is the same.
+    """Return a key in the form in which Go compares keys: lower case.
 
-    Go takes the long s for an s, and the Kelvin sign for a k, as Python's lower() does.
+    Go also matches the long s with s, and the Kelvin sign with k; `str.lower` covers the latter.
 
     Example:
         >>> fold_key("NodeName\u017f")
@@ -75,8 +76,15 @@ def decode(
 ) -> T:
     """Decode one value.
 
+    Args:
+        decoder: decoder of the expected type.
+        value: the encoded value.
+        what: name of the document, for the error.
+        where: path of the value, for the error.
+        allowed: description of the allowed values, for the error.
+
     Raises:
-        WireError: it is not JSON, or not what is allowed there.
+        WireError: the value is not JSON, or of another type.
     """
     try:
         return decode_with(decoder.decode, value)
@@ -89,26 +97,26 @@ def decode(
 
 
 def object_of(value: msgspec.Raw | None, what: str, where: str) -> RawObject | None:
-    """Return the fields of an object; None where it is absent or null."""
+    """Return the fields of an object; None if it is absent or null."""
     if value is None or is_null(value):
         return None
     return decode(_FIELDS, value, what, where, "an object or null")
 
 
 def list_of(value: msgspec.Raw | None, what: str, where: str) -> list[msgspec.Raw]:
-    """Return the items of a list; absent and null are empty."""
+    """Return the items of a list; an absent or null list is empty."""
     if value is None or is_null(value):
         return []
     return decode(_ITEMS, value, what, where, "a list or null")
 
 
 def is_null(value: msgspec.Raw) -> bool:
-    """Whether a value is null: no other begins with an n."""
+    """Return whether a value is null, the only JSON value that begins with n."""
     return bytes(memoryview(value)[:1]) == b"n"
 
 
 def unfit(what: str, where: str, value: msgspec.Raw | bytes, allowed: str) -> str:
-    """Return the message for a value that is not allowed."""
+    """Return the error message for a value that is not allowed."""
     start = bytes(memoryview(value)[: SHOWN + 1])
     shown = start.decode(errors="replace")
     if start.startswith((b"{", b"[")):

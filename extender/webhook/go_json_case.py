@@ -1,4 +1,4 @@
-"""Restores the case of a Pod's field names: Go matches them in any case, and so do we."""
+"""Restore the case of a Pod's field names, because Go accepts field names in any case."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,7 +7,7 @@ from extender.core.request.gpu_resources import MOST_CONTAINERS
 from extender.webhook.go_json import MOST_FIELDS, WireError, fold_key
 
 Shape = Mapping[str, "Shape"]
-"""The fields of an object by name, with the shape of their values; {} is left as it is."""
+"""Known fields of an object, with the shapes of their values; {} keeps a value unchanged."""
 
 _RESOURCES: Final[Shape] = {"limits": {}, "requests": {}}
 _CONTAINERS: Final[Shape] = {"resources": _RESOURCES, "restartPolicy": {}}
@@ -27,14 +27,14 @@ POD: Final[Shape] = {
         "conditions": {"type": {}, "status": {}, "reason": {}, "message": {}},
     },
 }
-"""What the request is read from; names of annotations and resources keep their case."""
+"""Fields from which the GPU request is parsed. Annotation and resource names keep their case."""
 
 
 def restore_case(value: object, shape: Shape) -> object:
-    """Return decoded JSON with the fields that `shape` names under those very names.
+    """Return decoded JSON in which the fields of `shape` have exactly the names of `shape`.
 
     Raises:
-        WireError: an object has too many fields, or a list too many items, as one of containers.
+        WireError: an object has too many fields, or a list (of containers, say) too many items.
 
     Example:
         >>> restore_case({"Metadata": {"UID": "1", "Labels": {}}}, POD)
@@ -45,7 +45,7 @@ def restore_case(value: object, shape: Shape) -> object:
     if isinstance(value, list):
         if len(value) > MOST_CONTAINERS:
             raise _too_many(f"a list of {len(value)} items", MOST_CONTAINERS)
-        # No field is a list of lists, so that the recursion ends where the shape does.
+        # No field is a list of lists, so the recursion is no deeper than the shape.
         return [restore_case(item, shape) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):
         return value

@@ -44,11 +44,11 @@ INTERNAL_ERROR: Final = "internal error: see the extender's log"
 
 BODY_BYTES: Final = 8 << 20
 NODE_BYTES: Final = 64 << 10
-"""No question about the nodes that there are is larger than the first of these and so much for each
-node, even where whole Node objects are sent."""
+"""A request body may have `BODY_BYTES` plus `NODE_BYTES` for each known node, enough even for whole
+Node objects."""
 
 BETWEEN_VERBS_SECONDS: Final = 0.02
-"""kube-scheduler asks prioritize sooner after filter, where more than one node has passed."""
+"""Longest expected time from filter's answer to the prioritize request of the same pod."""
 
 
 Answer = tuple[RequestOutcome, web.Response]
@@ -56,20 +56,22 @@ Answer = tuple[RequestOutcome, web.Response]
 
 @dataclass(slots=True, kw_only=True)
 class Webhooks:
-    """The three verbs over one placer; what is a setting may be changed between two questions.
+    """HTTP handlers of filter, prioritize and preempt.
+
+    Attributes that come from settings may be replaced between two requests.
 
     Attributes:
         placer: decides.
-        resources: which resources are GPUs.
-        metrics: what is counted.
+        resources: names of the GPU resources.
+        metrics: metrics to update.
         max_score: highest score on the wire.
-        shortlist: so many of the best nodes are named in filter's answer, 0 for all that pass.
-        is_ready: whether the inventory is complete; until then every candidate passes.
-        warn_annotation: tells the pod's owner of an annotation that cannot be used.
-        asked: remembers which pods we were asked about.
-        expect: is called where prioritize will be asked next.
-        max_body_bytes: largest body that is read; None leaves that to the application.
-        requests: reads what pods ask for that the API server has told of.
+        shortlist: maximum number of nodes in filter's answer; 0 for all that pass.
+        is_ready: returns whether the inventory is complete; until then every candidate passes.
+        warn_annotation: writes an event about an invalid annotation.
+        asked: log of the pods of all requests.
+        expect: called when a prioritize request will follow.
+        max_body_bytes: largest body that is read; None for the application's limit.
+        requests: parses GPU requests of pods that the inventory knows.
     """
 
     placer: Placer
@@ -84,7 +86,7 @@ class Webhooks:
     max_body_bytes: int | None = None
     requests: WaitingRequests = field(default_factory=WaitingRequests)
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
-    """The last pod that was read, and by what: prioritize asks about the same as filter."""
+    """Last parsed pod and its inputs, because prioritize follows filter for the same pod."""
     _foresight: Prefetch = field(default_factory=Prefetch, init=False)
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
@@ -100,15 +102,15 @@ class Webhooks:
         ]
 
     async def filter(self, body: bytes) -> Answer:
-        """Answer which candidates would do.
+        """Answer a filter request: which candidates are suitable.
 
-        Whatever is wrong with us, no pod is stranded: every candidate passes then.
+        After an internal fault every candidate passes, so that no pod is stranded.
         """
         try:
             question = self._decode(body)
         except WireError as error:
             return _malformed("filter", str(error))
-        except Exception:  # noqa: BLE001 - who the candidates are is not known, so none can pass
+        except Exception:  # noqa: BLE001 - without the candidates none can pass
             self._note_fault("filter")
             return RequestOutcome.FAULT, _json(wire.encode_filter_error(INTERNAL_ERROR))
         try:
@@ -125,7 +127,7 @@ class Webhooks:
             self._note_fault("filter")
             answer = wire.encode_filter(question, None)
             return RequestOutcome.FAULT, _about(FILTER, question, None, answer)
-        # Of a single node kube-scheduler asks no more.
+        # kube-scheduler sends no prioritize request for a single node.
         if shown is not None and self.shortlist != 1 and len(shown.decision.order) > 1:
             filtered = FilteredRequest(
                 body=body,
@@ -140,7 +142,7 @@ class Webhooks:
         return outcome, _about(FILTER, question, shown, answer)
 
     async def prioritize(self, body: bytes) -> Answer:
-        """Answer which candidate is best."""
+        """Answer a prioritize request: the score of each candidate."""
         try:
             foreseen = self._foresight.take(body, self.max_score)
             question = foreseen.question if foreseen else self._decode(body)
@@ -149,7 +151,7 @@ class Webhooks:
                 self.metrics.between_verbs.observe(perf_counter() - foreseen.filtered_at)
             record, outcome = self._place(PRIORITIZE, question, weighed)
             if self.placer.is_shadow:
-                # Equal scores for all would change kube-scheduler's own choice between equals.
+                # Equal scores would still change how kube-scheduler breaks ties.
                 return outcome, _about(PRIORITIZE, question, None, NO_SCORES)
             decision = record.decision if record else None
             if foreseen is not None and decision is foreseen.weighed.decision:
@@ -158,27 +160,27 @@ class Webhooks:
                 answer = wire.encode_scores(question, decision, self.max_score)
         except WireError as error:
             return _malformed("prioritize", str(error))
-        except Exception:  # noqa: BLE001 - kube-scheduler goes on without our scores
+        except Exception:  # noqa: BLE001 - kube-scheduler continues without our scores
             return self._fault("prioritize")
         return outcome, _about(PRIORITIZE, question, record, answer)
 
     async def preempt(self, body: bytes) -> Answer:
-        """Answer on which candidates evicting the victims would help the pod."""
+        """Answer a preempt request: the candidates on which evicting the victims helps the pod."""
         try:
             question = wire.decode_preemption(body, known=len(self.placer.fleet.nodes))
             kept, outcome = self._preemptible(question)
             answer = wire.encode_preemption(kept)
         except WireError as error:
             return _malformed("preempt", str(error))
-        except Exception:  # noqa: BLE001 - a fault of ours evicts nobody
+        except Exception:  # noqa: BLE001 - an internal fault evicts no pod
             return self._fault("preempt")
         return outcome, _json(answer)
 
     def _preemptible(
         self, question: wire.PreemptionQuestion
     ) -> tuple[tuple[wire.PreemptionCandidate, ...], RequestOutcome]:
-        """Return the candidates that filter would accept once their victims are gone."""
-        # kube-scheduler fails the whole preemption over a candidate without victims.
+        """Return the candidates that would pass filter without their victims."""
+        # A candidate without victims would make kube-scheduler fail the whole preemption.
         candidates = tuple(candidate for candidate in question.candidates if candidate.uids)
         self.metrics.candidates.labels("preempt").observe(len(candidates))
         pod, parsed = self._parse(question.pod)
@@ -204,16 +206,16 @@ class Webhooks:
         return kept, RequestOutcome.ANSWERED
 
     def _foresee(self, filtered: FilteredRequest) -> None:
-        """Decide already what prioritize will ask; called once filter's answer is on its way."""
+        """Compute the next prioritize answer; called after filter's answer was sent."""
         try:
             self._foresight.look(self.placer, filtered, self.shortlist, self.max_score)
-        except Exception:  # noqa: BLE001 - then it is decided once it is asked
+        except Exception:  # noqa: BLE001 - prioritize then computes the answer itself
             self._note_fault("foresee")
 
     def _place(
         self, verb: str, question: wire.ExtenderRequest, foreseen: Weighed | None = None
     ) -> tuple[DecisionRecord | None, RequestOutcome]:
-        """Decide for the pod; None where there is nothing to decide."""
+        """Decide for the pod; the record is None if every candidate passes without a decision."""
         pod, parsed = self._parse(question.pod)
         if parsed.request is None:
             return None, _left_alone(parsed)
@@ -225,8 +227,8 @@ class Webhooks:
         else:
             nodes = question.nodes
             record = self.placer.place(verb, pod, parsed.request, nodes, ranked=self.shortlist)
-        # What people may ask later is filled in once the answer is on its way; after filter, once
-        # prioritize has been answered too: that question comes at once, and nothing may be before.
+        # Details for explanations are recorded after the answer. After filter they also wait for
+        # prioritize, which comes at once and must not be delayed.
         self._undetailed.append(record)
         loop = asyncio.get_running_loop()
         if verb == FILTER:
@@ -239,7 +241,7 @@ class Webhooks:
     def _note(
         self, verb: str, about: About | None, outcome: RequestOutcome, seconds: float
     ) -> None:
-        """Count and remember a question; called once the answer is on its way."""
+        """Count and log a request; called after the answer was sent."""
         self.metrics.requests.labels(verb, outcome).inc()
         self.metrics.latency.labels(verb, outcome).observe(seconds)
         is_lost = outcome in {RequestOutcome.DISCONNECTED, RequestOutcome.UNREAD}
@@ -253,7 +255,10 @@ class Webhooks:
             self.asked.note(about.answered(self.shortlist, at=at, is_lost=is_lost))
 
     def _passes_all(self, request: GpuRequest) -> bool:
-        """Whether too little is known yet to refuse a node; a pod that requires idle ones waits."""
+        """Return whether every candidate passes, because the inventory is not complete yet.
+
+        A pod with `require-idle` waits instead.
+        """
         return not self.is_ready() and not request.requires_idle
 
     def _decode(self, body: bytes) -> wire.ExtenderRequest:
@@ -263,7 +268,7 @@ class Webhooks:
         )
 
     def _read(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
-        """Read what the pod asks for."""
+        """Parse the pod's GPU request."""
         if isinstance(asker, PodRecord):
             return PodRef.of(asker), self.requests.read(asker, self.placer.policy)
         grounds = (asker, self.resources, self.placer.policy)
@@ -273,7 +278,7 @@ class Webhooks:
         return self._last[1:]
 
     def _parse(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
-        """Read what the pod asks for; what cannot be used is told to its owner."""
+        """Parse the pod's GPU request, and report invalid annotations by an event."""
         pod, parsed = self._read(asker)
         if parsed.request is not None:
             kin = asker.kin if isinstance(asker, PodRecord) else parsed.kin
@@ -287,9 +292,9 @@ class Webhooks:
         return pod, parsed
 
     def _catch_up(self, record: DecisionRecord) -> None:
-        """Keep what explains the answers up to this one, and be ready for the next question."""
+        """Record the details of all decisions up to this one, for explanations."""
         if not any(each is record for each in self._undetailed):
-            return  # prioritize has been asked since; another pod may be between its verbs by now
+            return  # prioritize came since, and another pod may be between its verbs by now
         self._foresight.forget(record.pod)
         try:
             done = None
@@ -297,20 +302,20 @@ class Webhooks:
                 done = self._undetailed.pop(0)
                 self.placer.detail(done)
             self.placer.fleet.on_change()
-        except Exception:  # noqa: BLE001 - an explanation that fails costs no pod its node
+        except Exception:  # noqa: BLE001 - a failed explanation must not cost a pod its node
             self._note_fault("explain")
 
     def _tell(self, record: DecisionRecord) -> None:
-        """Log a decision, and count what filter said; called once the answer is on its way."""
+        """Log a decision, and count filter's verdicts; called after the answer was sent."""
         try:
             _log_decision(record)
             if record.verb == FILTER:
                 self._count_verdicts(record)
-        except Exception:  # noqa: BLE001 - the answer has been given
+        except Exception:  # noqa: BLE001 - the answer was sent already
             self._note_fault("tell")
 
     def _count_verdicts(self, record: DecisionRecord) -> None:
-        """Count the nodes that passed, and the reasons against the others."""
+        """Count the nodes that passed, and the rejections by reason."""
         counts = np.bincount(record.decision.codes, minlength=len(Code))
         self.metrics.feasible.observe(int(counts[Code.PASSES]))
         for code in np.flatnonzero(counts).tolist():

@@ -1,6 +1,6 @@
-"""The list of candidates in a question: thousands of names, found where they stand.
+"""Parse and write the list of candidate nodes without decoding thousands of names.
 
-What an answer says of them is cut out of the question: no name is read, and none written anew.
+Names are looked up as bytes of the request body, and copied from there into the answer.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ NAMES_KEY: Final = b',"NodeNames":'
 def read_names(
     text: bytes, begin: int, end: int, node_index: NodeIndex, most: int
 ) -> Sequence[str] | None:
-    """Return the names of a JSON list in a text, each once; None where it is no list of strings.
+    """Return the names of a JSON list, without duplicates; None if it is not a list of strings.
 
-    Of a list of more than may be asked about a name may be there twice.
+    A list longer than `most` keeps its duplicates: the caller refuses it.
 
     Args:
-        text: has the list in it.
-        begin: where the list begins.
-        end: where the list ends.
-        node_index: has most of the nodes that may be named.
-        most: so many may be asked about.
+        text: text that contains the list.
+        begin: offset of the list's first byte.
+        end: offset behind the list.
+        node_index: known nodes.
+        most: maximum number of nodes in a request.
     """
     found = node_index.find(text, begin, end)
     if found is not None:
@@ -44,26 +44,29 @@ def read_names(
 def split_names(
     body: bytes, node_index: NodeIndex, most: int
 ) -> tuple[bytes, Sequence[str] | None]:
-    """Split the list of names off a question that ends with it, as kube-scheduler writes it.
+    """Split a body that ends with the list of names, as kube-scheduler writes it.
 
-    A parser would look at each of thousands of names only to pass over them. The key cannot stand
-    inside a string, where its quotation marks would be escaped; if what is before it and one brace
-    are an object, it is a key of the question itself; and one list of strings ends the question.
+    A JSON parser would scan every name only to skip it. Searching for the key is safe: inside a
+    string its quotation marks would be escaped; the part before it must parse as an object once a
+    brace is added, so it is a top-level key; and the list must end the body.
+
+    Returns:
+        The body without the list, and the names; the whole body and None in any other form.
     """
     at = body.find(NAMES_KEY)
     if at < 0 or not body.endswith(b"]}"):
         return body, None
     listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, node_index, most)
-    # Where no names are sent, whole nodes may be.
+    # Without names the body may have whole nodes.
     return (body[:at] + b"}", listed) if listed else (body, None)
 
 
 def write_names(names: Sequence[str], kept: Rows) -> msgspec.Raw | list[str]:
-    """Return some of the names of a question as an encoder takes them.
+    """Return some of the candidates' names, ready for the JSON encoder.
 
     Args:
         names: the candidates.
-        kept: their indexes, in order and each at most once.
+        kept: indexes of the names to write, in order, without duplicates.
     """
     if isinstance(names, NamesIn):
         return msgspec.Raw(b"[%b]" % names.pieces.joined(kept))
@@ -73,24 +76,24 @@ def write_names(names: Sequence[str], kept: Rows) -> msgspec.Raw | list[str]:
 def write_reasons(
     names: Sequence[str], reasons: Sequence[tuple[str, Rows]]
 ) -> msgspec.Raw | dict[str, str]:
-    """Return names of a question with what is against each as an encoder takes them.
+    """Return a map from refused node to reason, ready for the JSON encoder.
 
     Args:
         names: the candidates.
-        reasons: each with the indexes of those that it is against; a name has one at most.
+        reasons: each reason with the indexes of its nodes; a node has at most one reason.
     """
     if reasons and isinstance(names, NamesIn):
         parts = []
         for reason, rows in reasons:
             after = b":%b" % msgspec.json.encode(reason)
-            # None of them has a comma in it.
+            # Node names contain no comma.
             parts.append(names.pieces.joined(rows).replace(b",", after + b",") + after)
         return msgspec.Raw(b"{%b}" % b",".join(parts))
     return {names[at]: reason for reason, rows in reasons for at in rows.tolist()}
 
 
 def write_scores(names: NamesIn, scores: Sequence[int]) -> bytes:
-    """Return names of a question, each with its score, as a HostPriorityList."""
+    """Encode the names with their scores as a HostPriorityList."""
     between = {score: b',"Score":%d},{"Host":' % score for score in set(scores)}
     parts = [b""] * (2 * len(scores))
     parts[0::2] = names.pieces.split()

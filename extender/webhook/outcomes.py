@@ -1,7 +1,7 @@
-"""How questions end, for metrics; every series that can be known in advance starts at 0.
+"""Label values of the webhook metrics; create every series at 0 at start.
 
-A counter that appears with its first event has not increased by it: `increase()` and the alerts
-that ask it would miss the first fault, and panels would be empty until then.
+A counter that appears with its first event shows no increase: `increase()` and alerts built on it
+would miss the first fault, and panels would be empty until then.
 """
 
 from enum import StrEnum
@@ -14,32 +14,32 @@ from extender.runtime.metrics import Metrics
 VERBS: Final = ("filter", "prioritize", "preempt")
 
 FAULTY: Final = (*VERBS, "foresee", "explain", "tell")
-"""What a fault of ours may happen in."""
+"""Steps in which an internal fault is counted."""
 
 UNKNOWN: Final = "unknown"
-"""Stands for all annotations that mean nothing to us: anybody can invent names."""
+"""Label for all unknown annotations, because pods can have any names."""
 
 
 class RequestOutcome(StrEnum):
-    """How a question ended, for metrics."""
+    """How a request ended, for metrics."""
 
     ANSWERED = "answered"
     NO_GPU = "no-gpu"
-    """The pod asks for no GPU: every candidate passes."""
+    """The pod requests no GPU: every candidate passes."""
     DISABLED = "disabled"
-    """The pod says that it is to be left to kube-scheduler."""
+    """The pod is annotated `idlegpu.io/enabled: "false"`: every candidate passes."""
     NOT_READY = "not-ready"
     """The inventory is not complete yet: every candidate passes."""
     MALFORMED = "malformed"
     FAULT = "fault"
     DISCONNECTED = "disconnected"
-    """The client went away before its question was complete."""
+    """The client disconnected before its request was complete."""
     UNREAD = "unread"
-    """The client went away before the answer was complete: kube-scheduler, after httpTimeout."""
+    """The client disconnected before the answer was complete: kube-scheduler after httpTimeout."""
 
 
 def reason_of(code: Code) -> str:
-    """Return the label of a reason against a node.
+    """Return the metric label of a rejection code.
 
     Example:
         >>> reason_of(Code.NOT_IDLE)
@@ -49,10 +49,10 @@ def reason_of(code: Code) -> str:
 
 
 def create_series(metrics: Metrics) -> None:
-    """Have every series of the webhooks start at 0."""
+    """Create every series of the webhooks at 0."""
     for verb in VERBS:
         metrics.candidates.labels(verb)
-        # A histogram is many series, and the other outcomes take no time worth watching.
+        # A histogram has many series, and the duration of other outcomes does not matter.
         metrics.latency.labels(verb, RequestOutcome.ANSWERED)
         for outcome in RequestOutcome:
             metrics.requests.labels(verb, outcome)

@@ -1,7 +1,7 @@
-"""What prioritize will ask, decided before it does.
+"""Compute the answer to the next prioritize request in advance.
 
-kube-scheduler asks prioritize about the nodes that filter has named, in its order, once its own
-plugins have scored them: time enough to have the answer ready.
+kube-scheduler sends prioritize the nodes of filter's answer, in the same order, after its own
+plugins have scored them. The answer can be ready by then.
 """
 
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ _AFTER_NAMES: Final = b',"FailedNodes":'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredRequest:
-    """A question of filter, and what was answered.
+    """A filter request and its answer.
 
     Attributes:
-        body: the question as it came.
-        question: the same, decoded.
-        pod: the pod that it is about.
-        request: what the pod asks for.
-        answer: the body of the answer.
-        answered_at: when, `time.perf_counter`.
+        body: body of the request.
+        question: the decoded request.
+        pod: the pod.
+        request: the pod's GPU request.
+        answer: body of the answer.
+        answered_at: time of the answer, `time.perf_counter`.
     """
 
     body: bytes
@@ -38,15 +38,15 @@ class FilteredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefetchedRequest:
-    """A question of prioritize that has not been asked yet.
+    """A prioritize request that is expected, and its answer.
 
     Attributes:
-        body: the question as it would come.
+        body: expected body of the request.
         question: the same, decoded.
         max_score: highest score on the wire.
-        weighed: what was decided; whoever takes it looks whether it still holds.
-        answer: the body of the answer.
-        filtered_at: when filter was answered, `time.perf_counter`.
+        weighed: the decision; the caller must check that it is still valid.
+        answer: body of the answer.
+        filtered_at: time of filter's answer, `time.perf_counter`.
     """
 
     body: bytes
@@ -58,7 +58,7 @@ class PrefetchedRequest:
 
 
 class Prefetch:
-    """Looks one question ahead."""
+    """Holds the answer to the next prioritize request."""
 
     def __init__(self) -> None:
         self._foreseen: PrefetchedRequest | None = None
@@ -66,12 +66,14 @@ class Prefetch:
     def look(
         self, placer: Placer, filtered: FilteredRequest, shortlist: int, max_score: int
     ) -> None:
-        """Decide what prioritize will ask; nothing is changed by that.
+        """Compute the answer to the prioritize request that follows a filter request.
+
+        This changes no state of the placer.
 
         Args:
-            placer: decides.
-            filtered: what filter was asked and has answered.
-            shortlist: so many of the best nodes are put in order at least.
+            placer: ranks the nodes.
+            filtered: the filter request and its answer.
+            shortlist: minimum number of nodes to rank.
             max_score: highest score on the wire.
         """
         answer, at = filtered.answer, filtered.body.find(NAMES_KEY)
@@ -93,12 +95,12 @@ class Prefetch:
         )
 
     def forget(self, pod: PodRef) -> None:
-        """Forget what was foreseen for a pod: it will not be asked, and it takes memory."""
+        """Drop the answer for a pod, because its prioritize request will not come."""
         if self._foreseen is not None and self._foreseen.weighed.pod == pod:
             self._foreseen = None
 
     def take(self, body: bytes, max_score: int) -> PrefetchedRequest | None:
-        """Return what was foreseen of a question of prioritize, if anything; once."""
+        """Return and drop the answer computed for this request body, None if there is none."""
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is None or body != foreseen.body or max_score != foreseen.max_score:
             return None

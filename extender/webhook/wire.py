@@ -1,6 +1,6 @@
-"""kube-scheduler's extender/v1 JSON, decoded and encoded. Go's field names live here only.
+"""Decode and encode kube-scheduler's extender/v1 JSON; Go's field names occur only here.
 
-Whole nodes are never decoded: each goes back byte for byte as it came.
+Whole Node objects are never decoded: each is copied into the answer byte for byte.
 """
 
 import re
@@ -57,7 +57,7 @@ _IDENTITY: Final = re.compile(
     rb'\{"Pod":\{"metadata":\{"name":"[\w.-]+",(?:"generateName":"[\w.-]+",)?'
     rb'"namespace":"[\w-]+","uid":"(?P<uid>[\w-]+)","resourceVersion":"(?P<version>\w+)",'
 )
-"""How a question begins: Go writes an object's fields in the order of their declaration."""
+"""Begin of a request: Go writes the fields of an object in the order of their declaration."""
 _NO_NODES: Final = b'},"Nodes":null}'
 
 NOBODY: Final[Mapping[str, PodRecord]] = MappingProxyType({})
@@ -68,39 +68,38 @@ _MAX_INT64: Final = (1 << 63) - 1
 REMEMBERED_BYTES: Final = 1 << 16
 
 MOST_NODES: Final = 20_000
-"""Of a question, or twice the nodes that are known where that is more."""
+"""Limit for the nodes of a request, or twice the number of known nodes if that is more."""
 
 MOST_VICTIMS: Final = 30_000
-"""Of a question about preemption: kube-scheduler tries a tenth of the nodes, and 100 at least."""
+"""Limit for a preempt request: kube-scheduler tries a tenth of the nodes, at least 100."""
 
 MOST_POD_BYTES: Final = 4 << 20
-"""Of a Pod: the API server takes 3 MiB at most, and what is decoded holds up all other answers."""
+"""Limit for a Pod: the API server accepts 3 MiB, and decoding delays all other answers."""
 
 WIRE_UNITS: Final = 400
-"""Units of a score that the range on the wire spans: what is further behind gets the lowest. A node
-of other certainty is at least 160 behind, and 160 are more than all of kube-scheduler's plugins."""
+"""Score units that the range on the wire spans; nodes further behind get the lowest score.
+A node of another certainty is at least 160 behind, more than kube-scheduler's plugins can add."""
 
 WISHES_UNITS: Final = 120
-"""All of kube-scheduler's plugins together (1,200 points) in units, as shipped."""
+"""What all of kube-scheduler's plugins can add together, 1,200 points, in units."""
 
 FIRST_UNITS: Final = 2
-"""So many units our first choice is ahead of its equals: less than any wish that kube-scheduler
-has, and more than chance."""
+"""Lead of our first choice over equal nodes: it breaks ties, and is less than any plugin's score."""
 
 _JUST: Final = 1e-6
-"""Keeps a whole number that arithmetic leaves just below it."""
+"""Added before rounding down, because arithmetic may leave a whole number just below itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderRequest:
-    """What kube-scheduler asks in filter and prioritize.
+    """A filter or prioritize request.
 
     Attributes:
-        pod: the Pod object, empty where the question has none; or the record of the very same,
-            where the API server has told of it before.
-        nodes: names of the candidate nodes, in its order, each once.
-        node_objects: the whole Node objects as they came, None where it sent names
-            (nodeCacheCapable: true).
+        pod: the Pod object, empty if the request has none; or the inventory's record of the same
+            version of the pod.
+        nodes: names of the candidate nodes in kube-scheduler's order, without duplicates.
+        node_objects: the encoded Node objects; None if kube-scheduler sent names
+            (`nodeCacheCapable: true`).
     """
 
     pod: Asker
@@ -109,7 +108,7 @@ class ExtenderRequest:
 
     @property
     def about(self) -> PodRef:
-        """Which pod is asked about."""
+        """Return the identity of the pod."""
         pod = self.pod
         return PodRef.of(pod) if isinstance(pod, PodRecord) else parse_pod_ref(pod)
 
@@ -119,9 +118,9 @@ class PreemptionCandidate:
     """A node on which kube-scheduler would evict pods.
 
     Attributes:
-        node: its name.
+        node: name of the node.
         uids: UIDs of the victims.
-        pdb_violations: how many disruption budgets that violates; given back unchanged.
+        pdb_violations: number of violated disruption budgets; returned unchanged.
     """
 
     node: str
@@ -131,14 +130,14 @@ class PreemptionCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionQuestion:
-    """What kube-scheduler asks in preempt."""
+    """A preempt request."""
 
     pod: JsonObject
     candidates: tuple[PreemptionCandidate, ...]
 
 
 class HostPriority(msgspec.Struct):
-    """A score as extender/v1 has it."""
+    """A node's score in the form of extender/v1."""
 
     Host: str
     Score: int
@@ -154,13 +153,13 @@ def decode_question(
     """Decode an ExtenderArgs.
 
     Args:
-        body: the question.
-        node_index: has most of the nodes that may be asked about: it spares reading their names.
-        waiting: pods that are not bound, by UID: it spares reading them.
-        known: how many nodes there are, as far as that is known.
+        body: body of the request.
+        node_index: known nodes; their names need not be decoded.
+        waiting: records of unbound pods by UID; these pods need not be decoded.
+        known: number of known nodes.
 
     Raises:
-        WireError: with the place in the document, what stands there and what may.
+        WireError: the body is malformed; the message has the path, the value and what is allowed.
     """
     most = max(MOST_NODES, 2 * known)
     _check_values(body, _ARGS)
@@ -188,11 +187,11 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
     """Decode an ExtenderPreemptionArgs, with whole pods or with their UIDs.
 
     Args:
-        body: the question.
-        known: as `decode_question`.
+        body: body of the request.
+        known: number of known nodes.
 
     Raises:
-        WireError: as `decode_question`.
+        WireError: as in `decode_question`.
     """
     _check_values(body, _PREEMPTION_ARGS)
     document = fields_of(body, _PREEMPTION_ARGS)
@@ -214,20 +213,20 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
 
 
 def _check_values(body: bytes, what: str) -> None:
-    """Return if a question has no more values than kube-scheduler's can have.
+    """Check the number of values in a body before it is decoded.
 
     Raises:
-        WireError: it has more.
+        WireError: it has more values than a request of kube-scheduler can have.
     """
     if excess := excess_values(body):
         raise WireError(f"cannot read {what}: $ has {excess}")
 
 
 def _check_count(count: int, most: int, what: str, where: str) -> None:
-    """Return if a list or an object is no longer than what may be asked about.
+    """Check the length of a list or an object.
 
     Raises:
-        WireError: it is longer.
+        WireError: it is longer than `most`.
     """
     if count > most:
         raise WireError(f"cannot read {what}: {where} has {count} entries, must be at most {most}")
@@ -257,7 +256,7 @@ def _victim_uid(pod: msgspec.Raw, where: str) -> str:
 
 
 def _violations(number: msgspec.Raw | None, where: str) -> int:
-    """Return a count of disruption budgets; absent is none."""
+    """Return the number of violated disruption budgets; 0 if it is absent."""
     allowed = "a whole number"
     if number is None:
         return 0
@@ -274,22 +273,22 @@ def encode_filter(
     *,
     has_preferences: bool = False,
 ) -> bytes:
-    """Encode an ExtenderFilterResult in the form and the order that the question had.
+    """Encode an ExtenderFilterResult, in the form and order of the request.
 
-    Where more nodes pass than the shortlist has room for, all others are left out without a
-    reason: kube-scheduler then scores only the best ones, and has no thousands of reasons to read
-    that it would not tell anybody. No pod is left without a node for it. Where the pod has wishes
-    of its own, all nodes are named that these could lift above our first choice.
+    If more nodes pass than the shortlist allows, the others are left out without a reason:
+    kube-scheduler then scores only the best nodes, and parses no reasons that it would not show.
+    The pod still gets a node. If the pod has preferences, the answer includes all nodes that these
+    could lift above our first choice.
 
     Args:
-        question: what was asked.
-        decision: the verdict on each candidate; None passes them all.
-        shortlist: so many of the best nodes are named, 0 for all that pass.
-        has_preferences: the pod has wishes that kube-scheduler weighs.
+        question: the request.
+        decision: the verdict on each candidate; None passes all.
+        shortlist: maximum number of nodes in the answer; 0 for all that pass.
+        has_preferences: whether the pod has preferences that kube-scheduler scores.
     """
     reach = WISHES_UNITS / UNITS if has_preferences and shortlist > 1 else 0.0
     kept, refused = _verdicts(question, decision, shortlist, reach)
-    # An answer in the other form, or without a list in it, would mean that no node passes.
+    # An answer in the other form, or without a list, would mean that no node passes.
     names, objects = question.nodes, question.node_objects
     return _ENCODER.encode(
         {
@@ -307,13 +306,13 @@ def encode_filter(
 def _verdicts(
     question: ExtenderRequest, decision: Decision | None, shortlist: int, reach: float
 ) -> tuple[Rows, Mapping[Rejection, Rows]]:
-    """Return which candidates are named, in their order, and which are told of by each reason."""
+    """Return the rows that pass, in order, and the refused rows by reason."""
     if decision is None:
         return np.arange(len(question.nodes)), {}
     feasible = decision.feasible
     if 0 < shortlist < feasible:
         return decision.shortlist(shortlist, reach), {}
-    if feasible == len(decision.codes):  # as nearly every time
+    if feasible == len(decision.codes):  # the usual case
         return np.arange(feasible), {}
     counts = np.bincount(decision.codes)
     refused = {
@@ -325,7 +324,7 @@ def _verdicts(
 
 
 def _reasons(refused: Mapping[Rejection, Rows], *, is_resolvable: bool) -> list[tuple[str, Rows]]:
-    """Return the reasons that preemption could mend, or the others, each with the candidates."""
+    """Return the reasons that preemption can resolve, or the others, with their rows."""
     return [
         (rejection.value, rows)
         for rejection, rows in refused.items()
@@ -344,18 +343,18 @@ def encode_filter_error(error: str) -> bytes:
             "NodeNames": None,
             "FailedNodes": {},
             "FailedAndUnresolvableNodes": {},
-            # Older kube-schedulers take the text for a format.
+            # Older kube-schedulers use the text as a format string.
             "Error": error.replace("%", ""),
         }
     )
 
 
 def encode_scores(question: ExtenderRequest, decision: Decision | None, max_score: int) -> bytes:
-    """Encode a HostPriorityList: whole numbers from 0 to `max_score`; no decision scores all 0.
+    """Encode a HostPriorityList: integers from 0 to `max_score`; without a decision all are 0.
 
-    Scores are relative to our first choice, which alone gets the highest: what is materially equal
-    stays so close that kube-scheduler's own wishes decide (docs/decision.md). None that passes gets
-    0.
+    Scores are relative to our first choice, the only node with the highest score. Materially equal
+    nodes stay so close that kube-scheduler's own plugins decide (docs/decision.md). A node that
+    passes gets at least 1.
     """
     if decision is None:
         return _ENCODER.encode([HostPriority(node, 0) for node in question.nodes])
@@ -363,7 +362,7 @@ def encode_scores(question: ExtenderRequest, decision: Decision | None, max_scor
     if len(decision.order):
         first = decision.order[0]
         behind = FIRST_UNITS + (decision.scores[first] - decision.scores) * UNITS
-        # Rounded first: equal nodes must not differ by what adding up left of them.
+        # Rounded first, so that rounding errors do not separate equal nodes.
         left = 1.0 - np.round(behind, 3) / WIRE_UNITS
         values = np.maximum(np.floor(left * max_score + _JUST), 1)
         values = np.minimum(values, max_score - 1).astype(np.int64)
@@ -375,7 +374,7 @@ def encode_scores(question: ExtenderRequest, decision: Decision | None, max_scor
 
 
 def encode_preemption(candidates: Iterable[PreemptionCandidate]) -> bytes:
-    """Encode an ExtenderPreemptionResult; victims go back as they came."""
+    """Encode an ExtenderPreemptionResult, with the victims of the request."""
     return _ENCODER.encode(
         {
             "NodeNameToMetaVictims": {
@@ -395,9 +394,9 @@ def encode_error(error: str) -> bytes:
 
 
 def _find_waiting(head: bytes, waiting: Mapping[str, PodRecord]) -> PodRecord | None:
-    """Return the record of the pod in a question without its names, if it is of that very version.
+    """Return the inventory's record of the pod in a request, if it has the same resourceVersion.
 
-    The API server gives no two states of an object one version.
+    A resourceVersion identifies one state of an object.
     """
     match = _IDENTITY.match(head)
     if match is None or not head.endswith(_NO_NODES):
@@ -408,9 +407,9 @@ def _find_waiting(head: bytes, waiting: Mapping[str, PodRecord]) -> PodRecord | 
 
 @lru_cache(maxsize=16)
 def _pod_of(head: bytes) -> JsonObject:
-    """Return the Pod of a question without its names; nobody changes it.
+    """Decode the Pod of a request without its names; callers must not modify it.
 
-    Prioritize asks about the pod that filter has just been asked about, in the same words.
+    Cached, because the prioritize request repeats the pod of the filter request byte for byte.
     """
     document = fields_of(head, _ARGS)
     object_of(document.get("nodes"), _ARGS, "$.Nodes")
@@ -418,7 +417,7 @@ def _pod_of(head: bytes) -> JsonObject:
 
 
 def _pod(document: RawObject, what: str) -> JsonObject:
-    """Return the Pod, its fields in Kubernetes' case; absent and null are empty."""
+    """Return the Pod with Kubernetes' field names; an absent or null Pod is empty."""
     value = document.get("pod")
     if value is None or is_null(value):
         return {}
@@ -432,7 +431,7 @@ def _pod(document: RawObject, what: str) -> JsonObject:
 
 
 def _names(value: msgspec.Raw | None, most: int) -> Sequence[str]:
-    """Return the candidates' names, each once; a null name is "", as it is to Go."""
+    """Return the candidates' names without duplicates; Go reads a null name as ""."""
     if value is None or is_null(value):
         return ()
     names = _strange_names(value, most)
@@ -441,11 +440,11 @@ def _names(value: msgspec.Raw | None, most: int) -> Sequence[str]:
 
 
 def _strange_names(value: msgspec.Raw, most: int) -> list[str]:
-    """Return the names of a list that Go would not have written so."""
+    """Return the names of a list in a form that Go does not write."""
     try:
         return decode_with(NAMES.decode, value)
     except MalformedError:
-        # Once more, name by name: one is null, or is to be told.
+        # Decode name by name: one is null, or the error must name it.
         names = list_of(value, _ARGS, "$.NodeNames")
         _check_count(len(names), most, _ARGS, "$.NodeNames")
         return [
@@ -455,7 +454,7 @@ def _strange_names(value: msgspec.Raw, most: int) -> list[str]:
 
 
 def _node_name(node: msgspec.Raw, where: str) -> str:
-    """Return the name of a whole Node object; a node without one is "", as it is to Go."""
+    """Return the name of a whole Node object; Go reads a missing name as ""."""
     fields = object_of(node, _ARGS, where) or {}
     raw = fields.get("metadata") or fold(fields).get("metadata")
     metadata = object_of(raw, _ARGS, f"{where}.metadata") or {}
