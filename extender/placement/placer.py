@@ -1,4 +1,4 @@
-"""Answers kube-scheduler's questions from the fleet's snapshot."""
+"""Rank nodes for a pod from the fleet's snapshot, and assume the pod on the best one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +31,15 @@ from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 RUNNER_UP = 2
-"""Places that are told of every decision."""
+"""Nodes that every decision ranks at least: the first choice and the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """What preemption would evict from a candidate node, as kube-scheduler proposes it.
+    """Pods that kube-scheduler proposes to evict from a candidate node.
 
     Attributes:
-        node: the node.
+        node: name of the node.
         uids: UIDs of the pods.
     """
 
@@ -49,16 +49,16 @@ class Victims:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weighed:
-    """What was decided for a pod, and from what.
+    """A decision for a pod, with its inputs.
 
     Attributes:
         pod: the pod.
-        request: what it asks for.
+        request: the pod's GPU request.
         decision: the verdict on each candidate.
-        snapshot: the fleet.
-        policy: the settings.
+        snapshot: state of the fleet.
+        policy: settings of the decision.
         overlays: tentative tenants by resource and node, without the pod.
-        seconds: how long it took.
+        seconds: duration of the computation.
     """
 
     pod: PodRef
@@ -71,19 +71,18 @@ class Weighed:
 
 
 class Placer:
-    """Decides for one pod at a time, assumes it on the best node, and remembers why.
+    """Ranks nodes for one pod at a time, assumes the pod on the best one, and records why.
 
     Args:
-        fleet: the fleet.
-        history: where decisions are remembered.
+        fleet: state of the fleet.
+        history: records of the last decisions.
         clock: seconds since the epoch.
-        detailed: so many of the best nodes are remembered in full; may be changed.
+        detailed: number of best nodes to record in full; may be replaced later.
 
     Attributes:
-        is_shadow: no answer changes anything: pods count where they are bound, not where we would
-            have put them.
-        on_settled: is told of each decision, and of what it was made from, before the answer.
-        standings: what is kept for the requests of the last minutes, to be brought up to date.
+        is_shadow: shadow mode: answers change nothing, so a pod counts only where it is bound.
+        on_settled: called with each decision and its inputs, before the answer.
+        standings: cached evaluations of the requests of the last minutes.
     """
 
     def __init__(
@@ -101,21 +100,21 @@ class Placer:
 
     @property
     def policy(self) -> Policy:
-        """The settings of the decision."""
+        """Settings of the decision."""
         return self.fleet.policy
 
     @property
     def node_index(self) -> NodeIndex:
-        """The nodes by number: a question names nearly the same."""
+        """Index of the known node names."""
         return self.fleet.node_index
 
     def rank(self, request: GpuRequest, candidates: Iterable[str], *, uid: str = "") -> Decision:
-        """Decide without assuming or remembering anything: what a pod would get now."""
+        """Return the decision that a pod would get now; assume and record nothing."""
         decision, _, _ = self._decide(request, tuple(candidates), uid, None)
         return decision
 
     def guess_in_steps(self, request: GpuRequest, candidates: Iterable[str]) -> Steps[Decision]:
-        """Decide likewise, in steps, for somebody who only wants to know: nothing of it is kept."""
+        """Decide like `rank`, in cooperative steps, without caching the evaluation."""
         snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
         policy = self.policy
         known: dict[str, Evaluation] = {}
@@ -146,14 +145,14 @@ class Placer:
         *,
         ranked: int | None = None,
     ) -> DecisionRecord:
-        """Decide for a pod, and count it at once on the node that is ranked first.
+        """Decide for a pod, and assume it at once on the first choice.
 
         Args:
-            verb: filter or prioritize; prioritize replaces what filter assumed.
+            verb: filter or prioritize; prioritize replaces the assumption of filter.
             pod: the pod.
-            request: what it asks for.
+            request: the pod's GPU request.
             candidates: node names, in kube-scheduler's order.
-            ranked: so many of the best are put in order at least, None for all that pass.
+            ranked: minimum number of nodes to rank; None for all that pass.
         """
         return self.settle(verb, self.weigh(pod, request, candidates, ranked=ranked))
 
@@ -165,7 +164,7 @@ class Placer:
         *,
         ranked: int | None = None,
     ) -> Weighed:
-        """Decide for a pod, and change nothing; arguments as those of `place`."""
+        """Decide for a pod without changing any state; arguments as in `place`."""
         wanted = None if ranked is None else max(ranked, self.detailed, RUNNER_UP)
         started, policy = perf_counter(), self.policy
         decision, snapshot, overlays = self._decide(request, candidates, pod.uid, wanted)
@@ -180,7 +179,7 @@ class Placer:
         )
 
     def holds(self, weighed: Weighed) -> bool:
-        """Tell whether the same would be decided now."""
+        """Return whether the inputs of a decision are still the current ones."""
         return (
             weighed.policy is self.policy
             and weighed.snapshot is self.fleet.snapshot()
@@ -188,7 +187,7 @@ class Placer:
         )
 
     def settle(self, verb: str, weighed: Weighed) -> DecisionRecord:
-        """Count the pod where it is ranked first, unless in shadow, and remember the decision."""
+        """Record a decision, and assume the pod on its first choice unless in shadow mode."""
         about = (weighed.snapshot, weighed.policy)
         request, overlays = weighed.request, weighed.overlays
         record = DecisionRecord(
@@ -210,9 +209,9 @@ class Placer:
         return record
 
     def detail(self, record: DecisionRecord) -> None:
-        """Fill in the full record of the best nodes; called once the answer is on its way.
+        """Record the best nodes of a decision in full; called after the answer was sent.
 
-        Where fewer pass than are remembered in full, so are some of the others, of each reason.
+        If fewer nodes pass than are recorded in full, some refused nodes of each reason follow.
         """
         decision = record.decision
         if record.gather is not None and not record.evidence:
@@ -223,7 +222,7 @@ class Placer:
         self._listed[record.verb] = record.decision.candidates
 
     def explain_nodes(self, request: GpuRequest, nodes: list[str]) -> tuple[NodeVerdict, ...]:
-        """Explain what some nodes are worth to a request now."""
+        """Return verdicts on some nodes for a request, as of now."""
         overlays = self.fleet.ledger.overlays(without="")
         about = (self.fleet.snapshot(), self.policy)
         evidence = self._gather(about, request, overlays, nodes)
@@ -232,10 +231,10 @@ class Placer:
     def accepts_without(
         self, pod: PodRef, request: GpuRequest, victims: Iterable[Victims]
     ) -> frozenset[str]:
-        """Return the nodes that filter would accept once the victims are gone.
+        """Return the nodes that filter would accept without the victims.
 
-        What the readings say of a victim's devices is nobody's by then. A node that we do not know
-        is no reason to refuse; a victim that we do not know holds no GPU, and frees none.
+        Readings of a victim's devices count for no pod then. An unknown node is accepted. An
+        unknown victim has no GPU, so it releases none.
         """
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=pod.uid)
@@ -258,7 +257,7 @@ class Placer:
         overlays: Mapping[str, Overlay],
         candidate: Victims,
     ) -> bool:
-        """Tell whether filter would accept one node once the victims are gone."""
+        """Return whether filter would accept a node without the victims."""
         if candidate.node not in snapshot.nodes or candidate.node not in self.fleet.nodes:
             return not request.requires_idle
         after = self.fleet.leaving(candidate.node, candidate.uids)
@@ -266,7 +265,7 @@ class Placer:
         for resource, ask in asks(request):
             pool, leaving = snapshot.pools.get(resource), after.get(resource)
             is_shown = pool is not None and candidate.node in pool.row_of
-            # Devices that came after the snapshot was begun show in the next one.
+            # Devices that were added while the snapshot was built are in the next one.
             is_late = leaving is not None and max(leaving.row.slots, default=0) >= estimated
             if leaving is None or not is_shown or is_late:
                 if request.requires_idle:
@@ -310,9 +309,9 @@ class Placer:
         overlays: Mapping[str, Overlay],
         nodes: Sequence[str],
     ) -> tuple[PlacedEvidence, ...]:
-        """Keep what the verdict on some nodes is made from, for each resource."""
+        """Collect the inputs of the verdicts on some nodes, for each resource."""
         snapshot, policy = about
-        # Of filter and prioritize of one pod it is the same most of the time.
+        # Filter and prioritize of one pod usually need the same inputs.
         key = (snapshot.version, policy, request, request.avoided, overlays, tuple(nodes))
         if self._gathered is not None and self._gathered[0] == key:
             return self._gathered[1]
@@ -332,15 +331,15 @@ class Placer:
     def _gather_late(
         self, uid: str, request: GpuRequest, nodes: Sequence[str]
     ) -> tuple[PlacedEvidence, ...]:
-        """Return what a verdict on some nodes would be made from by now, the pod left out."""
+        """Collect the current inputs of the verdicts on some nodes, without the pod itself."""
         about = (self.fleet.snapshot(), self.policy)
         found = self._gather(about, request, self.fleet.ledger.overlays(without=uid), nodes)
         return tuple(replace(part, is_late=True) for part in found)
 
     def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
-        """Count the pod on our first choice, until it is seen bound or its time is up.
+        """Assume the pod on the first choice until it is bound or the assumption expires.
 
-        Where answers change nothing it may go anywhere: it counts once it is seen bound.
+        In shadow mode the pod may go anywhere, so it counts only once it is bound.
         """
         known, record = self.fleet.ledger.get(pod.uid), self.fleet.pods.get(pod.uid)
         is_firm = known is not None and known.expires_at is None
@@ -352,7 +351,7 @@ class Placer:
         self.reserve(pod, request, decision.best)
 
     def reserve(self, pod: PodRef, request: GpuRequest, node: str) -> None:
-        """Count a pod on a node until it is bound or its time is up."""
+        """Assume a pod on a node until it is bound or the assumption expires."""
         self.fleet.ledger.assume(
             Assumption(
                 uid=pod.uid,
@@ -367,9 +366,9 @@ class Placer:
         )
 
     def would_do(self, pod: PodRef, request: GpuRequest, node: str) -> bool:
-        """Tell whether a node would do for a pod now, and has room beside those on their way.
+        """Return whether a node is suitable for a pod now and has free devices beside assumed pods.
 
-        That a node is full by our own count is no reason to refuse it, but none to send a pod.
+        Filter does not refuse a node that is full by our own count, but this method does.
         """
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=pod.uid)

@@ -84,7 +84,7 @@ WISHES_UNITS: Final = 120
 """What all of kube-scheduler's plugins can add together, 1,200 points, in units."""
 
 FIRST_UNITS: Final = 2
-"""Lead of our first choice over equal nodes: it breaks ties, and is less than any plugin's score."""
+"""Lead of our first choice over equal nodes: breaks ties, and is less than any plugin's score."""
 
 _JUST: Final = 1e-6
 """Added before rounding down, because arithmetic may leave a whole number just below itself."""
