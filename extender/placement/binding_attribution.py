@@ -1,4 +1,4 @@
-"""Whose a bound pod is to count and to tell of, where replicas tell late what they were asked."""
+"""Decide which replica a bound pod belongs to, although replicas report requests with a delay."""
 
 import asyncio
 from collections import OrderedDict
@@ -20,16 +20,16 @@ from extender.runtime.cooperative import YieldControl, run_in_steps, yield_to_lo
 from extender.runtime.metrics import Metrics
 
 PIECE_PODS: Final = 128
-"""So many are looked at before others may have their turn: a millisecond."""
+"""Pods per cooperative step, about a millisecond."""
 
 FIRST: Final = "first"
 OTHER: Final = "other"
-"""Whether kube-scheduler took our first choice, as labels."""
+"""Metric labels: whether kube-scheduler took our first choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A bound pod that may be ours, with when it was answered about and bound (monotonic s)."""
+    """A bound pod that may be ours, with the times of answer and binding, monotonic seconds."""
 
     choice: Choice
     node: str
@@ -38,19 +38,18 @@ class _Bound:
 
 
 class BindingAttribution:
-    """Counts, and tells of, the bound pods that no other replica answered about after us.
+    """Counts and reports the bound pods for which this replica gave the last answer.
 
-    With one replica that is at the binding. With several it is once all others have said, after the
-    binding, what they were asked until then. Where one cannot say that any more the pod is left
-    out: it may be the other's. Everything runs on the event loop's thread.
+    A single replica does this at the binding. With several, it waits until all others have reported
+    the requests that they received up to the binding. If one of them can no longer do so, the pod
+    is left out, because it may belong to that replica. Runs on the event loop's thread only.
 
     Args:
-        asked: what the replicas were asked.
-        history: the decisions that we made.
-        metrics: where it is counted whether our first choice was taken.
-        hearing: how well the other replicas are heard; None for no others.
-        on_own: are told of each decision that a pod of ours was bound after, as long as it is
-            remembered.
+        asked: log of the requests to all replicas.
+        history: decisions of this replica.
+        metrics: counts whether kube-scheduler took the first choice.
+        hearing: state of the reports from other replicas; None without others.
+        on_own: called with the decision of each bound pod of this replica, if it is still recorded.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class BindingAttribution:
         return len(self._waiting)
 
     def note(self, uid: str, choice: Choice, node: str) -> None:
-        """Note that a pod is bound, and what we chose for it last."""
+        """Note a bound pod, with the last choice for it."""
         if self._asked.is_elsewhere(uid):
             return
         now = self._asked.monotonic()
@@ -91,17 +90,17 @@ class BindingAttribution:
                 self._waiting.popitem(last=False)
 
     async def run(self, yield_control: YieldControl = yield_to_loop) -> None:
-        """Count until cancelled; `yield_control` lets questions go first."""
+        """Count bound pods until cancelled; `yield_control` yields to requests between steps."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             await run_in_steps(self.sweep_in_steps(), yield_control)
 
     def sweep(self) -> None:
-        """Count the pods that are known to be ours by now."""
+        """Count the pods that are known to belong to this replica by now."""
         finish(self.sweep_in_steps())
 
     def sweep_in_steps(self) -> Steps[None]:
-        """Count them likewise, some in each step."""
+        """Count them as in `sweep`, in cooperative steps."""
         if self._hearing is None:
             return
         now = self._asked.monotonic()
@@ -109,27 +108,27 @@ class BindingAttribution:
         while some := list(islice(waiting, PIECE_PODS)):
             for uid, bound in some:
                 if self._waiting.get(uid) is not bound:
-                    continue  # another replica's by now
+                    continue  # belongs to another replica by now
                 is_known = bound.answered_at >= self._hearing.since
                 is_over = now - bound.bound_at >= MAX_WAIT_SECONDS
                 if is_known and not is_over and bound.bound_at >= self._hearing.until:
-                    return  # nor are those known that were bound later
+                    return  # pods bound later are not known either
                 del self._waiting[uid]
                 if is_known and bound.bound_at < self._hearing.until:
                     self._count(bound.choice, bound.node)
             yield
 
     def _note_elsewhere(self, uid: str, verb: str, at: float) -> None:
-        """Leave a pod to another replica, if that answered about it after us."""
+        """Drop a pod if another replica answered a later request about it."""
         bound = self._waiting.get(uid)
         if bound and comes_later(verb, at, than=bound.choice.verb, at=bound.choice.at):
             del self._waiting[uid]
 
     def _count(self, choice: Choice, node: str) -> None:
-        """Count a pod of ours, and tell of it."""
+        """Count a pod of this replica, and report its decision."""
         label = FIRST if choice.best == node else OTHER
         self._metrics.followed.labels(label).inc()
         record = self._history.get(choice.number)
         if record is not None:
-            for tell in self._on_own:
-                tell(record)
+            for notify in self._on_own:
+                notify(record)

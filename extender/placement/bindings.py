@@ -1,4 +1,4 @@
-"""Where kube-scheduler put the pods that it asked us about."""
+"""Record on which nodes pods were bound."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 class InventoryTap:
-    """Passes the inventory to the fleet, and notes where pods were bound, asked about or not.
+    """Forwards inventory changes to the fleet, and records the node of each newly bound pod.
 
     Args:
-        fleet: the fleet.
-        history: the decisions that we made.
-        last_word: counts whether they were followed.
-        unasked: judges pods that were bound.
-        on_bound: is told of each decision about a pod that is bound now.
+        fleet: state of the fleet.
+        history: decisions of this replica.
+        last_word: counts whether decisions were followed.
+        unasked: finds pods that were bound without a request to idlegpu.
+        on_bound: called with the decision of each newly bound pod.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class InventoryTap:
         self.apply_host_use = fleet.apply_host_use
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
-        """Take a complete list of GPU pods."""
+        """Replace all GPU pods."""
         listed = list(records)
         noted = [(record, self._decided(record)) for record in listed]
         self._fleet.replace_pods(listed)
@@ -51,20 +51,20 @@ class InventoryTap:
         self._unasked.relist(listed)
 
     def apply_pod(self, record: PodRecord) -> None:
-        """Take a GPU pod that was added or changed."""
+        """Add or update a GPU pod."""
         decided = self._decided(record)
         self._fleet.apply_pod(record)
         self._note(record, decided)
         self._unasked.see(record)
 
     def remove_pod(self, uid: str, at: float) -> None:
-        """Take that a pod was gone by `at`, seconds since the epoch."""
+        """Remove a pod that was gone by `at`, seconds since the epoch."""
         self._fleet.remove_pod(uid, at)
         self._unasked.remove(uid)
         self._history.take_choice(uid)
 
     def _decided(self, record: PodRecord) -> DecisionRecord | None:
-        """Return the decision about a pod that is bound now, before it counts on its node."""
+        """Return the decision of a newly bound pod; call this before the pod counts on its node."""
         return self._history.note_bound(record.uid, record.node) if record.node else None
 
     def _note(self, record: PodRecord, decided: DecisionRecord | None) -> None:

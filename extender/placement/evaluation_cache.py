@@ -1,4 +1,4 @@
-"""What pools are worth to the requests of the last minutes: kept, and brought up to date."""
+"""Cache evaluations of pools for the requests of the last minutes, and refresh changed rows."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,32 +19,32 @@ from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 
 CACHED_EVALUATIONS = 32
-"""Distinct requests whose evaluation of a whole pool is kept for one snapshot."""
+"""Maximum number of cached requests."""
 
 PREPARED = 8
-"""So many of them are kept up to date before anybody asks again ..."""
+"""Number of cached requests that are refreshed in advance ..."""
 
 PREPARED_SECONDS = 300.0
-"""... of those that somebody asked for so lately: where few pods come, each finds all prepared."""
+"""... if kube-scheduler used them within this time."""
 
 EXPECTED = 8
-"""So many distinct requests that nobody has asked for yet are evaluated before somebody does ..."""
+"""Maximum number of evaluations for new pods, before kube-scheduler asks about them ..."""
 
 EXPECTED_SECONDS = 10.0
-"""... and keep their places for so long: kube-scheduler asks in a moment, or another one may."""
+"""... which are kept for this long."""
 
 _Key = tuple[str, GpuRequest]
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What pools were worth to one request.
+    """Cached evaluations for one request.
 
     Attributes:
-        asked_at: when somebody last asked for it, or was expected to, seconds since the epoch.
-        latest: the last ones. Two, for a pod never counts against itself: what prioritize asks is
-            what was before filter's answer, and what the next pod asks is what came after it.
-        coming: one for a snapshot that is being made.
+        asked_at: time of the last or expected use, seconds since the epoch.
+        latest: the last two evaluations. A pod never counts against itself, so prioritize needs the
+            state before filter's answer, and the next pod needs the state after it.
+        coming: evaluation for a snapshot that is being built; None without one.
     """
 
     asked_at: float = 0.0
@@ -53,15 +53,15 @@ class _Kept:
 
     @property
     def known(self) -> tuple[CachedEvaluation, ...]:
-        """All that is kept."""
+        """All cached evaluations."""
         return self.latest if self.coming is None else (*self.latest, self.coming)
 
     def holds(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
-        """Tell whether any of it still says what the nodes are worth that have not changed."""
+        """Return whether a cached evaluation is still valid for all unchanged rows."""
         return any(standing.holds(snapshot, pool, policy) for standing in self.known)
 
     def keep(self, standing: CachedEvaluation) -> None:
-        """Keep what the pool is worth now."""
+        """Add the current evaluation."""
         if self.coming is not None and standing.base == self.coming.base:
             self.coming = None
         others = (other for other in self.latest if other is not standing)
@@ -69,10 +69,13 @@ class _Kept:
 
 
 class EvaluationCache:
-    """Evaluates pools, and remembers that.
+    """Evaluates pools, and caches the results by request.
+
+    Invariant: a cached evaluation, with the rows that changed since evaluated again, equals an
+    evaluation from scratch.
 
     Args:
-        fleet: the fleet.
+        fleet: state of the fleet.
         clock: seconds since the epoch.
     """
 
@@ -83,7 +86,7 @@ class EvaluationCache:
         self._expected: OrderedDict[_Key, _Kept] = OrderedDict()
 
     def evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
-        """Evaluate a pool, once for each distinct request; afterwards only what has changed."""
+        """Return the evaluation of a pool for a request; evaluate changed rows only."""
         key = _key(pool.resource, question.request)
         kept = self._kept.pop(key, None) or self._expected.pop(key, None) or _Kept()
         kept.asked_at = self._clock()
@@ -95,7 +98,7 @@ class EvaluationCache:
         return standing.evaluation
 
     def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
-        """Evaluate what somebody will ask for, unless that is kept or too many wait already."""
+        """Evaluate a request in advance, unless it is cached or too many are waiting."""
         for resource, _ in asks(request):
             key = _key(resource, request)
             snapshot = self._fleet.snapshot()
@@ -106,14 +109,14 @@ class EvaluationCache:
             kept.keep((yield from self._afresh(snapshot, pool, key[1])))
 
     def _has_room(self) -> bool:
-        """Tell whether another request may be evaluated that nobody has asked for."""
+        """Return whether one more request may be evaluated in advance."""
         since = self._clock() - EXPECTED_SECONDS
         while self._expected and next(iter(self._expected.values())).asked_at <= since:
             self._expected.popitem(last=False)
         return len(self._expected) < EXPECTED
 
     def warm_in_steps(self) -> Steps[None]:
-        """Bring what is kept for the requests of the last minutes up to date, pool by pool."""
+        """Refresh the evaluations of the last minutes' requests, pool by pool."""
         pools: dict[str, list[tuple[GpuRequest, _Kept]]] = {}
         for (resource, request), kept in self._recent():
             pools.setdefault(resource, []).append((request, kept))
@@ -127,20 +130,20 @@ class EvaluationCache:
                     kept.keep((yield from self._afresh(snapshot, pool, request)))
 
     def prepare_in_steps(self, coming: Snapshot) -> Steps[None]:
-        """Evaluate the requests of the last minutes for a snapshot to come."""
+        """Evaluate the last minutes' requests for a snapshot that is being built."""
         for (resource, request), kept in self._recent():
             pool = coming.pools.get(resource)
             if pool is not None:
                 kept.coming = yield from self._afresh(coming, pool, request)
 
     def _recent(self) -> list[tuple[_Key, _Kept]]:
-        """Return the requests of the last minutes, the latest first."""
+        """Return the requests of the last minutes, latest first."""
         since = self._clock() - PREPARED_SECONDS
         recent = takewhile(lambda item: item[1].asked_at > since, reversed(self._kept.items()))
         return list(islice(recent, PREPARED))
 
     def _bring_up_to_date(self, resource: str, recent: list[tuple[GpuRequest, _Kept]]) -> None:
-        """Evaluate what has changed since, for all requests of which something is kept."""
+        """Evaluate the changed rows of a pool, for all its cached requests together."""
         snapshot, overlays = self._fleet.snapshot(), self._fleet.ledger.overlays(without="")
         pool = snapshot.pools.get(resource)
         if pool is None:
@@ -158,7 +161,7 @@ class EvaluationCache:
     def _afresh(
         self, snapshot: Snapshot, pool: Pool, request: GpuRequest
     ) -> Steps[CachedEvaluation]:
-        """Evaluate a whole pool: that takes as long as all changes for the others."""
+        """Evaluate a whole pool."""
         overlays = self._fleet.ledger.overlays(without="")
         question = self._question(pool.resource, request, overlays)
         return (yield from evaluate_in_steps(snapshot, pool, question))
@@ -175,6 +178,6 @@ class EvaluationCache:
 
 
 def _key(resource: str, request: GpuRequest) -> _Key:
-    """Return by what it is kept what a pool is worth to a request."""
-    # Where a pod is nominated concerns a single row, which is corrected afterwards.
+    """Return the cache key of a pool and a request."""
+    # The nominated node concerns a single row, which is corrected afterwards.
     return resource, replace(request, nominated_node="") if request.nominated_node else request

@@ -1,4 +1,4 @@
-"""What a verdict rested on, with the devices' names: another may have a device's row tomorrow."""
+"""Store the inputs of a verdict with the identity of its devices, because rows are reused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,23 +24,23 @@ from extender.fleet.reported_values import ReportedValues
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES: Final = 16
-"""Nodes of eight devices that are put in words before others may have their turn: 3 ms."""
+"""Nodes per cooperative step: 3 ms with eight devices each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedEvidence:
-    """What the verdict on some nodes was made from, and which devices it speaks of.
+    """Inputs of the verdicts on some nodes, with their devices.
 
     Attributes:
         evidence: the columns; one row per node, one column per device slot.
-        infos: per device, node by node, what its source says of it; None where none did.
-        sources: per device, who measured its activity.
-        age_seconds: per device, how long before the decision; NaN where nobody did.
-        at: when that was so, seconds since the epoch.
-        shown: what else was told of each device, by whom, and when.
-        health: by the device's place, who told what speaks against its health, and when it was
-            measured; of those that something does, and that a reading shows.
-        is_late: it is from the binding: what the decision was made from was not there any more.
+        infos: per device, node by node, its identity; None if no source reported it.
+        sources: per device, source of its activity.
+        age_seconds: per device, age of its activity at the decision; NaN without a reading.
+        at: time of the decision, seconds since the epoch.
+        shown: other reported values of each device, with source and time.
+        health: source and time of the reading behind the health cause, by device number; only for
+            devices with such a cause.
+        is_late: collected at the binding, because the inputs of the decision were gone.
     """
 
     evidence: VerdictEvidence
@@ -54,15 +54,15 @@ class PlacedEvidence:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that it speaks of."""
+        """Names of the nodes."""
         return self.evidence.nodes
 
     def explain(self) -> tuple[NodeVerdict, ...]:
-        """Put the verdict on each node in words, its devices by their names."""
+        """Return the verdict on each node, with the identity of its devices."""
         return tuple(finish(self.explain_in_steps()))
 
     def explain_in_steps(self) -> Steps[list[NodeVerdict]]:
-        """Put the verdict on each node in words likewise, some nodes in each step."""
+        """Return the verdicts as in `explain`, in cooperative steps."""
         at = iter(range(len(self.infos)))
         verdicts: list[NodeVerdict] = []
         for start in range(0, len(self.nodes), PIECE_NODES):
@@ -97,7 +97,7 @@ class PlacedEvidence:
         )
 
     def _signals(self, at: int, busiest: Signal | None) -> dict[str, ReportedSignal]:
-        """Return who told what of a device, as far as anybody did."""
+        """Return source and age of each reported signal of a device."""
         age = float(self.age_seconds[at])
         of_activity = ReportedSignal(
             self.sources[at], age, "" if busiest is None else busiest.value
@@ -110,12 +110,12 @@ class PlacedEvidence:
 
 
 def place_evidence(evidence: VerdictEvidence, store: DeviceStore, now: float) -> PlacedEvidence:
-    """Note which devices some evidence speaks of.
+    """Add the identity of the devices to the inputs of verdicts.
 
     Args:
-        evidence: from a snapshot whose rows are still these devices'.
+        evidence: inputs from a snapshot whose rows still belong to the same devices.
         store: the devices.
-        now: when the decision was made, seconds since the epoch.
+        now: time of the decision, seconds since the epoch.
     """
     present = evidence.batch.present
     rows = evidence.batch.slots[present]
@@ -134,7 +134,7 @@ def place_evidence(evidence: VerdictEvidence, store: DeviceStore, now: float) ->
 def _of_health(
     evidence: VerdictEvidence, rows: Rows, causes: Rows, store: DeviceStore
 ) -> dict[int, tuple[str, float]]:
-    """Return who told what speaks against the health of some devices, by their places."""
+    """Return source and time of the reading behind each health cause, by device number."""
     told = {}
     for at in np.flatnonzero(causes).tolist():
         signals, row = shown_by(int(causes[at]), int(rows[at]), evidence.siblings)

@@ -1,4 +1,4 @@
-"""The last decisions, each with what it was made from."""
+"""Record the last decisions with their inputs."""
 
 import time
 from collections import OrderedDict, deque
@@ -14,31 +14,29 @@ from extender.core.steps import Steps, finish
 from extender.placement.evidence import PlacedEvidence
 
 Gather = Callable[[Sequence[str]], tuple[PlacedEvidence, ...]]
-"""Returns what a verdict on some nodes is made from."""
+"""Collects the inputs of the verdicts on some nodes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class DecisionRecord:
-    """One answer about one pod.
+    """One decision about one pod.
 
     Attributes:
-        number: grows with every decision of this process.
-        at: when it was made, seconds since the epoch.
+        number: number of the decision in this process, increasing.
+        at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
         pod: the pod.
-        request: what it asks for.
+        request: the pod's GPU request.
         decision: the verdict on every candidate.
-        snapshot_version: which snapshot it was made from.
-        seconds: how long it took.
-        evidence: what the verdicts on the best nodes, and on the one that the pod was bound to,
-            were made from.
-        is_shadow: the answer changed nothing: every candidate passed.
-        bound_node: where kube-scheduler put the pod, "" while it is not known.
-        bound_at: when that was seen, seconds since the epoch.
-        gather: returns the evidence on any candidate; dropped after a while, and once the pod is
-            bound.
-        gather_late: returns what is known of any node by now instead, where that is gone; dropped
+        snapshot_version: version of the snapshot.
+        seconds: duration of the computation.
+        evidence: inputs of the verdicts on the best nodes and on the node of the binding.
+        is_shadow: shadow mode: every candidate passed.
+        bound_node: node of the pod; "" until it is bound.
+        bound_at: time when the binding was seen, seconds since the epoch.
+        gather: collects the inputs of the verdict on any candidate; None after some seconds, and
             once the pod is bound.
+        gather_late: collects the current inputs instead, for any node; None once the pod is bound.
     """
 
     number: int
@@ -58,16 +56,16 @@ class DecisionRecord:
 
     @property
     def leaves_none(self) -> bool:
-        """Whether the answer leaves the pod no node."""
+        """Whether the answer refused every node."""
         return self.decision.best is None and not self.is_shadow
 
     @property
     def details(self) -> tuple[NodeVerdict, ...]:
-        """The best nodes in full, and the one that the pod was bound to."""
+        """Verdicts on the best nodes, and on the node of the binding."""
         return tuple(finish(self.details_in_steps()))
 
     def details_in_steps(self) -> Steps[list[NodeVerdict]]:
-        """Return them likewise, some nodes in each step."""
+        """Return the verdicts as in `details`, in cooperative steps."""
         found: list[NodeVerdict] = []
         for part in self.evidence:
             found += yield from part.explain_in_steps()
@@ -76,13 +74,13 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is left of the last decision about a pod until that is bound.
+    """Summary of the last decision about a pod, kept until the pod is bound.
 
     Attributes:
-        number: the decision's.
-        at: when it was made, seconds since the epoch.
+        number: number of the decision.
+        at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
-        best: our first choice, None where no node passed.
+        best: first choice; None if no node passed.
     """
 
     number: int
@@ -92,30 +90,30 @@ class Choice:
 
 
 EXPLAINABLE = 8
-"""So many of the newest decisions keep their snapshot, to explain the node bound to later ..."""
+"""Newest decisions that keep their snapshot, to explain the node of a later binding ..."""
 
 EXPLAINABLE_SECONDS = 3.0
-"""... for so long: snapshots of different seconds share little, and each takes megabytes. Where the
-binding comes later, the node is explained as it is by then."""
+"""... for this long, because each snapshot takes megabytes. After that the node is explained from
+the current state."""
 
 
 MAX_CHOICES: Final = 20_000
-"""Of so many pods that wait the first choice is remembered at least, some 5 MB: a decision may be
-forgotten long before its pod is bound."""
+"""Minimum number of pods whose first choice is kept, about 5 MB: a decision may be dropped long
+before its pod is bound."""
 
 PIECE_RECORDS = 256
-"""Decisions that are forgotten before others may have their turn: few milliseconds."""
+"""Decisions dropped per cooperative step, a few milliseconds."""
 
 
 class DecisionHistory:
-    """The last decisions, oldest first; bounded.
+    """The last decisions, oldest first, up to a limit.
 
     Args:
-        length: so many of them.
+        length: maximum number of decisions.
         clock: seconds since the epoch.
 
     Attributes:
-        namespaces: where the pods are that they are about; to be read only.
+        namespaces: number of decisions by namespace of the pod; read only.
     """
 
     def __init__(self, length: int, clock: Callable[[], float] = time.time) -> None:
@@ -129,14 +127,14 @@ class DecisionHistory:
         self._numbers = 0
 
     def __iter__(self) -> Iterator[DecisionRecord]:
-        """Iterate over the decisions, the newest first."""
+        """Iterate over the decisions, newest first."""
         return reversed(self._records.values())
 
     def __len__(self) -> int:
         return len(self._records)
 
     def resize_in_steps(self, length: int) -> Steps[None]:
-        """Remember so many decisions from now on; the oldest ones beyond are forgotten in steps."""
+        """Change the maximum number of decisions; drop the oldest ones beyond it in steps."""
         self._length = length
         while len(self._records) > length:
             for _ in range(min(PIECE_RECORDS, len(self._records) - length)):
@@ -149,7 +147,7 @@ class DecisionHistory:
         return self._numbers
 
     def add(self, record: DecisionRecord) -> None:
-        """Remember a decision; the oldest one is forgotten."""
+        """Add a decision, and drop the oldest one beyond the limit."""
         self._records[record.number] = record
         self.namespaces.add(record.pod.namespace)
         self._by_pod[record.pod.uid] = record.number
@@ -175,38 +173,38 @@ class DecisionHistory:
             del self._by_pod[oldest.pod.uid]
 
     def get(self, number: int) -> DecisionRecord | None:
-        """Return the decision of a number, None where it is not remembered."""
+        """Return the decision with a number, None if it was dropped."""
         return self._records.get(number)
 
     def last_of(self, uid: str) -> DecisionRecord | None:
-        """Return the last decision about a pod, None where it is not remembered."""
+        """Return the last decision about a pod, None if there is none."""
         return self._records.get(self._by_pod.get(uid, -1))
 
     def take_choice(self, uid: str) -> Choice | None:
-        """Return what was chosen last for a pod, once; also where the decision is forgotten."""
+        """Remove and return the last choice for a pod, even if its decision was dropped."""
         return self._choices.pop(uid, None)
 
     def note_bound(self, uid: str, node: str) -> DecisionRecord | None:
-        """Note where kube-scheduler put a pod; return the decision it followed, once.
+        """Record the node of a newly bound pod; return its decision, None if known already.
 
-        To be called before the pod counts on its node: it is no neighbour of its own.
+        Call this before the pod counts on its node, so that the pod is not its own neighbor.
         """
         record = self.last_of(uid)
         if record is None or record.bound_node:
             return None
-        # Where no other decision came since, its snapshot is there, and as old as it is.
+        # Without a later decision the snapshot may still be kept, although it is too old.
         while self._explainable and self._clock() - self._explainable[0].at > EXPLAINABLE_SECONDS:
             self._explainable.popleft().gather = None
         before = self._records.get(record.number - 1)
         _note_bound(record, node, self._clock())
         if before is not None and before.pod.uid == uid:
-            # What filter said of the same attempt: kube-scheduler asks prioritize right after it.
+            # The filter decision of the same attempt, directly before prioritize.
             _note_bound(before, node, self._clock())
         return record
 
 
 def _note_bound(record: DecisionRecord, node: str, at: float) -> None:
-    """Note the node in one record, and explain it there as long as that is possible."""
+    """Record the node of a binding, and collect the inputs of its verdict if possible."""
     record.bound_node, record.bound_at = node, at
     gather = record.gather or record.gather_late
     if gather and all(node not in part.nodes for part in record.evidence):

@@ -1,4 +1,4 @@
-"""What replicas were asked about which pod: by us from kube-scheduler, by others as they tell."""
+"""Log which pods this replica and the others received requests about."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -13,19 +13,19 @@ FILTER: Final = "filter"
 PRIORITIZE: Final = "prioritize"
 
 KEPT_SECONDS: Final = 1800.0
-"""kube-scheduler binds a pod at the latest so long after it asked: plugins may have it wait 15
-minutes for permission, and 10 for its volumes."""
+"""Longest time from a request to the binding: plugins may delay a pod for 15 minutes at Permit,
+and for 10 until its volumes are bound."""
 
 MAX_PODS: Final = 100_000
-"""Pods that are asked about and not bound yet, of which that is remembered."""
+"""Maximum number of logged pods that are not bound yet."""
 
 ORDER_SECONDS: Final = 0.05
-"""Answers that are told so close together are of one attempt. Between two replicas it is known to
-a few milliseconds which came first, 20 where their clocks drift (see `Delay`). kube-scheduler tries
-a pod again after a second, but from 1.33 on at once where no other pod waits."""
+"""Answers this close together belong to one scheduling attempt. The order of answers of two replicas
+is known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retries a pod after a
+second, but from 1.33 on at once if no other pod waits."""
 
 SLOW_SECONDS: Final = 1.0
-"""The httpTimeout of the configuration that is shipped: a slower answer may be nobody's."""
+"""`httpTimeout` of the shipped configuration: kube-scheduler does not read a slower answer."""
 
 MAX_INCIDENTS: Final = 1000
 MAX_PATHS: Final = 10
@@ -34,18 +34,18 @@ SHOWN_PATH: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredQuestion:
-    """What a replica was asked about a pod, and what it answered.
+    """A request about a pod, and the answer of a replica.
 
     Attributes:
         verb: filter or prioritize.
         uid: the pod's UID.
         key: `namespace/name`.
-        at: when, in seconds of this process's monotonic clock.
-        choices: nodes that were left, or got scores.
-        is_lost: kube-scheduler was gone before the answer.
-        node: the first choice, "" where there is none.
-        resources: (resource, count) that the pod asks for; empty where nothing was decided.
-        memory_bytes: room that it takes of each device, None where it did not say.
+        at: time of the answer, seconds of this process's monotonic clock.
+        choices: number of nodes that passed or were scored.
+        is_lost: whether kube-scheduler had disconnected before the answer.
+        node: first choice; "" without one.
+        resources: requested (resource, count) pairs; empty if nothing was decided.
+        memory_bytes: declared memory per device; None without a declaration.
     """
 
     verb: str
@@ -60,7 +60,7 @@ class AnsweredQuestion:
 
     @property
     def came_to(self) -> Answers:
-        """What came of the answer."""
+        """Effect of the answer."""
         if self.verb == PRIORITIZE:
             return Answers.SCORES_LOST if self.is_lost else Answers.SCORED
         if self.is_lost:
@@ -71,13 +71,13 @@ class AnsweredQuestion:
 
 @dataclass(slots=True)
 class _Asked:
-    """The answers about a pod.
+    """All answers about a pod.
 
     Attributes:
-        at: when the last was given.
-        last_at: likewise, by the verb.
-        is_elsewhere: another replica gave the last.
-        answers: what came of all of them.
+        at: time of the last answer.
+        last_at: time of the last answer, by verb.
+        is_elsewhere: whether another replica gave the last answer.
+        answers: effects of all answers.
     """
 
     at: float
@@ -86,7 +86,7 @@ class _Asked:
     answers: Answers = Answers.NONE
 
     def is_before(self, question: AnsweredQuestion) -> bool:
-        """Whether a question was answered after all of these."""
+        """Return whether all logged answers are older than this one."""
         return all(
             comes_later(question.verb, question.at, than=verb, at=at)
             for verb, at in self.last_at.items()
@@ -94,15 +94,16 @@ class _Asked:
 
 
 def comes_later(verb: str, answered_at: float, *, than: str, at: float) -> bool:
-    """Whether an answer about a pod was given after another one, of whichever replica.
+    """Return whether one answer about a pod is later than another, across replicas.
 
-    What is told looks a little newer than it is: of one attempt, prioritize came last.
+    Reports of other replicas look slightly newer than they are. Within one attempt, prioritize
+    comes last.
 
     Args:
-        verb: filter or prioritize ...
-        answered_at: ... and when, in seconds on any clock.
-        than: the other one's verb ...
-        at: ... and when, on the same clock.
+        verb: filter or prioritize.
+        answered_at: time of this answer, seconds of any clock.
+        than: verb of the other answer.
+        at: time of the other answer, on the same clock.
     """
     if verb == than:
         return answered_at >= at
@@ -112,13 +113,13 @@ def comes_later(verb: str, answered_at: float, *, than: str, at: float) -> bool:
 
 
 class RequestLog:
-    """Remembers by pod what any replica was asked. Only the event loop's thread changes it.
+    """Logs the requests to all replicas by pod. Runs on the event loop's thread only.
 
     Args:
-        fleet: where pods that other replicas place are assumed.
+        fleet: state of the fleet, in which pods placed by other replicas are assumed.
         clock: seconds since the epoch.
-        monotonic: seconds since any moment.
-        max_pods: of so many pods it is remembered.
+        monotonic: seconds of a monotonic clock.
+        max_pods: maximum number of pods.
     """
 
     def __init__(
@@ -132,14 +133,14 @@ class RequestLog:
         self.clock = clock
         self.monotonic = monotonic
         self.tell: Callable[[AnsweredQuestion], None] = lambda _: None
-        """Tells other replicas; to be set before the first question."""
+        """Sends an answer to the other replicas; set before the first request."""
         self.on_elsewhere: list[Callable[[str, str, float], None]] = []
-        """Are told of another replica's answer about a pod where none later is known: the UID, the
-        verb, and when (seconds since the epoch). The pod may be bound, and judged, by then."""
+        """Called with UID, verb and time (seconds since the epoch) of another replica's answer, if
+        it is the latest about that pod. The pod may be bound already."""
         self.last_at: float | None = None
         self.wrong_paths: OrderedDict[str, float] = OrderedDict()
         self.forgotten_until = float("-inf")
-        """Of pods that waited already then it may be forgotten that they were asked about."""
+        """Requests before this time may have been dropped from the log, monotonic seconds."""
         self._fleet = fleet
         self._max_pods = max_pods
         self._pods: OrderedDict[str, _Asked] = OrderedDict()
@@ -154,49 +155,49 @@ class RequestLog:
     def __contains__(self, uid: str) -> bool:
         return uid in self._pods
 
-    # --- what we are asked ---------------------------------------------------------------------
+    # --- requests to this replica ----------------------------------------------------------------
 
     def note(self, question: AnsweredQuestion) -> None:
-        """Remember what we were asked, and tell the other replicas."""
+        """Log a request to this replica, and send it to the other replicas."""
         self.last_at = question.at
         if question.uid:
             self._remember(question, is_elsewhere=False)
             self.tell(question)
 
     def note_answer(self, seconds: float, *, is_lost: bool) -> None:
-        """Note how long an answer took, where that is more than it may, or nobody's to read."""
+        """Count an answer that was too slow, or that kube-scheduler no longer read."""
         if is_lost:
             self._lost.append((self.monotonic(), seconds))
         elif seconds >= SLOW_SECONDS:
             self._slow.append((self.monotonic(), seconds))
 
     def note_unreadable(self) -> None:
-        """Note a question that could not be read."""
+        """Count a malformed request."""
         self.last_at = self.monotonic()
         self._unreadable.append(self.last_at)
 
     def note_wrong_path(self, path: str) -> None:
-        """Note a path that was asked and that we do not serve."""
+        """Record a requested path that no route serves."""
         shown = path[:SHOWN_PATH]
         self.wrong_paths.pop(shown, None)
         self.wrong_paths[shown] = self.monotonic()
         if len(self.wrong_paths) > MAX_PATHS:
             self.wrong_paths.popitem(last=False)
 
-    # --- what others are asked -----------------------------------------------------------------
+    # --- requests to other replicas --------------------------------------------------------------
 
     def take(self, question: AnsweredQuestion) -> None:
-        """Remember what another replica was asked, and count the pod where that one placed it."""
+        """Log a request to another replica, and assume the pod on that replica's first choice."""
         if not self._remember(question, is_elsewhere=True):
             return
         if question.resources:
             self._assume(question)
         age_seconds = self.monotonic() - question.at
-        for tell in self.on_elsewhere:
-            tell(question.uid, question.verb, self.clock() - age_seconds)
+        for notify in self.on_elsewhere:
+            notify(question.uid, question.verb, self.clock() - age_seconds)
 
     def _assume(self, question: AnsweredQuestion) -> None:
-        """Count a pod on another replica's first choice, by the same rules as on our own."""
+        """Assume a pod on another replica's first choice, by the same rules as on our own."""
         ledger, record = self._fleet.ledger, self._fleet.pods.get(question.uid)
         known = ledger.get(question.uid)
         is_firm = known is not None and known.expires_at is None
@@ -204,7 +205,7 @@ class RequestLog:
             return
         left = question.at + self._fleet.policy.assumed.tentative_seconds - self.monotonic()
         offered = self._fleet.offered
-        # Before the nodes are known any resource may be one that they offer.
+        # Before the nodes are known, any resource may be offered.
         resources = tuple(part for part in question.resources if part[0] in offered or not offered)
         if not question.node or not resources or left <= 0:
             ledger.drop(question.uid)
@@ -222,10 +223,10 @@ class RequestLog:
             )
         )
 
-    # --- what is made of it ----------------------------------------------------------------------
+    # --- evaluation ------------------------------------------------------------------------------
 
     def verdict(self, uid: str) -> BypassVerdict:
-        """Say what a bound pod got from us, as far as is known by now."""
+        """Judge by the logged answers whether a bound pod bypassed idlegpu."""
         asked = self._pods.get(uid)
         return judge(
             asked.answers if asked else Answers.NONE,
@@ -233,21 +234,21 @@ class RequestLog:
         )
 
     def is_elsewhere(self, uid: str) -> bool:
-        """Whether another replica gave the last answer about a pod, as far as it has told."""
+        """Return whether another replica reported the last answer about a pod."""
         asked = self._pods.get(uid)
         return asked is not None and asked.is_elsewhere
 
     def answered_at(self, uid: str) -> float | None:
-        """Return when the last answer about a pod was given (monotonic seconds), if it is known."""
+        """Return the time of the last answer about a pod, monotonic seconds; None without one."""
         asked = self._pods.get(uid)
         return None if asked is None else asked.at
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that is bound and judged, or gone."""
+        """Drop a pod that is bound and judged, or deleted."""
         self._pods.pop(uid, None)
 
     def expire(self) -> None:
-        """Forget what is too old to matter."""
+        """Drop old entries."""
         now = self.monotonic()
         while self._pods:
             uid, oldest = next(iter(self._pods.items()))
@@ -265,12 +266,12 @@ class RequestLog:
 
     @property
     def incidents(self) -> tuple[int, int, int, float]:
-        """Lost answers, slow ones, unreadable questions, and the slowest answer in seconds."""
+        """Number of lost answers, slow answers and malformed requests; slowest answer in seconds."""
         slowest = max((seconds for _, seconds in (*self._lost, *self._slow)), default=0.0)
         return len(self._lost), len(self._slow), len(self._unreadable), slowest
 
     def _remember(self, question: AnsweredQuestion, *, is_elsewhere: bool) -> bool:
-        """Remember a question; return whether no later one about the pod is known."""
+        """Log a request; return whether it is the latest about its pod."""
         at = question.at
         self.last_at = at if self.last_at is None else max(at, self.last_at)
         asked = self._pods.pop(question.uid, None) or _Asked(at)

@@ -23,18 +23,18 @@ GATHER_SECONDS: Final = 0.003
 
 
 class RefreshedSources(Protocol):
-    """The sources of the fleet, as far as they matter here."""
+    """The part of the source manager that the warm-up needs."""
 
     @property
     def cluster(self) -> "SyncedInventory":
-        """The nodes and pods."""
+        """Source of nodes and pods."""
 
     async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
-        """Let the fleet believe its devices anew, if it is time."""
+        """Estimate all devices again, if it is time."""
 
 
 class SyncedInventory(Protocol):
-    """The source of nodes and pods."""
+    """The part of the cluster source that the warm-up needs."""
 
     @property
     def is_synced(self) -> bool:
