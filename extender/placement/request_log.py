@@ -20,8 +20,8 @@ MAX_PODS: Final = 100_000
 """Maximum number of logged pods that are not bound yet."""
 
 ORDER_SECONDS: Final = 0.05
-"""Answers this close together belong to one scheduling attempt. The order of answers of two replicas
-is known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retries a pod after a
+"""Answers this close together belong to one scheduling attempt. The order of two replicas' answers is
+known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retries a pod after a
 second, but from 1.33 on at once if no other pod waits."""
 
 SLOW_SECONDS: Final = 1.0
@@ -266,7 +266,7 @@ class RequestLog:
 
     @property
     def incidents(self) -> tuple[int, int, int, float]:
-        """Number of lost answers, slow answers and malformed requests; slowest answer in seconds."""
+        """Number of lost answers, slow answers, malformed requests; slowest answer in seconds."""
         slowest = max((seconds for _, seconds in (*self._lost, *self._slow)), default=0.0)
         return len(self._lost), len(self._slow), len(self._unreadable), slowest
 
