@@ -20,8 +20,8 @@ MAX_PODS: Final = 100_000
 """Maximum number of logged pods that are not bound yet."""
 
 ORDER_SECONDS: Final = 0.05
-"""Answers this close together belong to one scheduling attempt. The order of two replicas' answers is
-known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retries a pod after a
+"""Answers this close together belong to one scheduling attempt. The order of two replicas' answers
+is known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retries a pod after a
 second, but from 1.33 on at once if no other pod waits."""
 
 SLOW_SECONDS: Final = 1.0
