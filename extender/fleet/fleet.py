@@ -1,4 +1,4 @@
-"""The fleet: takes what the sources say as it comes, and gives the next snapshot when asked."""
+"""Merge what the sources report into the state of the fleet, and build snapshots of it."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,13 +28,13 @@ from extender.fleet.staged_policy import StagedPolicy
 from extender.fleet.store import DeviceStore
 
 STEP_SECONDS = 1.0
-"""A clock that goes back by more was put back."""
+"""The clock was set back if it goes back by more than this."""
 
 PIECE_NODES = 8
-"""Nodes that are laid out before others may have their turn: a millisecond or two."""
+"""Nodes allocated per cooperative step, a millisecond or two."""
 
-DRAFT_ROUNDS = 3
-"""So often nodes that change while all are drafted under other settings are drafted again."""
+STAGE_ROUNDS = 3
+"""Rounds of allocation for nodes that change while a new policy is staged."""
 
 
 class Fleet:
@@ -43,19 +43,19 @@ class Fleet:
     Everything here runs on the event loop's thread and never awaits, so it needs no locks.
 
     Args:
-        policy: the settings of the decision.
+        policy: settings of the decision.
         clock: seconds since the epoch.
-        in_steps: somebody calls `settle_in_steps` and `refresh_in_steps` again and again. Where
-            many nodes have changed at once, or readings are new, a snapshot then leaves that to
-            them, and shows things as they were; nodes where pods came or went it lays out itself.
+        in_steps: whether a task calls `settle_in_steps` and `refresh_in_steps` continuously. Then a
+            snapshot leaves changes of many nodes, and new readings, to that task, and shows the
+            state before. It always includes pods that came or went.
 
     Attributes:
-        on_change: is called when pods came to a node or left it; by whoever places one, too.
-        on_waiting: is called with each GPU pod that comes and is on no node yet.
-        contested: readings of devices that were not taken from a node on which they are not seen.
-        unbound_pods: GPU pods that are on no node and have not ended, by UID; to be read only.
-        namespaces: where there are GPU pods; likewise.
-        pod_changes: how often they have changed; likewise.
+        on_change: called when pods came to a node or left it, or were placed.
+        on_waiting: called with each new GPU pod that is not bound.
+        contested: number of readings refused because another node reports the device.
+        unbound_pods: GPU pods that are not bound and have not ended, by UID; read only.
+        namespaces: number of GPU pods by namespace; read only.
+        pod_changes: counter of pod changes; read only.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Fleet:
         self._layouts.works_since = self._clocks.works_since
         self._layouts.departures.told = self.pod_memory.last
 
-    # --- what the API server says -------------------------------------------------------------
+    # --- API server -----------------------------------------------------------------------------
 
     def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
-        """Take over a complete list of nodes."""
+        """Replace all nodes."""
         listed = {record.name: record for record in records}
         for name in self._nodes.keys() - listed.keys():
             self.remove_node(name)
@@ -103,14 +103,14 @@ class Fleet:
             self.apply_node(record)
 
     def apply_node(self, record: NodeRecord) -> None:
-        """Take over a node that was added or changed."""
+        """Add or update a node."""
         before, self._nodes[record.name] = self._nodes.get(record.name), record
         self._layouts.offers.note(before, record, self._clock())
         if before is None or not before.offers_as(record):
             self._late.add(record.name)
 
     def remove_node(self, name: str) -> None:
-        """Forget a node that is gone, and its devices."""
+        """Remove a node and its devices."""
         if self._nodes.pop(name, None) is not None:
             self._layouts.forget(name, self._clock())
             self._shares.pop(name, None)
@@ -120,7 +120,7 @@ class Fleet:
             self._snapshots.forget(name)
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
-        """Take over a complete list of GPU pods."""
+        """Replace all GPU pods."""
         listed = {record.uid: record for record in records}
         now = self._clock()
         for uid in self.pods.keys() - listed.keys():
@@ -129,7 +129,7 @@ class Fleet:
             self.apply_pod(record)
 
     def apply_pod(self, record: PodRecord) -> None:
-        """Take over a pod that was added or changed."""
+        """Add or update a pod."""
         before, now = self.pods.get(record.uid), self._clock()
         record = self._clocks.correct(before, record, now)
         if before == record:
@@ -154,12 +154,12 @@ class Fleet:
             self._snapshots.doubt()
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:
-        """Take over what all pods of a node request of its CPU and memory."""
+        """Update the sum of CPU and memory that all pods of a node request."""
         if self._layouts.note_requested(node, requested):
             self._late.add(node)
 
     def _assume_nominated(self, before: PodRecord | None, record: PodRecord) -> None:
-        """Keep what is assumed of a pod in step with its binding and nomination."""
+        """Update the assumption about a pod after its binding or nomination changed."""
         if record.node or record.phase.is_terminal:
             self.ledger.drop(record.uid)
         elif record.nominated_node:
@@ -180,17 +180,17 @@ class Fleet:
                 self.ledger.drop(record.uid)
 
     def remove_pod(self, uid: str, at: float) -> None:
-        """Forget a pod that was deleted."""
+        """Remove a deleted pod."""
         self.ledger.end(uid, self._clock() + self.policy.assumed.tentative_seconds)
         record = self.pods.get(uid)
         self._clocks.forget(uid)
         if record is not None and record.holds_devices:
-            # What it was seen to hold is asked for then.
+            # This needs the memory that the pod was seen to use, so remove the pod afterwards.
             self._end_tenancy(record, at)
         self._known.pop(uid)
 
     def _end_tenancy(self, record: PodRecord, at: float) -> None:
-        """Free the devices of a pod that has ended."""
+        """Release the devices of a pod that has ended."""
         self._settle([record.node])
         others = self._pods_of_node.get(record.node, {})
         others.pop(record.uid, None)
@@ -201,23 +201,23 @@ class Fleet:
         self._dirty.add(record.node)
         self.on_change()
 
-    # --- what the sources say -----------------------------------------------------------------
+    # --- sources --------------------------------------------------------------------------------
 
     def apply_readings(self, readings: Readings) -> None:
-        """Take over one answer of a source, at once."""
+        """Apply one answer of a source at once."""
         finish(self.readings_in_steps(readings))
 
     def readings_in_steps(self, readings: Readings) -> Steps[None]:
-        """Take over one answer of a source in steps; whoever asks between them gets an answer.
+        """Apply one answer of a source in cooperative steps.
 
-        Only one answer may be under way at a time.
+        Only one answer may be in progress at a time.
         """
         now, own = self._time(), readings.own
         if self.sources:
-            # Who holds what must be known before a reading is believed to show foreign use.
+            # The holders must be up to date before a reading counts as foreign use.
             yield from self.settle_in_steps()
         applied = yield from self.store.apply_in_steps(readings, now)
-        if (later := self._time()) < now:  # what came after the step is still dated before it
+        if (later := self._time()) < now:  # the clock was set back meanwhile
             self.store.put_back(0.0, later)
         self._late |= applied.changed_nodes
         yield
@@ -225,7 +225,7 @@ class Fleet:
             self._note_own(readings, own, applied)
             yield from self.settle_in_steps()
             for node in self._shares.keys() & own.nodes:
-                # They came just before what they are part of.
+                # The shares of a report arrive just before the report itself.
                 self._layouts.note_shares(node, self.pods_on(node), self._shares.pop(node))
             return
         self._late |= self._layouts.young | self._layouts.expire_loading(now)
@@ -245,7 +245,7 @@ class Fleet:
         yield from self._note_told(readings)
 
     def _note_told(self, readings: Readings) -> Steps[None]:
-        """Take over what a source tells of pods' memory, some nodes in each step."""
+        """Apply the memory by pod that a source reports, in cooperative steps."""
         by_node: dict[str, list[tuple[DeviceKey, str, int]]] = {}
         for device, pod, held in readings.shares:
             row = self.store.row_of(device)
@@ -262,7 +262,7 @@ class Fleet:
                 yield
 
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
-        """Take over what sources on some nodes say of these alone."""
+        """Apply what agents report of their own nodes."""
         self._late |= self._layouts.map_own(own.holders)
         self._late |= self._layouts.sharing.note_replicas(own.replicas)
         self._late |= self._layouts.young.intersection(own.nodes)
@@ -277,45 +277,45 @@ class Fleet:
         )
 
     def note_shares(self, node: str, shares: Sequence[Share], at: float) -> None:
-        """Take over what pods (UIDs) of a node hold of the memory of shared devices.
+        """Apply the memory of shared devices that the pods of a node use.
 
         Args:
-            node: the node.
-            shares: each pod on each shared device once.
-            at: when that was so, seconds since the epoch.
+            node: name of the node.
+            shares: memory by device and pod UID, without duplicates.
+            at: time of the measurement, seconds since the epoch.
         """
         self.pod_memory.note(node, shares, at)
         self._layouts.note_shares(node, self.pods_on(node), shares)
         self._shares[node] = shares
 
     def hold(self, source: str, seconds: float) -> None:
-        """Believe a source on the nodes themselves for so long before another's newer word."""
+        """Prefer the agents' readings to newer ones of another source for this many seconds."""
         self.store.hold(source, seconds)
         self._layouts.hold_own(seconds)
 
     def look_after_silent(self) -> None:
-        """Go by other sources where one on a node is silent, and forget devices that none shows."""
+        """Fall back to other sources where an agent is silent; drop unreported devices."""
         now = self._time()
         self._late |= self._layouts.expire_own(now) | self.store.forget(now)
         self._late |= self._layouts.expire_loading(now)
 
     def apply_history(self, history: History) -> None:
-        """Fill the windows with past readings, once at start: after the first readings."""
+        """Fill the windows with past readings; call once, after the first readings."""
         finish(self.history_in_steps(history))
 
     def history_in_steps(self, history: History) -> Steps[None]:
-        """Fill the windows likewise, in steps."""
+        """Fill the windows as in `apply_history`, in cooperative steps."""
         yield from self.settle_in_steps()
         yield from self.store.history_in_steps(history)
         self._snapshots.doubt()
 
     @property
     def is_settled(self) -> bool:
-        """Whether every node is laid out as it is now."""
+        """Whether the allocation of every node is up to date."""
         return not (self._dirty or self._late)
 
     def settle_in_steps(self) -> Steps[None]:
-        """Lay out the nodes that have changed, some at a time."""
+        """Recompute the allocations of changed nodes, in cooperative steps."""
         while not self.is_settled:
             self._settle(islice(self._dirty or self._late, PIECE_NODES))
             yield
@@ -326,54 +326,54 @@ class Fleet:
     def refresh_in_steps(
         self, prepare: Callable[[Snapshot], Steps[None]] | None = None
     ) -> Steps[None]:
-        """Believe all devices anew in steps, if it is time; snapshots show it from the last one on.
+        """Estimate all devices again in steps, if it is time; the last step publishes the result.
 
-        Only one renewal, or one answer of a source, may be under way at a time.
+        Only one refresh, or one answer of a source, may be in progress at a time.
 
         Args:
-            prepare: is given the snapshot to come, to do with it what takes long.
+            prepare: called with the coming snapshot, for slow preparation.
         """
         yield from self._snapshots.refresh_in_steps(self._nodes, self.snapshot, prepare)
 
     # --- settings -----------------------------------------------------------------------------
 
     def adopt_in_steps(self, policy: Policy) -> Steps[None]:
-        """Decide by other settings from the last step on, and by those of before until then.
+        """Switch to another policy; the last step puts it in force.
 
-        No snapshot is made by half of each. What is known, held and assumed stays. No readings
-        had best be taken over meanwhile: they cost the nodes that they change another step.
+        No snapshot mixes both policies. Readings, allocations and assumptions stay. Readings that
+        are applied meanwhile cost another step for the nodes that they change.
         """
-        draft = StagedPolicy(self._layouts, policy)
+        staged = StagedPolicy(self._layouts, policy)
         if is_allocated_by(policy) != is_allocated_by(self.policy):
             yield from self.settle_in_steps()
-            for _ in range(DRAFT_ROUNDS):
-                names = iter(draft.outdated())
+            for _ in range(STAGE_ROUNDS):
+                names = iter(staged.outdated())
                 while some := list(islice(names, PIECE_NODES)):
                     known = [name for name in some if name in self._nodes]
-                    draft.add((self._nodes[name], self.pods_on(name)) for name in known)
+                    staged.add((self._nodes[name], self.pods_on(name)) for name in known)
                     yield
-                if len(draft.outdated()) <= PIECE_NODES:
+                if len(staged.outdated()) <= PIECE_NODES:
                     break
             if self._snapshots.current is not None:
-                yield from draft.patch(self._snapshots.current.pools)
+                yield from staged.patch(self._snapshots.current.pools)
         yield from self.store.adopt_in_steps(policy)
-        self._adopt(policy, draft)
+        self._adopt(policy, staged)
 
-    def _adopt(self, policy: Policy, draft: StagedPolicy) -> None:
-        """Put other settings in force, and what was drafted under them."""
-        is_drafted = is_allocated_by(policy) != is_allocated_by(self.policy)
+    def _adopt(self, policy: Policy, staged: StagedPolicy) -> None:
+        """Put a staged policy in force."""
+        is_staged = is_allocated_by(policy) != is_allocated_by(self.policy)
         self.policy = policy
         self._failures.adopt(policy.early_failures)
-        outdated = draft.put_in_force(self.store)
+        outdated = staged.put_in_force(self.store)
         self._snapshots.outdate()
-        if not is_drafted:
+        if not is_staged:
             return
         for name in outdated:
             if name in self._nodes:
                 self._dirty.add(name)
                 self._snapshots.touch(name, is_doubted=True)
         if self._snapshots.current is not None:
-            pools = draft.pools_for(self._snapshots.current.pools)
+            pools = staged.pools_for(self._snapshots.current.pools)
             if pools is None:
                 self._snapshots.reshape()
             else:
@@ -381,7 +381,7 @@ class Fleet:
                     self._snapshots.current, pools=MappingProxyType(dict(pools))
                 )
 
-    # --- what others ask ----------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
@@ -398,20 +398,23 @@ class Fleet:
         return tuple(self._pods_of_node.get(node, {}).values())
 
     def tenants_of(self, row: int) -> tuple[str, ...]:
-        """Return the pods that are known to hold a device."""
+        """Return the keys of the pods that are known to hold a device."""
         info = self.store.info(row)
         return self._layouts.tenants_on(info.node).get(row, ()) if info else ()
 
     def expected_bytes(self, record: PodRecord) -> int | None:
-        """Return what pods like one were measured to use, None if none was or it declared it."""
+        """Return the memory that similar pods were measured to use.
+
+        None if no similar pod was measured, or if the pod declares its memory.
+        """
         return self._layouts.like.of(record)
 
     def informed(self, request: GpuRequest, kin: Kin) -> GpuRequest:
-        """Return a request with what is known of pods that are like the one that asks.
+        """Return a request with the nodes to avoid and the expected memory, from similar pods.
 
         Args:
-            request: what a pod asks for.
-            kin: its keys.
+            request: a pod's GPU request.
+            kin: keys of similar pods: owner, images, requests.
         """
         if not kin:
             return request
@@ -424,25 +427,25 @@ class Fleet:
         return replace(request, avoided=avoided, expected_bytes=expected)
 
     def early_failures(self, node: str) -> int:
-        """Return of how many owners the pods that died early on a node count against it."""
+        """Return the number of owners whose early failures count against a node."""
         return self._failures.count(node)
 
     @property
     def node_index(self) -> NodeIndex:
-        """The nodes by number as they are in the latest snapshot."""
+        """Node index of the latest snapshot."""
         return EMPTY_ROLL if self._snapshots.current is None else self._snapshots.current.node_index
 
     @property
     def offered(self) -> Collection[str]:
-        """The resources that nodes offer as they are in the latest snapshot."""
+        """Resources that nodes offer in the latest snapshot."""
         return () if self._snapshots.current is None else self._snapshots.current.pools.keys()
 
     def snapshot(self) -> Snapshot:
-        """Return the fleet as it is now; the same object as long as nothing has changed."""
+        """Return the current snapshot; the same object as long as nothing has changed."""
         now = self._time()
         self.ledger.expire(now)
-        # Who was placed must count at once; who is gone, what nodes are and what readings show may
-        # wait where that concerns many.
+        # A placed pod must count at once. Ended pods, changed nodes and readings may wait if they
+        # concern many nodes.
         if self._gained:
             self._settle(self._gained)
         for changed in (self._dirty, self._late):
@@ -451,27 +454,27 @@ class Fleet:
         return self._snapshots.get(self._nodes, self.policy, now)
 
     def snapshot_of_all(self) -> Snapshot:
-        """Return the fleet with all nodes and devices that there are; it may take long."""
+        """Return a snapshot with all pending changes applied; this may take long."""
         finish(self.settle_in_steps())
         self._snapshots.outdate()
         return self.snapshot()
 
     def leaving(self, node: str, victims: frozenset[str]) -> dict[str, Leaving]:
-        """Return what a node's devices would be with some pods (UIDs) gone, by resource."""
+        """Return the state of a node's devices without some pods (UIDs), by resource."""
         return self._layouts.leaving(self._nodes[node], self.pods_on(node), victims)
 
     def is_shown(self, uid: str) -> bool:
-        """Tell whether some source shows which devices a pod holds."""
+        """Return whether a source reports which devices a pod holds."""
         if (pod := self.pods.get(uid)) is None:
             return False
         return any(pod.key in on_it for on_it in self._layouts.tenants_on(pod.node).values())
 
     def _time(self) -> float:
-        """Return the time, seconds since the epoch; notice if the clock was put back."""
+        """Return the time, seconds since the epoch; correct all noted times after a step back."""
         now, before = self._clock(), self._latest_at
         self._latest_at = now
         if now < before - STEP_SECONDS:
-            # Else all that was noted would be new, and all that is would be old, for so long.
+            # Otherwise noted times would lie in the future for as long as the step.
             seconds = before - now
             self.store.put_back(seconds, now)
             self.ledger.put_back(seconds)
@@ -482,7 +485,7 @@ class Fleet:
         return now
 
     def _settle(self, names: Iterable[str]) -> None:
-        """Lay out those of these nodes that have changed."""
+        """Recompute the allocations of those of the nodes that have changed."""
         now = self._clock()
         for name in [name for name in names if name in self._dirty or name in self._late]:
             self._unmark(name)
@@ -494,13 +497,13 @@ class Fleet:
                 if change or is_doubted:
                     self._snapshots.touch(name, is_doubted=is_doubted)
             self._ended.discard(name)
-        # Emptied, a set is as slow to walk through as it was when it was full.
+        # Replace emptied sets: iterating over one is as slow as when it was full.
         self._gained, self._dirty = self._gained or set(), self._dirty or set()
         self._late = self._late or set()
         surplus, self._layouts.surplus = self._layouts.surplus, []
         self.store.drop(surplus)
 
     def _unmark(self, name: str) -> None:
-        """Note that a node needs not be laid out."""
+        """Remove a node from the changed ones."""
         for changed in (self._gained, self._dirty, self._late):
             changed.discard(name)
