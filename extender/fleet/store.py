@@ -1,4 +1,4 @@
-"""What was read of every device that is not forgotten: latest values, window, streaks."""
+"""Store the readings of every device: latest values, windows, streaks."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,19 +30,19 @@ from extender.fleet.registry import Applied, DeviceRegistry, PlacedDevices
 from extender.fleet.reported_values import ReportedValues, reported_values_of
 
 _PIECE = 1024
-"""Devices whose past is taken over before others may have their turn."""
+"""Devices whose history is applied per cooperative step."""
 
 _TOLD_MARGIN = 0.1
-"""So far what processes hold in all may be off what is in use, as a share of that."""
+"""Tolerance between the sum of the processes' memory and the memory in use, as a ratio."""
 
 
 class DeviceStore:
-    """What was read of each device, by row; a row stays a device's own until it is forgotten.
+    """Readings of each device in one row, which the device keeps until it is dropped.
 
-    Only the event loop's thread changes it, never across an await.
+    Use it on the event loop's thread only, and never across an await.
 
     Args:
-        policy: the settings.
+        policy: settings of the decision.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -59,31 +59,31 @@ class DeviceStore:
         return len(self._registry)
 
     def adopt_in_steps(self, policy: Policy) -> Steps[None]:
-        """Go by other settings from the last step on; what was read stays."""
+        """Switch to another policy with the last step; readings stay."""
         yield from self._columns.adopt_in_steps(self._policy, policy)
         self._policy = self._intake.policy = policy
 
     def put_back(self, seconds: float, now: float) -> None:
-        """Date all that was read back, and none of it after now: the clock was put back."""
+        """Move all noted times back after the clock was set back, and none beyond now."""
         self._columns.put_back(seconds, now)
 
     def hold(self, source: str, seconds: float) -> None:
-        """Believe a source for so long before another's word that is newer."""
+        """Prefer a source to newer readings of another one for this many seconds."""
         self._latest.hold(self._intake.number(source), seconds)
 
     def info(self, row: int) -> DeviceInfo | None:
-        """Return what is known of the device in `row` besides numbers; None for a spare row."""
+        """Return the identity of the device in a row; None for a spare row."""
         return self._registry.info(row)
 
     def row_of(self, key: DeviceKey) -> int | None:
-        """Return the row of a device, None where it is not known."""
+        """Return the row of a device, None if it is unknown."""
         return self._registry.row_of(key)
 
     def rows_of_node(self, node: str) -> list[int]:
-        """Return the rows of the devices that telemetry sees on a node, in the node's order.
+        """Return the rows of the devices that telemetry reports on a node, in the node's order.
 
-        Where a card is seen whole and as MIG instances, its layout has changed: what was
-        measured last counts.
+        If a card is reported whole and as MIG instances, its MIG layout has changed: the latest
+        measurement counts.
         """
         rows = self._registry.seen_on(node)
         newest: dict[str, tuple[float, bool]] = {}
@@ -101,7 +101,7 @@ class DeviceStore:
     def stand_ins(
         self, node: str, resource: str, count: int, memory_bytes: int | None
     ) -> list[int]:
-        """Return the rows of devices that the node must have and no source shows."""
+        """Return the rows of devices that the node must have and no source reports."""
         rows, new = self._registry.stand_ins(node, resource, count)
         if new:
             self._columns.grow(len(self))
@@ -111,27 +111,27 @@ class DeviceStore:
         return rows
 
     def rows_on(self, nodes: Iterable[str]) -> Rows:
-        """Return the rows of all devices of some nodes, stand-ins included."""
+        """Return the rows of all devices of some nodes, placeholders included."""
         rows = [row for node in nodes for row in self._registry.of_node(node)]
         return np.array(rows, dtype=np.intp)
 
     def surplus(self, node: str, used: Container[int]) -> list[int]:
-        """Return the stand-ins of a node that stand for nothing any more."""
+        """Return the placeholders of a node that are not needed any more."""
         rows = self._registry.of_node(node)
         return [row for row in rows if row not in used and self._registry.is_stand_in(row)]
 
     def is_shown_whole(self, rows: Sequence[int]) -> bool:
-        """Tell whether the latest answer about some devices was about all of them."""
+        """Return whether the latest answer about some devices covers all of them."""
         return len(set(self._float["seen_at"][list(rows)].tolist())) <= 1
 
     def replaced(self, rows: Sequence[int], count: int, since: float) -> list[int]:
-        """Return which devices others have taken the place of, or are gone with it.
+        """Return the devices that were replaced or removed.
 
-        The source shows as many as there must be, without it, and one of them came after it: a card
-        was swapped. Or it was never measured since the node has fewer. What is only missing from an
-        answer is not replaced: fewer are shown then.
+        A device was swapped if the source reports the full number without it, and one of these is
+        newer. It was removed if it was never measured since the node has fewer. A device that is
+        only missing from an answer is not replaced, because then fewer devices are reported.
 
-        Of a node that came back, the series of its former devices may still be told beside those of
+        After a node came back, series of its former devices may still be reported beside those of
         its own: those that were measured before are gone once as many as it must have were since.
 
         Args:
@@ -156,38 +156,38 @@ class DeviceStore:
         return gone
 
     def drop(self, rows: Iterable[int]) -> set[str]:
-        """Free rows; what was read into them must speak for nobody else. Return their nodes."""
+        """Clear and free rows for other devices; return the nodes of the dropped devices."""
         dropped = tuple(rows)
         if dropped:
             self._columns.clear(dropped)
         return self._registry.drop(dropped)
 
     def forget(self, now: float) -> set[str]:
-        """Drop devices that no source has shown for too long; return their nodes."""
+        """Drop devices that no source has reported for too long; return their nodes."""
         limit = now - self._policy.freshness.forget_seconds
         seen_at = self._float["seen_at"][: len(self)]
         return self.drop(np.flatnonzero((seen_at < limit) & np.isfinite(seen_at)).tolist())
 
     def forget_node(self, node: str) -> None:
-        """Drop every device of a node that is gone."""
+        """Drop all devices of a removed node."""
         self.drop(self._registry.of_node(node))
 
-    # --- what was read of them ----------------------------------------------------------------
+    # --- readings -------------------------------------------------------------------------------
 
     def value(self, signal: Signal, row: int) -> float | None:
-        """Return the last good value of a signal, None where it is missing."""
+        """Return the last valid value of a signal, None if it is missing."""
         column = self._latest.columns.get(signal)
         if column is None or np.isnan(column[row]):
             return None
         return float(column[row])
 
     def measured_at(self, row: int) -> float | None:
-        """Return when the device's values were measured, None where they never were."""
+        """Return when the device was measured last, seconds since the epoch; None if never."""
         at = float(self._float["measured_at"][row])
         return None if np.isnan(at) else at
 
     def shown(self, rows: Rows) -> tuple[tuple[str, ...], Column]:
-        """Return who tells of devices, "" for nobody, and when they were measured, else NaN."""
+        """Return source and time of the devices' activity; "" and NaN without a reading."""
         at = self._float["measured_at"][rows]
         told, told_at = self._latest.activity_by(rows), self._latest.activity_at(rows)
         numbers = np.where(told > 0, told, self._count["source_row"][rows]).tolist()
@@ -195,11 +195,11 @@ class DeviceStore:
         return tuple(names[number] for number in numbers), np.where(told > 0, told_at, at)
 
     def had_fault(self, node: str, at: float) -> bool:
-        """Tell whether an XID that is not the program's own came up on a node around a time.
+        """Return whether a device of a node had an XID around a time, other than a program's fault.
 
         Args:
-            node: the node.
-            at: seconds since the epoch; an XID may be seen as late as readings count as fresh.
+            node: name of the node.
+            at: seconds since the epoch; an XID may be reported as late as readings count as fresh.
         """
         rows = self.rows_on([node])
         apart = np.abs(self._float["xid_since"][rows] - at)
@@ -209,42 +209,42 @@ class DeviceStore:
         return any(xid and xid_action(health, int(xid)) is not HealthAction.IGNORE for xid in xids)
 
     def told(self, signals: Iterable[Signal], row: int) -> tuple[str, float] | None:
-        """Return who told the newest of some signals of a device, and when it was measured.
+        """Return source and time of the newest of some signals of a device.
 
-        None where none has a value.
+        None if none of them has a value.
         """
         newest = self._latest.newest(signals, row)
         return None if newest is None else (self._intake.sources[newest[0]], newest[1])
 
     def told_activity(self, row: int) -> tuple[str, float] | None:
-        """Return who tells of a device's activity, and when it was measured; None where nobody."""
+        """Return source and time of a device's activity, None without a reading."""
         told = self._latest.activity_of(row)
         return None if told is None else (self._intake.sources[told[0]], told[1])
 
     def keep_shown(self, rows: Rows) -> ReportedValues:
-        """Keep what is told of devices by now, and who told it."""
+        """Copy the values reported of some devices, with their sources."""
         return reported_values_of(self._columns, rows, self._intake.sources)
 
     def disagreements(self, source: str) -> int:
-        """Return of how many devices that a source leads with its own signals disagree."""
+        """Return the number of a source's devices whose signals contradict each other."""
         is_led = self._count["source_row"] == self._intake.number(source)
         return int((self._flag["disagrees"] & is_led).sum())
 
     def told_at(self, row: int) -> float | None:
-        """Return since when activity and memory are told; what never was is not waited for."""
+        """Return since when activity and memory are reported; None if never."""
         at = float(self._float["told_at"][row])
         return None if np.isnan(at) else at
 
     def tenants_since(self, row: int) -> float:
-        """Return since when a device has the tenants that it has, -inf where they never changed."""
+        """Return when the tenants of a device changed last, -inf if they never did."""
         return float(self._float["afresh_at"][row])
 
     def source(self, row: int) -> str:
-        """Return the name of the source that last showed a device, "" where none ever did."""
+        """Return the source that reported a device last, "" if none did."""
         return self._intake.sources[int(self._count["source_row"][row])]
 
     def ages(self, now: float) -> Mapping[str, Column]:
-        """Return by source how long ago, in seconds, each of its devices was last measured."""
+        """Return the age in seconds of each device's last measurement, by source."""
         age = np.maximum(now - self._float["measured_at"], 0.0)
         kept = ~np.isnan(age)
         kept[self._registry.spare_rows()] = False
@@ -257,16 +257,16 @@ class DeviceStore:
         }
 
     def apply(self, readings: Readings, now: float) -> Applied:
-        """Take over one answer of a source."""
+        """Apply one answer of a source."""
         return finish(self.apply_in_steps(readings, now))
 
     def apply_in_steps(self, readings: Readings, now: float) -> Steps[Applied]:
-        """Take over one answer of a source in steps of a few milliseconds.
+        """Apply one answer of a source in steps of a few milliseconds.
 
-        Between the steps other things may happen to the devices. Each value counts from the step
-        that takes it; what is said of a device that is forgotten meanwhile counts for nobody.
+        Devices may change between the steps. Each value counts from its step on; values of a device
+        that is dropped meanwhile are ignored.
         """
-        # A source by another clock than ours, or ours before it was put back.
+        # The source has another clock, or ours was set back.
         readings = replace(readings, measured_at=np.minimum(readings.measured_at, now))
         placed = yield from self._place(readings, now)
         contested = 0
@@ -281,12 +281,12 @@ class DeviceStore:
         return Applied(changed_nodes=placed.changed_nodes, disagree=disagree, contested=contested)
 
     def _has_still(self, devices: Sequence[DeviceInfo], rows: Rows, some: slice) -> Flags:
-        """Return of some devices whether they have the rows that they had."""
+        """Return whether each of some devices still has its row."""
         still = zip(devices[some], rows[some].tolist(), strict=True)
         return np.array([self.row_of(info.key) == row for info, row in still], dtype=np.bool_)
 
     def _while_rows_stay(self, steps: Steps[Flags]) -> Steps[Flags | None]:
-        """Go on as long as no row is given to another device; None where one was."""
+        """Run steps as long as no row changes its device; return None if one does."""
         drops = self._registry.drops
         while self._registry.drops == drops:
             try:
@@ -298,7 +298,7 @@ class DeviceStore:
         return None
 
     def _place(self, readings: Readings, now: float) -> Steps[PlacedDevices]:
-        """Give every device of an answer a row."""
+        """Assign a row to every device of an answer."""
         own, origin = readings.own, self._intake.number(readings.source)
         sources, seen_at = self._count["source_row"], self._float["seen_at"]
         lately = now - self._policy.freshness.max_age_seconds
@@ -330,11 +330,11 @@ class DeviceStore:
             yield
 
     def apply_history(self, history: History) -> None:
-        """Fill the windows with past readings, once at start; of devices that are known."""
+        """Fill the windows of known devices with past readings; call once, at start."""
         finish(self.history_in_steps(history))
 
     def history_in_steps(self, history: History) -> Steps[None]:
-        """Fill the windows likewise, in steps."""
+        """Fill the windows as in `apply_history`, in cooperative steps."""
         for start in range(0, len(history.devices), _PIECE):
             some = slice(start, start + _PIECE)
             found = [self.row_of(key) for key in history.devices[some]]
@@ -355,7 +355,7 @@ class DeviceStore:
             yield
 
     def _date_xid(self, row: int, times: Column, xids: Column) -> None:
-        """Date back a sticky XID that was there before we started."""
+        """Set the time of a sticky XID that existed before our start."""
         xid = self.value(Signal.XID, row)
         was_there = xids == xid
         if not xid or not len(times) or not was_there[-1]:
@@ -367,19 +367,19 @@ class DeviceStore:
     # --- what is known of them otherwise ------------------------------------------------------
 
     def set_label_total(self, rows: Sequence[int], memory_bytes: int | None) -> None:
-        """Note devices' memory as the node's labels tell it."""
+        """Set the memory of devices from the node's labels."""
         self._float["label_total_bytes"][rows] = np.nan if memory_bytes is None else memory_bytes
 
     def set_lost(self, rows: Sequence[int], *, is_lost: bool) -> None:
-        """Note that devices are missing among siblings that are seen."""
+        """Set whether devices are missing among reported siblings."""
         self._flag["is_lost"][rows] = is_lost
 
     def set_withdrawn(self, rows: Iterable[int], devices: int) -> None:
-        """Note how many devices of their kind the kubelet does not offer on some devices' node."""
+        """Set how many devices of this kind the kubelet does not offer on the devices' node."""
         self._count["withdrawn"][list(rows)] = devices
 
     def set_tenancy(self, held: Sequence[DeviceUse] | Rows) -> None:
-        """Note what pods hold of some devices, or may: a row for each."""
+        """Set the tenancy of some devices, one row each."""
         columns = np.array(held, dtype=np.intp).reshape(-1, len(DeviceUse._fields))
         told = dict(zip(DeviceUse._fields, columns.T, strict=True))
         rows = told.pop("row")
@@ -392,38 +392,38 @@ class DeviceStore:
             self._columns.account_again(rows[is_first])
 
     def is_foreign(self, row: int) -> bool:
-        """Tell whether somebody was seen to use the device while no pod can have held it."""
+        """Return whether the device was used while no pod can have had it."""
         return bool(self._flag["is_foreign"][row])
 
     def is_in_use(self, row: int) -> bool:
-        """Tell whether readings show the device in use, by anybody."""
+        """Return whether readings show the device in use."""
         return bool(self._flag["is_in_use"][row])
 
     def was_used(self, row: int) -> bool:
-        """Tell whether the last reading of the device while no pod held it showed use."""
+        """Return whether the last reading without a tenant showed use."""
         return bool(self._flag["was_used"][row])
 
     def was_active(self, row: int) -> bool:
-        """Tell whether it showed use or any activity."""
+        """Return whether the last reading without a tenant showed use or activity."""
         return self.was_used(row) or bool(self._flag["was_busy"][row])
 
     def counts_as_foreign(self, row: int) -> bool:
-        """Tell likewise, where no pod is seen on it now either."""
+        """Return whether the device has foreign use, and no pod is seen on it now either."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
 
     def forget_past_use(self, rows: Sequence[int], since: float) -> None:
-        """Forget that devices were used while no pod held them, by what was measured since then.
+        """Drop use without a tenant that was measured since a time.
 
-        A pod was there already that is known only now.
+        Call this when a pod becomes known that had the devices already.
         """
         index = np.array(rows, dtype=np.intp)
         self._flag["was_used"][index] &= self._float["was_used_at"][index] < since
         self._flag["was_busy"][index] &= self._float["measured_at"][index] < since
 
     def occupancy(self, row: int) -> tuple[float, float, float]:
-        """Return what is in use of a device's memory, by others than declared, and by no pod.
+        """Return the memory of a device in use, in use beyond declarations, and in foreign use.
 
-        All in bytes, and 0 where unknown.
+        In bytes; 0 if unknown.
         """
         found = self._columns.occupancy(np.array([row], dtype=np.intp))
         parts = np.concatenate([found.used, found.others, found.foreign])
@@ -431,10 +431,10 @@ class DeviceStore:
         return used, others, foreign
 
     def note_shares(self, row: int, held: Sequence[tuple[int, int]]) -> None:
-        """Note what each pod on a shared device holds of its memory, as its processes tell.
+        """Apply the memory that the processes of each pod use on a shared device.
 
-        The rest is foreign. Some drivers tell of no process, or of each what the whole device has:
-        then nothing is taken.
+        The rest is foreign. Some drivers report no process, or the whole device's memory for each:
+        then nothing is applied.
 
         Args:
             row: the device.
@@ -452,11 +452,11 @@ class DeviceStore:
     def release(
         self, rows: Sequence[int], declared: Column, told: Column, *, is_last: bool
     ) -> None:
-        """Take what a pod had of some devices' memory for released: what it was seen to hold.
+        """Release the memory that an ended pod was seen to use on some devices.
 
-        Of a whole device that is all but what was in use while no pod held it. What a tenant that
-        declared nothing held of a shared one may be unknown: then nothing is released until a
-        reading shows it.
+        On a whole device that is everything except what was in use without a tenant. On a shared
+        device the use of a tenant without a declaration may be unknown: then nothing is released
+        until the next reading.
 
         Args:
             rows: the devices.
