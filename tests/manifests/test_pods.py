@@ -182,14 +182,15 @@ async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
         counts = await pods_by_node(installation, AGENT_NAMESPACE, "idlegpu-agent")
         return counts if len(counts) >= len(GPU_NODES) and "" not in counts else None
 
-    counts = await wait_for(found, "an agent on every GPU node")
-    assert counts == dict.fromkeys(GPU_NODES, 1)
-    status = (
-        await installation.admin.request(
-            "GET", f"/apis/apps/v1/namespaces/{AGENT_NAMESPACE}/daemonsets/idlegpu-agent"
-        )
-    )["status"]
-    assert status["desiredNumberScheduled"] == len(GPU_NODES)
+    assert await wait_for(found, "an agent on every GPU node") == dict.fromkeys(GPU_NODES, 1)
+
+    async def wanted() -> int:
+        path = f"/apis/apps/v1/namespaces/{AGENT_NAMESPACE}/daemonsets/idlegpu-agent"
+        status = (await installation.admin.request("GET", path))["status"]
+        count: int = status["desiredNumberScheduled"]
+        return count  # 0 until the controller has seen its own pods
+
+    assert await wait_for(wanted, "the DaemonSet counts its nodes") == len(GPU_NODES)
 
     label = "nvidia.com/gpu.deploy.client"
     for name, labels in GPU_NODES.items():
