@@ -23,9 +23,9 @@ from typing_extensions import override
 
 from agent.foreign import Threshold
 from agent.options import ReportOptions
+from agent.push import UpdateBuilder
 from agent.push_digest import DigestBuilder
 from agent.push_handshake import client_context
-from agent.push_update import UpdateBuilder
 from agent.report import PATH, UPGRADE, Device, Foreign, Report, Tenant, frame
 from bench.backend_fleet import BenchFleet, FleetSpec
 from extender.core.devices.readings import Signal

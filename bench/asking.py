@@ -18,7 +18,7 @@ import orjson
 
 from bench.questions import EVERYDAY, Wish, create_pod, names_json, question
 from bench.world import BenchError, World
-from extender.server.congestion_control import unpace
+from extender.server.listener import unpace
 
 RECEIVE_BYTES: Final = 1 << 18
 ANSWER_SECONDS: Final = 30.0

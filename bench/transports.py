@@ -25,8 +25,8 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.foreign import Threshold
 from agent.options import ReportOptions
+from agent.push import UpdateBuilder
 from agent.push_digest import DigestBuilder
-from agent.push_update import UpdateBuilder
 from agent.report import Report, decode, decode_update, encode, frame
 from bench.agent import cpu_seconds
 from bench.agent_swarm import report_of

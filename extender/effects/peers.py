@@ -17,7 +17,6 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from extender.effects.peer_delay import Delay
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH, PeerLink
 from extender.effects.peer_wire import (
     MAX_BYTES,
@@ -32,6 +31,40 @@ from extender.placement.request_log import AnsweredQuestion
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
 from extender.settings.peers import PeersSettings, split_address
+
+# Estimate the delay of messages from a replica whose clock differs.
+
+WINDOW_SECONDS: Final = 10.0
+"""NTP changes the speed of a clock by half a millisecond per second at most, so two clocks drift 20
+ms apart during two windows."""
+
+
+class Delay:
+    """Estimates how much later a message arrived than the fastest recent one.
+
+    The offset between the clocks is unknown. But among the messages of some seconds at least one
+    had almost no delay, so a larger difference between send and receive time is delay.
+    """
+
+    def __init__(self) -> None:
+        self._since = -math.inf
+        self._least = self._least_before = math.inf
+
+    def of(self, sent_at: float, now: float) -> float:
+        """Return the delay of a message in seconds.
+
+        Args:
+            sent_at: send time on the sender's monotonic clock, in seconds.
+            now: receive time on our monotonic clock, in seconds.
+        """
+        apart = now - sent_at
+        age_seconds = now - self._since
+        if age_seconds >= WINDOW_SECONDS:
+            self._least_before = self._least if age_seconds < 2 * WINDOW_SECONDS else math.inf
+            self._since, self._least = now, apart
+        self._least = min(self._least, apart)
+        return apart - min(self._least, self._least_before)
+
 
 logger = logging.getLogger(__name__)
 

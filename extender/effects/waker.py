@@ -24,9 +24,10 @@ from extender.core.nodes.node_selection import ANYWHERE
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.request.scheduled_condition import GATE
 from extender.core.request.waiting_pods import WaitingRequests
-from extender.effects.wake_order import MAX_NEEDS, LookOrder
 from extender.effects.wake_plan import (
+    MAX_NEEDS,
     Hope,
+    LookOrder,
     Prospect,
     WakeNeed,
     WakePlan,

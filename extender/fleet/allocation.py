@@ -28,7 +28,7 @@ from extender.core.nodes.labels import ZONE
 from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
 from extender.core.policy import Policy
 from extender.core.steps import Steps
-from extender.fleet.departures import Departures, count_hidden
+from extender.fleet.departures import Departures, UnseenEnds, count_hidden
 from extender.fleet.device_holders import (
     DeviceUse,
     TenantsByRow,
@@ -39,11 +39,9 @@ from extender.fleet.device_holders import (
     put_claimed,
 )
 from extender.fleet.holder_sources import HolderSources
-from extender.fleet.offers import OfferChanges
 from extender.fleet.pod_memory import LikePods, Share
-from extender.fleet.share_evidence import ShareEvidence
+from extender.fleet.share_evidence import OfferChanges, ShareEvidence
 from extender.fleet.store import DeviceStore
-from extender.fleet.unseen_ends import UnseenEnds
 
 MAX_DEVICES = 256
 """Devices of a node behind one resource that are told apart: 16 cards of 7 instances each, and

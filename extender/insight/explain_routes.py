@@ -1,21 +1,157 @@
 """Bundle the routes that answer "why": pending pods, idle holders, costs, explanations."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Final
 
+import orjson
 from aiohttp import web
 
-from extender.core.request.gpu_resources import ResourceNames
+from extender.core.decision.verdicts import NodeVerdict
+from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.gpu_resources import ResourceNames, excess_of
+from extender.core.request.request import GpuRequest, parse_pod_ref, parse_request
+from extender.core.steps import let_go
+from extender.core.untyped import mapping_of
+from extender.fleet.fleet import Fleet
 from extender.insight.costs import CostRoutes
-from extender.insight.explain import Explain
+from extender.insight.explain import PATH, Explain
+from extender.insight.explain_node import Wish, asked_node
+from extender.insight.explain_views import (
+    Ranking,
+    closed_nodes,
+    full_nodes,
+    kept,
+    rejected_nodes,
+    short_nodes,
+)
 from extender.insight.holders import Holders
 from extender.insight.last_active import Idleness
 from extender.insight.pending import Pending
 from extender.insight.prices import PriceList
 from extender.insight.replicas import ONE, Replicas
-from extender.insight.what_if_route import WhatIf
+from extender.insight.views import Json, request_view
+from extender.insight.what_if import open_nodes, read_asked
 from extender.placement.placer import Placer
+from extender.runtime.cooperative import run_in_steps
+from extender.runtime.decoding import MalformedError, decode_with
+from extender.server.json_answers import document_answer, error_answer
+from extender.server.query_parameters import check_parameters, refusing
+
+# The route POST /v1/explain: predict the placement of a pod that does not exist.
+
+MAX_BODY: Final = 1 << 20
+"""Size limit of a pod, as in the API server."""
+PIECE_EXPLAINED: Final = 16
+"""Nodes to explain between two yields to the event loop."""
+
+
+class WhatIf:
+    """Handler of POST /v1/explain.
+
+    Args:
+        fleet: state of the fleet.
+        placer: ranks nodes.
+        resources: returns the names of GPU resources.
+    """
+
+    def __init__(
+        self, fleet: Fleet, placer: Placer, resources: Callable[[], ResourceNames]
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._resources = resources
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route POST /v1/explain."""
+        return [web.post(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"limit", "node"}))
+        wish = Wish.read(request.query)
+        body = bytearray()
+        async for part in request.content.iter_any():
+            body += part
+            if len(body) > MAX_BODY:
+                return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
+        try:
+            pod = mapping_of(decode_with(orjson.loads, body))
+        except MalformedError as error:
+            return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
+        if not mapping_of(pod.get("spec")).get("containers"):
+            return error_answer(400, "the body is no pod: spec.containers must name its containers")
+        if excess := excess_of(pod):
+            return error_answer(400, f"the pod has {excess}")
+        resources = self._resources()
+        parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
+        if parsed.request is None:
+            return error_answer(400, _not_asked(resources, is_disabled=parsed.is_disabled))
+        ref = parse_pod_ref(pod)
+        wanted = self._fleet.informed(parsed.request, parsed.kin)
+        seen = await self._foreseen(wanted, pod, wish)
+        problems = [_problem(problem) for problem in parsed.problems]
+        # Not redacted: the caller sent the pod.
+        own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
+        return await document_answer(request, seen | own)
+
+    async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
+        """Predict a pod's placement without assuming or remembering it."""
+        asked = read_asked(pod)
+        names, closed = await open_nodes(self._fleet, wanted, asked.selection)
+        decision = await run_in_steps(self._placer.guess_in_steps(wanted, names))
+        best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
+        if wish.node in names and wish.node not in best:
+            best.append(wish.node)
+        details: list[NodeVerdict] = []
+        for start in range(0, len(best), PIECE_EXPLAINED):
+            some = best[start : start + PIECE_EXPLAINED]
+            details += self._placer.explain_nodes(wanted, some)
+            await asyncio.sleep(0)
+        others, left = await run_in_steps(short_nodes(decision, best, wish.limit))
+        names = [verdict.node for verdict in details]
+        nodes_view = await run_in_steps(full_nodes(Ranking(decision=decision, details=details)))
+        await run_in_steps(let_go(details))
+        shut = "".join(reason for reason, nodes in closed.items() if wish.node in nodes)
+        ordered = decision.order.tolist()
+        return {
+            "uid": None,
+            "is_hypothetical": True,
+            "state": "placeable" if ordered else "unplaceable",
+            "bound_node": None,
+            "is_followed": None,
+            "pending": None,
+            "decision": {
+                "request": request_view(wanted),
+                "candidates": len(decision.candidates),
+                "feasible": decision.feasible,
+                "node": decision.best,
+                "runner_up": decision.candidates[ordered[1]] if len(ordered) > 1 else None,
+            },
+            "filter": None,
+            "kept": kept(decision, names),
+            "nodes": nodes_view,
+            "others": others,
+            "others_left": left,
+            "rejected": rejected_nodes(decision, wish.names),
+            "closed": closed_nodes(closed, wish.names),
+            "not_checked": list(asked.not_checked),
+            "asked_node": asked_node(wish, decision, names, self._fleet.nodes, shut),
+        }
+
+
+def _not_asked(resources: ResourceNames, *, is_disabled: bool) -> str:
+    """Return the reason why kube-scheduler would not call the extender for a pod."""
+    if is_disabled:
+        return "the pod says idlegpu.io/enabled: false: it is left to kube-scheduler"
+    names = ", ".join(resources.names)
+    return f"the pod asks for no GPU: one of its containers must limit one of {names}"
+
+
+def _problem(problem: AnnotationProblem) -> Json:
+    return asdict(problem) | {"message": problem.message}
+
 
 NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from operator import is_not
 from time import perf_counter
 from typing import Final
@@ -25,14 +26,125 @@ from extender.core.request.request import (
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
-from extender.placement.request_log import FILTER, PRIORITIZE, RequestLog
+from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.webhook import wire
 from extender.webhook.abandoned import is_gone
-from extender.webhook.answer_context import ABOUT, About
 from extender.webhook.go_json import WireError
-from extender.webhook.outcomes import UNKNOWN, RequestOutcome, create_series, reason_of
 from extender.webhook.prefetch import FilteredRequest, Prefetch
+
+# Label values of the webhook metrics; create every series at 0 at start.
+#
+# A counter that appears with its first event shows no increase: `increase()` and alerts built on it
+# would miss the first fault, and panels would be empty until then.
+
+VERBS: Final = ("filter", "prioritize", "preempt")
+
+FAULTY: Final = (*VERBS, "foresee", "explain", "tell")
+"""Steps in which an internal fault is counted."""
+
+UNKNOWN: Final = "unknown"
+"""Label for all unknown annotations, because pods can have any names."""
+
+
+class RequestOutcome(StrEnum):
+    """How a request ended, for metrics."""
+
+    ANSWERED = "answered"
+    NO_GPU = "no-gpu"
+    """The pod requests no GPU: every candidate passes."""
+    DISABLED = "disabled"
+    """The pod is annotated `idlegpu.io/enabled: "false"`: every candidate passes."""
+    NOT_READY = "not-ready"
+    """The inventory is not complete yet: every candidate passes."""
+    MALFORMED = "malformed"
+    FAULT = "fault"
+    DISCONNECTED = "disconnected"
+    """The client disconnected before its request was complete."""
+    UNREAD = "unread"
+    """The client disconnected before the answer was complete: kube-scheduler after httpTimeout."""
+
+
+def reason_of(code: Code) -> str:
+    """Return the metric label of a rejection code.
+
+    Example:
+        >>> reason_of(Code.NOT_IDLE)
+        'not_idle'
+    """
+    return code.name.lower()
+
+
+def create_series(metrics: Metrics) -> None:
+    """Create every series of the webhooks at 0."""
+    for verb in VERBS:
+        metrics.candidates.labels(verb)
+        # A histogram has many series, and the duration of other outcomes does not matter.
+        metrics.latency.labels(verb, RequestOutcome.ANSWERED)
+        for outcome in RequestOutcome:
+            metrics.requests.labels(verb, outcome)
+    for verb in FAULTY:
+        metrics.faults.labels(verb)
+    for code in Code:
+        if code is not Code.PASSES:
+            metrics.rejections.labels(reason_of(code))
+    for annotation in (*sorted(KNOWN), UNKNOWN):
+        metrics.annotation_problems.labels(annotation)
+
+
+# Attach the pod and the decision to an HTTP answer, to record them after it was sent.
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The request and the decision behind an answer.
+
+    Attributes:
+        verb: filter or prioritize.
+        question: the decoded request.
+        record: the decision; None if none was made.
+    """
+
+    verb: str
+    question: wire.ExtenderRequest
+    record: DecisionRecord | None
+
+    def answered(self, shortlist: int, *, at: float, is_lost: bool) -> AnsweredQuestion:
+        """Build the entry for the request log: the pod, and the node that was its first choice.
+
+        Args:
+            shortlist: maximum number of nodes in filter's answer; 0 for all that pass.
+            at: time of the answer, seconds of this process's monotonic clock.
+            is_lost: whether kube-scheduler had disconnected before the answer.
+        """
+        record = self.record
+        if record is None:
+            pod = self.question.about
+            return AnsweredQuestion(
+                verb=self.verb,
+                uid=pod.uid,
+                key=pod.key,
+                at=at,
+                choices=len(self.question.nodes),
+                is_lost=is_lost,
+            )
+        feasible = record.decision.feasible
+        return AnsweredQuestion(
+            verb=self.verb,
+            uid=record.pod.uid,
+            key=record.pod.key,
+            at=at,
+            choices=min(feasible, shortlist or feasible),
+            is_lost=is_lost,
+            node=record.decision.best or "",
+            resources=record.request.resources,
+            memory_bytes=record.request.memory_bytes,
+        )
+
+
+ABOUT: Final = web.ResponseKey("about", About)
+"""Key of the `About` of an answer about a pod."""
+
 
 logger = logging.getLogger(__name__)
 

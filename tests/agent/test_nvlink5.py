@@ -15,12 +15,12 @@ import pynvml
 import pytest
 
 from agent.backend import Call, Code, Extra, NvmlError
+from agent.card_reader import CounterRates
 from agent.dcgm_names import DcgmCollector
 from agent.exporter import AgentCollector
 from agent.nvlink5 import ERRORS, LINK_COUNTERS, RECOVERIES
 from agent.nvml import Nvml
 from agent.options import Options
-from agent.rates import CounterRates
 from agent.report import Report
 from agent.sampler import Sampler
 from agent.session import Cadence

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from agent.push import MEAN_SECONDS, SHARES_SECONDS, UpdateBuilder
 from agent.push_digest import Digest
-from agent.push_update import MEAN_SECONDS, SHARES_SECONDS, UpdateBuilder
 from agent.report import (
     AGE,
     MEAN,

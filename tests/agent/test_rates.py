@@ -1,7 +1,7 @@
 import pytest
 
 from agent.backend import Extra, ProcessRate
-from agent.rates import CounterRates, ProcessRates, RemappedRows
+from agent.card_reader import CounterRates, ProcessRates, RemappedRows
 from agent.report import Process
 from extender.core.devices.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 

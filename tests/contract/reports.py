@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from agent.push import UpdateBuilder
 from agent.push_digest import Digest
-from agent.push_update import UpdateBuilder
 from agent.report import (
     LENGTH_BYTES,
     Device,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.cli.registry import COMMANDS
+from extender.cli.__main__ import COMMANDS
 from tests.controlplane.tools import binary
 
 pytestmark = pytest.mark.e2e

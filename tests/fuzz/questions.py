@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from extender.webhook.outcomes import RequestOutcome
+from extender.webhook.handlers import RequestOutcome
 from tests.extender.served import BUSY, IDLE, World
 from tests.fuzz.judging import FaultError, Target
 

@@ -43,10 +43,9 @@ from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Collector
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.history import collect_past
+from extender.sources.prometheus.history import collect_past, collect_use
 from extender.sources.prometheus.http import PrometheusClient
-from extender.sources.prometheus.last_use import collect_use
-from extender.sources.prometheus.readings_builder import ReadingsBuilder, read_history
+from extender.sources.prometheus.source import ReadingsBuilder, read_history
 from extender.sources.prometheus.worker import past_frames, round_frames
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook

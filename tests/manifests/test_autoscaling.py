@@ -10,7 +10,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from extender.api.fleet_metrics import FleetCollector
+from extender.api.metrics_route import FleetCollector
 from extender.core.devices.gpu_models import NAMES
 from tests.controlplane.controllers import kube_controller_manager
 from tests.controlplane.objects import Object, pod

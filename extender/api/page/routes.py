@@ -1,29 +1,372 @@
 """Routes of the page: static files, update stream, node detail and history."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from http import HTTPStatus
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlencode
 
-from aiohttp import web
+import orjson
+from aiohttp import hdrs, web
 
 from extender.api.page.broadcaster import Broadcaster
 from extender.api.page.decision_feed import DecisionFeed
-from extender.api.page.detail import node_detail_in_steps
-from extender.api.page.files import file_routes
 from extender.api.page.fleet_feed import FleetFeed
 from extender.api.page.replica_feed import FarFeed
-from extender.api.page.runners_up import Lost
-from extender.api.page.stream import stream
+from extender.core.decision.signals import OTHER_ACTIVITY, UTILIZATION
+from extender.core.decision.verdicts import NodeScore, only, scores_of
+from extender.core.devices.readings import Signal
+from extender.core.devices.thermal_stress import SLOWDOWN_WORDS
+from extender.core.nodes.snapshot import Snapshot
+from extender.core.steps import Steps
+from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.advice import AdviceRoutes
-from extender.insight.last_hour import LastHour, Plots
+from extender.insight.explain_views import lost_by
+from extender.insight.last_hour import LastHour, Plots, rows_of
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.short_memory import ShortMemory
-from extender.placement.history import DecisionHistory
+from extender.insight.views import Json, node_views
+from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.cooperative import YieldControl, run_in_steps
-from extender.server.json_answers import error_answer, json_answer
+from extender.runtime.decoding import MalformedError, decode_with
+from extender.server.json_answers import CONTENT_TYPE, error_answer, json_answer
+from extender.server.query_parameters import QueryError, check_parameters, refusing
 from extender.server.readiness import SourceStatus
+from extender.server.redaction import VIEWER, AccessError, namespace_of, sees
+
+# Server-sent events: send updates to each viewer, and disconnect viewers that do not read.
+
+logger = logging.getLogger(__name__)
+
+MOST_VIEWERS: Final = 64
+"""Viewer limit: each buffers an event of some hundred kilobytes at worst."""
+WRITE_SECONDS: Final = 20.0
+"""Time limit for reading one event; a disconnected page reconnects by itself."""
+
+HEADERS: Final = {
+    hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8",
+    hdrs.CACHE_CONTROL: "no-store",
+    "X-Accel-Buffering": "no",  # a proxy must not buffer events
+}
+
+
+async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamResponse:
+    """Send updates to a viewer until it leaves, stops reading, or the server shuts down."""
+    client = VIEWER.get().name or request.remote or ""
+    is_asked_of_headers = request.method == hdrs.METH_HEAD
+    if not is_asked_of_headers and not broadcaster.has_room_for(client, MOST_VIEWERS):
+        refused = error_answer(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"{MOST_VIEWERS} pages are open already, and enough of them are yours: close one, and "
+            "this page will load",
+        )
+        refused.headers[hdrs.RETRY_AFTER] = "30"
+        return refused
+    response = web.StreamResponse(headers=HEADERS)
+    response.force_close()
+    await response.prepare(request)
+    if is_asked_of_headers:
+        return response
+    viewer = broadcaster.join(client)
+    try:
+        while not (broadcaster.is_closing or viewer.is_let_go):
+            await VIEWER.get().renew()
+            for update in broadcaster.news_for(viewer):
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await response.write(update)
+            await viewer.news.wait()
+    except AccessError:
+        logger.debug("a page lost its access")  # the page reconnects, and receives the reason
+    except (ConnectionError, TimeoutError):
+        # The client left or does not read: abort the connection with its buffered data.
+        if request.transport is not None:
+            request.transport.abort()
+    finally:
+        broadcaster.leave(viewer)
+    return response
+
+
+# The route /v1/page/lost: why the runner-up lost, for the decisions in sight on a page.
+#
+# A full explanation of a decision takes ten milliseconds. This compares only the scores of the
+# first two nodes, which both passed.
+
+PATH: Final = "/v1/page/lost"
+PEERS_PATH: Final = "/v1/peers/lost"
+"""Path for other replicas; its prefix requires a replica's client certificate."""
+MOST_IDS: Final = 50
+"""Largest number of decisions in one request: no screen shows more."""
+MOST_KEPT: Final = 1000
+
+Told = tuple[str, str | None]
+"""A pod's `namespace/name`, and the reason why the runner-up lost."""
+
+
+class Lost:
+    """Handlers of /v1/page/lost, for pages and for other replicas.
+
+    Args:
+        history: decisions of this replica.
+        replicas: this replica and the others.
+        yield_control: yields to webhook requests.
+    """
+
+    def __init__(
+        self,
+        history: DecisionHistory,
+        replicas: Replicas,
+        yield_control: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._history = history
+        self._replicas = replicas
+        self._yield_control = yield_control
+        self._cache: OrderedDict[int, Told] = OrderedDict()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/page/lost."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the route at which other replicas query explanations of runners-up."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        ids = _read_ids(request)
+        ours = [one for one in ids if self._replicas.is_ours(one)]
+        lost = await self._own(ours)
+        theirs = [one for one in ids if not self._replicas.is_ours(one)]
+        if theirs:
+            query = urlencode({"ids": ",".join(theirs)})
+            answers = await self._replicas.others.ask(f"{PEERS_PATH}?{query}")
+            for body in answers.values():
+                lost |= {name: one for name, one in _lost_nodes(body).items() if name in theirs}
+            await VIEWER.get().learn({namespace_of(pod) for pod, _ in lost.values()})
+        seen: Json = {name: why for name, (pod, why) in lost.items() if sees(namespace_of(pod))}
+        return json_answer({"lost_by": seen})
+
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller."""
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
+        lost = await self._own(one for one in _read_ids(request) if self._replicas.is_ours(one))
+        return web.Response(body=orjson.dumps(lost), content_type=CONTENT_TYPE)
+
+    async def _own(self, ids: Iterable[str]) -> dict[str, Told]:
+        """Explain decisions of this replica."""
+        found: dict[str, Told] = {}
+        for name in ids:
+            number = name.rpartition("-")[2]
+            record = self._history.get(int(number)) if number.isdecimal() else None
+            if record is not None:
+                found[name] = await self._explain(record)
+        return found
+
+    async def _explain(self, record: DecisionRecord) -> Told:
+        cached = self._cache.get(record.number)
+        if cached is not None:
+            return cached
+        await self._yield_control()
+        order = record.decision.order[:2].tolist()
+        why = None
+        if len(order) > 1:
+            first, second = (record.decision.candidates[at] for at in order)
+            scores = _scores(record, first, second)
+            if second in scores:
+                why = lost_by(scores.get(first), scores[second])
+        reason = self._cache[record.number] = record.pod.key, why
+        if len(self._cache) > MOST_KEPT:
+            self._cache.popitem(last=False)
+        return reason
+
+
+def _scores(record: DecisionRecord, *nodes: str) -> dict[str, NodeScore]:
+    """Return the recorded scores of nodes; the lowest if a node has several."""
+    found: dict[str, NodeScore] = {}
+    for part in record.evidence:
+        here = [node for node in nodes if node in part.nodes]
+        for one in scores_of(only(part.evidence, *here)) if here else ():
+            other = found.get(one.node)
+            if other is None or one.score < other.score:
+                found[one.node] = one
+    return found
+
+
+def _read_ids(request: web.Request) -> list[str]:
+    """Parse the requested decision ids.
+
+    Raises:
+        QueryError: there are none or too many.
+    """
+    check_parameters(request.query, frozenset({"ids"}))
+    text = request.query.get("ids", "")
+    ids = [one for one in text.split(",") if one]
+    if not 1 <= len(ids) <= MOST_IDS:
+        raise QueryError("ids", text, f"must be 1 to {MOST_IDS} decision ids, separated by commas")
+    return ids
+
+
+def _lost_nodes(body: bytes | None) -> dict[str, Told]:
+    """Decode another replica's answer; empty if it is malformed."""
+    try:
+        document = mapping_of(decode_with(orjson.loads, body or b"{}"))
+    except MalformedError:
+        return {}
+    return {
+        name: (text_of(one[0]), text_of(one[1]) or None)
+        for name, one in document.items()
+        if isinstance(one, list) and len(one) == 2  # noqa: PLR2004 - pod and reason
+    }
+
+
+# Static files of the page, read once and served with a strict content security policy.
+
+FOLDER: Final = Path(__file__).parent / "static"
+INDEX: Final = "index.html"
+
+TYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        ".html": "text/html; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".svg": "image/svg+xml",
+    }
+)
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""No inline scripts or styles, no other origins, and no text that becomes markup."""
+
+SAFE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Content-Security-Policy": POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+        hdrs.CACHE_CONTROL: "no-cache",  # the browser revalidates each file by its ETag
+    }
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    kind: str
+    tag: str
+
+
+def file_routes() -> list[web.RouteDef]:
+    """Return the routes of the page's files, and redirects to the page."""
+    files = {path.name: _read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
+    routes = [web.get(f"/page/{name}", _serving(file)) for name, file in files.items()]
+    if INDEX in files:
+        routes.append(web.get("/page/", _serving(files[INDEX])))
+    return [*routes, web.get("/page", _to("page/")), web.get("/", _to("page/"))]
+
+
+def _read(path: Path) -> _File:
+    body = path.read_bytes()
+    return _File(body=body, kind=TYPES[path.suffix], tag=f'"{sha256(body).hexdigest()[:20]}"')
+
+
+def _serving(file: _File) -> Handler:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        headers = {**SAFE_HEADERS, hdrs.ETAG: file.tag}
+        if request.headers.get(hdrs.IF_NONE_MATCH) == file.tag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=file.body, headers={**headers, hdrs.CONTENT_TYPE: file.kind})
+
+    return serve
+
+
+def _to(where: str) -> Handler:
+    """Return a handler that redirects to a relative path, which works behind a proxy too."""
+
+    async def redirect(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=302, headers={**SAFE_HEADERS, hdrs.LOCATION: where})
+
+    return redirect
+
+
+# Detail of one node for the page: the record of /v1/nodes, and every reading with its source.
+
+SHOWN: Final = (
+    *UTILIZATION,
+    *OTHER_ACTIVITY,
+    Signal.MEMORY_USED,
+    Signal.MEMORY_FREE,
+    Signal.POWER,
+    Signal.POWER_LIMIT,
+    Signal.TEMPERATURE,
+    Signal.MEMORY_TEMPERATURE,
+)
+"""Signals whose raw readings are shown."""
+
+PIECE_DEVICES: Final = 2
+"""Devices to look up between two yields to the event loop."""
+
+
+def throttling(reasons: float | None) -> list[str] | None:
+    """Return the reasons that slow a card down, None if unknown.
+
+    Example:
+        >>> throttling(0x44), throttling(0x1), throttling(None)
+        (['software power cap', 'hardware thermal slowdown'], [], None)
+    """
+    if reasons is None:
+        return None
+    return [text for bit, text in SLOWDOWN_WORDS.items() if int(reasons) & bit]
+
+
+def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
+    """Build a node's record with its devices' readings, in steps; None for an unknown node."""
+    if name not in fleet.nodes:
+        return None
+    snapshot = fleet.snapshot()
+    (view,) = node_views(fleet, snapshot, [name], gpus=True)
+    record = fleet.nodes[name]
+    view["labels"] = dict(record.labels)
+    view["taints"] = [asdict(taint) for taint in record.taints]
+    gpus = view["gpus"]
+    assert isinstance(gpus, list)  # noqa: S101 - asked for above
+    rows = rows_of(fleet, snapshot, name)
+    for at, (gpu, row) in enumerate(zip(gpus, rows, strict=True)):
+        if at % PIECE_DEVICES == 0:
+            yield
+        gpu["readings"] = _readings(fleet, snapshot, row)
+        gpu["throttling"] = throttling(fleet.store.value(Signal.CLOCK_EVENT_REASONS, row))
+    return view
+
+
+def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:
+    """Return a device's latest readings, one for each signal."""
+    readings: list[Json] = []
+    for signal in SHOWN:
+        value, by = fleet.store.value(signal, row), fleet.store.told([signal], row)
+        if value is not None and by is not None:
+            readings.append(
+                {
+                    "signal": signal.value,
+                    "value": value,
+                    "source": by[0],
+                    "age_seconds": max(snapshot.at - by[1], 0.0),
+                }
+            )
+    return readings
+
 
 STREAM: Final = "/v1/page/stream"
 """Path of the update stream, which stays open."""

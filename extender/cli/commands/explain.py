@@ -1,19 +1,309 @@
 """`idlegpu explain`: explain a pod's placement, or predict that of a manifest."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.cli.commands.explain_tables import render
+from extender.cli import formatting
+from extender.cli.commands.best import COLUMNS, row
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
-from extender.cli.remote.answers import Explanation
+from extender.cli.remote.answers import (
+    Counted,
+    DecisionAnswer,
+    DeviceAnswer,
+    Explanation,
+    Request,
+    VerdictAnswer,
+    Waiting,
+)
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import FILE, Session, connected
+from extender.cli.tables import Cell, line, sheet, stack, word
+
+# Render an explanation: the outcome, then a table of all nodes, then one node in detail.
+
+DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "=LANDS",
+                  ">ASSUMED", "SOURCE, AGE", "HEALTH"]  # fmt: skip
+SIGNALS = {
+    "graphics_active_ratio": "graphics",
+    "gpu_utilization_ratio": "GPU util",
+    "sm_active_ratio": "SM",
+    "tensor_active_ratio": "tensor",
+    "dram_active_ratio": "DRAM",
+    "memory_copy_utilization_ratio": "mem copy",
+    "power_watts": "power",
+}
+"""Short name of each signal that can be the source of a device's activity."""
+PART_COLUMNS = ["PART OF THE SCORE", ">EARNED", ">AT MOST", ">ADDS"]
+MOST_NAMES = 4
+RECOMPUTED = "recomputed from current readings, not from those of the decision:"
+NOT_KNOWN = "and no decision about it is remembered: none was made, or it is too old"
+
+
+def render(
+    answer: Explanation, *, node: str | None, limit: int, is_wide: bool, has_scores: bool = False
+) -> RenderableType:
+    """Render an explanation for people.
+
+    Args:
+        answer: the explanation.
+        node: node to show in detail, or the reason why that is impossible; None for the node that
+            the pod is bound to, else our first choice.
+        limit: largest number of nodes to list.
+        is_wide: show all recorded nodes in detail, and list the rejected nodes one by one.
+        has_scores: show the parts of each detailed node's score.
+    """
+    parts: list[RenderableType | None] = [*_head(answer)]
+    listed = answer.nodes[:limit]
+    refused = [*_refused(answer)] if is_wide else []
+    if listed or answer.others or refused:
+        parts += [Text(""), _nodes(answer, limit, refused), _left(answer, limit)]
+    parts += [*_reasons("refused by idlegpu", answer.rejected)]
+    parts += [*_reasons("not asked about", answer.closed)]
+    for verdict in _detailed(answer, node, is_wide=is_wide):
+        parts += [Text(""), *_detail(verdict, has_scores=has_scores)]
+    if node is not None and (why := _why_no_detail(answer, node)):
+        parts += [Text(""), line(why, "yellow")]
+        for verdict in answer.asked_node.now if answer.asked_node else ():
+            detail = _detail(verdict, has_scores=has_scores)
+            parts += [Text(""), line(RECOMPUTED, "yellow"), *detail]
+    if answer.not_checked:
+        parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
+    if answer.kept is not None and answer.kept.in_short:
+        parts += [Text(""), line(answer.kept.note, "dim")]
+    return stack(parts)
+
+
+def _head(answer: Explanation) -> Iterable[RenderableType]:
+    yield line(f"{answer.pod}: {_outcome(answer)}", "bold")
+    for problem in answer.problems:
+        yield line(problem.message, "yellow")
+    decision = answer.decision
+    if decision is not None and decision.request is not None:
+        yield line(_asked(decision.request))
+    if decision is not None:
+        filtered = answer.filter or decision
+        summary = f"{filtered.feasible} of {filtered.candidates} candidates would do"
+        yield line(f"{summary}{_about(decision)}")
+        if decision.is_shadow:
+            yield line(formatting.SHADOW, "yellow")
+    if answer.pending is not None:
+        yield from _waiting(answer.pending)
+
+
+def _outcome(answer: Explanation) -> str:
+    decision = answer.decision
+    chosen = decision.node if decision else None
+    if answer.is_hypothetical:
+        return f"would go to {chosen}" if chosen else "no node would do"
+    if answer.bound_node:
+        choice = {True: "our first choice", False: f"not our first choice, {chosen}"}
+        text = choice.get(bool(answer.is_followed), "") if decision else NOT_KNOWN
+        return f"is on {answer.bound_node}, {text}"
+    if answer.state == "gone":
+        return f"is gone; our choice was {chosen or 'no node'}"
+    return f"waits: {answer.state}"
+
+
+def _asked(request: Request) -> str:
+    parts = [formatting.resources(request.resources)]
+    if request.gpu_memory_bytes:
+        parts.append(f"{formatting.gib(request.gpu_memory_bytes)} GiB on each")
+    if request.prefer_models:
+        parts.append(f"preferably {', '.join(request.prefer_models)}")
+    if request.require_idle:
+        parts.append("idle for certain")
+    if request.max_utilization_ratio is not None and request.max_memory_ratio is not None:
+        parts.append(
+            f"idle is below {formatting.percent(request.max_utilization_ratio)} activity and "
+            f"{formatting.percent(request.max_memory_ratio)} memory"
+        )
+    if request.strategy:
+        parts.append(f"strategy {request.strategy}")
+    return f"asks for {', '.join(parts)}"
+
+
+def _about(decision: DecisionAnswer) -> str:
+    if not decision.number:
+        return " now"
+    took = f", {decision.duration_seconds * 1000:.1f} ms" if decision.duration_seconds else ""
+    return f" (decision {decision.number}, {decision.verb}, {formatting.clock(decision.at)}{took})"
+
+
+def _waiting(pod: Waiting) -> Iterable[RenderableType]:
+    yield line(f"waits for {formatting.span(pod.waiting_seconds)}, scheduler {pod.scheduler}")
+    for name, counted in (("kube-scheduler", pod.by_scheduler), ("idlegpu", pod.by_us)):
+        for one in counted:
+            yield line(f"  {name}: {one.count} {one.reason}")
+    if pod.message and not pod.by_scheduler and not pod.by_us:
+        yield line(f"  kube-scheduler: {pod.message}")
+    for hint in pod.hints:
+        yield line(f"  what would help: {hint}", "cyan")
+
+
+def _refused(answer: Explanation) -> Iterable[tuple[str, str]]:
+    """Yield the rejected nodes that are not recorded in full, each with its reason."""
+    in_full = {verdict.node for verdict in answer.nodes}
+    for one in answer.rejected:
+        yield from ((node, one.reason) for node in one.nodes if node not in in_full)
+
+
+def _nodes(answer: Explanation, limit: int, refused: Iterable[tuple[str, str]]) -> RenderableType:
+    columns = [*COLUMNS, "WHY NOT FIRST"]
+    blanks = [formatting.NOTHING] * (len(COLUMNS) - 2)
+    rows: list[list[Cell]] = []
+    for verdict in answer.nodes[:limit]:
+        first = f"first choice: {verdict.reason}" if verdict.reason else "first choice"
+        why: Cell = verdict.lost_by or ("-" if verdict.rank is None else first)
+        if verdict.is_bound:
+            why = Text.assemble(word("bound"), f" here, {formatting.clean(str(why))}")
+        rows.append([*row(verdict.rank, verdict), why])
+    rows += (
+        [formatting.NOTHING, other.node, *blanks, f"kept in short: {other.score:.6f}"]
+        for other in answer.others[: max(limit - len(rows), 0)]
+    )
+    rows += ([formatting.NOTHING, node, *blanks, f"refused: {why}"] for node, why in refused)
+    return sheet(columns, rows)
+
+
+def _left(answer: Explanation, limit: int) -> Text | None:
+    shown = min(len(answer.nodes) + len(answer.others), limit)
+    left = len(answer.nodes) + len(answer.others) + answer.others_left - shown
+    return line(f"and {left} more (--limit)", "dim") if left > 0 else None
+
+
+def _reasons(heading: str, counted: list[Counted]) -> Iterable[RenderableType]:
+    for one in counted:
+        names = formatting.listed(one.nodes, MOST_NAMES)
+        more = one.count - len(one.nodes)
+        if more > 0 and len(one.nodes) <= MOST_NAMES:
+            names += f" and {more} more"
+        elif more > 0:
+            names = formatting.listed([*one.nodes, *[""] * more], MOST_NAMES)
+        yield line(f"{heading}: {one.count} {one.reason}: {names}")
+
+
+def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[VerdictAnswer]:
+    """Select the nodes to show in detail."""
+    if node is not None:
+        return [verdict for verdict in answer.nodes if verdict.node == node]
+    if is_wide:
+        return answer.nodes
+    chosen = answer.decision.node if answer.decision else None
+    bound = [verdict for verdict in answer.nodes if verdict.is_bound]
+    return bound or [verdict for verdict in answer.nodes if verdict.node == chosen]
+
+
+def _why_no_detail(answer: Explanation, node: str) -> str:
+    """Return the reason why a node cannot be shown in detail, "" if it can."""
+    if any(verdict.node == node for verdict in answer.nodes):
+        return ""
+    one = answer.asked_node
+    why = one.why if one is not None and one.why else "no decision about this pod is remembered"
+    return f"{node}: {why}"
+
+
+def _detail(verdict: VerdictAnswer, *, has_scores: bool) -> Iterable[RenderableType]:
+    """Yield the lines of one node in detail: reason, devices, and the parts of its score."""
+    title = (
+        f"{verdict.node}, {verdict.resource}: {verdict.idle} idle of {verdict.landing} GPUs that "
+        f"the pod could land on, {verdict.needed} needed"
+    )
+    if verdict.assumed:
+        title += f", {verdict.assumed} assumed on them"
+    if verdict.taken:
+        title += f", {verdict.taken} taken by pods on unknown GPUs"
+    yield line(title, "bold")
+    if verdict.reason:
+        yield line(verdict.reason)
+    if verdict.is_late:
+        yield line(
+            "as of the pod's binding: the decision's own snapshot was already replaced",
+            "yellow",
+        )
+    if not verdict.is_agreed:
+        yield line(
+            "readings and API server disagree on which GPUs are in use: the pod may land on any",
+            "yellow",
+        )
+    yield sheet(DEVICE_COLUMNS, (_device(device) for device in verdict.devices))
+    yield from (line(_room(device)) for device in verdict.devices if device.declared_bytes)
+    if has_scores:
+        yield Text("")
+        yield _scores(verdict)
+
+
+def _scores(verdict: VerdictAnswer) -> RenderableType:
+    parts = [
+        [part.name, formatting.percent(part.value), f"{part.share:.6f}", f"{part.adds:.6f}"]
+        for part in verdict.parts
+    ]
+    factors = [
+        [
+            f"of the certainty, {factor.name} leave",
+            formatting.percent(factor.value),
+            "",
+            f"x {factor.keeps:.4f}",
+        ]
+        for factor in verdict.factors
+        if factor.value
+    ]
+    return sheet(PART_COLUMNS, [*parts, ["score", "", "", f"{verdict.score:.6f}"], *factors])
+
+
+def _room(device: DeviceAnswer) -> str:
+    """Format the calculation of a device's room for memory, if its pods declared memory.
+
+    Room is total minus declared minus use by others, but at most the measured free memory.
+    """
+    index = "?" if device.index is None else device.index
+    return (
+        f"GPU {index}: {formatting.gib(device.free_bytes)} GiB of room: "
+        f"{formatting.gib(device.memory_total_bytes)} in all, "
+        f"{formatting.gib(device.declared_bytes)} declared by its pods, "
+        f"{formatting.gib(device.others_bytes)} in use by others, "
+        f"{formatting.gib(device.memory_free_bytes)} measured free"
+    )
+
+
+def _device(device: DeviceAnswer) -> list[Cell]:
+    index = "?" if device.index is None else str(device.index)
+    instance = f"/{device.gpu_instance_id}" if device.gpu_instance_id else ""
+    celsius, activity = device.temperature_celsius, device.signals.get("utilization")
+    throttled = f"throttled: {device.throttling}" if device.throttling else ""
+    return [
+        index + instance,
+        word(device.state),
+        formatting.percent(device.utilization_ratio),
+        SIGNALS.get(activity.signal, formatting.NOTHING) if activity else formatting.NOTHING,
+        formatting.percent(device.memory_used_ratio),
+        # The memory of a GPU in use is freed only when its pod ends: it is no room for this pod.
+        formatting.gib(device.free_bytes) if device.can_land else formatting.NOTHING,
+        formatting.UNKNOWN if celsius is None else f"{celsius:.0f}",
+        word("yes" if device.can_land else "no"),
+        str(device.assumed),
+        source_and_age(device),
+        "; ".join(filter(None, (device.health, throttled))) or formatting.NOTHING,
+    ]
+
+
+def source_and_age(device: DeviceAnswer) -> str:
+    """Format the source and age of each signal of a device."""
+    texts = {
+        name: f"{one.source} {formatting.span(one.age_seconds)}"
+        for name, one in device.signals.items()
+    }
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{name}: {text}" for name, text in texts.items()) or device.source
+
 
 FEW: Final = 10
 EVERY: Final = 10_000

@@ -11,6 +11,7 @@ for each other. To replace the CA without downtime: run with --next-ca, restart 
 
 import argparse
 import asyncio
+import base64
 import ipaddress
 import random
 import sys
@@ -20,6 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
 from extender.kube.kubeconfig import SERVICE_ACCOUNT, KubeConfigError
 from extender.server.certificates.issuing import (
@@ -38,14 +40,67 @@ from extender.server.certificates.issuing import (
 from extender.server.certificates.lease import alone_with
 from extender.server.certificates.storing import (
     CA_CONFIG_MAP,
+    LIMIT_BYTES,
     SIDES,
+    TIMEOUT_SECONDS,
     Secrets,
     alone_in,
     publish,
     read_folder,
     write_folder,
 )
-from extender.server.certificates.webhook import write_ca_bundle
+
+# Write the CA certificates to the `caBundle` of a MutatingWebhookConfiguration.
+
+PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
+
+
+async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
+    """Set the `caBundle` of every webhook in a MutatingWebhookConfiguration; keep its other fields.
+
+    Args:
+        client: client for the API server.
+        name: name of the existing object.
+        bundle: CA certificates in PEM.
+
+    Returns:
+        Whether the object was changed.
+
+    Raises:
+        KubeError: the API server cannot be reached, refuses, or has no such object.
+    """
+    found = await client.get(
+        f"{PATH}/{name}",
+        {},
+        action=f"get {RESOURCE}",
+        timeout_seconds=TIMEOUT_SECONDS,
+        limit_bytes=LIMIT_BYTES,
+    )
+    wanted = base64.b64encode(bundle).decode()
+    webhooks = objects_of(found.get("webhooks"))
+    configs = [mapping_of(webhook.get("clientConfig")) for webhook in webhooks]
+    if all(config.get("caBundle") == wanted for config in configs):
+        return False
+    # A merge patch replaces a list, so send the whole list as read. resourceVersion makes the API
+    # server reject the patch if another client changed the object since.
+    version = text_of(mapping_of(found.get("metadata")).get("resourceVersion"))
+    change = {
+        "metadata": {"resourceVersion": version},
+        "webhooks": [
+            {**webhook, "clientConfig": {**config, "caBundle": wanted}}
+            for webhook, config in zip(webhooks, configs, strict=True)
+        ],
+    }
+    await client.send(
+        "PATCH",
+        f"{PATH}/{name}",
+        change,
+        action=f"patch {RESOURCE}",
+        timeout_seconds=TIMEOUT_SECONDS,
+    )
+    return True
+
 
 DEFAULT_NAMESPACE: Final = "idlegpu"
 

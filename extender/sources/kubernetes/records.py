@@ -4,7 +4,7 @@ Fields that kubelets refresh for no change (heartbeats, timestamps of label runs
 that equal records mean that nothing changed which matters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from extender.core.decision.filtering import Rejection
+from extender.core.devices.gpu_models import ANY, short_model
 from extender.core.nodes.host_resources import (
     CPU,
     MEMORY,
@@ -30,7 +31,7 @@ from extender.core.nodes.node_selection import (
     read_selection,
 )
 from extender.core.nodes.pod_owners import likeness_of, owner_of
-from extender.core.request.annotations import PREFIX, read_memory
+from extender.core.request.annotations import PREFIX, Annotation, read_memory
 from extender.core.request.gpu_resources import (
     ResourceNames,
     count_devices,
@@ -46,14 +47,59 @@ from extender.core.request.scheduled_condition import (
     message_of,
     scheduled_condition,
 )
-from extender.core.untyped import int_of, mapping_of, objects_of, text_of
+from extender.core.untyped import int_of, items_of, mapping_of, objects_of, text_of
 from extender.sources.kubernetes.pod_failures import (
     is_device_fault,
     is_failed_early,
     last_end,
 )
 from extender.sources.kubernetes.timestamps import parse_time
-from extender.sources.kubernetes.wanted_models import wanted_model
+
+# Which model of GPU a pod asks for: by its node selector, its affinity, or our annotation.
+
+MODEL_LABELS: Final = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+"""Labels of nodes that name their GPUs' model."""
+
+
+def wanted_model(raw: Mapping[str, object]) -> str:
+    """Return the model that a Pod object asks for as one word of few, "" where it does not.
+
+    What it must have comes before what it prefers; of several that would do the first counts.
+
+    Example:
+        >>> wanted_model({"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}})
+        'l4'
+        >>> wanted_model({})
+        ''
+    """
+    spec = mapping_of(raw.get("spec"))
+    for model in (*_selected(spec), *_preferred(raw)):
+        short = short_model(model)
+        if short != ANY:  # it has no word that could be a model's
+            return short
+    return ""
+
+
+def _selected(spec: Mapping[str, object]) -> Iterator[str]:
+    selector = mapping_of(spec.get("nodeSelector"))
+    yield from (text_of(selector.get(label)) for label in MODEL_LABELS)
+    by_node = mapping_of(mapping_of(spec.get("affinity")).get("nodeAffinity"))
+    required = mapping_of(by_node.get("requiredDuringSchedulingIgnoredDuringExecution"))
+    for term in objects_of(required.get("nodeSelectorTerms")):
+        for expression in objects_of(term.get("matchExpressions")):
+            if expression.get("key") in MODEL_LABELS and expression.get("operator") == "In":
+                yield from map(text_of, items_of(expression.get("values")))
+
+
+def _preferred(raw: Mapping[str, object]) -> Iterator[str]:
+    annotations = mapping_of(mapping_of(raw.get("metadata")).get("annotations"))
+    yield from text_of(annotations.get(Annotation.PREFER_MODELS.value)).split(",")
+
 
 GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
 ADDRESSES_KEPT: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from extender.sources.prometheus.dcgm import (
     Metric,
     convert,
 )
-from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
-from extender.sources.prometheus.dcgm_shares import PodShare, devices_in, shares_in
+from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable, device_key, number
 from extender.sources.prometheus.dcgm_tenants import (
     Tenants,
     changes,
@@ -35,6 +34,45 @@ from extender.sources.prometheus.queries import Queries, outcome
 from extender.sources.prometheus.response_template import Text, digest
 from extender.sources.prometheus.rows import Rows, nothing
 from extender.sources.prometheus.slow_metrics import SlowColumns
+
+# What each pod holds of the memory of devices that pods share, as DCGM series say.
+#
+# Exporters from 4.8.2 on split the memory in use by pod on shared devices, and tell that of the
+# whole device besides.
+
+Row = Mapping[str, Any]
+
+PodShare = tuple[DeviceKey, str, int]
+"""A device, a pod on it (`namespace/name`), and what that holds of its memory, in bytes."""
+
+
+def devices_in(rows: Iterable[Row]) -> list[DeviceKey]:
+    """Read which devices an answer names."""
+    keys = (device_key(row["metric"]) for row in rows)
+    return [key for key in keys if key is not None]
+
+
+def shares_in(rows: Iterable[Row], metric: Metric) -> list[PodShare]:
+    """Read what pods hold; of a pod with several shares of a device it is told of each.
+
+    Args:
+        rows: of an answer to `promql.shares_query`.
+        metric: the metric that was asked for.
+    """
+    found: dict[tuple[DeviceKey, str], float] = {}
+    for row in rows:
+        labels = row["metric"]
+        key = device_key(labels)
+        name = labels.get("exported_pod") or labels.get("pod")
+        if key is None or not name:
+            continue
+        prefix = "exported_" if labels.get("exported_pod") else ""
+        pod = f"{labels.get(prefix + 'namespace', '')}/{name}"
+        told = convert(np.array([number(row["value"][1])]), metric.unit, Signal.MEMORY_USED)
+        if not np.isnan(told[0]):
+            found[key, pod] = max(found.get((key, pod), 0.0), float(told[0]))
+    return [(key, pod, int(held)) for (key, pod), held in found.items()]
+
 
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus

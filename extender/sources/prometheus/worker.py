@@ -23,9 +23,8 @@ from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Collector, Round
 from extender.sources.prometheus.common import PATHS, PrometheusError
 from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.history import PastReadings, collect_past
+from extender.sources.prometheus.history import PastReadings, collect_past, collect_use
 from extender.sources.prometheus.http import PrometheusClient
-from extender.sources.prometheus.last_use import collect_use
 from extender.sources.prometheus.node_identity import NodeIdentity
 
 if TYPE_CHECKING:

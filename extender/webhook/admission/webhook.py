@@ -2,24 +2,29 @@
 
 import asyncio
 import logging
+import math
+import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Final, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import Counter as Metric
 
-from extender.core.nodes.node_selection import read_selection
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.nodes.node_affinity import selects
+from extender.core.nodes.node_selection import Operator, Selection, Term, read_selection
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from extender.core.untyped import mapping_of, text_of
-from extender.kube.client import KubeClient
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.kube.client import KubeClient, KubeError
 from extender.runtime.log_throttle import LogThrottle
 from extender.settings.admission import Admission
-from extender.webhook.admission.node_access import is_pinned, takes_nodes_of
 from extender.webhook.admission.review import (
     Review,
     ReviewError,
@@ -27,7 +32,159 @@ from extender.webhook.admission.review import (
     encode_answer,
     patch_pod,
 )
-from extender.webhook.admission.scheduler_lease import SchedulerLease
+
+# Whether a scheduler is there: it holds its Lease as long as it renews it.
+
+
+DURATION_SECONDS: Final = 15.0
+"""Where the Lease does not say: what kube-scheduler writes unless told otherwise."""
+MAX_DURATION_SECONDS: Final = 3600.0
+
+TIMEOUT_SECONDS: Final = 5.0
+LIMIT_BYTES: Final = 1 << 20
+ACTION: Final = "get leases.coordination.k8s.io"
+
+
+class SchedulerLease:
+    """Looks at a Lease again and again; nobody who asks waits for that.
+
+    A Lease counts from a renewal that was seen, on our own clock, for as long as it says itself:
+    clocks of other machines are not trusted, and what a dead scheduler left behind proves nothing.
+
+    Args:
+        client: the API server.
+        namespace: where the Lease is.
+        name: its name.
+        check_seconds: time between two looks.
+        monotonic: seconds since any moment.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        namespace: str,
+        name: str,
+        check_seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+        self._name = f"{namespace}/{name}"
+        self._check_seconds = check_seconds
+        self._monotonic = monotonic
+        self._seen: tuple[str, str] | None = None
+        self._fresh_until = -math.inf
+        self._was_fresh = False
+        self._cause = ""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether somebody holds the Lease now."""
+        return self._monotonic() < self._fresh_until
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._check_seconds * random.uniform(0.9, 1.1))
+
+    async def look(self) -> None:
+        """Look at the Lease once; a look that fails changes nothing, and time goes on."""
+        # From before the question: the renewal is older than the answer.
+        started = self._monotonic()
+        try:
+            lease = await self._client.get(
+                self._path,
+                {},
+                action=ACTION,
+                timeout_seconds=TIMEOUT_SECONDS,
+                limit_bytes=LIMIT_BYTES,
+            )
+        except KubeError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                self._seen, self._fresh_until = ("", ""), -math.inf
+            self._note(str(error))
+        else:
+            self._take(mapping_of(lease.get("spec")), started)
+            self._note("")
+        self._tell()
+
+    def _take(self, spec: object, at: float) -> None:
+        """Take what the Lease says."""
+        told = mapping_of(spec)
+        holder = text_of(told.get("holderIdentity"))
+        seen = (holder, text_of(told.get("renewTime")))
+        before, self._seen = self._seen, seen
+        if not holder:  # given back
+            self._fresh_until = -math.inf
+        elif before is not None and seen != before:
+            duration = told.get("leaseDurationSeconds")
+            if not isinstance(duration, int) or duration <= 0:
+                duration = DURATION_SECONDS
+            self._fresh_until = at + min(float(duration), MAX_DURATION_SECONDS)
+
+    def _note(self, cause: str) -> None:
+        """Log a failure once, and once that it is over."""
+        if cause and cause != self._cause:
+            logger.warning(
+                "cannot look at the scheduler's Lease", extra={"lease": self._name, "cause": cause}
+            )
+        self._cause = cause
+
+    def _tell(self) -> None:
+        """Log when the scheduler comes or goes."""
+        if self.is_fresh == self._was_fresh:
+            return
+        self._was_fresh = self.is_fresh
+        message = (
+            "the scheduler is there: pods are given to it"
+            if self._was_fresh
+            else "the scheduler does not renew its Lease: pods keep theirs"
+        )
+        logger.info(message, extra={"lease": self._name})
+
+
+# Whether a pod can go to the nodes of the scheduler that it would be given; else it would wait.
+
+LABEL: Final = "idlegpu.io/scheduler"
+"""Label of the nodes that a scheduler places pods on, with its name as value: `addedAffinity` of
+its configuration wants it."""
+
+
+def is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
+    """Tell whether a pod is meant for nodes by name, as a DaemonSet's are: theirs may be no others.
+
+    Args:
+        pod: the Pod object.
+        selection: what it says of its nodes.
+    """
+    owners = objects_of(mapping_of(pod.get("metadata")).get("ownerReferences"))
+    return any(owner.get("kind") == "DaemonSet" for owner in owners) or any(
+        field.operator is Operator.IN for term in selection.terms or () for field in term.fields
+    )
+
+
+def takes_nodes_of(scheduler: str, selection: Selection) -> bool:
+    """Tell whether a pod can go to nodes with the label of a scheduler, for all it says of that.
+
+    Example:
+        >>> takes_nodes_of("idlegpu-scheduler", Selection(labels=((LABEL, "another"),)))
+        False
+        >>> takes_nodes_of("idlegpu-scheduler", Selection(labels=(("disk", "ssd"),)))
+        True
+    """
+    about_label = Selection(
+        labels=tuple(label for label in selection.labels if label[0] == LABEL),
+        terms=None
+        if selection.terms is None
+        else tuple(
+            Term(labels=tuple(one for one in term.labels if one.key == LABEL))
+            for term in selection.terms
+        ),
+    )
+    return selects(about_label, NodeRecord(name="", labels={LABEL: scheduler}))
+
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from extender.api.certificate_metrics import CertificateCollector, certificate_ends
+from extender.api.metrics_route import CertificateCollector, certificate_ends
 from extender.settings.agents import Agents
 from extender.settings.config import Settings
 from extender.settings.tls import Tls

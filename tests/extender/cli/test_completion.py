@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from extender.cli.__main__ import COMMANDS
 from extender.cli.completing import main
-from extender.cli.registry import COMMANDS
 from tests.extender.cli.terminal import at_terminal
 
 

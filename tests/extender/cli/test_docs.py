@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.cli.registry import COMMANDS
+from extender.cli.__main__ import COMMANDS
 from tests.extender.cli.serving import runner
 
 ROOT = Path(__file__).parents[3]

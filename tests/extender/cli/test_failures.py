@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from extender.cli.registry import COMMANDS, module_of
+from extender.cli.__main__ import COMMANDS, module_of
 from tests.extender.certificates import issue
 from tests.extender.cli.serving import Run, runner, serving
 

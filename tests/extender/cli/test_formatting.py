@@ -10,7 +10,7 @@ from extender.cli.formatting import parse_span, span
 MODULES = (
     "extender.cli.formatting",
     "extender.cli.manifests",
-    "extender.cli.registry",
+    "extender.cli.__main__",
     "extender.cli.commands.pending",
     "extender.cli.remote.transports",
     "extender.insight.scheduler_message",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.effects.peer_delay import WINDOW_SECONDS, Delay
+from extender.effects.peers import WINDOW_SECONDS, Delay
 
 APART = 12_345.0
 """Our clock before theirs."""

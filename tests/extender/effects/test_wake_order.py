@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.nodes.node_selection import read_selection
-from extender.effects.wake_order import MAX_NEEDS, MAX_PROMISING, LookOrder
+from extender.effects.wake_plan import MAX_NEEDS, MAX_PROMISING, LookOrder
 from extender.effects.waker import Waker, build_waker
 from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.node_selection import read_selection
-from extender.effects.wake_order import MAX_NEEDS
+from extender.effects.wake_plan import MAX_NEEDS
 from extender.effects.waker import LOOKED_AT, REST, _run_and_rest
 from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget

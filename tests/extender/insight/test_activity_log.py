@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from extender.core.nodes.snapshot import Ratios, Telemetry
-from extender.insight.activity_log import PIECES, ActivityLog
+from extender.insight.regret_watch import PIECES, ActivityLog
 
 EVERY = 60.0
 SPAN = PIECES * EVERY

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.api.fleet_metrics import FleetCollector
+from extender.api.metrics_route import FleetCollector
 from extender.api.page.device_index import GROUP_LABELS
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
@@ -15,7 +15,7 @@ from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import POOL_LABELS, is_shown
 from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
-from extender.sources.kubernetes.wanted_models import wanted_model
+from extender.sources.kubernetes.records import wanted_model
 from tests.extender.insight.advising import SHARED, AdvisingWorld
 from tests.extender.insight.test_holders import card
 from tests.extender.served import BUSY, GPU, IDLE, Gpu

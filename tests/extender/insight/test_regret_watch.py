@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.insight.activity_log import PIECES
-from extender.insight.regret_watch import MAX_WAITING, PlacementOutcome, RegretWatch
+from extender.insight.regret_watch import MAX_WAITING, PIECES, PlacementOutcome, RegretWatch
 from tests.builders import pod_ref
 from tests.worlds import BUSY, IDLE, World
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from extender.insight.shared_work import MOST_KEPT, Shared
+from extender.insight.holders import MOST_KEPT, Shared
 
 
 class Maker:

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import override
 
-from extender.runtime import log_writer
-from extender.runtime.log_writer import BackgroundHandler
-from extender.runtime.logs import JsonFormatter
+from extender.runtime import logs
+from extender.runtime.logs import BackgroundHandler, JsonFormatter
 
 DEADLINE_SECONDS = 10.0
 
@@ -80,7 +79,7 @@ def test_logging_does_not_wait_for_the_reader(stream: SlowStream) -> None:
 def test_lines_that_are_not_read_are_dropped_and_counted(
     stream: SlowStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_writer, "WAITING_LINES", 3)
+    monkeypatch.setattr(logs, "WAITING_LINES", 3)
     logger, handler = log_to(stream)
     logger.warning("held")
     assert stream.is_full.wait(DEADLINE_SECONDS)

@@ -8,7 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from extender.app import Extender
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings
-from extender.webhook.outcomes import FAULTY, VERBS, RequestOutcome
+from extender.webhook.handlers import FAULTY, VERBS, RequestOutcome
 
 ELSEWHERE: Final = {
     "admissions": "the webhook creates them, which is off unless asked for",

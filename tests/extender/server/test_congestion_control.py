@@ -6,9 +6,8 @@ import socket
 import pytest
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.server import congestion_control as pacing
-from extender.server.congestion_control import congestion_control, unpace
-from extender.server.listener import Listener
+from extender.server import listener as pacing
+from extender.server.listener import Listener, congestion_control, unpace
 
 
 class Pacing(socket.socket):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import ClaimedDevice
-from extender.sources.kubernetes.claim_records import DeviceName, reduce_claim, reduce_slice
+from extender.sources.kubernetes.claims import DeviceName, reduce_claim, reduce_slice
 from extender.sources.kubernetes.reflector import MAX_FAILURES
 from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.kube_objects import Object, pod

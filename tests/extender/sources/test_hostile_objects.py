@@ -16,7 +16,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
 from extender.insight.what_if import read_asked
 from extender.runtime.metrics import Metrics
-from extender.sources.kubernetes.claim_records import reduce_claim, reduce_slice
+from extender.sources.kubernetes.claims import reduce_claim, reduce_slice
 from extender.sources.kubernetes.records import reduce_exporter, reduce_node, reduce_pod
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook

@@ -15,7 +15,7 @@ from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
 from extender.settings.config import Prometheus
 from extender.sources.prometheus import past_use
-from extender.sources.prometheus.last_use import STEP_SECONDS
+from extender.sources.prometheus.history import STEP_SECONDS
 from extender.sources.prometheus.past_use import PastUse
 from tests.extender.fake_kube import eventually
 from tests.extender.sources.backfilling import Line, backfill

@@ -1,8 +1,8 @@
 """Pods that wait for a resource of which not all is known yet are told once all is."""
 
 from extender.core.request.gpu_resources import ResourceNames
+from extender.sources.kubernetes.cluster import PodFeed
 from extender.sources.kubernetes.object_cache import Pace
-from extender.sources.kubernetes.pod_feed import PodFeed
 from tests.extender.kube_objects import asking
 from tests.extender.sources.following import Sink
 

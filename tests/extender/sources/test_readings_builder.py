@@ -15,7 +15,7 @@ from extender.sources.prometheus.collector import Round
 from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus.dcgm_tenants import changes
 from extender.sources.prometheus.frames import Frame
-from extender.sources.prometheus.readings_builder import ReadingsBuilder
+from extender.sources.prometheus.source import ReadingsBuilder
 from extender.sources.prometheus.worker import PART_ITEMS, round_frames
 from tests.extender.sources.asking import vector_of
 

@@ -3,7 +3,7 @@
 import pytest
 from aiohttp import web
 
-from extender.api.page.runners_up import MOST_IDS, PATH, PEERS_PATH, Lost
+from extender.api.page.routes import MOST_IDS, PATH, PEERS_PATH, Lost
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
 from tests.extender.insight.asking import decide, get

@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 from extender.api.page import broadcaster as hub_module
-from extender.api.page import stream as stream_module
+from extender.api.page import routes as stream_module
 from extender.api.page.broadcaster import Broadcaster
 from extender.server.redaction import AccessError, SeesNone
 from tests.extender.api.page.conftest import CARDS, wait_for_gpus

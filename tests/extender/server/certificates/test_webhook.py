@@ -12,8 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from extender.kube.client import KubeClient, KubeError
-from extender.server.certificates.__main__ import main
-from extender.server.certificates.webhook import PATH, write_ca_bundle
+from extender.server.certificates.__main__ import PATH, main, write_ca_bundle
 from tests.extender.api.reviewers import kubeconfig
 
 WEBHOOKS: list[dict[str, Any]] = [

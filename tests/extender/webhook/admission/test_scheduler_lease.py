@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from extender.kube.client import KubeClient
-from extender.webhook.admission.scheduler_lease import SchedulerLease
+from extender.webhook.admission.webhook import SchedulerLease
 from tests.extender.api.reviewers import kubeconfig
 
 
@@ -92,7 +92,7 @@ async def test_a_lease_that_is_renewed_is_fresh_until_its_duration_is_over(held:
 async def test_the_log_says_when_the_scheduler_comes_and_goes(
     held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "extender.webhook.admission.scheduler_lease")
+    caplog.set_level(logging.INFO, "extender.webhook.admission.webhook")
 
     await held.lease.look()
     assert caplog.messages == []
@@ -122,8 +122,8 @@ async def test_replicas_do_not_look_all_at_once(
         raise asyncio.CancelledError
 
     monkeypatch.setattr(SchedulerLease, "look", look)
-    monkeypatch.setattr("extender.webhook.admission.scheduler_lease.random.uniform", bound)
-    monkeypatch.setattr("extender.webhook.admission.scheduler_lease.asyncio.sleep", sleep)
+    monkeypatch.setattr("extender.webhook.admission.webhook.random.uniform", bound)
+    monkeypatch.setattr("extender.webhook.admission.webhook.asyncio.sleep", sleep)
 
     with pytest.raises(asyncio.CancelledError):
         await held.lease.run()
