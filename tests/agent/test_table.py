@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from agent.command_line import print_report
 from agent.report import Device, Foreign, Place, Problem, Process, Report, Tenant, Verdict
+from agent.table import print_report
 
 GIB = 1 << 30
 
