@@ -1,4 +1,4 @@
-"""Pools for the next snapshot: built anew where nodes or devices changed, else patched."""
+"""Build the pools of the next snapshot, and patch them where only rows have changed."""
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -20,13 +20,13 @@ from extender.core.nodes.snapshot import (
 from extender.core.steps import Steps
 
 LATE_ROWS = 256
-"""So many patched rows are put into the arrays together: a millisecond or two."""
+"""Number of patched rows that are written into the arrays together: a millisecond or two."""
 
 PIECE_NODES = 1000
-"""Nodes that are looked through before others may have their turn: a millisecond at most."""
+"""Nodes looked up per cooperative step: a millisecond at most."""
 
 RowsByNode = Mapping[str, Mapping[str, PoolRow]]
-"""Each node's row in the pool of each of its resources, by node and resource."""
+"""Row of each node in the pool of each resource, by node and resource."""
 
 
 def build_pools(
@@ -35,13 +35,13 @@ def build_pools(
     suspicion: Mapping[str, float],
     before: Mapping[str, Pool] = MappingProxyType({}),
 ) -> Steps[dict[str, Pool]]:
-    """Return the pools of all resources from every node's rows, in steps.
+    """Build the pools of all resources from the rows of all nodes, in cooperative steps.
 
     Args:
-        rows: the nodes' rows; nobody changes them meanwhile.
-        telemetry: of every device.
-        suspicion: share of its certainty that a node loses, by node; the others lose none.
-        before: pools as they were: what has not changed of them is not put together again.
+        rows: rows of the nodes; they must not change meanwhile.
+        telemetry: estimates of all devices.
+        suspicion: share of certainty that a node loses for early failures, by node.
+        before: previous pools; their unchanged parts are reused.
     """
     by_resource: dict[str, dict[str, PoolRow]] = {}
     items = iter(rows.items())
@@ -63,7 +63,7 @@ def _rebuild(
     telemetry: Telemetry,
     suspicion: Mapping[str, float],
 ) -> Steps[Pool]:
-    """Return one pool after nodes came, went or changed."""
+    """Build one pool after nodes were added, removed or changed."""
     nodes = tuple(sorted(rows))
     ordered = tuple(rows[node] for node in nodes)
     yield
@@ -91,19 +91,19 @@ def _rebuild(
 
 
 def _is_same(one: PoolRow, other: PoolRow) -> bool:
-    return one is other or one == other  # most are, and to compare two takes a microsecond
+    return one is other or one == other  # most are identical; comparing takes a microsecond
 
 
 def fits_pools(
     pools: Mapping[str, Pool], node: str, rows: Mapping[str, PoolRow], capacity: int
 ) -> bool:
-    """Tell whether a node's rows can be patched into pools, be it with other devices than before.
+    """Return whether a node's rows can be patched into the pools, even with other devices.
 
     Args:
-        pools: the pools.
-        node: the node.
+        pools: pools by resource.
+        node: name of the node.
         rows: its rows, by resource.
-        capacity: rows of devices in the telemetry.
+        capacity: number of device rows in the telemetry.
     """
     return sum(node in pool.row_of for pool in pools.values()) == len(rows) and all(
         resource in pools
@@ -120,13 +120,13 @@ def patch_pools(
     estimated: Container[str],
     telemetry: Telemetry,
 ) -> dict[str, Pool]:
-    """Return the pools with some nodes' rows patched; these must fit.
+    """Return the pools with the rows of some nodes replaced; the rows must fit (`fits_pools`).
 
     Args:
-        pools: the pools.
-        changed: the rows of the nodes that changed.
-        estimated: those of these nodes whose devices were believed anew.
-        telemetry: of every device.
+        pools: pools by resource.
+        changed: rows of the changed nodes.
+        estimated: changed nodes whose devices were estimated again.
+        telemetry: estimates of all devices.
     """
     patched = {}
     for resource, pool in pools.items():
@@ -143,7 +143,6 @@ def patch_pools(
 def _patch(
     pool: Pool, changed: Mapping[int, PoolRow], estimated: tuple[int, ...], telemetry: Telemetry
 ) -> Pool:
-    """Return one pool with some of its rows patched."""
     after = replace(
         pool,
         rows=with_rows(pool.rows, changed),
@@ -156,7 +155,7 @@ def _patch(
 
 
 def with_rows(rows: tuple[PoolRow, ...], changed: Mapping[int, PoolRow]) -> tuple[PoolRow, ...]:
-    """Return rows with some of them replaced."""
+    """Return the rows of a pool with some of them replaced."""
     listed = list(rows)
     for at, row in changed.items():
         listed[at] = row
@@ -169,13 +168,13 @@ def refresh_pools(
     telemetry: Telemetry,
     suspicion: Mapping[str, float],
 ) -> dict[str, Pool]:
-    """Return the pools once all devices were believed anew, with some nodes' rows replaced.
+    """Return the pools with new estimates of all devices, and with the rows of some nodes replaced.
 
     Args:
-        pools: the pools; their devices must be the same.
-        changed: the rows of the nodes that changed.
-        telemetry: of every device.
-        suspicion: as `build_pools` takes it.
+        pools: pools by resource; their devices must be the same.
+        changed: rows of the changed nodes.
+        telemetry: estimates of all devices.
+        suspicion: as in `build_pools`.
     """
     renewed_pools = {}
     for resource, pool in patch_pools(pools, changed, (), telemetry).items():
@@ -185,27 +184,27 @@ def refresh_pools(
 
 
 def with_late_rows(pool: Pool) -> Batch:
-    """Return a pool's arrays with the late rows too; what is believed of the devices may be old."""
+    """Return a pool's arrays including its patched rows; their estimates may be out of date."""
     return patch_batch(pool.batch, {row: pool.rows[row] for row in pool.late})
 
 
 def refreshed(
     pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[str, float]
 ) -> Pool:
-    """Return a pool with other arrays, of which nothing is patched.
+    """Return a pool with other arrays and no patched rows.
 
     Args:
         pool: the pool.
-        batch: all its rows.
-        telemetry: in the shape of its slots.
-        suspicion: as `build_pools` takes it.
+        batch: arrays of all its rows.
+        telemetry: estimates in the shape of the pool's slots.
+        suspicion: as in `build_pools`.
     """
     batch = replace(batch, telemetry=telemetry, suspicion=suspicions(pool.row_of, suspicion))
     return replace(pool, batch=batch, patched=(), estimated=(), folded=0)
 
 
 def suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:
-    """Return the share of its certainty that each node of a pool loses."""
+    """Return the share of certainty that each node of a pool loses for early failures."""
     shares = np.zeros(len(row_of))
     for node, share in suspicion.items():
         if node in row_of:

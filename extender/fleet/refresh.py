@@ -1,4 +1,4 @@
-"""The next snapshot in the making: all devices believed anew, in steps, beside the answers."""
+"""Estimate all devices for the next snapshot, in cooperative steps, while answers go on."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -22,17 +22,17 @@ from extender.fleet.pools import (
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 250
-"""Nodes whose devices are believed in one step: about a millisecond's work."""
+"""Nodes whose devices are estimated per cooperative step: about a millisecond."""
 
 
 class Refresh:
-    """All devices, believed anew, and pools of the nodes that there are.
+    """Build a snapshot with new estimates of all devices and the pools of all nodes.
 
     Args:
-        before: the snapshot that is to be replaced.
-        policy: the settings.
+        before: snapshot to replace.
+        policy: settings of the decision.
         now: seconds since the epoch.
-        capacity: rows of devices that there are.
+        capacity: number of device rows.
     """
 
     def __init__(self, before: Snapshot, policy: Policy, now: float, capacity: int) -> None:
@@ -41,9 +41,10 @@ class Refresh:
         self._now = now
         self._telemetry = Telemetry.missing(capacity)
         self.changed: set[str] = set()
-        """Nodes that were laid out anew since the begin."""
+        """Nodes whose allocations have changed since the refresh began."""
         self.doubted: set[str] = set()
-        """Nodes whose devices are to be believed anew again: that rests on other things by now."""
+        """Nodes to estimate once more: the inputs of their estimates have changed since the refresh
+        began."""
 
     def steps(
         self,
@@ -52,14 +53,14 @@ class Refresh:
         base: int,
         reshaped: tuple[RowsByNode, frozenset[str]] | None,
     ) -> Steps[Snapshot]:
-        """Return the snapshot to come.
+        """Build the next snapshot.
 
         Args:
-            store: the devices.
-            suspicion: share of its certainty that a node loses, by node.
-            base: of the pools.
-            reshaped: every node's rows, and the names of all nodes, where nodes or devices came or
-                went since the snapshot before; None where they are those that it shows.
+            store: devices and their readings.
+            suspicion: share of certainty that a node loses for early failures, by node.
+            base: version of the pools.
+            reshaped: rows of all nodes, and the names of all nodes, if nodes or devices were added
+                or removed since the previous snapshot; None otherwise.
         """
         names = iter(store.nodes)
         while some := list(islice(names, PIECE_NODES)):
@@ -85,7 +86,7 @@ class Refresh:
         )
 
     def _renewed(self, suspicion: Mapping[str, float]) -> Steps[dict[str, Pool]]:
-        """Return the pools as they were, of devices that are believed anew."""
+        """Return the previous pools with the new estimates."""
         pools = {}
         for resource, pool in self._before.pools.items():
             batch = with_late_rows(pool)
@@ -96,13 +97,13 @@ class Refresh:
         return pools
 
     def fits(self, policy: Policy) -> bool:
-        """Tell whether what was made can still take the place of what there is."""
+        """Return whether the result is still valid: the policy has not changed."""
         return policy is self._policy
 
     def _estimate(self, store: DeviceStore, nodes: Iterable[str]) -> None:
-        """Believe the devices of some nodes: all of each, for one may speak for its siblings."""
+        """Estimate all devices of some nodes; an estimate may depend on devices beside it."""
         rows = store.rows_on(nodes)
-        rows = rows[rows < len(self._telemetry.utilization)]  # others came after the begin
+        rows = rows[rows < len(self._telemetry.utilization)]  # later ones were added meanwhile
         part, _ = estimate(store.evidence(rows), self._policy, self._now)
         part = replace(part, cause=renumber(part.cause, rows))
         for column in fields(part):
@@ -110,15 +111,14 @@ class Refresh:
 
 
 def with_rows_now(made: Snapshot, rows: RowsByNode, version: int) -> Snapshot:
-    """Return a snapshot that was made in steps, with who holds what as it is by now.
+    """Return a snapshot that was built in steps, with the current allocations.
 
-    What is believed of the nodes of which that rests on other things by now is patched by whoever
-    takes it over.
+    The caller then estimates the nodes again whose inputs changed meanwhile.
 
     Args:
         made: the snapshot.
-        rows: rows of the nodes that were laid out anew meanwhile, as they are by now.
-        version: of what is returned.
+        rows: current rows of the nodes that changed while it was built.
+        version: version of the returned snapshot.
     """
     pools, capacity = {}, len(made.telemetry.utilization)
     fitting = {

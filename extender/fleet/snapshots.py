@@ -1,4 +1,4 @@
-"""Makes each snapshot from the one before, as far as that still holds."""
+"""Build each snapshot from the previous one, as far as that one is still valid."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -18,35 +18,37 @@ from extender.fleet.refresh import Refresh, with_rows_now
 from extender.fleet.store import DeviceStore
 
 RENEW_SECONDS = 10.0
-"""Beliefs fade with time, over minutes, even when nothing new arrives: renewed so often."""
+"""Interval between refreshes without new readings. Estimates fade with time, over minutes."""
 
 NEWS_SECONDS = 1.0
-"""... and so often where more nodes have news than are believed anew one by one."""
+"""Interval between refreshes while more nodes have new readings than are estimated one by one."""
 
 MOST_PATCHED = 32
-"""So many of them are: what was computed of a pool is corrected in each of their rows."""
+"""Maximum number of nodes with new readings that are estimated one by one between two refreshes.
+Each one costs cached evaluations a corrected row."""
 
 PIECE_NODES = 256
-"""Nodes that are patched before others may have their turn: about a millisecond."""
+"""Nodes patched per cooperative step: about a millisecond."""
 
 OVERDUE_SECONDS = 30.0
-"""Where beliefs are renewed in steps, a question renews them itself only if that is so late."""
+"""Age of the estimates at which a query refreshes them itself although a task refreshes them in
+steps."""
 
 
 class Snapshots:
-    """The latest snapshot, and what has changed since.
+    """Own the latest snapshot and record what has changed since.
 
     Args:
-        store: the devices.
-        layouts: who holds them.
-        failures: pods that died early.
+        store: devices and their readings.
+        layouts: allocations of the nodes.
+        failures: pods that failed early.
         clock: seconds since the epoch.
-        in_steps: somebody calls `refresh_in_steps` again and again.
+        in_steps: whether a task calls `refresh_in_steps` continuously.
 
     Attributes:
-        current: the latest snapshot, None before the first.
-        changed: nodes that are laid out anew since then.
-        doubted: those of them whose devices must be believed anew.
+        current: latest snapshot, None before the first one.
+        changed: nodes whose allocations have changed since then.
+        doubted: changed nodes whose devices must be estimated again.
     """
 
     def __init__(
@@ -74,34 +76,34 @@ class Snapshots:
         self._bases = 0
         self._shape, self._shown_shape = 1, 0
         self._outdated: set[str] = set()
-        """Nodes whose devices were believed anew on other grounds than they have by now."""
+        """Nodes whose inputs changed after a refresh had estimated their devices."""
         self._renewal: Refresh | None = None
 
     def is_out(self) -> Flags:
-        """Return which devices are believed to be out, as `Telemetry` has it."""
+        """Return which devices are estimated to be out of order, as in `Telemetry.is_out`."""
         return NONE_OUT if self.current is None else self.current.telemetry.is_out
 
     @property
     def is_reshaped(self) -> bool:
-        """Whether nodes or devices came or went since the latest snapshot."""
+        """Whether nodes or devices were added or removed since the latest snapshot."""
         return self._shape != self._shown_shape
 
     @property
     def is_far_behind(self) -> bool:
-        """Whether so many nodes have changed that the next snapshot had better be made now."""
+        """Whether so many nodes have changed that the next snapshot should be built now."""
         is_patched = self._in_steps and self.current is not None
         return is_patched and len(self.changed) >= PIECE_NODES
 
     def reshape(self) -> None:
-        """Note that nodes or devices came or went."""
+        """Record that nodes or devices were added or removed."""
         self._shape += 1
 
     def doubt(self) -> None:
-        """Note that there is something new to believe."""
+        """Record that the estimates are out of date."""
         self._is_believed = False
 
     def note_news(self, nodes: Collection[str]) -> None:
-        """Believe the devices of some nodes anew soon; of few at once."""
+        """Schedule new estimates for nodes with new readings; few nodes are estimated at once."""
         if not self._in_steps or self._patched + len(nodes) > MOST_PATCHED:
             self._has_news = True
             self._is_believed &= self._in_steps
@@ -111,32 +113,33 @@ class Snapshots:
             self.touch(node, is_doubted=True)
 
     def touch(self, node: str, *, is_doubted: bool) -> None:
-        """Note that a node is laid out anew.
+        """Record that the allocation of a node has changed.
 
         Args:
-            node: the node.
-            is_doubted: what is believed of its devices rests on other things now.
+            node: name of the node.
+            is_doubted: whether the inputs of its devices' estimates have changed.
         """
         self.changed.add(node)
         if is_doubted:
             self.doubted.add(node)
 
     def forget(self, node: str) -> None:
-        """Note that a node is gone."""
+        """Forget a removed node."""
         self.changed.discard(node)
         self.doubted.discard(node)
         self._outdated.discard(node)
         self.reshape()
 
     def outdate(self) -> None:
-        """Note that nothing that was believed may be used any more."""
+        """Discard all estimates."""
         self._is_believed, self._believed_at = False, -inf
 
     def get(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
-        """Return the fleet as it is laid out; the same object as long as nothing has changed.
+        """Return the current snapshot; the same object as long as nothing has changed.
 
-        Where snapshots are renewed in steps, nodes and devices that came or went show from the next
-        renewal on: until then a node that came is unknown, and one that went is not asked about.
+        If a task refreshes snapshots in steps, added and removed nodes and devices appear with the
+        next refresh. Until then an added node is unknown, and kube-scheduler does not ask about a
+        removed one.
         """
         is_reshaped = self.is_reshaped and not self._in_steps
         if self.current is None or self.changed or is_reshaped or not self._is_fresh(now):
@@ -149,19 +152,19 @@ class Snapshots:
         latest: Callable[[], Snapshot],
         prepare: Callable[[Snapshot], Steps[None]] | None,
     ) -> Steps[None]:
-        """Believe all devices anew in steps, if it is time.
+        """Estimate all devices again in cooperative steps, if it is time.
 
         Args:
-            nodes: the names of all nodes.
-            latest: returns the snapshot as it is by now.
-            prepare: is given the snapshot to come, to do with it what takes long.
+            nodes: names of all nodes.
+            latest: returns the current snapshot.
+            prepare: called with the coming snapshot, for slow preparation.
         """
         before, now = latest(), self._clock()
         pause = NEWS_SECONDS if self._has_news or self.is_reshaped else RENEW_SECONDS
         if self._is_believed and self._is_within(pause, now):
             return
         self._bases += 1
-        # What changes from here on is for the next renewal.
+        # Changes from here on count for the next refresh.
         self._is_believed = True
         had_news, self._has_news, self._patched = self._has_news, False, 0
         shape, shown_shape = self._shape, self._shown_shape
@@ -175,7 +178,7 @@ class Snapshots:
             if prepare is not None:
                 yield from prepare(made)
             current = latest()
-            # Where a question could not wait, everything has been made anew meanwhile.
+            # A query that could not wait may have built a whole snapshot meanwhile.
             is_done = renewal.fits(self._policy) and shown_shape == self._shown_shape
         finally:
             self._renewal = None
@@ -190,7 +193,7 @@ class Snapshots:
         yield from self._show_outdated(latest)
 
     def _show_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
-        """Have nodes that changed during a renewal believed anew, some of them in each step."""
+        """Estimate nodes that changed during a refresh again, some per cooperative step."""
         while self._outdated:
             for _ in range(min(PIECE_NODES, len(self._outdated))):
                 self.touch(self._outdated.pop(), is_doubted=True)
@@ -200,17 +203,17 @@ class Snapshots:
                 yield
 
     def _is_fresh(self, now: float) -> bool:
-        """Tell whether what was last believed of the devices still holds."""
+        """Return whether the latest estimates are still valid."""
         if self._in_steps:
             return self._is_within(OVERDUE_SECONDS, now)
         return self._is_believed and self._is_within(RENEW_SECONDS, now)
 
     def _is_within(self, seconds: float, now: float) -> bool:
-        """Whether devices were last believed so lately; a clock that was put back does not tell."""
+        """Return whether the estimates are younger than this; False after the clock went back."""
         return 0 <= now - self._believed_at < seconds
 
     def _next(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
-        """Return a new snapshot, made from the old one where that still holds."""
+        """Build the next snapshot, from the current one if that is still valid."""
         self._policy = policy
         if self._renewal is not None:
             self._renewal.changed |= self.changed
@@ -222,7 +225,7 @@ class Snapshots:
         return self._patched_with(self.current, changed, doubted, now)
 
     def _is_patchable(self, before: Snapshot, now: float) -> bool:
-        """Tell whether what has changed since a snapshot can be patched into it."""
+        """Return whether the changes since a snapshot can be patched into it."""
         if self._in_steps:
             return self._is_fresh(now)
         is_same = self._store.capacity == len(before.telemetry.utilization)
@@ -231,10 +234,10 @@ class Snapshots:
     def _patched_with(
         self, before: Snapshot, changed: Iterable[str], doubted: Collection[str], now: float
     ) -> Snapshot:
-        """Return a snapshot with some nodes laid out anew, some of them believed anew too.
+        """Return a snapshot with the allocations of changed nodes, some of them estimated again.
 
-        Nodes that it does not show, or that have more devices than there is room for, stay as they
-        are in it.
+        Nodes that the snapshot does not contain, or that have more devices than it has room for,
+        are left as they are.
         """
         rows, capacity = self._layouts.rows, len(before.telemetry.utilization)
         fitting = {
@@ -258,7 +261,7 @@ class Snapshots:
         )
 
     def _afresh(self, nodes: Iterable[str], changed: Iterable[str], now: float) -> Snapshot:
-        """Return a snapshot for which all devices are believed anew, at once."""
+        """Build a snapshot in which all devices are estimated again, at once."""
         before, rows = self.current, self._layouts.rows
         telemetry, _ = estimate(self._store.evidence(), self._policy, now)
         suspicion = self._failures.suspicion(now)

@@ -1,7 +1,7 @@
-"""The fleet laid out under other settings, in steps, beside the one that answers are made from.
+"""Allocate all nodes under another policy, in cooperative steps, before it comes into force.
 
-Between the steps nodes go on changing, and are answered for as they are laid out under the
-settings in force: what was drafted of them is out of date then, and they are laid out again.
+Nodes may change between the steps. Answers use the policy in force until then, and nodes that have
+changed are allocated again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +18,17 @@ from extender.fleet.device_holders import DeviceUse, is_young
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 512
-"""Nodes whose rows are put into a pool before others may have their turn: few milliseconds."""
+"""Nodes whose rows are written into a pool per cooperative step: a few milliseconds."""
 
 _WIDTH = 1 + len(DeviceUse._fields)
 
 
 class StagedPolicy:
-    """Layouts of nodes under other settings.
+    """Allocations of all nodes under another policy.
 
     Args:
-        layouts: the layouts in force.
-        policy: the other settings.
+        layouts: allocations under the policy in force.
+        policy: the other policy.
     """
 
     def __init__(self, layouts: NodeAllocations, policy: Policy) -> None:
@@ -44,13 +44,13 @@ class StagedPolicy:
         self._pools: dict[str, Pool] = {}
 
     def outdated(self) -> list[str]:
-        """Return the nodes that are laid out otherwise than when they were drafted, if ever."""
+        """Return the nodes that were not added, or whose allocation has changed since."""
         return [
             name for name, rows in self._layouts.rows.items() if self._made_of.get(name) is not rows
         ]
 
     def add(self, nodes: Iterable[tuple[NodeRecord, Sequence[PodRecord]]]) -> None:
-        """Lay out some nodes, each with the pods that hold devices of it."""
+        """Allocate some nodes, each given with the pods that hold devices on it."""
         held: list[tuple[int, *DeviceUse]] = []
         for node, pods in nodes:
             name = node.name
@@ -63,7 +63,7 @@ class StagedPolicy:
         self._held.append(np.array(held, dtype=np.intp).reshape(-1, _WIDTH))
 
     def patch(self, pools: Mapping[str, Pool]) -> Steps[None]:
-        """Put the drafted rows into a snapshot's pools."""
+        """Put the staged rows into a snapshot's pools."""
         self._bases = pools
         for resource, pool in pools.items():
             rows, batch = list(pool.rows), pool.batch
@@ -71,7 +71,7 @@ class StagedPolicy:
                 changed = {}
                 for at, name in enumerate(pool.nodes[start : start + PIECE_NODES], start):
                     row = self._rows.get(name, {}).get(resource)
-                    # With other devices the pool is put together anew anyhow.
+                    # If the devices have changed, the pool is built from scratch anyway.
                     if row is not None and row.slots == rows[at].slots:
                         changed[at] = rows[at] = row
                 batch = patch_batch(batch, changed)
@@ -81,7 +81,7 @@ class StagedPolicy:
         yield
 
     def put_in_force(self, store: DeviceStore) -> list[str]:
-        """Let the layouts go by the draft from now on; return the nodes that it is too old for."""
+        """Put the staged allocations in force; return the nodes that have changed since."""
         outdated = self.outdated()
         current = self._rows.keys() & self._layouts.rows.keys() - set(outdated)
         self._layouts.adopt(
@@ -94,7 +94,7 @@ class StagedPolicy:
         return outdated
 
     def pools_for(self, pools: Mapping[str, Pool]) -> Mapping[str, Pool] | None:
-        """Return the patched pools; None where these have other nodes or devices by now."""
+        """Return the patched pools, None if the pools' nodes or devices have changed since."""
         is_same = pools.keys() == self._pools.keys() and all(
             pool.nodes is self._bases[resource].nodes
             and pool.batch.slots is self._bases[resource].batch.slots
