@@ -1,4 +1,4 @@
-"""What each node offers and who holds it: laid out anew whenever one of them has changed."""
+"""Allocate each node's devices to its resources and pods, again whenever one of them changes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,44 +44,44 @@ from extender.fleet.share_evidence import OfferChanges, ShareEvidence
 from extender.fleet.store import DeviceStore
 
 MAX_DEVICES = 256
-"""Devices of a node behind one resource that are told apart: 16 cards of 7 instances each, and
-room to spare. A kubelet that says it has a million devices must not cost a million rows."""
+"""Maximum number of devices of a node behind one resource: 16 cards of 7 instances each, and a
+reserve. A kubelet that reports a million devices must not cost a million rows."""
 
 PIECE_KEYS = 8192
-"""Devices whose tenants are compared before others may have their turn: few milliseconds."""
+"""Devices whose tenants are compared per cooperative step: a few milliseconds."""
 
 
 class AllocationChange(IntEnum):
-    """What has changed when a node was laid out anew; each may have the ones before it in it."""
+    """What has changed with a node's new allocation; each value includes the lower ones."""
 
     NOTHING = 0
     ROWS = 1
-    """Who holds what, but nothing that the devices' readings are read by."""
+    """Holders have changed, but no input of the devices' estimates."""
     BELIEFS = 2
-    """What the devices' readings are read by."""
+    """Inputs of the devices' estimates have changed."""
     DEVICES = 3
-    """There are other devices."""
+    """The node has other devices."""
 
 
 class NodeAllocations:
     """Each node's row in the pool of each of its resources, and the pods on each device.
 
-    A pod keeps its devices as long as it lives. So one that the mapping has shown once is held to
-    be there still while the mapping shows it nowhere: sources lose it now and then, and some name
-    only one of the pods that share a device.
+    A pod keeps its devices for its lifetime. Sources lose a pod now and then, and some name only
+    one of the pods that share a device. So a pod that was reported on a device stays there as long
+    as no source reports it elsewhere.
 
     Args:
-        policy: the settings of the decision.
-        store: the devices.
+        policy: settings of the decision.
+        store: devices and their readings.
 
     Attributes:
-        is_out: returns which devices are believed to be out, as `Telemetry` has it.
+        is_out: returns which devices are estimated to be out of order, as in `Telemetry.is_out`.
         started_at: returns when a pod started.
-        works_since: returns when what works on its devices last did.
-        offers: when nodes came to offer fewer devices, or came back.
-        departures: what pods release that leave a node.
-        sharing: which nodes sell shares of their devices.
-        like: what pods were measured to use, for those that are like them.
+        works_since: returns when a pod's GPU containers last started.
+        offers: when nodes began to offer fewer devices, or came back.
+        departures: what pods release when they end.
+        sharing: which nodes share their devices among pods.
+        like: memory that pods were measured to use, for similar pods.
     """
 
     def __init__(self, policy: Policy, store: DeviceStore) -> None:
@@ -108,32 +108,35 @@ class NodeAllocations:
         self.sharing = ShareEvidence(store)
         self.like = LikePods()
         self.surplus: list[int] = []
-        """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
-        the place of; whoever lays out frees them."""
+        """Rows of unneeded placeholders and of replaced devices; the caller of `settle` frees
+        them."""
 
     @property
     def rows(self) -> Mapping[str, Mapping[str, PoolRow]]:
-        """Rows by node and resource, as they were last laid out."""
+        """Latest rows by node and resource."""
         return self._rows
 
     @property
     def young(self) -> frozenset[str]:
-        """Nodes where the next readings may cover pods, or tell which devices are gone."""
+        """Nodes to allocate again after the next readings.
+
+        Their readings do not cover all pods yet, or do not show which devices are gone.
+        """
         return frozenset(self._young)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Model names, normalized; a row's `model_id` points here."""
+        """Normalized model names; a row's `model_id` is an index into them."""
         return tuple(self._models)
 
     def tenants_on(self, node: str) -> TenantsByRow:
-        """Return the pods that are known to hold the devices of a node."""
+        """Return the pods that are known to hold each device of a node."""
         return self._live.get(node, {})
 
     def map_tenants(self, readings: Readings) -> Steps[set[str]]:
-        """Take over which pods hold which devices; return the nodes that this concerns.
+        """Apply which pods hold which devices; return the nodes where that may have changed.
 
-        Where the source cannot tell, the last mapping holds as long as a value is fresh.
+        If the source cannot tell, its last mapping stays valid as long as a reading is fresh.
         """
         replaced = self._mappings.replace(readings, self._policy.freshness.max_age_seconds)
         if replaced is None:
@@ -150,21 +153,24 @@ class NodeAllocations:
         return {name for name in nodes if not self._mappings.is_own(name)}
 
     def map_own(self, holders: Mapping[str, Holders | None]) -> set[str]:
-        """Take over who holds the devices of some nodes, as their agents say.
+        """Apply which pods hold the devices of some nodes, as the nodes' agents report.
 
         Args:
-            holders: by node; None where the agent cannot tell.
+            holders: by node; None if the agent cannot tell.
 
         Returns:
-            The nodes where that is not as it was.
+            The nodes whose holders have changed.
         """
         noted = self._mappings.note_own
         return {name for name, told in holders.items() if noted(name, told)}
 
     def note_requested(self, node: str, requested: HostResources) -> bool:
-        """Note what all pods of a node request of it; tell whether its rows change by that.
+        """Record the CPU and memory that all pods request of a node.
 
-        Of a node that is not laid out yet, it counts once it is.
+        For a node that is not allocated yet, it counts from its first allocation.
+
+        Returns:
+            Whether the node must be allocated again.
         """
         if requested == NONE:
             self._requested.pop(node, None)
@@ -173,11 +179,11 @@ class NodeAllocations:
         return bool(self._rows.get(node))
 
     def expire_own(self, now: float) -> set[str]:
-        """Go by others where a node's agent is silent; return these nodes."""
+        """Use other sources for nodes whose agents are silent; return these nodes."""
         return set(self._mappings.expire(now, self._policy.freshness.max_age_seconds))
 
     def put_back(self, seconds: float) -> None:
-        """Date back what has happened: the clock was put back by so much."""
+        """Move all noted times back after the clock was set back by this many seconds."""
         for dated in (self._mappings, self._unseen_ends, self.offers, self.departures):
             dated.put_back(seconds)
         for ended in self._ended.values():
@@ -185,11 +191,11 @@ class NodeAllocations:
         self._loading_until.update(dict.fromkeys(self._loading_until, 0.0))
 
     def hold_own(self, seconds: float) -> None:
-        """Let a node's agent count for so long before a newer word of others."""
+        """Prefer agents to newer mappings of other sources for this many seconds."""
         self._mappings.hold_seconds = seconds
 
     def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> AllocationChange:
-        """Lay a node out and note who holds its devices; tell what has changed by that."""
+        """Allocate a node's devices and record who holds them; return what has changed."""
         name = node.name
         self._forget_ended(name, now)
         self._unseen_ends.expire(name, now, self._policy.freshness)
@@ -222,7 +228,7 @@ class NodeAllocations:
         return AllocationChange.ROWS if before != after else AllocationChange.NOTHING
 
     def forget(self, node: str, now: float) -> None:
-        """Forget a node that is gone; it may come back with fewer devices."""
+        """Forget a removed node; it may come back with fewer devices."""
         self.offers.forget(node, now, self._policy.freshness)
         self._nodes.pop(node, None)
         self._rows.pop(node, None)
@@ -239,7 +245,7 @@ class NodeAllocations:
     def leaving(
         self, node: NodeRecord, pods: Sequence[PodRecord], victims: AbstractSet[str]
     ) -> dict[str, Leaving]:
-        """Return what a node's devices would be with some of its pods (UIDs) gone, by resource."""
+        """Return the state of a node's devices without some pods (UIDs), by resource."""
         name, left = node.name, [pod for pod in pods if pod.uid not in victims]
         after = self._allocate(node, left, self._tenants(name, left), self._policy)
         tenants, before = self.tenants_on(name), self._rows.get(name, {})
@@ -257,7 +263,7 @@ class NodeAllocations:
     def draft(
         self, node: NodeRecord, pods: Sequence[PodRecord], policy: Policy
     ) -> tuple[dict[str, PoolRow], list[DeviceUse]]:
-        """Return a node's rows and who holds its devices as they would be under other settings."""
+        """Return a node's rows and the use of its devices under another policy."""
         tenants = self._tenants(node.name, pods)
         rows = self._rows_of(node, pods, tenants, policy)
         return rows, list(device_uses(pods, tenants, rows))
@@ -265,12 +271,12 @@ class NodeAllocations:
     def adopt(
         self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], young: AbstractSet[str]
     ) -> None:
-        """Go by other settings from now on.
+        """Switch to another policy.
 
         Args:
-            policy: the settings.
-            rows: rows of nodes as they are laid out under them, by node and resource.
-            young: those of these nodes with pods that the readings do not cover yet.
+            policy: the policy.
+            rows: rows of nodes under this policy, by node and resource.
+            young: nodes among them with pods that the readings do not cover yet.
         """
         self._policy = policy
         self._rows.update(rows)
@@ -278,15 +284,15 @@ class NodeAllocations:
         self._young = (self._young - rows.keys()) | young
 
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
-        """Free the devices of a pod that has ended: what was read before is nobody's.
+        """Release the devices of an ended pod; readings from before count for no pod.
 
-        Where nobody knows which it held, it may be any that nobody else is known to hold; but not
-        one that was in use already when no pod can have held it.
+        If it is unknown which devices the pod held, it may have held any device that no other pod
+        is known to hold, except devices with foreign use from before the pod.
 
         Args:
             pod: the pod.
             at: when it ended, seconds since the epoch.
-            has_others: other pods hold devices of its node.
+            has_others: whether other pods hold devices of its node.
         """
         self._ended.setdefault(pod.node, {})[pod.key] = at
         live = self.tenants_on(pod.node)
@@ -297,7 +303,7 @@ class NodeAllocations:
             freed = [row for row in shown if live[row] == (pod.key,)]
             self.departures.end(pod, freed, at)
             others = sorted(set(shown) - set(freed))
-            # Which part of the load was its own is unknown: an even share.
+            # The pod's own part of the load is unknown: assume an even share.
             staying = np.array([1 - 1 / len(live[row]) for row in others])
             self.departures.end(pod, others, at, staying=staying)
             return
@@ -323,12 +329,14 @@ class NodeAllocations:
                 self._store.start_afresh(own, at, is_freed=False)
 
     def note_shares(self, node: str, pods: Sequence[PodRecord], shares: Iterable[Share]) -> None:
-        """Take over what pods of a node hold of shared devices, where all on a device are told.
+        """Apply the memory that pods use of shared devices.
+
+        A device counts only if the memory of all its pods is reported.
 
         Args:
-            node: the node.
-            pods: those that hold devices of it.
-            shares: each pod on each shared device once.
+            node: name of the node.
+            pods: pods that hold devices of it.
+            shares: memory by device and pod, without duplicates.
         """
         told: dict[int, dict[str, int]] = {}
         for device, uid, count in shares:
@@ -347,11 +355,11 @@ class NodeAllocations:
                 self._store.note_shares(row, held)
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
-        """Return which of the pods each device of the node has, by mapping, memory and claims."""
+        """Return the pods on each device of a node, by mapping, earlier reports and claims."""
         mapping = self._mappings.of(name)
         keys = {pod.key for pod in pods if mapping.is_of(pod)}
         ended = self._ended.get(name, {})
-        # A name without its UID may be that of a pod before: until its device is read after that.
+        # A name without UID may mean an ended pod of that name, until a later reading.
         reused = {key: ended[key] for key in keys if key in ended and key not in mapping.uids}
         found: dict[int, set[str]] = {}
         for row in self._store.rows_of_node(name):
@@ -366,12 +374,12 @@ class NodeAllocations:
             for row in () if pod.key in seen else held.get(pod.uid, ()):
                 if row in found:
                     found[row].add(pod.key)
-        # Claims come last: they correct what was shown before they were known.
+        # Claims come last: they correct what was reported before they were known.
         put_claimed(pods, found, self._store.info)
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
 
     def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:
-        """Return the devices of a node in whose place there are others, as many as it must have."""
+        """Return the devices of a node that were replaced by others."""
         since = self.offers.since(node.name)
         if since == -inf and self._store.is_shown_whole(tuple(tenants)):
             return set()
@@ -383,7 +391,7 @@ class NodeAllocations:
         return {row for rows, count in behind for row in self._store.replaced(rows, count, since)}
 
     def _forget_ended(self, name: str, now: float) -> None:
-        """Forget the pods whose devices' readings from before their end are too old to count."""
+        """Forget ended pods whose devices have no valid reading from before their end any more."""
         ended, oldest = self._ended.get(name, {}), now - self._policy.freshness.max_age_seconds
         for key in [key for key, at in ended.items() if at < oldest]:
             del ended[key]
@@ -395,7 +403,7 @@ class NodeAllocations:
         tenants: TenantsByRow,
         policy: Policy,
     ) -> dict[str, PoolRow]:
-        """Return one node's rows, each with what it will be once its pods are gone that leave."""
+        """Return a node's rows, each with the state after its terminating pods are gone."""
         rows = self._allocate(node, pods, tenants, policy)
         leaving = [pod for pod in pods if pod.is_deleting]
         if not leaving and not self.departures.has_gone(node.name):
@@ -427,7 +435,7 @@ class NodeAllocations:
         tenants: TenantsByRow,
         policy: Policy,
     ) -> dict[str, PoolRow]:
-        """Return one node's row in the pool of each of its resources."""
+        """Return a node's row in the pool of each of its resources."""
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
         tenancy = DeviceTenancy(
             is_mapped=self._mappings.of(node.name).is_known,
@@ -459,9 +467,10 @@ class NodeAllocations:
         return rows
 
     def _learn(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
-        """Note what pods use that have a shared device for themselves.
+        """Record the memory of pods that have a shared device to themselves.
 
-        Some sources name only one of the pods on a device: all pods must be shown somewhere.
+        Some sources name only one of the pods on a device. So all pods of the node must be
+        reported.
         """
         name = pods[0].node if pods else ""
         rows = [row for row in self._rows.get(name, {}).values() if row.is_shared]
@@ -475,35 +484,35 @@ class NodeAllocations:
                 self.like.note(by_key[on_it[0]], int(used - foreign))
 
     def _is_measured(self, pod: PodRecord, row: int) -> bool:
-        """Tell whether readings of a device show what a pod on it takes."""
+        """Return whether the readings of a device cover the whole use of a pod on it."""
         started_at, told_at = self.started_at(pod), self._store.told_at(row)
         if started_at is None or told_at is None:
             return False
         return told_at >= started_at + self._policy.assumed.warm_up_seconds
 
     def expire_loading(self, now: float) -> set[str]:
-        """Return the nodes with pods that had time enough to get ready."""
+        """Return the nodes whose pods have had enough time to load."""
         return {name for name, until in self._loading_until.items() if until <= now}
 
     def _note_loading(self, name: str, pods: Sequence[PodRecord], now: float) -> None:
-        """Note until when the first pod of a node may still get ready."""
+        """Record until when the first pod of a node may still be loading."""
         self._loading_until.pop(name, None)
         if any(any(row.loading) for row in self._rows[name].values()):
             seconds = self._policy.assumed.loading_seconds
             starts = [at for pod in pods if (at := self.works_since(pod)) is not None]
-            # Readings are late: one that is over may not be measured yet.
+            # Readings are late: a pod that has loaded may not be measured yet.
             late = now - seconds - self._policy.freshness.max_age_seconds
             first = min((at for at in starts if at > late), default=late)
             self._loading_until[name] = first + seconds
 
     def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
-        """Remember that devices are sold in shares; return the nodes where that is news."""
+        """Record devices that are shared among pods; return the nodes where that is new."""
         return self.sharing.note_divided(devices, self._nodes)
 
     def _expected(
         self, node: NodeRecord, devices: Sequence[ExpectedDevice]
     ) -> tuple[Expected, ...]:
-        """Return what stands behind each resource of a node."""
+        """Return the devices that the node must have behind each resource."""
         return expected_devices(
             node,
             _seen(devices),
@@ -512,7 +521,6 @@ class NodeAllocations:
         )
 
     def _device(self, row: int, tenants: tuple[str, ...]) -> ExpectedDevice:
-        """Return a device as the layout needs it."""
         info = self._store.info(row)
         return ExpectedDevice(
             row=row,
@@ -525,7 +533,7 @@ class NodeAllocations:
     def _complete(
         self, node: NodeRecord, expected: Expected, devices: tuple[ExpectedDevice, ...]
     ) -> tuple[ExpectedDevice, ...]:
-        """Return the devices behind a resource, with stand-ins for those that no source shows."""
+        """Return the devices behind a resource, with placeholders for unreported ones."""
         behind = devices_behind(node, expected, devices)[:MAX_DEVICES]
         self._store.set_label_total([device.row for device in behind], expected.memory_bytes)
         missing = min(expected.count, MAX_DEVICES) - len(behind)
@@ -546,7 +554,10 @@ class NodeAllocations:
     def _note_tenants(
         self, name: str, pods: Sequence[PodRecord], tenants: TenantsByRow, now: float
     ) -> bool:
-        """Remember who holds each device; one with a new tenant starts afresh: tell if any did."""
+        """Record who holds each device; return whether a device has a new tenant.
+
+        The history of a device with a new tenant starts afresh.
+        """
         is_afresh = False
         bound_at = {
             pod.key: now if pod.bound_at is None else min(pod.bound_at, now) for pod in pods
@@ -574,20 +585,20 @@ class NodeAllocations:
     def _note_tenancy(
         self, pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
     ) -> None:
-        """Note of each device whether pods hold it, or may."""
-        # Of devices that the kubelet offers, a name by which it offers none is a former one.
+        """Record for each device whether pods hold it, or may hold it."""
+        # Resources that the kubelet offers come last: a device may be behind a former name, too.
         for row in sorted(rows.values(), key=lambda row: row.allocatable > 0):
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
         self._store.set_tenancy(list(device_uses(pods, tenants, rows)))
 
 
 def is_allocated_by(policy: Policy) -> tuple[object, ...]:
-    """Return which of the settings shape a node's layout."""
+    """Return the settings that affect allocations."""
     return policy.assumed, policy.shared_policy
 
 
 def _seen(devices: Sequence[ExpectedDevice]) -> Counter[str]:
-    """Return how many devices telemetry sees, by MIG profile as resources write it."""
+    """Return the number of reported devices by MIG profile, as written in resource names."""
     return Counter(resource_profile(device.mig_profile) for device in devices)
 
 

@@ -1,30 +1,30 @@
-"""When pods were bound, started, failed and ended, by our own clock where another one is wrong."""
+"""Correct the times of pods' bindings, starts, failures and ends if another clock is wrong."""
 
 from dataclasses import dataclass, replace
 
 from extender.core.nodes.inventory import PodRecord
 
 AGREE_SECONDS = 10.0
-"""A kubelet says so soon what happened. A time that is off by more is of a clock that is wrong."""
+"""Maximum deviation of a correct clock. Kubelets report events within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Time:
-    """A time as the API server shows it, and the one that counts, seconds since the epoch."""
+    """A time as reported by the API server and as corrected, seconds since the epoch."""
 
     told: float
     counted: float
 
 
 class PodClocks:
-    """Times of pods whose node, or whose API server, has another time than we.
+    """Corrected times of pods whose node or API server has a wrong clock.
 
-    A binding is on the API server's clock. One in the future counts as now: no source could have
-    seen the pod since, and the pod would count as unseen until that time comes.
+    A binding has the API server's time. A binding in the future counts as now. Otherwise the pod
+    would count as unmeasured until that time.
 
-    Starts, failures and ends are on the node's clock. Each counts as now where it is news and the
-    time that is told is in the future, or too long ago. Where the pod was not seen before, it may
-    be long ago: then it is not before the binding, and not in the future.
+    Starts, failures and ends have the node's time. A new event counts as now if its time is in the
+    future or too long ago. The event of a pod that was unknown before may be old: it counts as not
+    before the binding and not in the future.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class PodClocks:
         self._failed_at: dict[str, _Time] = {}
 
     def correct(self, before: PodRecord | None, pod: PodRecord, now: float) -> PodRecord:
-        """Return what the API server shows of a pod, with its binding and failure on our clock.
+        """Return a pod with corrected times of binding and failure.
 
-        The same told again is corrected likewise, however much later.
+        The correction of a time stays the same as long as the reported time does.
 
         Args:
-            before: what was returned before, None where that was nothing.
-            pod: what the API server shows now.
+            before: previously returned record, None for a new pod.
+            pod: record from the API server.
             now: seconds since the epoch.
         """
         bound_at = self._bound(pod, now)
@@ -74,21 +74,21 @@ class PodClocks:
         return counted
 
     def works_since(self, pod: PodRecord) -> float | None:
-        """Return when what works on a pod's GPUs last started; None before that."""
+        """Return when a pod's GPU containers last started; None if they have not."""
         if pod.last_started_at is None:
             return self.started_at(pod)
         return self._works_since.get(pod.uid, pod.last_started_at)
 
     def started_at(self, pod: PodRecord) -> float | None:
-        """Return when a pod started, seconds since the epoch; None before that."""
+        """Return when a pod started, seconds since the epoch; None if it has not."""
         return self._started_at.get(pod.uid, pod.started_at)
 
     def note(self, before: PodRecord | None, pod: PodRecord, now: float) -> None:
-        """Take over what the API server shows of a pod.
+        """Record the start of a pod.
 
         Args:
-            before: what it showed before, None where that was nothing.
-            pod: what it shows now.
+            before: previous record, None for a new pod.
+            pod: current record.
             now: seconds since the epoch.
         """
         if not pod.holds_devices:
@@ -104,7 +104,7 @@ class PodClocks:
             self._started_at[pod.uid] = min(pod.bound_at or 0.0, now)
 
     def _note_last(self, before: PodRecord | None, pod: PodRecord, now: float) -> None:
-        """Take over when containers of a pod started again, if they did."""
+        """Record when a pod's containers last started."""
         last = pod.last_started_at
         if last is None or (before is not None and before.last_started_at == last):
             return
@@ -112,7 +112,7 @@ class PodClocks:
         self._works_since[pod.uid] = now if is_late else min(last, now)
 
     def put_back(self, seconds: float) -> None:
-        """Date back what counts by our clock: it was put back by so much."""
+        """Move corrected times back after our clock was set back by this many seconds."""
         for told_times in (self._bound_at, self._failed_at):
             for uid, time in told_times.items():
                 told_times[uid] = replace(time, counted=time.counted - seconds)
@@ -120,15 +120,15 @@ class PodClocks:
             times.update({uid: at - seconds for uid, at in times.items()})
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that is gone."""
+        """Forget a removed pod."""
         for times in (self._bound_at, self._started_at, self._works_since, self._failed_at):
             times.pop(uid, None)
 
     def ended_at(self, pod: PodRecord, now: float) -> float:
-        """Return when a pod ended of which that is news, seconds since the epoch."""
+        """Return when a pod ended that has just been reported as ended, seconds since the epoch."""
         return now if pod.ended_at is None else _recent(pod.ended_at, now)
 
 
 def _recent(told: float, now: float) -> float:
-    """Return when something happened that is news: as told where that can be, else now."""
+    """Return the time of a new event: as reported if plausible, else now."""
     return told if now - AGREE_SECONDS <= told <= now else now

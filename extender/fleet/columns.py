@@ -1,4 +1,4 @@
-"""What is held of each device, as columns; one row per device."""
+"""Store the readings of all devices as columns, one row per device."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -39,13 +39,19 @@ _INITIAL: Mapping[str, float] = {
     "seen_at": -np.inf,
     "new_at": -np.inf,
 }
-"""What a device starts with; times in seconds since the epoch. At `led_at` the source that counts
-most for the device measured last. No window and no streak takes a reading that was measured before
-`afresh_at`, when the tenants last changed; of past readings the last minutes take those since
-`held_at`: pods hold the device since then without a pause. What was measured before `freed_at` is
-nobody's. That it was used while no pod held it was measured first at `was_used_at`. Sources showed
-it for the first time at `new_at`. Whose memory is in use is as `core.devices.foreign_memory` has
-it; of what pods declared, `released_bytes` were in use by those that have left since."""
+"""Initial values of a device; times in seconds since the epoch.
+
+Times of the readings: `measured_at` the last measurement, `led_at` that of the leading source,
+`told_at` the older one of activity and memory, `seen_at` the last answer with the device, `new_at`
+the first one.
+
+Times of the tenants: `afresh_at` when they last changed; windows and streaks ignore older
+measurements. `held_at` since when pods hold the device without a pause; the recent window ignores
+past readings from before. `freed_at` when the last tenant ended; older measurements count for no
+pod. `was_used_at` when use without a tenant was first measured.
+
+Memory: as in `core.devices.foreign_memory`. `released_bytes` is the part of the declared memory
+that ended pods used."""
 
 _TIMES = (
     *("measured_at", "led_at", "freed_at", "afresh_at", "held_at", "was_used_at", "told_at"),
@@ -57,27 +63,27 @@ _FLAGS = (
 )
 _COUNTS = ("use_streak", "foreign_streak", "node_row", "source_row", "withdrawn")
 RECENT_PARTS = 6
-"""Parts of the last minutes: what is older leaves a part at a time."""
+"""Parts of the recent window: old values leave it one part at a time."""
 
 _LEAST = 1024
 _GROWTH = 1.125
-"""Times as many rows each time: spare ones take their kilobyte too."""
+"""Growth factor of the columns. Spare rows cost a kilobyte each, too."""
 
 
 class DeviceColumns:
-    """Values, times, verdicts and windows by row; a spare row is as a new device's.
+    """Values, times, flags and windows by row; spare rows have initial values.
 
     Attributes:
-        capacity: rows, spare ones included.
-        latest: the last good values.
-        windows: utilization over the window, power included.
+        capacity: number of rows, spare ones included.
+        latest: last valid values.
+        windows: utilization over the window, estimates from power included.
         recent: measured activity over the last minutes.
-        numbers: by name; times in seconds since the epoch.
-        flags: by name.
-        counts: by name.
+        numbers: columns of numbers by name; times in seconds since the epoch.
+        flags: columns of flags by name.
+        counts: columns of integers by name.
 
     Args:
-        policy: the settings.
+        policy: settings of the decision.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -90,7 +96,7 @@ class DeviceColumns:
         self.counts: dict[str, Rows] = {name: np.zeros(0, dtype=np.intp) for name in _COUNTS}
 
     def adopt_in_steps(self, before: Policy, policy: Policy) -> Steps[None]:
-        """Hold by other settings, from the last step on, what is held by those of before."""
+        """Switch to another policy with the last step."""
         if policy.window_seconds != before.window_seconds:
             yield from self.windows.resize_in_steps(policy.window_seconds)
         if policy.recent_seconds != before.recent_seconds:
@@ -100,10 +106,9 @@ class DeviceColumns:
             self._forget_unshown_use(policy.foreign)
 
     def _forget_unshown_use(self, foreign: Foreign) -> None:
-        """Lift the verdicts that the latest readings would not speak for.
+        """Clear use that the latest readings do not show under the new thresholds.
 
-        The other way round nothing is known: the readings before the latest are gone, and a
-        verdict takes several.
+        The reverse is unknown: setting use takes several readings, and only the latest is kept.
         """
         seen = activity(
             self.latest.columns, self.numbers["board_watts"], self.numbers["rest_watts"]
@@ -113,7 +118,7 @@ class DeviceColumns:
         self.forget_use(np.flatnonzero(is_known & ~shows_use(used, seen.agreed, foreign)))
 
     def grow(self, needed: int) -> None:
-        """Make room for so many rows."""
+        """Make room for this many rows."""
         if needed <= self.capacity:
             return
         self.capacity = max(needed, int(_GROWTH * self.capacity), _LEAST)
@@ -128,11 +133,11 @@ class DeviceColumns:
             self.counts[name] = _padded(counts, self.capacity)
 
     def put_back(self, seconds: float, now: float) -> None:
-        """Date all that was read back, and none of it after now.
+        """Move all times back after the clock was set back, and none beyond now.
 
         Args:
-            seconds: the clock was put back by so much.
-            now: seconds since the epoch, by the clock as it is.
+            seconds: how far the clock was set back.
+            now: current time, seconds since the epoch.
         """
         self.latest.put_back(seconds, now)
         self.windows.put_back(seconds)
@@ -142,7 +147,7 @@ class DeviceColumns:
             np.minimum(times - seconds, now, out=times)
 
     def clear(self, rows: Iterable[int]) -> None:
-        """Forget everything that was read of the rows' devices."""
+        """Reset rows to their initial values."""
         index = np.array(list(rows), dtype=np.intp)
         self.latest.clear(index)
         for name, column in self.numbers.items():
@@ -155,37 +160,37 @@ class DeviceColumns:
         self.recent.reset(index)
 
     def forget_use(self, rows: Rows) -> None:
-        """Forget who was seen to use the devices."""
+        """Clear the use and foreign use of devices."""
         self.counts["use_streak"][rows] = self.counts["foreign_streak"][rows] = 0
         self.flags["is_in_use"][rows] = self.flags["is_foreign"][rows] = False
 
     def doubt_use(self, rows: Rows) -> None:
-        """Let a single reading lift the verdict that devices are in use, by whomever."""
+        """Clear foreign use, and let a single reading clear use."""
         streaks = self.counts["use_streak"]
         streaks[rows] = np.minimum(streaks[rows], 1)
         self.counts["foreign_streak"][rows] = 0
         self.flags["is_foreign"][rows] = False
 
     def recall_use(self, rows: Rows, readings: int) -> None:
-        """Let devices be in foreign use again that were before their pods came.
+        """Restore foreign use from before the pods that have just ended.
 
-        A single reading confirms that or lifts it.
+        A single reading confirms or clears it.
 
         Args:
             rows: devices that were just freed.
-            readings: how many it takes otherwise.
+            readings: number of readings that otherwise set foreign use.
         """
         rows = rows[self.flags["was_used"][rows]]
         self.flags["is_foreign"][rows] = True
         self.counts["foreign_streak"][rows] = readings - 1
 
     def account(self, rows: Rows, used: Column, told_foreign: Column) -> None:
-        """Note whose memory is in use on devices, by a new reading of them.
+        """Attribute the memory in use on devices from a new reading.
 
         Args:
             rows: the devices.
             used: memory in use, in bytes.
-            told_foreign: what the node's agent knows to be foreign of it, NaN where untold.
+            told_foreign: foreign memory that the node's agent reports, in bytes; NaN if unreported.
         """
         numbers, flags = self.numbers, self.flags
         before = self.occupancy(rows)
@@ -205,17 +210,17 @@ class DeviceColumns:
         flags["is_emptying"][rows], numbers["released_bytes"][rows] = False, 0.0
 
     def account_again(self, rows: Rows) -> None:
-        """Note whose memory is in use on devices that were read before it was known who has them.
+        """Attribute memory again after the tenants of already measured devices became known.
 
         Args:
-            rows: the devices; of some nothing may have been read.
+            rows: the devices; some may never have been measured.
         """
         used = self.numbers["used_bytes"][rows]
         read = ~np.isnan(used)
         self.account(rows[read], used[read], np.full(int(read.sum()), np.nan))
 
     def occupancy(self, rows: Rows) -> Occupancy:
-        """Return whose memory is in use on devices."""
+        """Return the memory in use on devices, and to whom it belongs."""
         numbers = self.numbers
         return Occupancy(
             used=numbers["used_bytes"][rows],
@@ -224,18 +229,18 @@ class DeviceColumns:
         )
 
     def set_occupancy(self, rows: Rows, occupancy: Occupancy) -> None:
-        """Note whose memory is in use on devices."""
+        """Set the memory in use on devices, and to whom it belongs."""
         self.numbers["used_bytes"][rows] = occupancy.used
         self.numbers["others_bytes"][rows] = occupancy.others
         self.numbers["foreign_bytes"][rows] = occupancy.foreign
 
     def total_bytes(self, rows: Rows | slice) -> Column:
-        """Return each device's size as far as it is known besides the latest values."""
+        """Return the devices' memory sizes from earlier readings or labels; NaN if unknown."""
         known, label = self.numbers["known_total_bytes"], self.numbers["label_total_bytes"]
         return np.where(np.isnan(known[rows]), label[rows], known[rows])
 
     def evidence(self, rows: Rows | slice = ALL) -> SignalEvidence:
-        """Return what is held of every device, or of some."""
+        """Return the inputs of the estimates, for all devices or some."""
         mean, spread, count = self.windows.summarize(rows)
         recent_mean, _, recent_count = self.recent.summarize(rows)
         columns = self.latest.columns
@@ -270,6 +275,6 @@ class DeviceColumns:
 
 
 def _padded(column: AnyArray, capacity: int, value: float = 0.0) -> AnyArray:
-    """Return the column with room for `capacity` rows, filled with what a new device has."""
+    """Return a column extended to `capacity` rows with the initial value."""
     more = np.full(capacity - len(column), value, dtype=column.dtype)
     return np.concatenate([column, more])

@@ -1,4 +1,4 @@
-"""What pods release that leave a node: what they declared, and what they were seen to hold."""
+"""Compute what pods release when they end: what they declared, and what they were seen to use."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,21 +16,17 @@ from extender.core.policy import Freshness
 from extender.fleet.device_holders import TenantsByRow, may_hold
 from extender.fleet.store import DeviceStore
 
-# Pods that ended on whole devices of nodes where no source tells who holds which.
-#
-# Which devices they left is unknown; how many is not: those are free, whatever was read of them.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """One pod's end.
+    """End of one pod.
 
     Attributes:
-        resource: of which it held devices.
-        count: how many.
+        resource: resource that it held.
+        count: number of its devices.
         at: when it ended, seconds since the epoch.
-        is_clean: none of those that may be it was used while no pod can have held it.
-        read_at: when the devices were first measured after that, None before.
+        is_clean: whether no device that it may have held had foreign use.
+        read_at: first measurement of the devices after the end, None without one.
     """
 
     resource: str
@@ -41,10 +37,13 @@ class _End:
 
 
 class UnseenEnds:
-    """Such ends by node, until two readings since say what is in use.
+    """Ends of pods on whole devices of nodes where no source tells who holds which device.
+
+    It is known how many devices they left, but not which ones. So many devices count as free,
+    whatever their last readings show, until two readings since show what is in use.
 
     Args:
-        store: the devices.
+        store: devices and their readings.
     """
 
     def __init__(self, store: DeviceStore) -> None:
@@ -55,11 +54,11 @@ class UnseenEnds:
         return node in self._ends
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a removed node."""
         self._ends.pop(node, None)
 
     def put_back(self, seconds: float) -> None:
-        """Date all ends back: the clock was put back by so much."""
+        """Move all noted times back after the clock was set back by this many seconds."""
         self._ends = {
             node: tuple(
                 replace(
@@ -73,13 +72,13 @@ class UnseenEnds:
         }
 
     def note(self, pod: PodRecord, resource: str, rows: Sequence[int], at: float) -> None:
-        """Note that a pod has ended.
+        """Record that a pod has ended.
 
         Args:
             pod: the pod.
-            resource: what it asked for, by a name that its node has.
-            rows: the devices that may have been its own: those that no other pod is known to hold.
-            at: when, seconds since the epoch.
+            resource: resource that it requested and its node still offers.
+            rows: devices that it may have held: no other pod is known to hold them.
+            at: when it ended, seconds since the epoch.
         """
         store = self._store
         had_use = [store.is_foreign(row) or store.was_used(row) for row in rows]
@@ -95,7 +94,7 @@ class UnseenEnds:
         store.start_afresh(own, at, is_freed=False, is_use_known=True)
 
     def expire(self, node: str, now: float, freshness: Freshness) -> None:
-        """Let go of ends that two readings have followed, or that are too long ago to count."""
+        """Forget ends that two readings have followed, or that are too old."""
         if node not in self._ends:
             return
         told = [self._store.told_at(row) for row in self._store.rows_of_node(node)]
@@ -112,7 +111,7 @@ class UnseenEnds:
             del self._ends[node]
 
     def counted(self, node: str, resource: str, row: PoolRow) -> PoolRow:
-        """Return a node's row with the devices counted that such pods have left."""
+        """Return a node's row with the devices that such pods have left."""
         ends = [end for end in self._ends.get(node, ()) if end.resource == resource]
         if not ends or row.is_shared:
             return row
@@ -124,36 +123,36 @@ class UnseenEnds:
 
 
 LATE_SECONDS: Final = 60.0
-"""So long after a pod's end readings may still show its memory: drivers give it back late, and
+"""Time after a pod's end during which readings may still show its memory. Drivers free it late, and
 exporters repeat values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Release:
-    """What a pod releases of a device.
+    """Memory that a pod releases on a device.
 
     Attributes:
-        used: memory in use that is its own, in bytes.
-        others: the part of that which counts among others'.
+        used: memory in use, in bytes.
+        others: part of it that exceeds declarations, in bytes.
     """
 
     used: float = 0.0
     others: float = 0.0
 
     def plus(self, other: "_Release") -> "_Release":
-        """Return both."""
+        """Return the sum of two releases."""
         return _Release(used=self.used + other.used, others=self.others + other.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """What a pod that has ended left on a device.
+    """State of a device that an ended pod held.
 
     Attributes:
-        own: what it held.
-        rest: what was in use besides.
-        was_foreign: foreign use was seen on the device before it came.
-        was_active: so was use or any activity.
+        own: memory of the pod.
+        rest: other memory in use.
+        was_foreign: whether the device had foreign use before the pod.
+        was_active: whether it had foreign use or any activity before the pod.
     """
 
     own: _Release
@@ -167,8 +166,8 @@ class _Gone:
     """A pod that has just ended.
 
     Attributes:
-        at: when, seconds since the epoch.
-        left: by device, what of it may still show.
+        at: when it ended, seconds since the epoch.
+        left: by device, what readings may still show of the pod.
     """
 
     at: float
@@ -176,16 +175,15 @@ class _Gone:
 
 
 class Departures:
-    """Works out what devices are once pods are gone, and remembers those that have just ended.
+    """Computes the state of devices without some pods, and remembers pods that have just ended.
 
     Args:
-        store: the devices.
-        rows: each node's rows by resource, as they are laid out.
-        held: by node and pod (UID), the devices that it is known to hold, in their order.
+        store: devices and their readings.
+        rows: latest rows by node and resource.
+        held: devices that each pod is known to hold, by node and pod UID.
 
     Attributes:
-        told: returns what a pod (UID) was last seen to hold of a shared device, None where nobody
-            told.
+        told: returns the memory that a pod (UID) was last seen to use on a device, None if unknown.
     """
 
     def __init__(
@@ -203,14 +201,14 @@ class Departures:
     def end(
         self, pod: PodRecord, rows: Sequence[int], at: float, *, staying: Column | None = None
     ) -> None:
-        """Take a pod off devices that it held; what was its own of their memory is released.
+        """Release a pod's devices and the memory that it used on them.
 
         Args:
             pod: the pod.
-            rows: the devices.
+            rows: its devices.
             at: when it ended, seconds since the epoch.
-            staying: ratio of each device's load that its other tenants keep; None where no other
-                pod holds them.
+            staying: ratio of each device's load that its other tenants keep; None if no other pod
+                holds the devices.
         """
         is_last = staying is None
         self._note(pod, rows, at, is_last=is_last)
@@ -224,18 +222,18 @@ class Departures:
             self._store.start_afresh(rows, at, is_freed=False, held_since=-inf, staying=staying)
 
     def declared(self, pod: PodRecord, row: int) -> int:
-        """Return what a pod declared of a device that it holds, for all its shares of it."""
+        """Return the memory that a pod declared for all its shares of a device."""
         return (pod.memory_bytes or 0) * self._shares(pod, row)
 
     def _shares(self, pod: PodRecord, row: int) -> int:
-        """Return how many shares a pod holds of a device, as they are laid out."""
+        """Return the number of shares of a device that a pod holds."""
         rows = self._held.get(pod.node, {}).get(pod.uid, ())
         if row not in rows:
             return 1
         return shares_of(sum(pod.resources.values()), len(rows))[rows.index(row)]
 
     def _is_last_undeclared(self, pod: PodRecord, slot: int) -> bool:
-        """Tell whether no other pod on a shared device, as it is laid out, declared nothing."""
+        """Return whether the pod is the only one on a shared device without a declaration."""
         rows = self._rows.get(pod.node, {}).values()
         return pod.memory_bytes is None and all(
             row.undeclared[row.slots.index(slot)] <= self._shares(pod, slot)
@@ -244,7 +242,7 @@ class Departures:
         )
 
     def _note(self, pod: PodRecord, rows: Iterable[int], at: float, *, is_last: bool) -> None:
-        """Remember what a pod held that ends, before that is taken for released."""
+        """Remember what an ending pod held, before it is released."""
         gone = self._gone.setdefault(pod.node, {}).setdefault(pod.uid, _Gone(at=at, left={}))
         for row in rows:
             used, others, _ = self._store.occupancy(row)
@@ -262,17 +260,17 @@ class Departures:
             )
 
     def put_back(self, seconds: float) -> None:
-        """Date all ends back: the clock was put back by so much."""
+        """Move all noted times back after the clock was set back by this many seconds."""
         for gone in self._gone.values():
             for uid, pod in gone.items():
                 gone[uid] = replace(pod, at=pod.at - seconds)
 
     def forget(self, node: str) -> None:
-        """Forget the pods of a node that is gone."""
+        """Forget the pods of a removed node."""
         self._gone.pop(node, None)
 
     def forget_late(self, node: str, now: float) -> None:
-        """Forget the pods of a node that readings cannot show any more, or do not."""
+        """Forget ended pods of a node that readings no longer show."""
         gone = self._gone.get(node, {})
         for uid, pod in list(gone.items()):
             for row in [row for row in pod.left if self._is_released(pod, row)]:
@@ -283,14 +281,14 @@ class Departures:
             self._gone.pop(node, None)
 
     def _is_released(self, pod: _Gone, row: int) -> bool:
-        """Tell whether a reading since its end shows no more than what was in use besides."""
+        """Return whether a reading since the pod's end shows only the other memory in use."""
         rest, read_at = pod.left[row].rest, self._store.told_at(row)
         return (
             read_at is not None and read_at > pod.at and self._store.occupancy(row)[0] <= rest.used
         )
 
     def has_gone(self, node: str) -> bool:
-        """Tell whether pods of a node have just ended."""
+        """Return whether pods of a node have just ended."""
         return node in self._gone
 
     def leaving(
@@ -302,18 +300,18 @@ class Departures:
         hidden: int = 0,
         node: str = "",
     ) -> Leaving:
-        """Return what devices are once some pods are gone.
+        """Return the state of devices without some pods.
 
         Args:
-            rows: the node's row with these pods, and without.
+            rows: the node's row with these pods, and without them.
             tenants: pods that are known to hold each device.
-            pods: those that leave.
-            hidden: so many more devices they may hold; which ones is unknown.
-            node: of which those that have just ended count too.
+            pods: pods that leave.
+            hidden: number of further devices that they may hold, which ones is unknown.
+            node: node whose recently ended pods count, too; "" for none.
         """
         before, after = rows
         if before.slots != after.slots:
-            before = after  # other devices than before: nothing is known of who held them
+            before = after  # the devices have changed: their former holders are unknown
         gone = self._gone.get(node, {}).values()
         freed, released, ended, foreign, active = [], [], [], [], []
         for at, row in enumerate(after.slots):
@@ -328,7 +326,7 @@ class Departures:
             freed.append(is_freed)
             released.append(release)
             ended.append(is_freed and not is_last)
-            # Since the end readings may show memory that is given back late.
+            # Readings since the end may show memory that is freed late.
             of_left = is_freed and any(one.was_foreign for one in left)
             foreign.append(self._store.was_used(row) if is_last else of_left)
             of_left = is_freed and any(one.was_active for one in left)
@@ -354,7 +352,7 @@ class Departures:
         tenants: TenantsByRow,
         pods: Collection[PodRecord],
     ) -> _Release:
-        """Return what pods that leave release of one device."""
+        """Return the memory that leaving pods release on one device."""
         before, after = rows
         row = after.slots[at]
         if not after.used[at]:
@@ -370,10 +368,10 @@ class Departures:
         return _Release(used=min(declared, max(used - others, 0.0)) + of_others, others=of_others)
 
     def _releases(self, pods: Iterable[PodRecord], row: int, *, all_undeclared: bool) -> _Release:
-        """Return what pods release of a device on which others stay.
+        """Return the memory that pods release on a device that other pods keep.
 
-        That is nothing of what is not known to be their own. Where no pod stays that declared
-        nothing, all that is in use of others and not foreign can only be theirs.
+        Only memory that is known to be theirs counts. If no other pod without a declaration stays,
+        all undeclared memory that is not foreign is theirs.
         """
         used, others, foreign = self._store.occupancy(row)
         own, of_others, untold, is_untold = 0.0, 0.0, 0.0, False
@@ -392,18 +390,18 @@ class Departures:
         return _Release(used=min(own + of_others, used), others=min(of_others, at_most))
 
     def _all_of(self, row: int) -> _Release:
-        """Return what the last pod of a device releases: all that was not there before the pods."""
+        """Return the memory that the last pod of a device releases: all that is not foreign."""
         used, others, foreign = self._store.occupancy(row)
         return _Release(used=max(used - foreign, 0.0), others=max(others - foreign, 0.0))
 
     def told_of(self, pod: PodRecord, row: int) -> float:
-        """Return what a pod was last seen to hold of a device, in bytes, NaN if unknown."""
+        """Return the bytes that a pod was last seen to use on a device; NaN if unknown."""
         info = self._store.info(row)
         told = None if info is None else self.told(pod.uid, info.key)
         return math.nan if told is None else told
 
     def _late(self, left: _Left, row: int) -> tuple[_Release, bool]:
-        """Return what of a pod that has ended still shows, and whether nothing else does."""
+        """Return the memory of an ended pod that still shows, and whether no other memory does."""
         held, rest = left.own, left.rest
         used, others, _ = self._store.occupancy(row)
         shown = max(used - rest.used, 0.0)
@@ -413,9 +411,9 @@ class Departures:
         return late, shown <= held.used
 
     def _likeliest(self, row: PoolRow, freed: Sequence[bool], count: int) -> Iterable[int]:
-        """Return so many of the devices that nobody is known to hold: of most that is in use.
+        """Return the devices that unreported pods most likely hold: most memory in use first.
 
-        What was used while no pod can have held it is none of them.
+        Devices with foreign use are left out.
         """
         may_be = [
             at
@@ -433,11 +431,11 @@ def count_hidden(
     rows: Mapping[str, PoolRow],
     tenants: TenantsByRow,
 ) -> int:
-    """Return how many devices behind a resource pods may hold, though not which ones.
+    """Return how many devices behind a resource pods hold without being reported on them.
 
     Args:
         pods: the pods.
-        resource: one of the node's.
+        resource: one of the node's resources.
         rows: the node's rows by resource.
         tenants: pods that are known to hold each device.
     """
@@ -447,7 +445,7 @@ def count_hidden(
         if pod.key in shown:
             continue
         if resource in pod.resources:
-            # Shared devices of pods that nobody shows are guessed already.
+            # For shared devices, the allocation already guesses the devices of unreported pods.
             count += 0 if row.is_shared else pod.resources[resource]
         elif may_hold(pod, resource, rows):
             count += len(row.slots)

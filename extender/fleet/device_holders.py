@@ -1,4 +1,4 @@
-"""What of a node's devices pods hold, or may, as its rows have it."""
+"""Derive the use of a node's devices by pods from its rows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import PoolRow
 
 TenantsByRow = Mapping[int, tuple[str, ...]]
-"""Pods (`namespace/name`) on each device of a node, by the device's row."""
+"""Pods (`namespace/name`) on each device of a node, by row."""
 
 
 class DeviceUse(NamedTuple):
-    """What pods hold of a device, or may; every field is a whole number, or a flag.
+    """Use of a device by pods; every field is an integer or a flag.
 
     Attributes:
-        row: the device's row.
-        has_tenants: pods hold it, or may.
-        is_unheld: no pod is seen on it, and mapping and API agree.
-        is_free_for_sure: besides, no pod is too young to be seen.
-        declared_bytes: memory that its pods declared, `WHOLE_DEVICE` where one has all of it.
-        has_undeclared: pods that did not declare may share it.
-        is_filling: those of them that readings do not cover yet are the only such pods.
+        row: row of the device.
+        has_tenants: pods hold it, or may hold it.
+        is_unheld: no pod is reported on it, and mapping and API agree.
+        is_free_for_sure: in addition, no pod is too new to be reported.
+        declared_bytes: memory that its pods declared, `WHOLE_DEVICE` if a pod has all of it.
+        has_undeclared: pods without a declaration may share it.
+        is_filling: the only such pods are ones that readings do not cover yet.
     """
 
     row: int
@@ -38,21 +38,21 @@ class DeviceUse(NamedTuple):
 
 
 def is_young(rows: Mapping[str, PoolRow]) -> bool:
-    """Tell whether a node has pods that the readings do not cover yet, or that leave it."""
+    """Return whether a node has pods that readings do not cover yet, or that are terminating."""
     return any(row.taken or row.leaving or any(row.assumed) for row in rows.values())
 
 
 def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
-    """Tell whether a pod asked for a resource that its node has by that name no more."""
+    """Return whether the node no longer offers any resource that the pod requested."""
     return bool(pod.resources) and rows.keys().isdisjoint(pod.resources)
 
 
 def may_hold(pod: PodRecord, resource: str, rows: Mapping[str, PoolRow]) -> bool:
-    """Tell whether a pod may hold devices of its node behind a resource, as far as it says itself.
+    """Return whether a pod may hold devices of its node behind a resource, by its own requests.
 
     Args:
         pod: the pod.
-        resource: one of the node's.
+        resource: one of the node's resources.
         rows: the node's rows by resource.
     """
     return (
@@ -67,17 +67,17 @@ def put_claimed(
     tenants: Mapping[int, set[str]],
     info_of: Callable[[int], DeviceInfo | None],
 ) -> None:
-    """Put pods on the devices that they hold by claims.
+    """Add pods to the devices that they hold by resource claims.
 
-    Of a MIG instance a claim tells card and profile: where the card has more of these than the pod
-    holds, only the mapping says which it is. Mappings do not always tell instances of a card
-    apart: a pod that has nothing but what its claims tell is on no other kind of device, once all
-    of these are found.
+    For a MIG instance, a claim names card and profile. If the card has more such instances than the
+    pod holds, only the mapping tells which ones. Mappings do not always distinguish the instances
+    of a card. So once all claimed devices of a pod without other requests are reported, the pod is
+    removed from devices of other kinds.
 
     Args:
-        pods: the pods of a node; of others than those whose claims tell something nothing changes.
-        tenants: pods on each device of the node, by mapping and memory.
-        info_of: what is known of a device.
+        pods: pods of a node; only pods with claims have an effect.
+        tenants: pods on each device of the node; updated in place.
+        info_of: returns the identity of a device.
     """
     claims = {
         pod.key: Counter(
@@ -115,10 +115,10 @@ def put_claimed(
 def device_uses(
     pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
 ) -> Iterator[DeviceUse]:
-    """Yield of each device of a node whether pods hold it, or may.
+    """Yield the use of each device of a node.
 
-    It may stand behind several resources, and pods run on when theirs is renamed: by whatever name
-    a pod holds it, it is held.
+    A device may be behind several resources, and pods keep running when their resource is renamed.
+    A device counts as held whatever the resource is.
     """
     seen = {key for on_it in tenants.values() for key in on_it}
     found: dict[int, DeviceUse] = {}
@@ -148,14 +148,14 @@ def device_uses(
 
 
 def _declared(row: PoolRow, at: int, *, is_free: bool) -> int:
-    """Return the memory that pods declared of a device; all of it if one may hold all."""
+    """Return the memory that pods declared on a device, `WHOLE_DEVICE` if one may hold all."""
     if row.is_shared:
         return int(row.declared_bytes[at])
     return 0 if is_free else WHOLE_DEVICE
 
 
 def _merged(one: DeviceUse, other: DeviceUse) -> DeviceUse:
-    """Return what two resources say of one device."""
+    """Merge the use of one device behind two resources."""
     return DeviceUse(
         row=one.row,
         has_tenants=one.has_tenants or other.has_tenants,
@@ -168,7 +168,7 @@ def _merged(one: DeviceUse, other: DeviceUse) -> DeviceUse:
 
 
 def grounds(rows: Mapping[str, PoolRow]) -> list[tuple[object, ...]]:
-    """Return what of a node's rows the devices' readings are read by."""
+    """Return the parts of a node's rows that affect the estimates of its devices."""
     return [
         (
             row.is_agreed or row.held > 0,

@@ -1,4 +1,4 @@
-"""Pods that died soon after their start, and what that costs their node."""
+"""Record pods that failed soon after their start, and derive the suspicion against their nodes."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,26 +10,26 @@ from extender.core.nodes.pod_owners import owner_key
 from extender.core.policy import EarlyFailures
 
 FORGOTTEN_WEIGHT = 0.01
-"""A failure that has faded to less counts no more."""
+"""A failure that has faded below this weight is forgotten."""
 
 
 MOST_AVOIDED = 64
-"""Nodes that an owner's next pods avoid: each is evaluated once more for them."""
+"""Maximum number of nodes that an owner's next pods avoid; each costs an extra evaluation."""
 
 SHARE_DIGITS = 2
-"""Of a share of certainty: no finer than that counts, and none else is another from moment to
-moment."""
+"""Digits of a share of certainty. Rounding keeps the value constant between two moments."""
 
 
 @dataclass(slots=True)
 class _Failure:
-    """How pods of one owner failed on one node.
+    """Failures of one owner's pods on one node.
 
     Attributes:
-        at: when the first of them did, seconds since the epoch.
-        last_at: when the last of them did.
-        told_at: when the pod's status last said that a device was the cause, None where none did.
-        measured_at: when a device of the node last had a fault at the time, None where none had.
+        at: time of the first failure, seconds since the epoch.
+        last_at: time of the last failure.
+        told_at: when a pod's status last named a device as the cause, None if never.
+        measured_at: time of the last failure during which a device of the node had a fault, None if
+            there was none.
     """
 
     at: float
@@ -39,17 +39,17 @@ class _Failure:
 
     @property
     def device_at(self) -> float | None:
-        """When a device last was the cause, None where none was."""
+        """When a device last was the cause, None if never."""
         return max((at for at in (self.told_at, self.measured_at) if at is not None), default=None)
 
     @property
     def fades_from(self) -> float:
-        """From when on it fades; a device that fails again is no better than before."""
+        """Time from which the failure fades; a device that fails again counts in full again."""
         device_at = self.device_at
         return self.at if device_at is None else device_at
 
     def put_back(self, seconds: float) -> None:
-        """Date it back."""
+        """Move all times back by this many seconds."""
         self.at -= seconds
         self.last_at -= seconds
         self.told_at = None if self.told_at is None else self.told_at - seconds
@@ -59,15 +59,16 @@ class _Failure:
 class FailureLog:
     """Early failures by node and owner, as long as they count.
 
-    A failure by a device counts at once. Any other may be the program's own fault: it counts once
-    pods of a second owner fail on the node too. An owner whose pods fail in one of these ways on
-    several nodes is at fault itself, and that counts against none of these nodes; but where the
-    node itself was measured to have a fault at the time, that counts whatever happens elsewhere.
-    The owner's next pods try other nodes, whatever the cause was.
+    A failure by a device counts at once. Any other failure may be the program's fault. It counts
+    once pods of a second owner fail on the node too. An owner whose pods fail in the same way on
+    several nodes is at fault itself, and then no node is suspected for it. If a device of the node
+    was measured to have a fault at the time, the failure always counts against the node. The
+    owner's next pods try other nodes, whatever the cause was.
 
     Args:
-        rule: how much a failure counts, and how fast it fades.
-        had_fault: whether a device of a node had a fault around a time (seconds since the epoch).
+        rule: weight and half-life of failures.
+        had_fault: returns whether a device of a node had a fault around a time (seconds since the
+            epoch).
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class FailureLog:
         self._by_owner: dict[str, dict[str, _Failure]] = {}
 
     def adopt(self, rule: EarlyFailures) -> None:
-        """Let failures count by another rule from now on."""
+        """Switch to another rule."""
         self._rule = rule
 
     def note(self, pod: PodRecord, at: float) -> None:
-        """Note that a pod died early on its node; all pods of an owner count once."""
+        """Record that a pod failed early on its node; all pods of an owner count once."""
         owner = owner_key(pod.namespace, pod.owner, pod.name)
         failure = self._by_node.setdefault(pod.node, {}).setdefault(owner, _Failure(at, at))
         failure.last_at = max(failure.last_at, at)
@@ -94,32 +95,32 @@ class FailureLog:
             failure.told_at = max(at, failure.told_at or at)
 
     def put_back(self, seconds: float) -> None:
-        """Date all failures back: the clock was put back by so much."""
+        """Move all noted times back after the clock was set back by this many seconds."""
         for failures in self._by_node.values():
             for failure in failures.values():
                 failure.put_back(seconds)
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a removed node."""
         for owner in self._by_node.pop(node, {}):
             self._forget(owner, node)
 
     def _forget(self, owner: str, node: str) -> None:
-        """Forget how an owner's pods failed on a node."""
+        """Forget the failures of an owner's pods on a node."""
         nodes = self._by_owner[owner]
         del nodes[node]
         if not nodes:
             del self._by_owner[owner]
 
     def of_owner(self, owner: str, now: float) -> Mapping[str, float]:
-        """Return the nodes on which an owner's pods failed, of many the latest.
+        """Return the nodes where an owner's pods failed; the latest ones if there are many.
 
         Args:
-            owner: its key, as `core.nodes.pod_owners` has it.
+            owner: key of the owner, as in `core.nodes.pod_owners`.
             now: seconds since the epoch.
 
         Returns:
-            The share of its certainty that each of them loses for further pods of this owner.
+            Share of certainty that each node loses for further pods of this owner.
         """
         nodes = self._by_owner.get(owner)
         if nodes is None:
@@ -132,12 +133,12 @@ class FailureLog:
         return {node: share for node, share in shares.items() if share}
 
     def count(self, node: str) -> int:
-        """Return of how many owners the failures on a node count against it."""
+        """Return the number of owners whose failures count against a node."""
         by_device, others = self._counting(node, *self._spread())
         return len(by_device) + (len(others) if len(others) > 1 else 0)
 
     def suspicion(self, now: float) -> Mapping[str, float]:
-        """Return the share of its certainty that each node loses, 0 to 1; the others lose none."""
+        """Return the share of certainty that nodes lose, 0 to 1; other nodes lose none."""
         self._refresh(now)
         spread = self._spread()
         suspicion = {}
@@ -146,21 +147,21 @@ class FailureLog:
                 [self._weight(now - failure.fades_from) for failure in some]
                 for some in self._counting(node, *spread)
             )
-            # One owner's failures alone say nothing; the second's count, and the first's fade.
+            # Failures of a single owner do not count: leave out the heaviest of them.
             total = sum(by_device) + sum(others) - max(others, default=0.0)
             if total > 0:
                 suspicion[node] = self._lost(total)
         return suspicion
 
     def _lost(self, total: float) -> float:
-        """Return the share of its certainty that a node loses for failures of so much weight."""
+        """Return the share of certainty that a node loses for failures of this total weight."""
         return 1.0 - float((1.0 - self._rule.weight) ** total)
 
     def _refresh(self, now: float) -> None:
-        """Forget what has faded, and note where a device turns out to have been the cause."""
+        """Forget faded failures, and record device faults that were reported meanwhile."""
         for node, failures in list(self._by_node.items()):
             for owner, failure in list(failures.items()):
-                # First: what has faded otherwise may turn out to have been a device again.
+                # First: a device fault restores the weight of a failure that has faded.
                 self._measure(node, failure)
                 if self._weight(now - failure.fades_from) < FORGOTTEN_WEIGHT:
                     del failures[owner]
@@ -169,15 +170,15 @@ class FailureLog:
                 del self._by_node[node]
 
     def _measure(self, node: str, failure: _Failure) -> None:
-        """Note whether the node had a fault when pods first failed, or when they last did."""
+        """Record whether the node had a device fault at the first or the last failure."""
         for at in (failure.at, failure.last_at):
             if at > (failure.measured_at or float("-inf")) and self._had_fault(node, at):
                 failure.measured_at = at
 
     def _spread(self) -> tuple[Counter[str], Counter[str]]:
-        """Return by owner on how many nodes its pods failed, by a device and at all.
+        """Return by owner on how many nodes its pods failed: by a device, and in any way.
 
-        A device that was measured is its node's, and says nothing of the owner.
+        Failures with a measured device fault do not count in the first: the fault is the node's.
         """
         failed = [item for failures in self._by_node.values() for item in failures.items()]
         by_device = (
@@ -190,7 +191,7 @@ class FailureLog:
     def _counting(
         self, node: str, by_device: Counter[str], at_all: Counter[str]
     ) -> tuple[list[_Failure], list[_Failure]]:
-        """Return the failures on a node that no owner is at fault for, by a device and others."""
+        """Return the failures that count against a node: by a device, and others."""
         counting: tuple[list[_Failure], list[_Failure]] = ([], [])
         for owner, failure in self._by_node.get(node, {}).items():
             is_other = failure.device_at is None
@@ -200,5 +201,5 @@ class FailureLog:
         return counting
 
     def _weight(self, age_seconds: float) -> float:
-        """Return how much a failure counts, 1 when fresh; one from a clock ahead of ours is."""
+        """Return the weight of a failure, 1 if fresh or in the future."""
         return float(0.5 ** (max(age_seconds, 0.0) / self._rule.half_life_seconds))

@@ -1,4 +1,4 @@
-"""Which pods hold which devices: by the node's own agent where it says so, else by the others."""
+"""Choose which source tells which pods hold which devices: the node's agent first, then others."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +16,10 @@ class NodeDeviceHolders:
     """Which pods hold the devices of one node.
 
     Attributes:
-        is_known: some source tells it.
-        at: when that was so, seconds since the epoch.
-        pods: by device; what is not listed nobody holds.
-        uids: UID by pod, for those of which the source knows it.
+        is_known: whether a source reports it.
+        at: time of the report, seconds since the epoch.
+        pods: pods by device; no pod holds a device that is not listed.
+        uids: UID by pod, as far as the source knows it.
     """
 
     is_known: bool
@@ -28,20 +28,20 @@ class NodeDeviceHolders:
     uids: Mapping[str, str] = field(default_factory=dict)
 
     def is_of(self, pod: PodRecord) -> bool:
-        """Tell whether the pod's name in here means this pod, and not one before it."""
+        """Return whether the report's pod of this name is this pod, not a former one."""
         uid = self.uids.get(pod.key)
         return (pod.bound_at or 0.0) <= self.at if uid is None else uid == pod.uid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacedHolders:
-    """How a mapping of all nodes differs from the one before.
+    """Difference between two mappings of all nodes.
 
     Attributes:
-        is_turned: it is known or unknown, unlike before.
-        before: the one before.
-        after: the new one.
-        devices: all where they differ are among these.
+        is_turned: whether the mapping became known or unknown.
+        before: previous mapping.
+        after: new mapping.
+        devices: devices that include all differences.
     """
 
     is_turned: bool
@@ -50,15 +50,15 @@ class ReplacedHolders:
     devices: Collection[DeviceKey]
 
     def is_other(self, device: DeviceKey) -> bool:
-        """Tell whether other pods hold a device now."""
+        """Return whether the pods of a device have changed."""
         return self.before.get(device) != self.after.get(device)
 
 
 class HolderSources:
-    """The latest word of each source on who holds what.
+    """Latest device holders from each source.
 
     Args:
-        hold_seconds: what a node's own agent said counts for so long before a newer word of others.
+        hold_seconds: time for which an agent's report is preferred to newer mappings of others.
     """
 
     def __init__(self, hold_seconds: float = 0.0) -> None:
@@ -69,22 +69,22 @@ class HolderSources:
         self._own: dict[str, Holders] = {}
 
     def of(self, node: str) -> NodeDeviceHolders:
-        """Return what is known of a node."""
+        """Return the device holders of a node."""
         own = self._own.get(node)
         if own is not None:
             return NodeDeviceHolders(is_known=True, at=own.at, pods=own.pods, uids=own.uids)
         return NodeDeviceHolders(is_known=self._is_known, at=self._at, pods=self._complete)
 
     def replace(self, readings: Readings, max_age_seconds: float) -> ReplacedHolders | None:
-        """Take over who holds what on all nodes, as an answer says.
+        """Apply the holders of all nodes from an answer.
 
         Args:
-            readings: the answer. Where its source cannot tell, the last mapping holds as long as
-                a value is fresh.
-            max_age_seconds: so long.
+            readings: the answer. If its source cannot tell, the last mapping stays valid for
+                `max_age_seconds`.
+            max_age_seconds: age at which a mapping expires.
 
         Returns:
-            What has changed; None where the last one holds.
+            The difference; None if the last mapping stays valid.
         """
         mapping = readings.tenants
         at = readings.at if readings.tenants_at is None else readings.tenants_at
@@ -102,11 +102,11 @@ class HolderSources:
         )
 
     def is_own(self, node: str) -> bool:
-        """Tell whether the node's agent says it."""
+        """Return whether the node's agent reports its holders."""
         return node in self._own
 
     def note_own(self, node: str, holders: Holders | None) -> bool:
-        """Take over what a node's agent says; tell whether anything has changed."""
+        """Apply the holders from a node's agent; return whether they have changed."""
         before = self._own.get(node)
         if holders is None:
             self._own.pop(node, None)
@@ -119,20 +119,20 @@ class HolderSources:
         )
 
     def put_back(self, seconds: float) -> None:
-        """Date all mappings back: the clock was put back by so much."""
+        """Move all noted times back after the clock was set back by this many seconds."""
         self._at -= seconds
         self._own = {
             node: replace(holders, at=holders.at - seconds) for node, holders in self._own.items()
         }
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a removed node."""
         self._own.pop(node, None)
 
     def expire(self, now: float, max_age_seconds: float) -> Iterator[str]:
-        """Let go of what agents said that are silent; yield their nodes.
+        """Drop the reports of silent agents; yield their nodes.
 
-        Where others know better that is soon, else when the values would not be fresh any more.
+        An agent's report expires early if another source has a newer mapping.
         """
         others_at = self._at if self._is_known else -inf
         for node, holders in list(self._own.items()):

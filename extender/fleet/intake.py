@@ -1,4 +1,4 @@
-"""Takes an answer of a source over into the columns, in steps."""
+"""Apply a source's answer to the device columns, in cooperative steps."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,33 +23,33 @@ from extender.fleet.latest_values import FILLING, plausible_answer
 from extender.fleet.registry import PlacedDevices
 
 PIECE_VALUES = 8192
-"""Values that are taken over before others may have their turn: less than a millisecond."""
+"""Values applied per cooperative step: less than a millisecond."""
 
 PIECE_DEVICES = 4096
-"""Devices of which all is taken over in one step: two or three milliseconds."""
+"""Devices applied completely per cooperative step: two or three milliseconds."""
 
 MEAN_SPAN_SECONDS = 15.0
-"""A mean that a source tells may reach so far back: further than between two heartbeats."""
+"""Longest period that a reported mean may cover: more than the time between two heartbeats."""
 
 XID_AGAIN_SECONDS = 10.0
-"""An XID that is dated so much later than before has happened again: what a source on the node
-says of the time differs by less from report to report."""
+"""An XID has happened again if it is dated later than before by more than this. The times in an
+agent's reports vary by less."""
 
 MOST_SOURCES = 8
 
 
 class Intake:
-    """Takes over what sources say of devices whose rows are known.
+    """Applies readings to devices whose rows are known.
 
     Args:
-        columns: where to.
-        policy: the settings.
+        columns: columns to update.
+        policy: settings of the decision.
     """
 
     def __init__(self, columns: DeviceColumns, policy: Policy) -> None:
         self.policy = policy
         self.sources: list[str] = [""]
-        """Sources by number, in the order in which they first spoke."""
+        """Sources by number, in the order of their first answers."""
         self._columns = columns
         self._latest = columns.latest
         self._float, self._flag = columns.numbers, columns.flags
@@ -64,12 +64,12 @@ class Intake:
         return self.sources.index(source)
 
     def take(self, readings: Readings, placed: PlacedDevices, now: float) -> Steps[Flags]:
-        """Take over the values of an answer; return which devices' signals disagree."""
+        """Apply the values of an answer; return which devices' signals contradict each other."""
         rows, measured_at = placed.rows, readings.measured_at
         origin = self.number(readings.source)
         answer = plausible_answer(readings.columns)
         if Signal.POWER in answer:
-            # Power is the whole card's, and says nothing of one instance.
+            # Power is measured for the whole card, which says nothing about one instance.
             answer[Signal.POWER] = np.where(placed.is_instance, np.nan, answer[Signal.POWER])
         yield
         is_untold = self._latest.take_utilization(rows, answer, measured_at, now, origin)
@@ -80,7 +80,7 @@ class Intake:
         self._latest.settle_activity(rows)
         self._note_told(rows, answer)
         yield
-        # Windows and streaks take what was measured now, and nothing that only stays.
+        # Windows and streaks count new measurements only, not values that were kept.
         board, rest = self._float["board_watts"][rows], self._float["rest_watts"][rows]
         seen = activity(answer, board, rest)
         seen = replace(
@@ -119,13 +119,13 @@ class Intake:
         now: float,
         has_still: Callable[[slice], Flags],
     ) -> Steps[Flags]:
-        """Take over likewise while rows are given to other devices: some devices in each step.
+        """Apply an answer as in `take` while rows may change their device, some devices per step.
 
         Args:
             readings: the answer.
-            placed: where its devices were.
+            placed: rows of its devices.
             now: seconds since the epoch.
-            has_still: tells of some of them whether they are there still; others are left out.
+            has_still: returns which of some devices still have their row; others are skipped.
         """
         disagree = np.zeros(len(placed.rows), dtype=np.bool_)
         for start in range(0, len(placed.rows), PIECE_DEVICES):
@@ -144,14 +144,14 @@ class Intake:
     def _take_use(
         self, readings: Readings, rows: Rows, used: Column, seen: Activity, power: Column
     ) -> None:
-        """Let windows and streaks take what is new of devices, and note who tells of them.
+        """Update windows and streaks with new measurements, and record the source.
 
         Args:
-            readings: when they were measured; values are not looked at.
+            readings: times of the measurements; the values are ignored.
             rows: the devices.
-            used: their memory in use, bytes.
-            seen: their activity.
-            power: what they draw, watts.
+            used: memory in use, bytes.
+            seen: measured activity.
+            power: power draw, watts.
         """
         measured_at, origin = readings.measured_at, self.number(readings.source)
         led_at = self._float["led_at"][rows]
@@ -174,7 +174,7 @@ class Intake:
     def _take_others(
         self, readings: Readings, rows: Rows, answer: Mapping[Signal, Column], now: float
     ) -> Steps[None]:
-        """Take over the signals that stand for themselves."""
+        """Apply the signals that do not depend on other signals."""
         origin, taken = self.number(readings.source), 0
         for signal in sorted({*self._latest.columns, *answer} - {*UTILIZATION, *FILLING}):
             before = self._latest.column(signal)[rows]
@@ -187,12 +187,12 @@ class Intake:
                 yield
 
     def _date_xids(self, readings: Readings, rows: Rows, before: Column, now: float) -> None:
-        """Note when each sticky XID happened: where the source does not say, when it came up."""
+        """Record when each sticky XID happened: as reported, else when it was first reported."""
         xids = np.nan_to_num(self._latest.column(Signal.XID)[rows])
         since = self._float["xid_since"]
         seen, is_news = np.full(len(rows), now), xids != np.nan_to_num(before)
         if readings.own is not None:
-            # A node whose clock was put back has XIDs of the future: when they happened is unknown.
+            # If the node's clock was set back, its XIDs lie in the future: their time is unknown.
             age = np.where(readings.own.xid_age >= 0, readings.own.xid_age, np.nan)
             happened = readings.measured_at - age
             seen = np.where(np.isnan(happened), seen, happened)
@@ -201,7 +201,7 @@ class Intake:
         since[rows] = np.where(is_news, first_seen, since[rows])
 
     def _note_told(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
-        """Note how large the devices are, and since when their values tell all."""
+        """Record the devices' memory sizes and when their activity and memory were measured."""
         _, _, total = memory(answer, np.full(len(rows), np.nan))
         known = total > 0
         self._float["known_total_bytes"][rows[known]] = total[known]
@@ -211,14 +211,14 @@ class Intake:
     def _note_use(
         self, rows: Rows, used: Column, seen: Activity, is_new: Flags, readings: Readings
     ) -> None:
-        """Count the readings that show use; a missing one counts neither way."""
+        """Count consecutive readings that show use; a missing reading does not count."""
         own = readings.own
         known = is_new & ~(np.isnan(used) & np.isnan(seen.measured))
         uses = shows_use(used, seen.agreed, self.policy.foreign)
         if own is not None:
             uses |= own.is_foreign  # by its processes
-        # A pod that the mapping does not show yet may be the one that uses it: its use makes no
-        # device foreign, unless the node's own agent knows the process for somebody else's.
+        # The user may be a pod that the mapping does not show yet. So such use is not foreign,
+        # unless the node's agent knows that the process belongs to no pod.
         is_certain = self._flag["is_free_for_sure"][rows] | ~uses
         if own is not None:
             is_certain |= own.is_foreign
@@ -233,7 +233,7 @@ class Intake:
                 uses[counts],
                 self.policy.foreign.readings,
             )
-        # What a device showed while it was free says what it is once its next tenant has left.
+        # Use of a free device counts again after its next tenant has ended.
         tells = known & (self._flag["is_free_for_sure"][rows] | is_certain & uses)
         free, before = rows[tells], self._flag["was_used"][rows[tells]]
         self._flag["was_used"][free] = (
@@ -241,32 +241,32 @@ class Intake:
         )
         at = np.where(before, self._float["was_used_at"][free], readings.measured_at[tells])
         self._float["was_used_at"][free] = at
-        # One signal alone claims no use, but nobody may call that device idle.
+        # One busy signal alone does not prove use, but such a device must not count as idle.
         is_free = known & self._flag["is_free_for_sure"][rows]
         is_busy = seen.measured > self.policy.foreign.utilization
         self._flag["was_busy"][rows[is_free]] = is_busy[is_free]
         if own is not None and own.foreign_bytes is not None:
-            # The agent knows every process of a held device: what used it before has ended.
+            # The agent knows every process on a held device: earlier foreign use has ended.
             is_clean = own.foreign_bytes <= self.policy.foreign.memory_bytes
             is_clean &= is_new & self._flag["has_tenants"][rows] & ~own.is_foreign
             self._flag["was_used"][rows[is_clean]] = False
 
     def _note_occupancy(self, rows: Rows, used: Column, is_new: Flags, own: Own | None) -> None:
-        """Note whose memory is in use; a missing reading says nothing."""
+        """Record to whom the memory in use belongs; skip missing readings."""
         is_known = is_new & ~np.isnan(used)
         told = None if own is None else own.foreign_bytes
         told = np.full(len(rows), np.nan) if told is None else told
         self._columns.account(rows[is_known], used[is_known], told[is_known])
 
     def _feed(self, readings: Readings, rows: Rows, seen: Activity, is_new: Flags) -> None:
-        """Let the windows take what is new: means where the source tells them, else this value."""
+        """Add new measurements to the windows: reported means, else single values."""
         own, at = readings.own, readings.at
         fed = (self._columns.windows, seen.busiest), (self._columns.recent, seen.measured)
         if own is None:
             for windows, busy in fed:
                 windows.add(at, rows[is_new], busy[is_new])
             return
-        # A mean from before the tenants changed is of others, too.
+        # A mean that began before the tenants changed includes the former tenants.
         is_mean = self._float["afresh_at"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
         told = is_new & ~np.isnan(own.mean)
         for windows, busy in fed:
@@ -275,7 +275,7 @@ class Intake:
             windows.add(at, rows[told], values, squares)
 
     def _note_rest(self, rows: Rows, power: Column, measured: Column) -> None:
-        """Learn from new readings what devices draw at rest."""
+        """Learn the devices' power draw at rest from new measurements."""
         mean, _, count = self._columns.recent.summarize(rows)
         rest = self._float["rest_watts"]
         rest[rows] = learn_rest(rest[rows], power, measured, (mean, count))
@@ -286,7 +286,7 @@ def without(readings: Readings, kept: Flags) -> Readings:
 
     Args:
         readings: the answer.
-        kept: per device, whether it stays.
+        kept: whether each device stays.
     """
     return replace(
         readings,
@@ -300,7 +300,7 @@ def without(readings: Readings, kept: Flags) -> Readings:
 
 
 def _own_of(own: Own, kept: Flags | Rows | slice) -> Own:
-    """Return what an answer says besides of some of its devices."""
+    """Return an agent's part of an answer for some of its devices."""
     return replace(
         own,
         mean=own.mean[kept],

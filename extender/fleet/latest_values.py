@@ -1,13 +1,12 @@
-"""The last good value of each signal of each device, and when it was measured.
+"""Store the last valid value of each signal of each device, and its time.
 
-A source loses a signal now and then: a query that fails, a blank, a label that is gone for one
-answer. That says nothing of the device. So a value stays until a newer one replaces it or it is
-too old, and as each knows its own age it fades like any other: a signal that stays away never
-looks fresh because other signals of its device are.
+A source loses a signal now and then: a query fails, a value is blank, a label is missing once. That
+says nothing about the device. So a value stays until a newer one replaces it or it is too old. Each
+value has its own age and fades by it. A missing signal does not look fresh because other signals of
+its device are.
 
-Of several sources the freshest word on a signal counts, but a source that speaks only where
-something changes is believed for some seconds more: until then its silence says that all is as it
-was.
+Of several sources, the newest value of a signal counts. A source that reports only changes is
+preferred for some seconds more: its silence means that nothing has changed.
 """
 
 import math
@@ -23,19 +22,19 @@ from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Freshness
 
 Origins = npt.NDArray[np.int8]
-"""Number of a source, one for each row; 0 for none."""
+"""Number of a source for each row; 0 for none."""
 
 ALL = slice(None)
 
 FILLING = (Signal.MEMORY_USED, Signal.MEMORY_FREE)
-"""What changes of a device's memory."""
+"""Signals of memory that change."""
 
 _EVIDENCE = (*UTILIZATION, *OTHER_ACTIVITY, Signal.POWER)
-"""What tells of activity, together: the busiest of it counts."""
+"""Signals of activity. The busiest of them counts."""
 
 _TOGETHER_SECONDS = 2.0
-"""What two sources say of activity counts side by side only if it was measured at one time: else
-what one saw a minute ago would outvote what the other sees now."""
+"""Activity from two sources is combined only if it was measured within this time of each other.
+Otherwise an old value of one source would outweigh the present value of the other."""
 
 MOST_SOURCES = 8
 
@@ -50,16 +49,17 @@ _SHORT_LIVED = frozenset(
         Signal.ROWS_REMAPPED_LATELY,
     }
 )
-"""Kept as long as a value is fresh. All others are kept until the device would be forgotten:
-health lasts, sizes do not change, and utilization and memory have to fade, not to vanish."""
+"""Signals that are kept only as long as they are fresh. Others are kept until the device would be
+forgotten: health and sizes last, and utilization and memory must fade rather than vanish."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedSignals:
-    """Who told some signals of some devices, and when they were measured: kept as it was.
+    """Sources and times of some signals of some devices, as a copy.
 
     Attributes:
-        times: when, seconds since the epoch, by signal; one for each device, NaN for never.
+        times: times of measurement by signal, one for each device, seconds since the epoch; NaN if
+            never.
         origins: numbers of the sources, likewise.
         names: names of the sources, by number.
     """
@@ -69,10 +69,10 @@ class ReportedSignals:
     names: Sequence[str]
 
     def of(self, at: int) -> tuple[str, float] | None:
-        """Return who told the newest signal of a device, and when it was measured, None for nobody.
+        """Return source and time of the newest signal of a device, None without any.
 
         Args:
-            at: the device's place.
+            at: position of the device.
         """
         told = (
             (float(times[at]), int(origins[at]))
@@ -83,10 +83,10 @@ class ReportedSignals:
 
 
 class LatestValues:
-    """The latest values by signal and row; rows as the device store gives them.
+    """Latest values by signal and row; the device store assigns the rows.
 
     Args:
-        freshness: how long a value counts.
+        freshness: how long values count.
     """
 
     def __init__(self, freshness: Freshness) -> None:
@@ -99,16 +99,16 @@ class LatestValues:
         self._seen: set[int] = set()
 
     def hold(self, origin: int, seconds: float) -> None:
-        """Believe a source for so long before another's word that is newer."""
+        """Prefer a source to newer values of another one for this many seconds."""
         self._holds[origin] = seconds
 
     def adopt(self, freshness: Freshness) -> None:
-        """Keep values for as long as this says from now on."""
+        """Switch to other limits on the age of values."""
         self._freshness = freshness
 
     @property
     def columns(self) -> Mapping[Signal, Column]:
-        """Values by signal, one for each row; NaN where missing."""
+        """Values by signal, one for each row; NaN if missing."""
         return self._columns
 
     def column(self, signal: Signal) -> Column:
@@ -120,9 +120,9 @@ class LatestValues:
         return self._columns[signal]
 
     def measured_at(self, *signals: Signal, rows: Rows | slice = ALL) -> Column:
-        """Return when the newest of the signals was measured, seconds since the epoch.
+        """Return when the newest of the signals was measured.
 
-        NaN where none has a value.
+        In seconds since the epoch; NaN if none has a value.
         """
         known = [self._times[signal][rows] for signal in signals if signal in self._times]
         newest = known[0] if known else np.full(self._capacity, np.nan)[rows]
@@ -131,23 +131,23 @@ class LatestValues:
         return newest
 
     def activity_at(self, rows: Rows | slice = ALL) -> Column:
-        """Return when what tells of each device's activity was measured; NaN where nothing does.
+        """Return when each device's activity was measured, seconds since the epoch; NaN if never.
 
-        Other evidence stands in for utilization only where there never was any: it does not make
-        up for one that is gone. That it shows much load does not count more either: no reading
-        may be worth more to a node for being higher.
+        Other evidence replaces utilization only if a device never had any. It does not refresh a
+        utilization that is missing now, even if it shows more load: a node must not gain from a
+        higher reading.
         """
         by_utilization = self.measured_at(*UTILIZATION, rows=rows)
         by_others = self.measured_at(*OTHER_ACTIVITY, rows=rows)
         return np.where(np.isnan(by_utilization), by_others, by_utilization)
 
     def told_by(self, *signals: Signal, rows: Rows | slice = ALL, is_held: bool = False) -> Origins:
-        """Return by which source the newest of the signals was told, 0 where by none.
+        """Return the source of the newest of the signals, 0 if there is none.
 
         Args:
             signals: the signals.
             rows: the devices.
-            is_held: a source that is believed for a while comes before another's newer word.
+            is_held: whether a preferred source counts before newer values of another one.
         """
         found = np.zeros(self._capacity, dtype=np.int8)[rows]
         newest = np.full(len(found), -np.inf)
@@ -162,10 +162,7 @@ class LatestValues:
         return found
 
     def newest(self, signals: Iterable[Signal], row: int) -> tuple[int, float] | None:
-        """Return by which source the newest of the signals of one row was told, and when measured.
-
-        None where none has a value.
-        """
+        """Return source and time of the newest of the signals of a row, None without a value."""
         told = (
             (float(self._times[signal][row]), int(self._origins[signal][row]))
             for signal in signals
@@ -175,10 +172,7 @@ class LatestValues:
         return None if math.isnan(at) else (origin, at)
 
     def activity_of(self, row: int) -> tuple[int, float] | None:
-        """Return by which source the activity of one row is told, and when it was measured.
-
-        None where nobody tells it.
-        """
+        """Return source and time of a row's activity, None without a value."""
         for signals in (UTILIZATION, OTHER_ACTIVITY):
             told = (self.newest([signal], row) for signal in signals)
             known = [one for one in told if one is not None]
@@ -187,7 +181,13 @@ class LatestValues:
         return None
 
     def word(self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]) -> ReportedSignals:
-        """Return who told signals of some rows, and when; `names` are the sources' by number."""
+        """Copy sources and times of some signals of some rows.
+
+        Args:
+            signals: the signals.
+            rows: the rows.
+            names: names of the sources, by number.
+        """
         known = [signal for signal in signals if signal in self._times]
         return ReportedSignals(
             times=tuple(self._times[signal][rows] for signal in known),
@@ -196,27 +196,27 @@ class LatestValues:
         )
 
     def activity_by(self, rows: Rows | slice = ALL) -> Origins:
-        """Return by which source each device's activity is told, 0 where by none."""
+        """Return the source of each device's activity, 0 if there is none."""
         by_utilization = self.told_by(*UTILIZATION, rows=rows, is_held=True)
         by_others = self.told_by(*OTHER_ACTIVITY, rows=rows, is_held=True)
         return np.where(by_utilization > 0, by_utilization, by_others)
 
     def stands(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
-        """Tell where a source's word counts in place of what was last told.
+        """Return where a source's new value replaces the last one.
 
         Args:
             origin: the source.
-            others: by whom that was told.
-            before: when that was measured, seconds since the epoch, NaN where never.
-            measured_at: when the source measured.
+            others: sources of the last values.
+            before: times of the last values, seconds since the epoch; NaN if there was none.
+            measured_at: times of the new values.
         """
         is_older: Flags = before + self._holds[others] > measured_at + self._holds[origin]
         counts: Flags = (others == origin) | ~is_older
         return counts
 
     def settle_activity(self, rows: Rows) -> None:
-        """Drop what sources said of activity at another time than the one that leads."""
-        if len(self._seen) < 2:  # noqa: PLR2004 - with one there is nothing to settle
+        """Drop activity that was measured at another time than that of the leading source."""
+        if len(self._seen) < 2:  # noqa: PLR2004 - with one source there is nothing to drop
             return
         leader = self.activity_by(rows)
         led_at = np.full(len(rows), np.nan)
@@ -231,7 +231,7 @@ class LatestValues:
             self._columns[signal][apart] = times[apart] = np.nan
 
     def grow(self, capacity: int) -> None:
-        """Make room for so many rows."""
+        """Make room for this many rows."""
         for signal, origins in self._origins.items():
             more_origins = np.zeros(capacity - len(origins), dtype=np.int8)
             self._origins[signal] = np.concatenate([origins, more_origins])
@@ -242,12 +242,12 @@ class LatestValues:
         self._capacity = capacity
 
     def put_back(self, seconds: float, now: float) -> None:
-        """Date all values back, and none after now."""
+        """Move all times back after the clock was set back, and none beyond now."""
         for times in self._times.values():
             np.minimum(times - seconds, now, out=times)
 
     def clear(self, rows: Rows) -> None:
-        """Forget everything of some rows."""
+        """Clear some rows."""
         for columns in (self._columns, self._times):
             for column in columns.values():
                 column[rows] = np.nan
@@ -261,13 +261,13 @@ class LatestValues:
         now: float,
         origin: int = 0,
     ) -> None:
-        """Take over one signal of an answer; where it is missing, the last good value may stay.
+        """Apply one signal of an answer; where it is missing, the last value may stay.
 
         Args:
             signal: the signal.
-            rows: the answer's devices.
-            values: one for each of them, NaN where missing; None where the answer has none.
-            measured_at: when each was measured, seconds since the epoch.
+            rows: rows of the answer's devices.
+            values: value for each device, NaN if missing; None if the answer lacks the signal.
+            measured_at: times of measurement, seconds since the epoch.
             now: seconds since the epoch.
             origin: number of the source.
         """
@@ -285,14 +285,14 @@ class LatestValues:
         now: float,
         origin: int = 0,
     ) -> None:
-        """Take over used and free memory, which are one statement.
+        """Apply used and free memory together.
 
-        A new value of one never stands beside an old one of the other: the missing one follows
-        from the device's size.
+        A new value of one is never combined with an old value of the other. The missing one follows
+        from the size of the memory.
         """
         pair = {signal: answer[signal] for signal in FILLING if signal in answer}
         if len(pair) == len(FILLING):
-            # A device that says it has no memory at all, neither used nor free, says nothing.
+            # Neither used nor free memory: the values are blank.
             is_blank = pair[Signal.MEMORY_USED] + pair[Signal.MEMORY_FREE] <= 0
             pair = {signal: np.where(is_blank, np.nan, told) for signal, told in pair.items()}
         self._take_pair(FILLING, rows, pair, measured_at, (now, np.inf), origin)
@@ -305,9 +305,9 @@ class LatestValues:
         now: float,
         origin: int = 0,
     ) -> Flags:
-        """Take over utilization; return for which of the devices none was told though it was.
+        """Apply utilization; return which devices lack it in this answer but had it before.
 
-        Where one way to measure it is told, the other counts as long as it is fresh.
+        If one kind of utilization is reported, the other one counts as long as it is fresh.
         """
         limit = now - self._freshness.max_age_seconds
         told = self._take_pair(UTILIZATION, rows, answer, measured_at, (now, limit), origin)
@@ -322,14 +322,15 @@ class LatestValues:
         times: tuple[float, float],
         origin: int,
     ) -> Flags:
-        """Take over two signals; return of which devices the answer told one.
+        """Apply two signals together; return for which devices the answer has one of them.
 
         Args:
             pair: the signals.
-            rows: the answer's devices.
-            answer: what it says.
-            measured_at: when.
-            times: now, and since when the untold one must be to stay beside the told one.
+            rows: rows of the answer's devices.
+            answer: values by signal.
+            measured_at: times of measurement.
+            times: now, and the oldest time at which a missing signal may stay beside a reported
+                one.
             origin: number of the source.
         """
         now, limit = times
@@ -343,7 +344,7 @@ class LatestValues:
         since = np.where(told & counts, limit, now - self._freshness.forget_seconds)
         for signal in pair:
             if signal in answer:
-                # The two are one statement: where another's counts, neither is taken.
+                # Both belong together: where another source counts, neither is applied.
                 values = np.where(counts, answer[signal], np.nan)
                 self._merge(signal, rows, values, measured_at, since, origin)
             elif signal in self._columns:
@@ -359,9 +360,9 @@ class LatestValues:
         since: float | Column,
         origin: int,
     ) -> None:
-        """Put new values in; what is missing stays if it was measured since then.
+        """Replace values; a missing one leaves the last value if it was measured since `since`.
 
-        What another source said stays where that counts more.
+        Values of a source that counts more stay, too.
         """
         column = self.column(signal)
         times, origins = self._times[signal], self._origins[signal]
@@ -387,5 +388,5 @@ class LatestValues:
 
 
 def plausible_answer(columns: Mapping[Signal, Column]) -> dict[Signal, Column]:
-    """Return the columns of an answer with what cannot be as NaN."""
+    """Return the columns of an answer with NaN for impossible values."""
     return {signal: plausible(values) for signal, values in columns.items()}

@@ -1,6 +1,7 @@
-"""How much memory of a device each of the pods that share it was seen to hold.
+"""Record the memory that pods use on the devices that they share.
 
-Agents tell it again and again, for advice; exporters that split memory by pod tell what it is now.
+Agents report it periodically, which serves advice. Exporters that split memory by pod report its
+current value.
 """
 
 from collections import OrderedDict
@@ -42,26 +43,26 @@ class Use:
 
 
 SAMPLE_SECONDS: Final = 50.0
-"""What comes sooner after the last sample is none of its own: agents tell it once a minute."""
+"""Minimum time between two samples. Agents report once a minute."""
 
 MOST_ALIKE: Final = 8
-"""Pods with a key in common of which it is remembered what they used: the last ones."""
+"""Maximum number of similar pods whose memory is remembered: the last ones."""
 
 MOST_KEYS: Final = 4096
-"""Keys of pods by which that is remembered."""
+"""Maximum number of keys of similar pods."""
 
 MOST_DEVICES: Final = 128
-"""Devices of a pod of which that is remembered: 16 cards of 7 instances each, and room to spare."""
+"""Maximum number of devices remembered for a pod: 16 cards of 7 instances each, and a reserve."""
 
 Value = TypeVar("Value")
 
 Share = tuple[DeviceKey, str, int]
-"""A device, the UID of a pod on it, and what its processes hold of the device's memory."""
+"""Device, pod UID, and the bytes of the device's memory that the pod's processes use."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of a pod on a device; times are seconds since the epoch."""
+    """Memory of a pod on a device; times in seconds since the epoch."""
 
     most_bytes: int
     samples: int
@@ -70,16 +71,16 @@ class _Seen:
 
 
 class LikePods:
-    """Remembers what pods were measured to use of a device's memory, for others that are like them.
+    """Memory that pods were measured to use on a device, for similar pods.
 
-    That of the last few is remembered, also when they are gone.
+    The last few pods count, including ended ones.
     """
 
     def __init__(self) -> None:
         self._used: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
 
     def note(self, pod: PodRecord, used_bytes: int) -> None:
-        """Take note of what a pod uses by now; the most that it ever did counts."""
+        """Record the current memory of a pod; its maximum counts."""
         if used_bytes <= 0:
             return
         for key in pod.kin:
@@ -92,17 +93,17 @@ class LikePods:
             self._used.popitem(last=False)
 
     def of(self, pod: PodRecord) -> int | None:
-        """Return what a pod will likely use, None where it declared that, or it is not known."""
+        """Return the memory that a pod will likely use; None if unknown or declared."""
         return self.expected(pod.kin) if pod.memory_bytes is None else None
 
     def expected(self, kin: Kin) -> int | None:
-        """Return what a pod will likely use: as much as the one most like it that used the most.
+        """Return the memory that a pod with these keys will likely use, in bytes; None if unknown.
 
-        In bytes, rounded up by a quarter at most: what changes with every reading would have every
-        decision made anew. None where none like it was measured.
+        This is the maximum of the most similar pods, rounded up by a quarter at most. A value that
+        changed with every reading would invalidate cached evaluations.
 
         Args:
-            kin: the pod's keys, the most telling first.
+            kin: keys of the pod, most specific first.
         """
         for key in kin:
             if used := self._used.get(key):
@@ -113,10 +114,10 @@ class LikePods:
 
 
 class PodMemory:
-    """Remembers the most that each pod held of each device that it shares.
+    """Maximum memory of each pod on each device that it shares.
 
     Args:
-        pods: the pods that there are, by UID.
+        pods: all pods by UID.
     """
 
     def __init__(self, pods: Mapping[str, PodRecord]) -> None:
@@ -125,12 +126,12 @@ class PodMemory:
         self._last: dict[str, dict[DeviceKey, int]] = {}
 
     def note(self, node: str, shares: Iterable[Share], at: float) -> None:
-        """Take note of what a node's agent tells, of the node's own pods alone.
+        """Record the memory that a node's agent reports for the pods of this node.
 
         Args:
-            node: the node.
-            shares: each pod on each shared device once.
-            at: when that was so, seconds since the epoch.
+            node: name of the node.
+            shares: memory by device and pod, without duplicates.
+            at: time of the measurement, seconds since the epoch.
         """
         for device, uid, count in shares:
             pod = self._pods.get(uid)
@@ -147,9 +148,9 @@ class PodMemory:
                 one.samples, one.last_at = one.samples + 1, at
 
     def use(self, uid: str, devices: Sequence[DeviceKey]) -> Use:
-        """Return the most that a pod held of one of its devices, by the fewest samples of them.
+        """Return the maximum memory of a pod on one of its devices, and the fewest samples of them.
 
-        Nothing is known of its activity, nor of any memory where one device was not told of.
+        The activity is unknown. The memory is unknown, too, if a device was not reported.
         """
         of_pod = self._seen.get(uid, {})
         known = [one for one in map(of_pod.get, devices) if one is not None]
@@ -163,22 +164,22 @@ class PodMemory:
         )
 
     def note_last(self, shares: Iterable[Share]) -> None:
-        """Take note of what pods hold by now, as any source tells."""
+        """Record the current memory of pods, from any source."""
         for device, uid, count in shares:
             _put(self._last.setdefault(uid, {}), device, count)
 
     def last(self, uid: str, device: DeviceKey) -> int | None:
-        """Return what a pod was last seen to hold of a device, None if unknown."""
+        """Return the memory that a pod was last seen to use on a device, None if unknown."""
         return self._last.get(uid, {}).get(device)
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that is gone."""
+        """Forget a removed pod."""
         self._seen.pop(uid, None)
         self._last.pop(uid, None)
 
 
 def _put(of_pod: dict[DeviceKey, Value], device: DeviceKey, value: Value) -> None:
-    """Remember something of a pod's device; of too many the first ones are forgotten."""
+    """Store a value for a pod's device; drop the oldest if there are too many."""
     of_pod[device] = value
     if len(of_pod) > MOST_DEVICES:
         del of_pod[next(iter(of_pod))]

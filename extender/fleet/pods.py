@@ -1,4 +1,4 @@
-"""The GPU pods that there are, and what is asked of all of them again and again."""
+"""Store the GPU pods, with the indexes that many queries need."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from extender.fleet.pod_memory import PodMemory
 
 @dataclass(slots=True)
 class PodChanges:
-    """How often pods of a kind came, went or became others.
+    """Counters of changes to pods.
 
     Attributes:
-        waiting: of those that are on no node and have not ended.
-        holding: of those that hold devices.
+        waiting: changes to pods that are not bound and have not ended.
+        holding: changes to pods that hold devices.
     """
 
     waiting: int = 0
@@ -24,11 +24,11 @@ class KnownPods:
     """GPU pods by UID.
 
     Attributes:
-        by_uid: all of them; to be read only.
-        unbound: those that are on no node and have not ended; to be read only.
-        namespaces: where they are.
-        memory: what they were seen to hold of devices that they share.
-        changes: how often those that wait and those that hold devices have changed.
+        by_uid: all GPU pods; read only.
+        unbound: GPU pods that are not bound and have not ended; read only.
+        namespaces: number of GPU pods by namespace.
+        memory: memory that they use on shared devices.
+        changes: counters of changes to the pods.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class KnownPods:
         self.changes = PodChanges()
 
     def put(self, record: PodRecord) -> None:
-        """Take over a pod that was added or changed; it comes last of those that are unbound."""
-        # First: a namespace whose only pod this is never leaves the names.
+        """Add or update a pod; an unbound one moves to the end."""
+        # Count the namespace first, so that the namespace of a single pod is not removed meanwhile.
         self.namespaces.add(record.namespace)
         self._note_end(record.uid)
         self.by_uid[record.uid] = record
@@ -50,7 +50,7 @@ class KnownPods:
         self.changes.holding += record.holds_devices
 
     def pop(self, uid: str) -> PodRecord | None:
-        """Forget a pod; return it, None where there is none."""
+        """Remove a pod and return it; None if it is unknown."""
         self._note_end(uid)
         record = self.by_uid.pop(uid, None)
         if record is not None:
@@ -58,7 +58,7 @@ class KnownPods:
         return record
 
     def _note_end(self, uid: str) -> None:
-        """Note that a pod is no longer what it was."""
+        """Count the end of a pod's former state."""
         before = self.by_uid.get(uid)
         if before is not None:
             self.namespaces.remove(before.namespace)

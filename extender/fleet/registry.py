@@ -1,4 +1,4 @@
-"""Which device has which row: names to rows, nodes to rows, rows that are free again."""
+"""Assign rows to devices and numbers to nodes, and reuse them."""
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from extender.core.devices.readings import DeviceInfo, DeviceKey
 from extender.core.nodes.snapshot import Flags, Rows
 
 _PIECE = 2000
-"""Devices that are looked up before others may have their turn: a few milliseconds' work."""
+"""Devices looked up per cooperative step: a few milliseconds."""
 
 _STAND_IN = -1
-"""Index of a stand-in: a device that only the node's labels or counts tell of."""
+"""Index of a placeholder: a device that only the node's labels or counts imply."""
 
 MOST_ON_NODE = 512
-"""Devices of a node that are remembered, shown or not. An agent shows 256 at most; one that names
-others in each report must not fill the memory, nor take ever longer to be taken over."""
+"""Maximum number of devices remembered for a node, reported or not. An agent reports 256 at most.
+An agent that reports other devices each time must not fill the memory."""
 
 _NOTHING = DeviceInfo(node="", uuid="")
 
@@ -25,14 +25,15 @@ Placing = Generator[tuple[tuple[int, ...], tuple[int, ...]], None, "PlacedDevice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedDevices:
-    """Where the devices of one answer are.
+    """Rows of the devices of one answer.
 
     Attributes:
         rows: row of each device, in the answer's order.
-        is_instance: whether each is a MIG instance.
-        changed_nodes: nodes that gained or lost a device, or where one is not the same any more.
-        dropped: rows whose device is gone.
-        is_contested: some devices are on other nodes, as those say: their rows are below 0.
+        is_instance: whether each device is a MIG instance.
+        changed_nodes: nodes that gained or lost a device, or where a device was replaced.
+        dropped: rows whose device was removed.
+        is_contested: whether other nodes report some of the devices; the rows of these are
+            negative.
     """
 
     rows: Rows
@@ -42,18 +43,18 @@ class PlacedDevices:
     is_contested: bool = False
 
     def only(self, kept: Flags | Rows) -> "PlacedDevices":
-        """Return it without some of the devices."""
+        """Return the rows of some of the devices."""
         return replace(self, rows=self.rows[kept], is_instance=self.is_instance[kept])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What one answer of a source has changed.
+    """Changes by one answer of a source.
 
     Attributes:
-        changed_nodes: nodes whose devices are not the same any more.
-        disagree: per device of the answer, whether its own signals contradict each other.
-        contested: devices that are on other nodes, as those say.
+        changed_nodes: nodes whose devices have changed.
+        disagree: for each device of the answer, whether its signals contradict each other.
+        contested: number of devices that other nodes report.
     """
 
     changed_nodes: frozenset[str]
@@ -62,10 +63,10 @@ class Applied:
 
 
 class DeviceRegistry:
-    """Devices by row; a row stays a device's own until the device is forgotten.
+    """Devices by row; a device keeps its row until it is dropped.
 
-    Of what several sources say a device is, what was said anew last counts, and what it leaves
-    open another's word fills.
+    If several sources describe a device, the description that changed last counts. Its missing
+    parts come from the other sources.
     """
 
     def __init__(self) -> None:
@@ -83,29 +84,30 @@ class DeviceRegistry:
         self._last_devices: tuple[DeviceInfo, ...] | None = None
         self._last: PlacedDevices | None = None
         self.drops = 0
-        """Grows whenever a device is forgotten: rows that were looked up before may be others'."""
+        """Number of dropped devices. If it has changed, rows from earlier look-ups may belong to
+        others."""
 
     def __len__(self) -> int:
         return len(self._info)
 
     def info(self, row: int) -> DeviceInfo | None:
-        """Return what is known of the device in `row` besides numbers; None for a spare row."""
+        """Return the identity of the device in a row; None for a spare row."""
         return self._info[row]
 
     def row_of(self, key: DeviceKey) -> int | None:
-        """Return the row of a device, None where it is not known."""
+        """Return the row of a device, None if it is unknown."""
         return self._row_of.get(key)
 
     def seen_on(self, node: str) -> list[int]:
-        """Return the rows of the devices that a source showed on a node, in the node's order."""
+        """Return the rows of the devices that a source reported on a node, in the node's order."""
         return self._by_node.get(node, [])
 
     def spare_rows(self) -> list[int]:
-        """Return the rows that no device has."""
+        """Return the rows without a device."""
         return self._spare
 
     def node_row(self, node: str) -> int:
-        """Return the number of a node; it is another's once the node has no devices left."""
+        """Return the number of a node; it is reused after the node's last device was dropped."""
         number = self._node_rows.get(node)
         if number is None:
             spare = self._spare_node_rows
@@ -119,19 +121,18 @@ class DeviceRegistry:
         *,
         is_kept: Callable[[int], bool] = lambda _: False,
     ) -> Placing:
-        """Give every device of a source's complete answer a row, some at a time.
+        """Assign a row to every device of a source's complete answer, in cooperative steps.
 
         Args:
             devices: the devices.
-            source: who shows them.
-            is_kept: whether others show a device that this answer should show and does not.
+            source: the source.
+            is_kept: returns whether other sources report a row's device that this answer lacks.
 
         Yields:
-            Rows that have a device which they had not before, and rows whose device is the same
-            and described otherwise.
+            Rows that have a new device, and rows whose device has another description.
 
         Returns:
-            Where the devices are.
+            The rows of the devices.
         """
         if devices is self._last_devices and self._last is not None:
             return self._last
@@ -139,7 +140,7 @@ class DeviceRegistry:
         rows = np.empty(len(devices), dtype=np.intp)
         is_instance = np.empty(len(devices), dtype=np.bool_)
         drops = -1
-        while drops != self.drops:  # else rows that were found before may be others' now
+        while drops != self.drops:  # repeat: rows found before may belong to other devices
             drops = self.drops
             for start in range(0, len(devices), _PIECE):
                 some = slice(start, start + _PIECE)
@@ -167,15 +168,15 @@ class DeviceRegistry:
         source: str,
         is_fresh: Callable[[int], bool],
     ) -> Placing:
-        """Give every device of some nodes a row, some at a time; likewise.
+        """Assign a row to every device of some nodes, in cooperative steps, as in `place`.
 
-        A device that another node has is not given away as long as it is seen there.
+        A device of another node stays there as long as it is reported there.
 
         Args:
-            on_nodes: nodes that the devices are complete for.
+            on_nodes: nodes whose devices are complete in the answer.
             devices: their devices.
-            source: who shows them.
-            is_fresh: whether a device was seen lately.
+            source: the source.
+            is_fresh: returns whether a row's device was reported recently.
         """
         nodes: set[str] = set()
         rows = np.empty(len(devices), dtype=np.intp)
@@ -216,14 +217,14 @@ class DeviceRegistry:
         *,
         is_own: bool = False,
     ) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-        """Give some devices rows; return these, the renewed and the updated ones of them.
+        """Assign rows to some devices; return all rows, those with new devices, and updated ones.
 
         Args:
             devices: the devices.
-            changed_nodes: nodes that change are added.
-            source: who shows them.
-            is_there: whether a device that is known on another node is to stay there.
-            is_own: such a device then has no row here.
+            changed_nodes: changed nodes are added to this set.
+            source: the source.
+            is_there: returns whether a row's device stays on the other node that it is known on.
+            is_own: whether such a device then gets the row -1 in this answer.
         """
         told = self._told.setdefault(source, {})
         rows: list[int] = []
@@ -261,7 +262,7 @@ class DeviceRegistry:
         return known is not None and known.node != info.node
 
     def _filled(self, row: int, info: DeviceInfo, source: str) -> DeviceInfo:
-        """Return a device's description with what it leaves open as others said it."""
+        """Return a device's description with missing parts from other sources."""
         for other, told in self._told.items():
             by_other = told.get(row)
             if other != source and by_other is not None:
@@ -275,10 +276,10 @@ class DeviceRegistry:
         return info
 
     def stand_ins(self, node: str, resource: str, count: int) -> tuple[list[int], list[int]]:
-        """Return the rows of devices that the node must have and no source shows.
+        """Return the rows of devices that the node must have and no source reports.
 
         Returns:
-            The rows, and those of them that are new.
+            All these rows, and the new ones among them.
         """
         rows = self._stand_ins.setdefault(node, {}).setdefault(resource, [])
         known = len(rows)
@@ -289,7 +290,7 @@ class DeviceRegistry:
         return rows[:count], rows[known:]
 
     def is_stand_in(self, row: int) -> bool:
-        """Tell whether only the node's labels or counts tell of the device."""
+        """Return whether the row is a placeholder for an unreported device."""
         info = self._info[row]
         return info is not None and info.index == _STAND_IN
 
@@ -298,11 +299,11 @@ class DeviceRegistry:
         return tuple(self._all_of_node)
 
     def of_node(self, node: str) -> list[int]:
-        """Return every row of a node, stand-ins included."""
+        """Return all rows of a node, placeholders included."""
         return sorted(self._all_of_node.get(node, ()))
 
     def drop(self, rows: Iterable[int]) -> set[str]:
-        """Forget devices; return their nodes."""
+        """Drop devices; return their nodes."""
         nodes = set()
         for row in rows:
             info, key = self._info[row], self._keys[row]
@@ -325,7 +326,7 @@ class DeviceRegistry:
         return nodes
 
     def _leave(self, node: str, row: int) -> None:
-        """Take a row off a node; one without rows leaves nothing behind."""
+        """Remove a row from a node, and the node with its last row."""
         rows = self._all_of_node[node]
         rows.discard(row)
         if not rows:
@@ -336,7 +337,7 @@ class DeviceRegistry:
                 self._spare_node_rows.append(self._node_rows.pop(node))
 
     def _former_parts(self, devices: tuple[DeviceInfo, ...], rows: Rows) -> list[int]:
-        """Return what a card was divided into before: it is shown anew, without these."""
+        """Return former instances of reported cards that the answer no longer contains."""
         is_shown = np.zeros(len(self._info), dtype=np.bool_)
         is_shown[rows] = True
         others = {
@@ -344,19 +345,19 @@ class DeviceRegistry:
             for row in np.flatnonzero(~is_shown).tolist()
             if (info := self._info[row]) is not None and info.index != _STAND_IN
         }
-        cards = {info.uuid for info in devices} if others else ()  # nearly always none are left
+        cards = {info.uuid for info in devices} if others else ()  # there are nearly always none
         return [row for row, uuid in others.items() if uuid in cards]
 
     def _surplus(self, nodes: Iterable[str], rows: Rows) -> list[int]:
-        """Return what an answer does not show of nodes with too many devices."""
+        """Return unreported devices of nodes with too many devices."""
         full = [node for node in nodes if len(self.seen_on(node)) > MOST_ON_NODE]
         shown = set(rows.tolist()) if full else ()
         return [row for node in full for row in self.seen_on(node) if row not in shown]
 
     def _update(self, row: int, info: DeviceInfo, nodes: set[str]) -> bool:
-        """Take over what changed of a device; tell whether it is another one.
+        """Update the description of a row's device; return whether it is another device.
 
-        A MIG instance of another profile is another device that was given the same number.
+        A MIG instance with another profile is another device that was given the same number.
         """
         before = self._info[row]
         self._info[row] = info
@@ -385,7 +386,7 @@ class DeviceRegistry:
                 rows.remove(row)
 
     def _take_over(self, info: DeviceInfo) -> int | None:
-        """Give a new device the row of one of its node's stand-ins: it is what that stood for."""
+        """Give a new device the row of one of its node's placeholders; return None without one."""
         stand_ins = next((rows for rows in self._stand_ins.get(info.node, {}).values() if rows), ())
         if not stand_ins:
             return None

@@ -1,4 +1,4 @@
-"""What was last told of some devices, and who told it, as it was: small, for thousands are kept."""
+"""Copy the values reported of some devices, compactly, because thousands are kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,17 +23,16 @@ _KEPT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedValues:
-    """What was last told of some devices.
+    """Last reported values of some devices.
 
     Attributes:
-        signals: what of.
-        values: a row for each of them, a column for each device; NaN where missing. Seven digits
-            are kept.
-        limit_watts: power limit of each device, NaN where unknown.
-        rest_watts: what each was seen to draw at rest, likewise.
-        memory: who told their memory, and when it was measured.
-        heat: likewise of their temperature.
-        clocks: likewise of what holds their clocks back.
+        signals: signals of the rows of `values`.
+        values: one row per signal, one column per device, seven digits; NaN if missing.
+        limit_watts: power limit of each device, NaN if unknown.
+        rest_watts: power draw of each device at rest, NaN if unknown.
+        memory: source and time of the memory signals.
+        heat: source and time of the temperature.
+        clocks: source and time of the reasons that hold clocks back.
     """
 
     signals: tuple[Signal, ...]
@@ -45,14 +44,14 @@ class ReportedValues:
     clocks: ReportedSignals
 
     def reading(self, at: int) -> dict[Signal, float]:
-        """Return what was told of a device by its place; without what is missing."""
+        """Return the values of the device at a position; missing ones are left out."""
         told = zip(self.signals, self.values[:, at].tolist(), strict=True)
         limit = float(self.limit_watts[at])
         known = {signal: value for signal, value in told if not np.isnan(value)}
         return known if np.isnan(limit) else {**known, Signal.POWER_LIMIT: limit}
 
     def told(self, at: int) -> Mapping[str, tuple[str, float] | None]:
-        """Return who told memory, temperature and throttling of a device, and when, None where."""
+        """Return source and time of a device's memory, temperature and throttling."""
         words = {"memory": self.memory, "temperature": self.heat, "throttling": self.clocks}
         return {name: word.of(at) for name, word in words.items()}
 
@@ -60,7 +59,13 @@ class ReportedValues:
 def reported_values_of(
     columns: DeviceColumns, rows: Rows, sources: Sequence[str]
 ) -> ReportedValues:
-    """Keep what is told of some devices; `sources` are the names of who tells it, by number."""
+    """Copy the reported values of some devices.
+
+    Args:
+        columns: the device columns.
+        rows: rows of the devices.
+        sources: names of the sources, by number.
+    """
     latest = columns.latest
     known = latest.columns
     signals = tuple(signal for signal in _KEPT if signal in known)

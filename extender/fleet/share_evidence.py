@@ -1,4 +1,4 @@
-"""Whether a node sells shares of its devices: by evidence, as long as it offers as many."""
+"""Collect evidence that a node shares its devices among pods; it holds while the capacity stays."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -9,27 +9,28 @@ from extender.core.policy import Freshness
 from extender.fleet.device_holders import TenantsByRow
 from extender.fleet.store import DeviceStore
 
-# When nodes came to have fewer devices, or came back: readings may not show that yet.
-
 
 class OfferChanges:
-    """When each node last came to offer fewer devices, or came back, as long as that is news."""
+    """When each node last began to offer fewer devices, or came back.
+
+    Readings may not show such a change yet.
+    """
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
 
     def forget(self, node: str, now: float, freshness: Freshness) -> None:
-        """Note that a node is gone; it may come back with fewer devices, or others."""
+        """Record that a node was removed; it may come back with fewer or other devices."""
         oldest = now - freshness.forget_seconds
         self._at = {name: at for name, at in self._at.items() if at > oldest}
         self._at[node] = now
 
     def put_back(self, seconds: float) -> None:
-        """Date all changes back: the clock was put back by so much."""
+        """Move all noted times back after the clock was set back by this many seconds."""
         self._at = {name: at - seconds for name, at in self._at.items()}
 
     def note(self, before: NodeRecord | None, node: NodeRecord, now: float) -> None:
-        """Note if a node offers fewer devices than before, or is back."""
+        """Record whether a node offers fewer devices than before, or came back."""
         is_back = before is None and node.name in self._at
         had = {} if before is None else before.capacity
         has_fewer = any(node.capacity.get(resource, 0) < count for resource, count in had.items())
@@ -37,11 +38,11 @@ class OfferChanges:
             self._at[node.name] = now
 
     def since(self, node: str) -> float:
-        """Return when that was, seconds since the epoch; -inf for never."""
+        """Return the time of the last change, seconds since the epoch; -inf if there was none."""
         return self._at.get(node, -inf)
 
     def is_news(self, node: str, now: float, freshness: Freshness) -> bool:
-        """Tell whether readings may not show it yet; forget it where they must."""
+        """Return whether readings may not show the last change yet; forget it otherwise."""
         is_late = now - self.since(node) <= freshness.max_age_seconds
         if not is_late:
             self._at.pop(node, None)
@@ -49,17 +50,17 @@ class OfferChanges:
 
 
 Offered = Mapping[str, int]
-"""A node's `status.capacity` by resource."""
+"""`status.capacity` of a node, by resource."""
 
 
 class ShareEvidence:
-    """What tells that fewer devices than a node offers are all that it has.
+    """Evidence that a node has fewer devices than it offers, because pods share them.
 
-    Pods come and go, and sources on the nodes too: the shares stay. That sources show fewer devices
-    than the node offers tells nothing: they may miss some.
+    The evidence outlasts pods and sources. A source that reports fewer devices than the node offers
+    is no evidence: it may miss some.
 
     Args:
-        store: the devices.
+        store: devices and their readings.
     """
 
     def __init__(self, store: DeviceStore) -> None:
@@ -68,32 +69,32 @@ class ShareEvidence:
         self._told: dict[str, Mapping[str, int]] = {}
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a removed node."""
         self._by_pods.pop(node, None)
         self._told.pop(node, None)
 
     def note_replicas(self, told: Mapping[str, Mapping[str, int]]) -> set[str]:
-        """Note how many shares of each device kubelets offer; return the nodes where that is news.
+        """Record the replicas of each device that kubelets offer; return the changed nodes.
 
         Args:
-            told: by node and MIG profile, as sources on these nodes say.
+            told: replicas by node and MIG profile, as agents report.
         """
         news = {node for node, replicas in told.items() if self._told.get(node) != replicas}
         self._told.update(told)
         return news
 
     def told(self, node: str) -> Mapping[str, int]:
-        """Return how many shares of each device a node's kubelet offers, by MIG profile."""
+        """Return the replicas of each device that a node's kubelet offers, by MIG profile."""
         return self._told.get(node, {})
 
     def note_divided(
         self, devices: Iterable[DeviceKey], nodes: Mapping[str, NodeRecord]
     ) -> set[str]:
-        """Remember that devices are sold in shares; return the nodes where that is news.
+        """Record devices that are shared among pods; return the nodes where that is new.
 
         Args:
-            devices: the devices.
-            nodes: the nodes that are laid out, by name.
+            devices: shared devices.
+            nodes: allocated nodes, by name.
         """
         rows = (self._store.row_of(device) for device in devices)
         infos = (self._store.info(row) for row in rows if row is not None)
@@ -103,13 +104,13 @@ class ShareEvidence:
         return news
 
     def note(self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
-        """Note what a node's pods and devices tell.
+        """Record whether two pods of a node hold the same device.
 
         Args:
             node: the node.
-            pods: the pods that hold its devices.
-            tenants: pods on each device. One that is being deleted may have left its device to the
-                next already.
+            pods: pods that hold devices of it.
+            tenants: pods on each device. A terminating pod may have passed its device on already,
+                so it does not count.
         """
         counted = {
             pod.key for pod in pods if pod.resources and not (pod.claimed or pod.is_deleting)
@@ -118,5 +119,5 @@ class ShareEvidence:
             self._by_pods[node.name] = node.capacity
 
     def is_divided(self, node: NodeRecord) -> bool:
-        """Tell whether its pods are evidence that a node sells shares of its devices."""
+        """Return whether there is evidence that a node shares its devices."""
         return self._by_pods.get(node.name) == node.capacity

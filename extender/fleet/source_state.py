@@ -1,18 +1,18 @@
-"""What a source last said, in short."""
+"""Summarize the last answer of a source."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceState:
-    """What a source last said, for people.
+    """Summary of a source's last answer, for operators.
 
     Attributes:
-        at: when it last answered, seconds since the epoch.
-        devices: how many devices it saw.
-        unmatched_series: series whose labels named no node.
-        unmatched_example: labels of one of them, "" where there is none.
-        disagreements: devices of which its own signals say contradictory things.
+        at: time of the answer, seconds since the epoch.
+        devices: number of devices in it.
+        unmatched_series: number of series whose labels name no node.
+        unmatched_example: labels of one such series, "" without one.
+        disagreements: number of devices whose signals contradict each other.
     """
 
     at: float
