@@ -24,7 +24,7 @@ from extender.effects.waker import Waker, build_waker, own_namespace
 from extender.fleet.fleet import Fleet
 from extender.insight.bypassed_pods import BypassedPodsTable
 from extender.insight.decisions import DecisionRoutes
-from extender.insight.explain_routes import Why
+from extender.insight.explain_routes import ExplainRoutes
 from extender.insight.replicas import Replicas
 from extender.insight.shadow_mode import ShadowMode
 from extender.kube.client import KubeClient
@@ -86,11 +86,11 @@ class Extender:
         self.placer = Placer(self.fleet, self.history, clock, settings.decisions.detailed_nodes)
         self.metrics = Metrics()
         self.metrics.settings_loaded_at.set(clock())
-        self.asked = RequestLog(self.fleet, clock=clock, monotonic=time.monotonic)
+        self.request_log = RequestLog(self.fleet, clock=clock, monotonic=time.monotonic)
         self.peers = (
             Peers(
                 settings.peers,
-                self.asked.take,
+                self.request_log.take,
                 self.metrics,
                 listen=settings.listen_address[0],
                 secret=settings.peer_secret(),
@@ -99,12 +99,12 @@ class Extender:
             else None
         )
         if self.peers is not None:
-            self.asked.tell = self.peers.tell
-        self.unasked = BypassedPods(
-            self.asked,
+            self.request_log.tell = self.peers.report
+        self.bypassed_pods = BypassedPods(
+            self.request_log,
             self.metrics,
             settings.unasked,
-            hearing=self.peers,
+            peers=self.peers,
             is_ready=lambda: self.is_ready,
         )
         self.events = EventWriter(
@@ -119,24 +119,30 @@ class Extender:
         self.request_tracker = RequestTracker(
             urgent=VERBS, lasting=(STREAM,), once=(*VERBS, ADMISSION)
         )
-        self.placed = PlacementEvents(
-            self.events, lambda: self.settings.events.tells_placements, self.request_tracker.calm
+        self.placement_events = PlacementEvents(
+            self.events,
+            lambda: self.settings.events.writes_placements,
+            self.request_tracker.wait_for_quiet,
         )
         self.shadow_mode = ShadowMode(
             settings, self.placer, self.metrics, clock, self.request_tracker
         )
-        self.last_word = BindingAttribution(
-            self.asked,
+        self.binding_attribution = BindingAttribution(
+            self.request_log,
             self.history,
             self.metrics,
-            hearing=self.peers,
-            on_own=(self.placed.note, self.shadow_mode.note_own),
+            peers=self.peers,
+            on_own=(self.placement_events.note, self.shadow_mode.note_own),
         )
         self.source_manager = SourceManager(
             settings,
             client,
             InventoryTap(
-                self.fleet, self.history, self.last_word, self.unasked, self.shadow_mode.note_bound
+                self.fleet,
+                self.history,
+                self.binding_attribution,
+                self.bypassed_pods,
+                self.shadow_mode.note_bound,
             ),
             fleet=self.fleet,
             tasks=self.tasks,
@@ -151,9 +157,9 @@ class Extender:
             lambda: self.settings,
             self.request_tracker,
             states=self.source_manager.states,
-            awaited=self._awaited,
-            others=lambda: self.peers.others_faults() if self.peers is not None else (),
-            unset=self.source_manager.unset,
+            pending=self._pending,
+            peer_faults=lambda: self.peers.peer_faults() if self.peers is not None else (),
+            unconfigured=self.source_manager.unconfigured,
             make_ready=self.gc_control.tidy,  # the first readings are many objects, and they stay
         )
         self.webhooks = Webhooks(
@@ -166,7 +172,7 @@ class Extender:
             warn_annotation=AnnotationWarnings(
                 self.events, lambda: self.settings.events.enabled
             ).warn,
-            asked=self.asked,
+            request_log=self.request_log,
             expect=self.request_tracker.expect,
         )
         self.access = make_access(
@@ -183,20 +189,20 @@ class Extender:
         replicas = Replicas.of(
             self.peers.instance if self.peers is not None else make_identity(),
             self.peers,
-            tells=settings.tls.is_used or self.access.is_open,
+            answers_peers=settings.tls.is_used or self.access.is_open,
         )
-        self.api = FleetRoutes(
+        self.fleet_routes = FleetRoutes(
             self.fleet,
             self.placer,
             settings.resource_patterns,
             DecisionRoutes(self.history, replicas),
             self.source_manager.unreadable,
         )
-        self._regret = self.shadow_mode.regret_table(replicas)
-        self._unasked_table = BypassedPodsTable(self.unasked, replicas)
-        self.why = Why(
+        self._regret_table = self.shadow_mode.regret_table(replicas)
+        self._bypassed_pods_table = BypassedPodsTable(self.bypassed_pods, replicas)
+        self.explain_routes = ExplainRoutes(
             self.placer,
-            lambda: self.api.resources,
+            lambda: self.fleet_routes.resources,
             clock,
             replicas=replicas,
             prices=settings.prices,
@@ -213,7 +219,7 @@ class Extender:
         )
         self.warm_up = WarmUp(
             self.fleet,
-            self.placer.standings,
+            self.placer.evaluation_cache,
             self.source_manager,
             requests=self.webhooks.requests,
             readiness=self.readiness,
@@ -228,7 +234,7 @@ class Extender:
         )
 
     def _decide_about(self, resources: ResourceNames) -> None:
-        self.webhooks.resources = self.api.resources = resources
+        self.webhooks.resources = self.fleet_routes.resources = resources
 
     def _dropped(self) -> int:
         return self.events.counts.dropped
@@ -254,7 +260,7 @@ class Extender:
         A part whose settings are unchanged is not restarted, and no webhook request waits.
         """
         before = self.settings
-        await self.source_manager.decide_by(settings.policy())
+        await self.source_manager.adopt_policy(settings.policy())
         # No await before the last assignment: no request sees a mix of old and new settings.
         self.settings = settings
         self.placer.detailed = settings.decisions.detailed_nodes
@@ -262,8 +268,8 @@ class Extender:
         self.webhooks.shortlist = settings.wire.shortlist
         self.webhooks.max_body_bytes = settings.max_body_bytes
         self.events.settings = EventSettings(per_second=settings.events.rate_per_second)
-        self.unasked.change(settings.unasked)
-        self.why.set_prices(settings.prices)
+        self.bypassed_pods.change(settings.unasked)
+        self.explain_routes.set_prices(settings.prices)
         self.page.set_pool_labels(settings.pool_labels)
         self._state.pool_labels = settings.pool_labels
         if settings.log != before.log:
@@ -282,23 +288,23 @@ class Extender:
         """Whether the readiness probe reports this replica as ready for kube-scheduler."""
         return self.readiness.is_ready
 
-    def _awaited(self) -> Iterable[str]:
+    def _pending(self) -> Iterable[str]:
         """Return the names of the sources whose first data the start still waits for."""
-        yield from self.source_manager.awaited()
-        if self.peers is not None and self.peers.are_awaited:
+        yield from self.source_manager.pending_sources()
+        if self.peers is not None and self.peers.are_pending:
             yield "peers"
 
     def build_app(self) -> web.Application:
         """Build the application of the webhooks and, without `status_listen`, of everything."""
         settings = self.settings
-        middlewares = [self.request_tracker.count, noting_wrong_paths(self.asked)]
+        middlewares = [self.request_tracker.count, noting_wrong_paths(self.request_log)]
         if settings.tls.is_used:
             middlewares.insert(1, only_known(settings.tls))
         else:
             middlewares.insert(1, only_secret(settings.peer_secret()))
-        routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
-        routes += [*self.page.lost.peer_routes(), *self._unasked_table.peer_routes()]
-        routes += [*self.api.decisions.peer_routes(), *self.why.peer_routes()]
+        routes = [*self.webhooks.routes(), *self._regret_table.peer_routes()]
+        routes += [*self.page.lost.peer_routes(), *self._bypassed_pods_table.peer_routes()]
+        routes += [*self.fleet_routes.decisions.peer_routes(), *self.explain_routes.peer_routes()]
         if self.peers is not None:
             routes += self.peers.routes()
         if not settings.status_listen:
@@ -324,10 +330,12 @@ class Extender:
         return self.admission.build_app([self.request_tracker.count])
 
     def _add_status(self, app: web.Application) -> None:
-        app.add_routes([*self._unasked_table.routes(), *self._regret.routes()])
-        app.add_routes([*self.access.routes(), *self.api.routes(), *self.why.routes()])
+        app.add_routes([*self._bypassed_pods_table.routes(), *self._regret_table.routes()])
+        app.add_routes(
+            [*self.access.routes(), *self.fleet_routes.routes(), *self.explain_routes.routes()]
+        )
         self.page.add_to(app)
-        app.add_routes(health_routes(self.readiness.tell, self._degraded))
+        app.add_routes(health_routes(self.readiness.answer_probe, self._degraded))
         app.add_routes([self._metrics_route])
 
     def _degraded(self) -> dict[str, str]:
@@ -344,27 +352,32 @@ class Extender:
             degraded["settings"] = self.reloader.problem
         return {**degraded, **self.shadow_mode.degraded(), **self.readiness.causes()}
 
-    async def _run_last_word(self) -> None:
-        await self.last_word.run(self.request_tracker.yield_control)
+    async def _run_binding_attribution(self) -> None:
+        await self.binding_attribution.run(self.request_tracker.yield_control)
 
     async def run(self) -> None:
         """Run the sources and all background tasks until cancelled; restart each that fails."""
         async with asyncio.TaskGroup() as group:
             self.tasks.own(group)
-            group.create_task(keep("garbage", self.gc_control.run), name="garbage")
+            group.create_task(keep("gc", self.gc_control.run), name="gc")
             self.source_manager.cluster.on_resources = self._decide_about
             self.source_manager.start()
-            self.source_manager.tell_past_use(self.why.idleness)
-            group.create_task(keep("layouts", self.warm_up.allocate), name="layouts")
-            group.create_task(keep("standings", self.warm_up.evaluate), name="standings")
-            group.create_task(keep("newcomers", self.warm_up.foresee), name="newcomers")
+            self.source_manager.start_past_use(self.explain_routes.idleness)
+            group.create_task(keep("allocate", self.warm_up.allocate), name="allocate")
+            group.create_task(keep("evaluate", self.warm_up.evaluate), name="evaluate")
+            group.create_task(keep("new pods", self.warm_up.evaluate_new_pods), name="new pods")
             group.create_task(keep("events", self.events.run), name="events")
-            group.create_task(keep("placements", self.placed.run), name="placements")
-            group.create_task(keep("unasked", self.unasked.run), name="unasked")
-            group.create_task(keep("last word", self._run_last_word), name="last word")
-            group.create_task(keep("trying", self.shadow_mode.run), name="trying")
+            group.create_task(
+                keep("placement events", self.placement_events.run), name="placement events"
+            )
+            group.create_task(keep("bypassed pods", self.bypassed_pods.run), name="bypassed pods")
+            group.create_task(
+                keep("binding attribution", self._run_binding_attribution),
+                name="binding attribution",
+            )
+            group.create_task(keep("shadow mode", self.shadow_mode.run), name="shadow mode")
             group.create_task(keep("page", self.page.run), name="page")
-            group.create_task(keep("idleness", self.why.run), name="idleness")
+            group.create_task(keep("idleness", self.explain_routes.run), name="idleness")
             if self.peers is not None:
                 group.create_task(keep("peers", self.peers.run), name="peers")
             if self.admission is not None:
@@ -422,7 +435,7 @@ async def start(
                 # connections, then answer the accepted requests, then clean up.
                 source_manager.cancel()
                 await server_ports.close_webhooks()
-                await extender.request_tracker.drain(extender.settings.shutdown_seconds)
+                await extender.request_tracker.drain_requests(extender.settings.shutdown_seconds)
                 await server_ports.close()
                 background.cancel()
         finally:
@@ -435,13 +448,15 @@ HURRY_SECONDS = 2.0
 """Time for open requests after SIGINT."""
 
 
-async def _leave(extender: Extender, stopping: asyncio.Event) -> None:
+async def _drain(extender: Extender, stopping: asyncio.Event) -> None:
     """Wait for the signal, then drain connections for `drain_seconds`."""
     await stopping.wait()
     settings = extender.settings
     if settings.drain_seconds:
         logger.info("draining", extra={"seconds": settings.drain_seconds})
-        await extender.request_tracker.take_leave(settings.drain_seconds, settings.shutdown_seconds)
+        await extender.request_tracker.drain_connections(
+            settings.drain_seconds, settings.shutdown_seconds
+        )
 
 
 async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
@@ -452,10 +467,10 @@ async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
     loop.add_signal_handler(signal.SIGINT, hurrying.set)
     async with start(settings, file=file) as extender, asyncio.TaskGroup() as group:
         hurry = group.create_task(hurrying.wait(), name="hurry")
-        leave = group.create_task(_leave(extender, stopping), name="leave")
+        leave = group.create_task(_drain(extender, stopping), name="leave")
         await asyncio.wait([hurry, leave], return_when=asyncio.FIRST_COMPLETED)
         logger.info("shutting down")
         if hurrying.is_set():
-            extender.request_tracker.hurry(HURRY_SECONDS)
+            extender.request_tracker.shorten_drain(HURRY_SECONDS)
         hurry.cancel()
         leave.cancel()

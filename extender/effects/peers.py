@@ -147,7 +147,7 @@ class Peers:
             lambda: sum(link.is_answering for link in self._others())
         )
 
-    def tell(self, question: AnsweredQuestion) -> None:
+    def report(self, question: AnsweredQuestion) -> None:
         """Queue a record for every other replica."""
         for link in self._links.values():
             link.add(question)
@@ -169,14 +169,14 @@ class Peers:
         return min(self._looked_up_at, *(heard.until for heard in self._heard.values()), math.inf)
 
     @property
-    def are_awaited(self) -> bool:
+    def are_pending(self) -> bool:
         """Whether the first message of a known replica has not arrived, but may soon."""
         return self._looked_up_at == -math.inf or any(
             link.is_untried or (link.is_answering and link.instance not in self._heard)
             for link in self._others()
         )
 
-    def others_faults(self) -> list[frozenset[str]]:
+    def peer_faults(self) -> list[frozenset[str]]:
         """Return the unreached sources of each replica that is ready and was heard recently."""
         return [
             heard.faults
@@ -331,12 +331,12 @@ class Peers:
             self._metrics.peer_messages.labels("received", "refused").inc()
             return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_REQUEST)
         if message.instance != self.instance:
-            self.hear(message)
+            self.receive(message)
             self._metrics.peer_messages.labels("received", "taken").inc()
         receipt = encode_receipt(self.instance, self._monotonic())
         return web.Response(body=receipt, content_type="application/json")
 
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Store the records of a message, and update the state of its sender."""
         now = self._monotonic()
         before = self._heard.pop(message.instance, None)

@@ -27,18 +27,18 @@ class PlacementEvents:
     Args:
         events: writes the Events.
         is_on: returns whether these Events are on.
-        calm: waits for the end of a burst of requests.
+        wait_for_quiet: waits for the end of a burst of requests.
     """
 
     def __init__(
         self,
         events: EventWriter,
         is_on: Callable[[], bool],
-        calm: Callable[[], Awaitable[None]],
+        wait_for_quiet: Callable[[], Awaitable[None]],
     ) -> None:
         self._events = events
         self._is_on = is_on
-        self._calm = calm
+        self._wait_for_quiet = wait_for_quiet
         self._waiting: deque[DecisionRecord] = deque(maxlen=MAX_WAITING)
         self._is_noted = asyncio.Event()
 
@@ -63,7 +63,7 @@ class PlacementEvents:
             await self._is_noted.wait()
             self._is_noted.clear()
             while self._waiting:
-                await self._calm()
+                await self._wait_for_quiet()
                 self._write(self._waiting.popleft())
                 # This work is never urgent, so other work runs first.
                 await asyncio.sleep(1 / self._events.settings.per_second)

@@ -46,12 +46,12 @@ class BypassedPodsTable:
     """Handlers of /v1/unasked, for clients and for other replicas.
 
     Args:
-        unasked: judges bound pods.
+        bypassed_pods: judges bound pods.
         replicas: this replica and the others; one that has just started has no evidence itself.
     """
 
-    def __init__(self, unasked: BypassedPods, replicas: Replicas = ONE) -> None:
-        self._unasked = unasked
+    def __init__(self, bypassed_pods: BypassedPods, replicas: Replicas = ONE) -> None:
+        self._bypassed_pods = bypassed_pods
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
@@ -65,7 +65,7 @@ class BypassedPodsTable:
     async def _answer(self, _: web.Request) -> web.StreamResponse:
         heard = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
         answers = [each for _, each in heard.told]
-        own = self._unasked.report()
+        own = self._bypassed_pods.report()
         known = merge((_from_now(own), *(each.evidence for each in answers)))
         examples = (group.example for group in known.pods if group.example)
         await VIEWER.get().learn({namespace_of(example) for example in examples})
@@ -98,7 +98,7 @@ class BypassedPodsTable:
         refusal = self._replicas.refusal()
         if refusal is not None:
             return refusal
-        report = self._unasked.report()
+        report = self._bypassed_pods.report()
         answer = _Told(
             version=VERSION,
             replica=self._replicas.name,

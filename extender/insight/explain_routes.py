@@ -156,7 +156,7 @@ def _problem(problem: AnnotationProblem) -> Json:
 NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
 
 
-class Why:
+class ExplainRoutes:
     """The routes /v1/pending, /v1/holders, /v1/costs and /v1/explain.
 
     Args:

@@ -41,20 +41,20 @@ class Replicas:
         name: short unique name of this process, without hyphens.
         host: name of the extender pod.
         others: the other replicas.
-        tells: whether peer requests may be answered: they are authenticated, or no data is
+        answers_peers: whether peer requests may be answered: they are authenticated, or no data is
             protected.
     """
 
     name: str = ALONE
     host: str = ""
     others: Others = field(default_factory=NoReplicas)
-    tells: bool = False
+    answers_peers: bool = False
 
     @classmethod
-    def of(cls, identity: str, others: Others | None, *, tells: bool) -> "Replicas":
+    def of(cls, identity: str, others: Others | None, *, answers_peers: bool) -> "Replicas":
         """Create from an identity of the form `host_name`."""
         host, _, name = identity.rpartition("_")
-        return cls(name=name, host=host, others=others or NoReplicas(), tells=tells)
+        return cls(name=name, host=host, others=others or NoReplicas(), answers_peers=answers_peers)
 
     def id_of(self, number: int) -> str:
         """Return a decision's id, which is unique across replicas and restarts."""
@@ -66,7 +66,7 @@ class Replicas:
 
     def refusal(self) -> web.Response | None:
         """Return the error for peer requests that cannot be authenticated, None to accept them."""
-        if self.tells:
+        if self.answers_peers:
             return None
         return error_answer(
             403, "without TLS (tls.*) replicas cannot be authenticated: decisions are not shared"

@@ -55,7 +55,7 @@ class ShadowMode:
         self._placer = placer
         self._clock = clock
         self._yield_control = request_tracker.yield_control
-        self._calm = request_tracker.calm
+        self._wait_for_quiet = request_tracker.wait_for_quiet
         self.log: DecisionLogWriter | None = None
         self.regret = self._make_regret(settings)
         self._metrics = RegretMetrics(metrics.registry, lambda: self.regret)
@@ -112,7 +112,7 @@ class ShadowMode:
             await asyncio.sleep(TAKE_SECONDS)
             if not self.regret.waiting:
                 continue
-            await self._calm()
+            await self._wait_for_quiet()
             try:
                 self.regret.take_next()
             except Exception:  # placing pods must go on

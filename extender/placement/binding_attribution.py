@@ -45,42 +45,42 @@ class BindingAttribution:
     is left out, because it may belong to that replica. Runs on the event loop's thread only.
 
     Args:
-        asked: log of the requests to all replicas.
+        request_log: log of the requests to all replicas.
         history: decisions of this replica.
         metrics: counts whether kube-scheduler took the first choice.
-        hearing: state of the reports from other replicas; None without others.
+        peers: state of the reports from other replicas; None without others.
         on_own: called with the decision of each bound pod of this replica, if it is still recorded.
     """
 
     def __init__(
         self,
-        asked: RequestLog,
+        request_log: RequestLog,
         history: DecisionHistory,
         metrics: Metrics,
         *,
-        hearing: PeerReports | None = None,
+        peers: PeerReports | None = None,
         on_own: Iterable[Callable[[DecisionRecord], None]] = (),
     ) -> None:
-        self._asked = asked
+        self._request_log = request_log
         self._history = history
         self._metrics = metrics
-        self._hearing = hearing
+        self._peers = peers
         self._on_own = tuple(on_own)
         self._waiting: OrderedDict[str, _Bound] = OrderedDict()
         for choice in (FIRST, OTHER):
             metrics.followed.labels(choice)
-        asked.on_elsewhere.append(self._note_elsewhere)
+        request_log.on_elsewhere.append(self._note_elsewhere)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def note(self, uid: str, choice: Choice, node: str) -> None:
         """Note a bound pod, with the last choice for it."""
-        if self._asked.is_elsewhere(uid):
+        if self._request_log.is_elsewhere(uid):
             return
-        now = self._asked.monotonic()
-        answered_at = self._asked.answered_at(uid)
-        if self._hearing is None:
+        now = self._request_log.monotonic()
+        answered_at = self._request_log.answered_at(uid)
+        if self._peers is None:
             self._count(choice, node)
         elif answered_at is not None:
             self._waiting[uid] = _Bound(
@@ -101,20 +101,20 @@ class BindingAttribution:
 
     def sweep_in_steps(self) -> Steps[None]:
         """Count them as in `sweep`, in cooperative steps."""
-        if self._hearing is None:
+        if self._peers is None:
             return
-        now = self._asked.monotonic()
+        now = self._request_log.monotonic()
         waiting = iter(tuple(self._waiting.items()))
         while some := list(islice(waiting, PIECE_PODS)):
             for uid, bound in some:
                 if self._waiting.get(uid) is not bound:
                     continue  # belongs to another replica by now
-                is_known = bound.answered_at >= self._hearing.since
+                is_known = bound.answered_at >= self._peers.since
                 is_over = now - bound.bound_at >= MAX_WAIT_SECONDS
-                if is_known and not is_over and bound.bound_at >= self._hearing.until:
+                if is_known and not is_over and bound.bound_at >= self._peers.until:
                     return  # pods bound later are not known either
                 del self._waiting[uid]
-                if is_known and bound.bound_at < self._hearing.until:
+                if is_known and bound.bound_at < self._peers.until:
                     self._count(bound.choice, bound.node)
             yield
 

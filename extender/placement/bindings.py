@@ -18,8 +18,8 @@ class InventoryTap:
     Args:
         fleet: state of the fleet.
         history: decisions of this replica.
-        last_word: counts whether decisions were followed.
-        unasked: finds pods that were bound without a request to idlegpu.
+        binding_attribution: counts whether decisions were followed.
+        bypassed_pods: finds pods that were bound without a request to idlegpu.
         on_bound: called with the decision of each newly bound pod.
     """
 
@@ -27,15 +27,15 @@ class InventoryTap:
         self,
         fleet: Fleet,
         history: DecisionHistory,
-        last_word: BindingAttribution,
-        unasked: BypassedPods,
+        binding_attribution: BindingAttribution,
+        bypassed_pods: BypassedPods,
         on_bound: Callable[[DecisionRecord], None] = lambda _: None,
     ) -> None:
         self._on_bound = on_bound
         self._fleet = fleet
         self._history = history
-        self._last_word = last_word
-        self._unasked = unasked
+        self._binding_attribution = binding_attribution
+        self._bypassed_pods = bypassed_pods
         self.replace_nodes = fleet.replace_nodes
         self.apply_node = fleet.apply_node
         self.remove_node = fleet.remove_node
@@ -48,19 +48,19 @@ class InventoryTap:
         self._fleet.replace_pods(listed)
         for record, decided in noted:
             self._note(record, decided)
-        self._unasked.relist(listed)
+        self._bypassed_pods.relist(listed)
 
     def apply_pod(self, record: PodRecord) -> None:
         """Add or update a GPU pod."""
         decided = self._decided(record)
         self._fleet.apply_pod(record)
         self._note(record, decided)
-        self._unasked.see(record)
+        self._bypassed_pods.see(record)
 
     def remove_pod(self, uid: str, at: float) -> None:
         """Remove a pod that was gone by `at`, seconds since the epoch."""
         self._fleet.remove_pod(uid, at)
-        self._unasked.remove(uid)
+        self._bypassed_pods.remove(uid)
         self._history.take_choice(uid)
 
     def _decided(self, record: PodRecord) -> DecisionRecord | None:
@@ -75,7 +75,7 @@ class InventoryTap:
         choice = self._history.take_choice(record.uid)
         if choice is None:
             return
-        self._last_word.note(record.uid, choice, record.node)
+        self._binding_attribution.note(record.uid, choice, record.node)
         logger.info(
             "bound",
             extra={"pod": record.key, "node": record.node, "first_choice": choice.best},

@@ -120,28 +120,28 @@ class BypassedPods:
     before us, and those that we never saw waiting. Everything runs on the event loop's thread.
 
     Args:
-        asked: what the replicas were asked.
+        request_log: what the replicas were asked.
         metrics: where it is counted.
         settings: whose pods, and when.
-        hearing: how well the other replicas are heard; None for no others.
+        peers: how well the other replicas are heard; None for no others.
         is_ready: whether we can answer well.
     """
 
     def __init__(
         self,
-        asked: RequestLog,
+        request_log: RequestLog,
         metrics: Metrics,
         settings: BypassSettings,
         *,
-        hearing: PeerReports | None = None,
+        peers: PeerReports | None = None,
         is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.unjudged = 0
-        self._asked = asked
+        self._request_log = request_log
         self._metrics = metrics
         self._settings = settings
-        self._hearing = hearing or Alone()
-        self._has_peers = hearing is not None
+        self._peers = peers or Alone()
+        self._has_peers = peers is not None
         self._is_ready = is_ready
         self._ready_at: float | None = None
         self._waiting: dict[str, float] = {}
@@ -163,7 +163,7 @@ class BypassedPods:
         """Take a GPU pod that was added or changed."""
         if not self._settings.enabled or not self._is_ours(record):
             return
-        now = self._asked.monotonic()
+        now = self._request_log.monotonic()
         if not (record.node or record.phase.is_terminal):
             self._waiting.setdefault(record.uid, self._askable_since(record, now))
             return
@@ -189,7 +189,7 @@ class BypassedPods:
     def remove(self, uid: str) -> None:
         """Forget a pod that was deleted; one that was bound is judged all the same."""
         if self._waiting.pop(uid, None) is not None:
-            self._asked.forget(uid)
+            self._request_log.forget(uid)
 
     async def run(self) -> None:
         """Judge until cancelled."""
@@ -199,12 +199,12 @@ class BypassedPods:
 
     def sweep(self) -> None:
         """Judge the pods whose time has come; write the log line where it is due."""
-        now = self._asked.monotonic()
+        now = self._request_log.monotonic()
         if self._ready_at is None and self._is_ready():
             self._ready_at = now
         while self._bound and self._settle(self._bound[0], now):
             self._bound.popleft()
-        self._asked.expire()
+        self._request_log.expire()
         while self._groups and now - next(iter(self._groups.values())).last_at > SILENCE_SECONDS:
             self._groups.popitem(last=False)
         if self._untold and now - self._told_at >= LOG_SECONDS:
@@ -213,7 +213,7 @@ class BypassedPods:
     def report(self) -> BypassReport:
         """Return what was noticed in the last minutes."""
         return BypassReport(
-            at=self._asked.monotonic(),
+            at=self._request_log.monotonic(),
             unjudged=self.unjudged,
             evidence=self._evidence(),
             asked_by=tuple(self._settings.schedulers or sorted(self._asking)),
@@ -230,22 +230,22 @@ class BypassedPods:
 
         Our watch may be later than kube-scheduler's by more than a little: then its age shows that.
         """
-        age_seconds = self._asked.clock() - (record.created_at or math.inf)
+        age_seconds = self._request_log.clock() - (record.created_at or math.inf)
         return now - max(WATCH_SECONDS, age_seconds)
 
     def _settle(self, bound: _Bound, now: float) -> bool:
         """Judge a pod, or leave it unjudged; return false where it is too soon for either."""
         waited_seconds = now - bound.bound_at
-        verdict = self._asked.verdict(bound.record.uid)
+        verdict = self._request_log.verdict(bound.record.uid)
         if verdict is BypassVerdict.ASKED:
             self._judge(bound, verdict)
             return True
         if waited_seconds < self._settings.grace_seconds:
             return False
-        is_forgotten = bound.since <= self._asked.forgotten_until
-        if bound.since < self._hearing.since or (is_forgotten and not self._is_known(bound)):
+        is_forgotten = bound.since <= self._request_log.forgotten_until
+        if bound.since < self._peers.since or (is_forgotten and not self._is_known(bound)):
             self._leave_unjudged(bound)
-        elif bound.bound_at < self._hearing.until:
+        elif bound.bound_at < self._peers.until:
             self._judge(bound, verdict)
         elif waited_seconds >= MAX_WAIT_SECONDS:
             self._leave_unjudged(bound)
@@ -255,12 +255,12 @@ class BypassedPods:
 
     def _is_known(self, bound: _Bound) -> bool:
         """Whether any answer about a pod is remembered."""
-        return bound.record.uid in self._asked
+        return bound.record.uid in self._request_log
 
     def _judge(self, bound: _Bound, verdict: BypassVerdict) -> None:
         record = bound.record
         were_refused = verdict is BypassVerdict.NOT_ASKED and self._is_known(bound)
-        self._asked.forget(record.uid)
+        self._request_log.forget(record.uid)
         self._group(bound, verdict, were_refused=were_refused)
         self._count(record.scheduler_name, verdict)
         if verdict is not BypassVerdict.NOT_ASKED and len(self._asking) < MAX_SCHEDULERS:
@@ -291,7 +291,7 @@ class BypassedPods:
     def _leave_unjudged(self, bound: _Bound) -> None:
         self.unjudged += 1
         self._metrics.unjudged.inc()
-        self._asked.forget(bound.record.uid)
+        self._request_log.forget(bound.record.uid)
 
     def _expect(self, settings: BypassSettings) -> None:
         """Have the series of the schedulers that are known beforehand."""
@@ -316,16 +316,16 @@ class BypassedPods:
         return scheduler
 
     def _evidence(self) -> BypassEvidence:
-        lost, slow, unreadable, slowest_seconds = self._asked.incidents
-        last_at = self._asked.last_at
+        lost, slow, unreadable, slowest_seconds = self._request_log.incidents
+        last_at = self._request_log.last_at
         return BypassEvidence(
             pods=tuple(self._groups.values()),
-            silence_seconds=None if last_at is None else self._asked.monotonic() - last_at,
+            silence_seconds=None if last_at is None else self._request_log.monotonic() - last_at,
             lost_answers=lost,
             slow_answers=slow,
             slowest_seconds=slowest_seconds,
             unreadable=unreadable,
-            wrong_paths=tuple(self._asked.wrong_paths),
+            wrong_paths=tuple(self._request_log.wrong_paths),
             has_peers=self._has_peers,
         )
 

@@ -82,7 +82,7 @@ class Placer:
     Attributes:
         is_shadow: shadow mode: answers change nothing, so a pod counts only where it is bound.
         on_settled: called with each decision and its inputs, before the answer.
-        standings: cached evaluations of the requests of the last minutes.
+        evaluation_cache: cached evaluations of the requests of the last minutes.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Placer:
         self.detailed = detailed
         self.is_shadow = False
         self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
-        self.standings = EvaluationCache(fleet, clock)
+        self.evaluation_cache = EvaluationCache(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
         self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
 
@@ -297,7 +297,7 @@ class Placer:
             candidates,
             self.policy,
             overlays=overlays,
-            evaluate=self.standings.evaluate,
+            evaluate=self.evaluation_cache.evaluate,
             ranked=ranked,
         )
         return decision, snapshot, overlays

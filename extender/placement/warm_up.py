@@ -29,7 +29,7 @@ class RefreshedSources(Protocol):
     def cluster(self) -> "SyncedInventory":
         """Source of nodes and pods."""
 
-    async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
+    async def refresh(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
         """Estimate all devices again, if it is time."""
 
 
@@ -46,7 +46,7 @@ class WarmUp:
 
     Args:
         fleet: the fleet, which reports its changes.
-        standings: cached evaluations for the requests of the last minutes.
+        evaluation_cache: cached evaluations for the requests of the last minutes.
         source_manager: estimates devices again, one at a time with deliveries of the sources.
         requests: parses what pods ask for.
         readiness: is notified when the first allocation is complete.
@@ -57,7 +57,7 @@ class WarmUp:
     def __init__(
         self,
         fleet: Fleet,
-        standings: EvaluationCache,
+        evaluation_cache: EvaluationCache,
         source_manager: RefreshedSources,
         *,
         requests: WaitingRequests,
@@ -66,38 +66,38 @@ class WarmUp:
         yield_control: YieldControl,
     ) -> None:
         self._fleet = fleet
-        self._standings = standings
+        self._evaluation_cache = evaluation_cache
         self._source_manager = source_manager
         self._requests = requests
         self._readiness = readiness
         self._gc_control = gc_control
         self._yield_control = yield_control
-        self._to_lay_out, self._to_evaluate = asyncio.Event(), asyncio.Event()
-        self._newcomers: asyncio.Queue[PodRecord] = asyncio.Queue(EXPECTED)
+        self._to_allocate, self._to_evaluate = asyncio.Event(), asyncio.Event()
+        self._new_pods: asyncio.Queue[PodRecord] = asyncio.Queue(EXPECTED)
         fleet.on_change = self._note_change
-        fleet.on_waiting = self._note_newcomer
+        fleet.on_waiting = self._note_new_pod
 
     def _note_change(self) -> None:
-        self._to_lay_out.set()
+        self._to_allocate.set()
         self._to_evaluate.set()
 
-    def _note_newcomer(self, record: PodRecord) -> None:
+    def _note_new_pod(self, record: PodRecord) -> None:
         # Of thousands of new pods most ask for the same; the rest can be evaluated later.
-        if self._readiness.is_allocated and not self._newcomers.full():
-            self._newcomers.put_nowait(record)
+        if self._readiness.is_allocated and not self._new_pods.full():
+            self._new_pods.put_nowait(record)
 
     async def allocate(self) -> None:
         """Recompute allocations of changed nodes and estimates of devices until cancelled."""
         while True:
-            self._to_lay_out.clear()
+            self._to_allocate.clear()
             await run_in_steps(self._fleet.settle_in_steps(), self._yield_control)
             if self._source_manager.cluster.is_synced and not self._readiness.is_allocated:
                 self._fleet.snapshot_of_all()
                 self._gc_control.tidy()  # takes long, and no request is open yet
-                self._readiness.allocate()
+                self._readiness.mark_allocated()
             if self._readiness.is_allocated:
-                await self._source_manager.renew(self._standings.prepare_in_steps)
-            await _change(self._to_lay_out)
+                await self._source_manager.refresh(self._evaluation_cache.prepare_in_steps)
+            await _change(self._to_allocate)
             await asyncio.sleep(GATHER_SECONDS)
 
     async def evaluate(self) -> None:
@@ -110,22 +110,24 @@ class WarmUp:
         while True:
             self._to_evaluate.clear()
             if self._readiness.is_allocated:
-                await run_in_steps(self._standings.warm_in_steps(), self._yield_control)
+                await run_in_steps(self._evaluation_cache.warm_in_steps(), self._yield_control)
             await asyncio.sleep(GATHER_SECONDS)
             await _change(self._to_evaluate)
 
-    async def foresee(self) -> None:
+    async def evaluate_new_pods(self) -> None:
         """Evaluate the requests of new pods until cancelled.
 
         kube-scheduler sees a new pod when the extender does, and sends it here right after its own
         filters, so this task does not wait for the others.
         """
         while True:
-            record = await self._newcomers.get()
+            record = await self._new_pods.get()
             request = self._requests.read(record, self._fleet.policy).request
             if request is not None:
                 request = self._fleet.informed(request, record.kin)
-                await run_in_steps(self._standings.expect_in_steps(request), self._yield_control)
+                await run_in_steps(
+                    self._evaluation_cache.expect_in_steps(request), self._yield_control
+                )
 
 
 async def _change(change: asyncio.Event) -> None:

@@ -45,7 +45,7 @@ class SourceStatus:
     is_unreadable_in_part: bool = False
 
 
-TOLD_SECONDS: Final = 30.0
+PROBE_SECONDS: Final = 30.0
 """A replica that was not probed for this long gets no requests. Kubelets probe more often, and
 Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
 
@@ -69,9 +69,9 @@ class Readiness:
         settings: returns the current settings.
         request_tracker: reports whether the shutdown has begun.
         states: returns the status of each source.
-        awaited: returns the names of the sources that the start waits for.
-        others: returns the unreached sources of each other ready replica; see `Peers`.
-        unset: returns the names of the sources that are not configured, and so not reached either.
+        pending: returns the names of the sources that the start waits for.
+        peer_faults: returns the unreached sources of each other ready replica; see `Peers`.
+        unconfigured: returns the names of the sources that are not configured, and so not reached.
         make_ready: runs once, right before the replica becomes ready, so that slow work delays no
             request.
         monotonic: returns a monotonic time in seconds.
@@ -83,23 +83,23 @@ class Readiness:
         request_tracker: RequestTracker,
         *,
         states: Callable[[], Iterable[SourceStatus]],
-        awaited: Callable[[], Iterable[str]],
-        others: Callable[[], Iterable[Collection[str]]],
-        unset: Callable[[], Iterable[str]] = tuple,
+        pending: Callable[[], Iterable[str]],
+        peer_faults: Callable[[], Iterable[Collection[str]]],
+        unconfigured: Callable[[], Iterable[str]] = tuple,
         make_ready: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._in_flight = request_tracker
+        self._request_tracker = request_tracker
         self._states = states
-        self._awaited = awaited
-        self._others = others
-        self._unset = unset
+        self._pending = pending
+        self._peer_faults = peer_faults
+        self._unconfigured = unconfigured
         self._make_ready = make_ready
         self._monotonic = monotonic
         self._allocated_at: float | None = None
         self._is_started = False
-        self._told_ready_at: float | None = None
+        self._reported_ready_at: float | None = None
         self._failing_since: dict[str, float] = {}
 
     @property
@@ -107,40 +107,40 @@ class Readiness:
         """Whether the inventory is complete and allocated, so that requests can be answered."""
         return self._allocated_at is not None
 
-    def allocate(self) -> None:
+    def mark_allocated(self) -> None:
         """Record that the inventory is complete and allocated."""
         self._allocated_at = self._monotonic()
 
     @property
     def is_ready(self) -> bool:
         """Whether kube-scheduler should send requests to this replica."""
-        return self.standing is ReadyState.READY
+        return self.state is ReadyState.READY
 
     @property
-    def standing(self) -> ReadyState:
+    def state(self) -> ReadyState:
         """Readiness state of this replica now."""
-        if self._in_flight.is_draining:
+        if self._request_tracker.is_draining:
             return ReadyState.ENDING
         if not self._has_started():
             return ReadyState.STARTING
         # Some replica has a smallest set of faults: it stays ready.
         if self._failing():
             ours = self._unreached()
-            if any(ours > frozenset(theirs) for theirs in self._others()):
+            if any(ours > frozenset(theirs) for theirs in self._peer_faults()):
                 return ReadyState.BEHIND
         return ReadyState.READY
 
-    def tell(self) -> ReadyState:
+    def answer_probe(self) -> ReadyState:
         """Return the state for a readiness probe, and record that the probe was answered."""
-        standing = self.standing
-        self._told_ready_at = self._monotonic() if standing is ReadyState.READY else None
-        return standing
+        state = self.state
+        self._reported_ready_at = self._monotonic() if state is ReadyState.READY else None
+        return state
 
     def causes(self) -> dict[str, str]:
         """Return the reasons why a replica that could answer is not ready; empty if it is ready."""
-        match self.standing:
+        match self.state:
             case ReadyState.STARTING if self.is_allocated:
-                return {"start": f"no first readings or peers yet: {', '.join(self._awaited())}"}
+                return {"start": f"no first readings or peers yet: {', '.join(self._pending())}"}
             case ReadyState.BEHIND:
                 names = ", ".join(sorted(self._failing()))
                 return {"replica": f"behind: another one reaches sources that fail here: {names}"}
@@ -154,16 +154,16 @@ class Readiness:
         replica gets no requests, and no other replica may rely on it.
         """
         unreached = self._unreached()  # always: it starts the timers of failing sources
-        told_at = self._told_ready_at
-        if self._in_flight.is_draining or told_at is None:
+        reported_at = self._reported_ready_at
+        if self._request_tracker.is_draining or reported_at is None:
             return None
-        return tuple(sorted(unreached)) if self._monotonic() - told_at < TOLD_SECONDS else None
+        return tuple(sorted(unreached)) if self._monotonic() - reported_at < PROBE_SECONDS else None
 
     def _has_started(self) -> bool:
         if not self._is_started and self._allocated_at is not None:
             waited = self._monotonic() - self._allocated_at
             self._is_started = waited >= self._settings().ready.wait_seconds or not any(
-                True for _ in self._awaited()
+                True for _ in self._pending()
             )
             if self._is_started:
                 self._make_ready()
@@ -174,7 +174,7 @@ class Readiness:
 
         So a replica with one more configured source is not behind a replica without that source.
         """
-        return self._failing() | frozenset(self._unset())
+        return self._failing() | frozenset(self._unconfigured())
 
     def _failing(self) -> frozenset[str]:
         """Return the sources that have failed for `ready.behind_seconds` without a success."""

@@ -24,7 +24,7 @@ CALM_SECONDS: Final = 0.25
 """A burst of requests has ended when no request was open for this long."""
 
 BURST_SECONDS: Final = 2.0
-"""Longest time for which `calm` waits for the end of a burst."""
+"""Longest time for which `wait_for_quiet` waits for the end of a burst."""
 
 LOOK_SECONDS: Final = 0.1
 """Time between checks for clients that are still connected."""
@@ -159,7 +159,7 @@ class RequestTracker:
         if not (self._waiting or self._coming or self._expected):
             self._none_waits.set()
 
-    async def calm(self) -> None:
+    async def wait_for_quiet(self) -> None:
         """Wait until a burst of requests has ended, at most `BURST_SECONDS`.
 
         Work that can be done later then does not compete with the burst, even on other cores.
@@ -177,7 +177,7 @@ class RequestTracker:
         """Return the seconds since the last request was answered, or 0 while one is open."""
         return 0.0 if self.requests else time.monotonic() - self._answered_at
 
-    async def take_leave(self, at_least_seconds: float, at_most_seconds: float) -> None:
+    async def drain_connections(self, at_least_seconds: float, at_most_seconds: float) -> None:
         """Drain: answer each request as the last on its connection, until no client is connected.
 
         kube-scheduler does not repeat a request if its connection is closed at that moment. So no
@@ -196,7 +196,7 @@ class RequestTracker:
         while self._is_client_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - no event is set when a connection ends
             await asyncio.sleep(LOOK_SECONDS)
 
-    def hurry(self, at_most_seconds: float) -> None:
+    def shorten_drain(self, at_most_seconds: float) -> None:
         """Shorten the shutdown to this time, even if requests are open."""
         self._ends_at = time.monotonic() + at_most_seconds
 
@@ -213,11 +213,11 @@ class RequestTracker:
             or any(one not in self._known for one in self.callers())
         )
 
-    async def drain(self, timeout_seconds: float) -> None:
+    async def drain_requests(self, timeout_seconds: float) -> None:
         """Wait until every accepted request is answered, or the time is up.
 
         Args:
-            timeout_seconds: longest wait; the deadline that `take_leave` set still applies.
+            timeout_seconds: longest wait; the deadline that `drain_connections` set still applies.
         """
         self.is_draining = True
         left_seconds = max(self._ends_at - time.monotonic(), 0.0)
@@ -238,7 +238,7 @@ class _Watched(asyncio.Protocol):
 
     def __init__(self, connection: web.RequestHandler, request_tracker: RequestTracker) -> None:
         self._connection = connection
-        self._in_flight = request_tracker
+        self._request_tracker = request_tracker
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -246,12 +246,12 @@ class _Watched(asyncio.Protocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._in_flight.note_end(self._connection)
+        self._request_tracker.note_end(self._connection)
         self._connection.connection_lost(exc)
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._in_flight.note_bytes(self._connection)
+        self._request_tracker.note_bytes(self._connection)
         self._connection.data_received(data)
 
     @override

@@ -96,7 +96,7 @@ class Events(Section):
     )
 
     @property
-    def tells_placements(self) -> bool:
+    def writes_placements(self) -> bool:
         """Whether the extender writes an Event for placements."""
         return self.enabled and self.placements
 

@@ -156,7 +156,7 @@ class SourceManager:
         if self._agents_certificate is not None:
             self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
 
-    def tell_past_use(self, watch: Watch) -> None:
+    def start_past_use(self, watch: Watch) -> None:
         """Start a task that passes Prometheus's records of earlier device use to `watch`."""
 
         def is_history_due() -> bool:
@@ -194,7 +194,7 @@ class SourceManager:
         elif self.prometheus is not None:
             self.prometheus.change(settings.prometheus, settings.window_seconds)
 
-    async def decide_by(self, policy: Policy) -> None:
+    async def adopt_policy(self, policy: Policy) -> None:
         """Apply a policy to the fleet; return when the fleet decides by it.
 
         An unchanged policy is not applied again, unless the last attempt failed.
@@ -205,7 +205,7 @@ class SourceManager:
         await self._deliver(self._fleet.adopt_in_steps(policy))
         self._policy = policy
 
-    async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
+    async def refresh(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
         """Estimate the fleet's devices again if an estimate is due."""
         await self._deliver(self._fleet.refresh_in_steps(prepare))
 
@@ -238,7 +238,7 @@ class SourceManager:
             refused=status.refused,
         )
 
-    def awaited(self) -> Iterable[str]:
+    def pending_sources(self) -> Iterable[str]:
         """Yield the sources whose first readings have not arrived."""
         if self.prometheus is not None and self.prometheus.status().last_success_at is None:
             yield PROMETHEUS
@@ -247,7 +247,7 @@ class SourceManager:
             if any(name not in reporting for name in self._nodes_with_gpus()):
                 yield AGENTS
 
-    def unset(self) -> Iterable[str]:
+    def unconfigured(self) -> Iterable[str]:
         """Yield the sources that are not configured."""
         if self.prometheus is None:
             yield PROMETHEUS
@@ -278,8 +278,8 @@ class SourceManager:
         if self.prometheus is not None:
             yield _prometheus_state(self.prometheus.status())
         if self.agents is not None:
-            are_awaited = next(iter(self._nodes_with_gpus()), None) is not None
-            yield _agents_state(self.agents.status(), are_awaited=are_awaited)
+            are_expected = next(iter(self._nodes_with_gpus()), None) is not None
+            yield _agents_state(self.agents.status(), are_expected=are_expected)
 
 
 def _agents_certificate(settings: Agents) -> ServerContext | None:
@@ -329,9 +329,9 @@ def _prometheus_state(status: PrometheusStatus) -> SourceStatus:
     )
 
 
-def _agents_state(status: AgentStatus, *, are_awaited: bool) -> SourceStatus:
+def _agents_state(status: AgentStatus, *, are_expected: bool) -> SourceStatus:
     """Return the status of all agents together; a single silent agent is a problem of its node."""
-    error = "no agent reports" if are_awaited and not status.agents else ""
+    error = "no agent reports" if are_expected and not status.agents else ""
     return SourceStatus(
         name="agents",
         last_success_at=status.last_at,

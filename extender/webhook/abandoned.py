@@ -33,7 +33,7 @@ def is_gone(request: web.Request) -> bool:
     return bool(poll.poll(0))
 
 
-def noting_wrong_paths(asked: RequestLog) -> Callable[..., Awaitable[web.StreamResponse]]:
+def noting_wrong_paths(request_log: RequestLog) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Return a middleware that records the paths of POST requests that no route serves."""
 
     @web.middleware
@@ -42,7 +42,7 @@ def noting_wrong_paths(asked: RequestLog) -> Callable[..., Awaitable[web.StreamR
             return await handler(request)
         except web.HTTPException as error:
             if error.status == HTTPStatus.NOT_FOUND and request.method == "POST":
-                asked.note_wrong_path(request.path)
+                request_log.note_wrong_path(request.path)
             raise
 
     return note

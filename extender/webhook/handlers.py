@@ -180,7 +180,7 @@ class Webhooks:
         shortlist: maximum number of nodes in filter's answer; 0 for all that pass.
         is_ready: returns whether the inventory is complete; until then every candidate passes.
         warn_annotation: writes an event about an invalid annotation.
-        asked: log of the pods of all requests.
+        request_log: log of the pods of all requests.
         expect: called when a prioritize request will follow.
         max_body_bytes: largest body that is read; None for the application's limit.
         requests: parses GPU requests of pods that the inventory knows.
@@ -193,7 +193,7 @@ class Webhooks:
     shortlist: int
     is_ready: Callable[[], bool]
     warn_annotation: WarnAnnotation
-    asked: RequestLog
+    request_log: RequestLog
     expect: Callable[[], None] = lambda: None
     max_body_bytes: int | None = None
     requests: WaitingRequests = field(default_factory=WaitingRequests)
@@ -358,13 +358,13 @@ class Webhooks:
         self.metrics.latency.labels(verb, outcome).observe(seconds)
         is_lost = outcome in {RequestOutcome.DISCONNECTED, RequestOutcome.UNREAD}
         if outcome is RequestOutcome.MALFORMED:
-            self.asked.note_unreadable()
+            self.request_log.note_unreadable()
         else:
-            self.asked.note_answer(seconds, is_lost=is_lost)
+            self.request_log.note_answer(seconds, is_lost=is_lost)
         if about is not None:
             self.metrics.candidates.labels(verb).observe(len(about.question.nodes))
-            at = self.asked.monotonic()
-            self.asked.note(about.answered(self.shortlist, at=at, is_lost=is_lost))
+            at = self.request_log.monotonic()
+            self.request_log.note(about.answered(self.shortlist, at=at, is_lost=is_lost))
 
     def _passes_all(self, request: GpuRequest) -> bool:
         """Return whether every candidate passes, because the inventory is not complete yet.

@@ -88,7 +88,7 @@ class Truth:
         if target is None or not target.is_running:
             return None
         if message.instance != target.instance:
-            target.peers.hear(message)
+            target.peers.receive(message)
         return encode_receipt(target.instance, target.monotonic())
 
     def talk(self, seconds: float = 3.0, *, without: tuple["Replica", ...] = ()) -> None:
@@ -142,24 +142,24 @@ class Replica:
         self.unseen: deque[PodRecord] = deque()
         self.metrics = Metrics()
         self._clock_ahead = clock_ahead
-        self.asked = RequestLog(
+        self.request_log = RequestLog(
             Fleet(Policy(), lambda: truth.now + wall_ahead),
             clock=lambda: truth.now + wall_ahead,
             monotonic=self.monotonic,
         )
         self.peers = Peers(
             settings.PeersSettings(),
-            self.asked.take,
+            self.request_log.take,
             self.metrics,
             monotonic=self.monotonic,
             instance=self.instance,
         )
-        self.asked.tell = self.peers.tell
-        self.unasked = BypassedPods(
-            self.asked,
+        self.request_log.tell = self.peers.report
+        self.bypassed_pods = BypassedPods(
+            self.request_log,
             self.metrics,
             settings.BypassSettings(grace_seconds=GRACE_SECONDS),
-            hearing=self.peers,
+            peers=self.peers,
         )
         self.seen_by: set[Replica] = set()
         self._messages: dict[Address, bytes] = {}
@@ -181,7 +181,7 @@ class Replica:
         )
         if question.came_to in {Answers.LEFT_ONE, Answers.SCORED}:
             self.truth.asked.add(pod.uid)
-        self.asked.note(question)
+        self.request_log.note(question)
 
     def answer_all(self, pod: PodRecord) -> None:
         for verb in (FILTER, PRIORITIZE):
@@ -190,7 +190,7 @@ class Replica:
     def see(self) -> None:
         """Let its watch show what happened next."""
         if self.unseen:
-            self.unasked.see(self.unseen.popleft())
+            self.bypassed_pods.see(self.unseen.popleft())
 
     def see_all(self) -> None:
         while self.unseen:
@@ -229,7 +229,7 @@ class Replica:
 
     def sweep(self) -> None:
         """Judge the pods of which enough is known."""
-        self.unasked.sweep()
+        self.bypassed_pods.sweep()
 
     def send(self, to: Address) -> None:
         """Send a message, unless one is under way."""
@@ -262,12 +262,12 @@ class Replica:
     @property
     def accused(self) -> list[str]:
         """Names of the pods that it says were not asked about, or in vain."""
-        groups = self.unasked.report().bound
+        groups = self.bypassed_pods.report().bound
         return [group.scheduler for group in groups if group.verdict is not BypassVerdict.ASKED]
 
     @property
     def unjudged(self) -> int:
-        return self.unasked.unjudged
+        return self.bypassed_pods.unjudged
 
 
 def meet(truth: Truth, *clocks_ahead: float) -> list[Replica]:

@@ -88,7 +88,7 @@ class Replica:
         return self.extender.metrics.registry.get_sample_value(name, labels) or 0.0
 
     @property
-    def unasked(self) -> float:
+    def bypassed_count(self) -> float:
         return self.count(
             "idlegpu_pods_bound_unasked_total", scheduler="default-scheduler", reason="not-asked"
         )

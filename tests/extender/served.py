@@ -76,7 +76,9 @@ class World:
         self.history = DecisionHistory(1000, lambda: self.now)
         self.placer = Placer(self.fleet, self.history, lambda: self.now)
         self.metrics = Metrics()
-        self.asked = RequestLog(self.fleet, clock=lambda: self.now, monotonic=lambda: self.now)
+        self.request_log = RequestLog(
+            self.fleet, clock=lambda: self.now, monotonic=lambda: self.now
+        )
         self.resources = ResourceNames()
 
     def add_node(self, name: str, *, gpus: int = 2, **rest: Any) -> None:
@@ -181,7 +183,7 @@ class World:
             shortlist=self.shortlist,
             is_ready=lambda: self.is_ready,
             warn_annotation=self._warn,
-            asked=self.asked,
+            request_log=self.request_log,
             expect=self._expect,
         )
 

@@ -189,7 +189,7 @@ async def test_a_new_connection_is_kept_at_the_end_until_its_first_question_is_a
             return callers()
 
         request_tracker.callers = count_looks
-        leaving = asyncio.create_task(request_tracker.take_leave(0.0, 60.0))
+        leaving = asyncio.create_task(request_tracker.drain_connections(0.0, 60.0))
         await eventually(lambda: looks >= 5, deadline_seconds=DEADLINE_SECONDS)
         assert not leaving.done()
 

@@ -24,7 +24,7 @@ async def until_judged(*replicas: Replica, count: int = 1) -> None:
     """Wait until so many pods are judged by each replica."""
 
     def are_judged() -> bool:
-        reports = [replica.extender.unasked.report() for replica in replicas]
+        reports = [replica.extender.bypassed_pods.report() for replica in replicas]
         return all(
             sum(group.count for group in report.bound) + report.unjudged >= count
             for report in reports
@@ -67,8 +67,8 @@ async def test_pods_asked_about_at_one_replica_are_counted_by_none() -> None:
             cluster.control.bind("default", f"p{number}", await replica.choose(pod))
         await until_judged(*replicas, count=6)
 
-        assert [replica.unasked for replica in replicas] == [0, 0]
-        reports = [replica.extender.unasked.report() for replica in replicas]
+        assert [replica.bypassed_count for replica in replicas] == [0, 0]
+        reports = [replica.extender.bypassed_pods.report() for replica in replicas]
         assert [report.unjudged for report in reports] == [0, 0]
 
 
@@ -87,7 +87,7 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
         cluster.control.bind("default", "silent", NODES[0])
         await until_judged(*replicas)
 
-        assert [replica.unasked for replica in replicas] == [1, 1]
+        assert [replica.bypassed_count for replica in replicas] == [1, 1]
         async with one.session.get(f"{one.url}/v1/unasked") as answer:
             told = await answer.json()
     assert [(it["example"], it["verdict"]) for it in told["bound"]] == [
@@ -114,7 +114,7 @@ async def test_a_replica_that_starts_later_shows_pods_bypassed_before() -> None:
             ):
                 told = await answer.json()
 
-    assert second.extender.unasked.report().bound == ()
+    assert second.extender.bypassed_pods.report().bound == ()
     assert [(it["example"], it["count"]) for it in told["bound"]] == [("default/silent", 1)]
     assert told["unreachable"] == []
 
@@ -249,7 +249,7 @@ async def test_own_message_is_answered_and_not_taken() -> None:
             told = await answer.json()
 
         assert (answer.status, told["instance"]) == (200, own)
-        assert len(first.extender.asked) == 0
+        assert len(first.extender.request_log) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,18 @@ MOST_ROUNDS = 100
 
 KINDS = ("nodes", "pods", "resourceclaims", "resourceslices")
 TASKS = {
-    *("admission", "agents", "certificates", "events", "garbage", "idleness", "last word"),
-    *("layouts", "newcomers", "page memory", "page news", "page replicas", "past use"),
-    *("peer 127.0.0.1", "peers", "placements", "prometheus", "regret", "regret pods", "settings"),
-    *("standings", "tell pods again", "unasked", "wake", "wake lease"),
+    *("admission", "agents", "certificates", "events", "gc", "idleness", "binding attribution"),
+    *("allocate", "new pods", "page memory", "page news", "page replicas", "past use"),
+    *(
+        "peer 127.0.0.1",
+        "peers",
+        "placement events",
+        "prometheus",
+        "regret",
+        "regret pods",
+        "settings",
+    ),
+    *("evaluate", "tell pods again", "bypassed pods", "wake", "wake lease"),
     *(f"follow {kind}" for kind in KINDS),
     *(f"resync {kind}" for kind in KINDS),
 }

@@ -133,16 +133,16 @@ def agent_report(body: bytes) -> bool:
 def peers() -> Target:
     """Hear a message between replicas."""
     world = World()
-    hearing = Peers(PeersSettings(), world.asked.note, Metrics(), monotonic=lambda: world.now)
+    peers = Peers(PeersSettings(), world.request_log.note, Metrics(), monotonic=lambda: world.now)
 
     def target(body: bytes) -> bool:
         with contextlib.suppress(PeerError):
             decode_receipt(body)
         try:
-            hearing.hear(decode_message(body))
+            peers.receive(decode_message(body))
         except PeerError:
             return False
-        if math.isnan(hearing.since) or math.isnan(hearing.until):
+        if math.isnan(peers.since) or math.isnan(peers.until):
             raise FaultError("it is not known since when all is told")
         return True
 

@@ -100,7 +100,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         extender.fleet.apply_pod(hush_pod("hush-waiting", ""))
         world.tell({"node-a": [BUSY, Gpu(tenants=(f"{NAMESPACE}/hush-running",))]})
         world.fleet.snapshot()
-        extender.readiness.allocate()
+        extender.readiness.mark_allocated()
         _bind_unasked(extender)
         app = extender.build_app()
         client = await aiohttp_client(app)
@@ -111,13 +111,13 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
 
 def _bind_unasked(extender: Extender) -> None:
     """Have a pod of the other tenant noticed that was bound unasked, in a group's example."""
-    unasked = extender.unasked
-    unasked._ready_at = float("-inf")
+    bypassed_pods = extender.bypassed_pods
+    bypassed_pods._ready_at = float("-inf")
     record = hush_pod("hush-unasked", "")
-    unasked.see(record)
-    unasked.see(hush_pod("hush-unasked", "node-b"))
-    unasked._judge(unasked._bound.popleft(), BypassVerdict.NOT_ASKED)
-    assert unasked.report().bound[0].example == f"{NAMESPACE}/hush-unasked"
+    bypassed_pods.see(record)
+    bypassed_pods.see(hush_pod("hush-unasked", "node-b"))
+    bypassed_pods._judge(bypassed_pods._bound.popleft(), BypassVerdict.NOT_ASKED)
+    assert bypassed_pods.report().bound[0].example == f"{NAMESPACE}/hush-unasked"
 
 
 async def _decide(client: Client, name: str, namespace: str) -> None:
@@ -181,7 +181,7 @@ PARAMETERS = (
 
 
 async def test_no_parameter_has_another_tenants_pods_named(cluster: Cluster) -> None:
-    cluster.extender.why.idleness.look()
+    cluster.extender.explain_routes.idleness.look()
     for path in PARAMETERS:
         status, text = await cluster.read(path, HOSTILE)
         # A decision about another's pod is there for everybody, and explained to those who may.
@@ -195,7 +195,7 @@ async def test_no_parameter_has_another_tenants_pods_named(cluster: Cluster) -> 
 
 
 async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) -> None:
-    cluster.extender.why.idleness.look()
+    cluster.extender.explain_routes.idleness.look()
     by_path = {path: (await cluster.read(path, FRIEND))[1] for path in cluster.paths()}
 
     naming = {path for path, text in by_path.items() if leaks(text)}

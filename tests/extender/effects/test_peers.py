@@ -78,10 +78,10 @@ async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_message
     await tell("them", ["prometheus"])
 
     clock.now += silent_seconds - 0.1
-    assert peers.others_faults() == [frozenset({"prometheus"})]
+    assert peers.peer_faults() == [frozenset({"prometheus"})]
 
     clock.now += 0.2
-    assert peers.others_faults() == []
+    assert peers.peer_faults() == []
 
 
 async def test_a_replica_that_sends_again_counts_by_its_last_message(
@@ -93,7 +93,7 @@ async def test_a_replica_that_sends_again_counts_by_its_last_message(
 
     await tell("them", [])
 
-    assert peers.others_faults() == [frozenset()]
+    assert peers.peer_faults() == [frozenset()]
 
 
 async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, clock: Clock) -> None:
@@ -102,7 +102,7 @@ async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, cl
     await tell("starting", None)
     await tell("us", [])
 
-    assert peers.others_faults() == []
+    assert peers.peer_faults() == []
 
 
 async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(

@@ -111,9 +111,11 @@ async def test_a_node_of_which_nothing_is_known_says_so() -> None:
 
 
 def tapped(world: World, told: list[DecisionRecord]) -> InventoryTap:
-    unasked = BypassedPods(world.asked, Metrics(), BypassSettings())
-    last_word = BindingAttribution(world.asked, world.history, world.metrics)
-    return InventoryTap(world.fleet, world.history, last_word, unasked, on_bound=told.append)
+    bypassed_pods = BypassedPods(world.request_log, Metrics(), BypassSettings())
+    binding_attribution = BindingAttribution(world.request_log, world.history, world.metrics)
+    return InventoryTap(
+        world.fleet, world.history, binding_attribution, bypassed_pods, on_bound=told.append
+    )
 
 
 async def decide_and_bind(world: World, *, others: int, seconds: float) -> DecisionRecord:
@@ -174,7 +176,7 @@ async def telling(
     client: KubeClient, settings: EventSettings, *, is_on: bool = True
 ) -> AsyncIterator[tuple[PlacementEvents, EventWriter]]:
     events = EventWriter(client, instance="extender-0", settings=settings)
-    placements = PlacementEvents(events, lambda: is_on, RequestTracker().calm)
+    placements = PlacementEvents(events, lambda: is_on, RequestTracker().wait_for_quiet)
     tasks = [asyncio.create_task(one.run()) for one in (events, placements)]
     try:
         yield placements, events
@@ -191,11 +193,11 @@ async def test_one_event_is_written_at_the_binding(
     await decide(placed, "node-7", "node-8", verb="filter")
     await decide(placed, "node-7", "node-8")
     async with telling(client, EventSettings(per_second=1000)) as (placements, events):
-        unasked = BypassedPods(placed.asked, Metrics(), BypassSettings())
-        last_word = BindingAttribution(
-            placed.asked, placed.history, placed.metrics, on_own=(placements.note,)
+        bypassed_pods = BypassedPods(placed.request_log, Metrics(), BypassSettings())
+        binding_attribution = BindingAttribution(
+            placed.request_log, placed.history, placed.metrics, on_own=(placements.note,)
         )
-        tap = InventoryTap(placed.fleet, placed.history, last_word, unasked)
+        tap = InventoryTap(placed.fleet, placed.history, binding_attribution, bypassed_pods)
         uid = placed.add_pod("p", "node-7", gpus=2)
         bound = placed.fleet.pods[uid]
         tap.apply_pod(replace(bound, node=""))  # it still waits, and changes
@@ -273,7 +275,7 @@ async def test_a_burst_of_bindings_gives_events_for_the_newest_and_counts_the_re
     placed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = EventWriter(Recorder(), instance="extender-0")
-    placements = PlacementEvents(events, lambda: True, RequestTracker().calm)
+    placements = PlacementEvents(events, lambda: True, RequestTracker().wait_for_quiet)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
 
@@ -337,7 +339,7 @@ async def test_during_a_burst_no_event_is_written(
 
 async def test_while_many_events_wait_none_is_noted_and_each_is_counted(placed: World) -> None:
     events = EventWriter(Recorder(), instance="extender-0")
-    placements = PlacementEvents(events, lambda: True, RequestTracker().calm)
+    placements = PlacementEvents(events, lambda: True, RequestTracker().wait_for_quiet)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
     for number in range(MAX_WAITING):

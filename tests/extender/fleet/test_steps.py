@@ -226,7 +226,7 @@ def test_what_is_renewed_in_steps_is_what_is_made_anew(
     finish(world.fleet.settle_in_steps())
 
     left = list(meanwhile)
-    for _ in world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps):
+    for _ in world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps):
         if left:
             change(world, *left.pop(0), pods)
             world.rank(request(1))
@@ -258,7 +258,7 @@ def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
         assert len(world.row("changing").slots) == 2
 
     world.clock.now += NEWS_SECONDS
-    finish(world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps))
+    finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     assert world.placer.node_index.names == ("changing", "leaving", "new", "staying")
     assert world.fleet.snapshot().pools[GPU].nodes == ("changing", "new", "staying")
@@ -318,7 +318,7 @@ def test_what_is_prepared_for_a_renewal_is_not_evaluated_again() -> None:
     world.read()
     world.rank(request(1))
     world.clock.now += RENEW_SECONDS
-    finish(world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps))
+    finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "evaluate_batch", None)  # whoever calls it fails

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.insight.explain_routes import Why
+from extender.insight.explain_routes import ExplainRoutes
 from extender.insight.replicas import Replicas
 from extender.server.redaction import SEES_ALL, VIEWER, Viewer
 from tests.extender.insight.whys import WhyWorld
@@ -70,22 +70,22 @@ class Replica(WhyWorld):
 
     Attributes:
         far: the others.
-        tells: whether it tells them.
+        answers_peers: whether it tells them.
         name: its short name.
     """
 
     far: Far = field(default_factory=Far)
-    tells: bool = True
+    answers_peers: bool = True
     name: str = "near"
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.why = Why(
+        self.why = ExplainRoutes(
             self.placer,
             lambda: self.resources,
             lambda: self.now,
-            replicas=Replicas(name=self.name, others=self.far, tells=self.tells),
+            replicas=Replicas(name=self.name, others=self.far, answers_peers=self.answers_peers),
         )
         self.add({"a": [IDLE], "b": [IDLE]})
 

@@ -43,11 +43,11 @@ def replica(
     *,
     far: Far | None = None,
     viewer: Viewer = SEES_ALL,
-    tells: bool = True,
+    answers_peers: bool = True,
 ) -> web.Application:
     table = BypassedPodsTable(
         Unasked(report),  # type: ignore[arg-type] # it only reports
-        Replicas(name=name, others=far or NoReplicas(), tells=tells),
+        Replicas(name=name, others=far or NoReplicas(), answers_peers=answers_peers),
     )
     app = web.Application(middlewares=[serve_to(viewer)])
     app.add_routes([*table.routes(), *table.peer_routes()])
@@ -134,6 +134,6 @@ async def test_an_address_that_is_our_own_is_no_replica_that_is_away(
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(replica("near", JUST_STARTED, tells=False))
+    client = await aiohttp_client(replica("near", JUST_STARTED, answers_peers=False))
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

@@ -32,7 +32,7 @@ def replica(name: str, far: Far | None = None) -> tuple[World, DecisionRoutes]:
     world = World()
     world.add({"a": [IDLE], "b": [IDLE]})
     others = far or NoReplicas()
-    replicas = Replicas(name=name, host=f"pod-{name}", others=others, tells=True)
+    replicas = Replicas(name=name, host=f"pod-{name}", others=others, answers_peers=True)
     decisions = DecisionRoutes(world.history, replicas)
     return world, decisions
 

@@ -134,7 +134,7 @@ async def test_a_replica_that_does_not_answer_is_left_out(
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(Replica(tells=False).build_app())
+    client = await aiohttp_client(Replica(answers_peers=False).build_app())
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
 

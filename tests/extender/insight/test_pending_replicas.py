@@ -41,7 +41,7 @@ class Side:
 async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
     """Two replicas that see the same pods, and tell each other what they are asked."""
     near, far = Replica(name="near"), Replica(name="far")
-    near.asked.tell, far.asked.tell = far.asked.take, near.asked.take
+    near.request_log.tell, far.request_log.tell = far.request_log.take, near.request_log.take
     sides = tuple([Side(each, await aiohttp_client(each.build_app())) for each in (near, far)])
     near.far.clients, far.far.clients = {FAR: sides[1].client}, {NEAR: sides[0].client}
     for world in (near, far):
@@ -173,6 +173,6 @@ async def test_our_own_address_adds_nothing_twice(sides: tuple[Side, Side]) -> N
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(Replica(tells=False, far=Far()).build_app())
+    client = await aiohttp_client(Replica(answers_peers=False, far=Far()).build_app())
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

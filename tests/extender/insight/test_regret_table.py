@@ -165,7 +165,7 @@ async def test_pods_may_be_judged_while_very_many_are_listed(aiohttp_client: Mak
     watch = RegretWatch(world.fleet, lambda: world.now, pods=MANY, after_seconds=3600.0)
     numbers = count()
     watch.outcomes.extend(numbered(next(numbers)) for _ in range(MANY))
-    table = RegretTable(lambda: watch, Replicas(tells=True))
+    table = RegretTable(lambda: watch, Replicas(answers_peers=True))
     app = web.Application()
     app.add_routes([*table.routes(), *table.peer_routes()])
     client = await aiohttp_client(app)

@@ -31,14 +31,16 @@ def replica(
     *outcomes: PlacementOutcome,
     far: Far | None = None,
     viewer: Viewer = SEES_ALL,
-    tells: bool = True,
+    answers_peers: bool = True,
 ) -> web.Application:
     """Return a replica that left out a pod, and has compared some."""
     world = World()
     watch = RegretWatch(world.fleet, lambda: world.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(outcomes)
     watch.left_out = 1
-    table = RegretTable(lambda: watch, Replicas(name=name, others=far or NoReplicas(), tells=tells))
+    table = RegretTable(
+        lambda: watch, Replicas(name=name, others=far or NoReplicas(), answers_peers=answers_peers)
+    )
 
     app = web.Application(middlewares=[serve_to(viewer)])
     app.add_routes([*table.routes(), *table.peer_routes()])
@@ -125,6 +127,6 @@ async def test_our_own_address_adds_nothing_twice(aiohttp_client: MakeClient) ->
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(replica("near", OURS, tells=False))
+    client = await aiohttp_client(replica("near", OURS, answers_peers=False))
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

@@ -41,27 +41,31 @@ class Replica(World):
             lambda: self.now,
             RequestTracker(),
         )
-        self.asked.tell = self.untold.append
+        self.request_log.tell = self.untold.append
         self.ears = Ears(until=self.now)
-        self.unasked = BypassedPods(
-            self.asked, self.metrics, BypassSettings(grace_seconds=1), hearing=self.ears
+        self.bypassed_pods = BypassedPods(
+            self.request_log, self.metrics, BypassSettings(grace_seconds=1), peers=self.ears
         )
-        self.last_word = BindingAttribution(
-            self.asked,
+        self.binding_attribution = BindingAttribution(
+            self.request_log,
             self.history,
             self.metrics,
-            hearing=self.ears,
+            peers=self.ears,
             on_own=(self.told_of.append, self.shadow_mode.note_own),
         )
         self.tap = InventoryTap(
-            self.fleet, self.history, self.last_word, self.unasked, self.shadow_mode.note_bound
+            self.fleet,
+            self.history,
+            self.binding_attribution,
+            self.bypassed_pods,
+            self.shadow_mode.note_bound,
         )
         self.add(CARDS)
         self.tap.apply_pod(WAITING)
 
     def sweep(self) -> None:
-        self.unasked.sweep()
-        self.last_word.sweep()
+        self.bypassed_pods.sweep()
+        self.binding_attribution.sweep()
         self.shadow_mode.regret.take_next()
 
     @property
@@ -93,7 +97,7 @@ class Pair:
         """Let each hear what the other was asked until now."""
         for one, other in (self.replicas, self.replicas[::-1]):
             while one.untold and not self.is_cut:
-                other.asked.take(one.untold.pop(0))
+                other.request_log.take(one.untold.pop(0))
             if not self.is_cut:
                 other.ears.until = other.now
 
@@ -201,7 +205,7 @@ async def test_replicas_that_never_hear_each_other_leave_the_pod_out(pair: Pair)
 
     assert pair.live() == [0, 0]
     assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
-    assert [len(replica.last_word) for replica in pair.replicas] == [0, 0]
+    assert [len(replica.binding_attribution) for replica in pair.replicas] == [0, 0]
 
 
 async def test_a_replica_that_is_gone_with_what_it_knew_leaves_the_pod_out(pair: Pair) -> None:

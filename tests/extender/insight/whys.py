@@ -7,7 +7,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from extender.core.nodes.inventory import PodRecord
-from extender.insight.explain_routes import Why
+from extender.insight.explain_routes import ExplainRoutes
 from extender.server.redaction import SEES_ALL, Viewer
 from tests.extender.served import GPU, World
 
@@ -29,7 +29,7 @@ class WhyWorld(World):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.why = Why(self.placer, lambda: self.resources, lambda: self.now)
+        self.why = ExplainRoutes(self.placer, lambda: self.resources, lambda: self.now)
 
     @override
     def build_app(

@@ -31,18 +31,20 @@ class Part:
 
     def __post_init__(self) -> None:
         self.world = World()
-        self.unasked = BypassedPods(
-            self.world.asked,
+        self.bypassed_pods = BypassedPods(
+            self.world.request_log,
             self.world.metrics,
             self.settings,
-            hearing=self.ears,
+            peers=self.ears,
             is_ready=lambda: self.world.is_ready,
         )
-        self.last_word = BindingAttribution(
-            self.world.asked, self.world.history, self.world.metrics, hearing=self.ears
+        self.binding_attribution = BindingAttribution(
+            self.world.request_log, self.world.history, self.world.metrics, peers=self.ears
         )
-        self.tap = InventoryTap(self.world.fleet, self.world.history, self.last_word, self.unasked)
-        self.unasked.sweep()
+        self.tap = InventoryTap(
+            self.world.fleet, self.world.history, self.binding_attribution, self.bypassed_pods
+        )
+        self.bypassed_pods.sweep()
         self.world.now += START_SECONDS
 
     def pod(self, name: str = "p", **rest: Any) -> PodRecord:
@@ -51,7 +53,7 @@ class Part:
 
     def ask(self, name: str = "p", verb: str = FILTER, **rest: Any) -> None:
         values: dict[str, Any] = {"choices": 1, **rest}
-        self.world.asked.note(
+        self.world.request_log.note(
             AnsweredQuestion(
                 verb=verb,
                 uid=f"uid-{name}",
@@ -72,7 +74,7 @@ class Part:
     def judge(self) -> None:
         """Let the time pass after which pods are judged."""
         self.world.now += self.settings.grace_seconds
-        self.unasked.sweep()
+        self.bypassed_pods.sweep()
 
     def counted(self, reason: str = "not-asked", scheduler: str = DEFAULT) -> float:
         return self.world.count(

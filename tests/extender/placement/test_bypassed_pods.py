@@ -38,7 +38,7 @@ def test_it_is_counted_once_however_often_it_changes(part: Part) -> None:
 def test_it_is_not_counted_before_the_others_had_time_to_tell(part: Part) -> None:
     part.create(part.pod())
     part.bind(part.pod())
-    part.unasked.sweep()
+    part.bypassed_pods.sweep()
     part.ask()
     part.judge()
 
@@ -79,15 +79,15 @@ def test_schedulers_that_ask_are_known_by_their_pods(part: Part) -> None:
         part.create(pod)
         part.bind(pod)
     part.ask("own")
-    assert part.unasked.report().asked_by == ()
+    assert part.bypassed_pods.report().asked_by == ()
 
     part.judge()
 
-    assert part.unasked.report().asked_by == ("idlegpu-scheduler",)
+    assert part.bypassed_pods.report().asked_by == ("idlegpu-scheduler",)
 
 
 def test_schedulers_that_the_settings_name_are_those_that_ask() -> None:
-    assert Part(BypassSettings(schedulers=("b", "a"))).unasked.report().asked_by == ("b", "a")
+    assert Part(BypassSettings(schedulers=("b", "a"))).bypassed_pods.report().asked_by == ("b", "a")
 
 
 def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
@@ -112,7 +112,7 @@ def test_pods_that_are_none_of_ours_are_not_counted(part: Part, changes: dict[st
     part.judge()
 
     assert part.counted() == 0
-    assert part.unasked.report().bound == ()
+    assert part.bypassed_pods.report().bound == ()
 
 
 def test_pod_that_we_never_saw_waiting_is_not_accused(part: Part) -> None:
@@ -138,7 +138,7 @@ def test_pod_that_is_bound_when_all_are_listed_anew_is_judged(part: Part) -> Non
     part.judge()
 
     assert part.counted() == 1
-    assert len(part.world.asked) == 0
+    assert len(part.world.request_log) == 0
 
 
 def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: Part) -> None:
@@ -148,7 +148,7 @@ def test_pod_that_is_deleted_before_its_binding_leaves_nothing_behind(part: Part
     part.judge()
 
     assert part.counted() == 0
-    assert len(part.world.asked) == 0
+    assert len(part.world.request_log) == 0
 
 
 def test_pod_that_is_deleted_soon_after_its_binding_is_judged_all_the_same(part: Part) -> None:
@@ -166,7 +166,7 @@ def test_judged_pod_leaves_no_question_behind(part: Part) -> None:
     part.bind(part.pod())
     part.judge()
 
-    assert len(part.world.asked) == 0
+    assert len(part.world.request_log) == 0
 
 
 def test_only_named_schedulers_are_to_ask() -> None:
@@ -208,7 +208,7 @@ def test_pod_that_was_refused_everywhere_and_bound_without_another_question_is_c
     part.judge()
 
     assert part.counted() == 1
-    cause = part.unasked.report().causes[0]
+    cause = part.bypassed_pods.report().causes[0]
     assert (cause.kind, "before, and does not any more" in cause.text) == (
         CauseKind.NO_EXTENDER,
         True,
@@ -231,7 +231,7 @@ def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgott
 ) -> None:
     part.create(part.pod())
     part.ask(choices=0)
-    part.world.asked.forgotten_until = part.world.now
+    part.world.request_log.forgotten_until = part.world.now
     part.bind(part.pod())
     part.judge()
 
@@ -241,12 +241,12 @@ def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgott
 def test_answer_that_nobody_read_is_counted_as_lost(part: Part) -> None:
     part.create(part.pod())
     part.ask(is_lost=True)
-    part.world.asked.note_answer(2.5, is_lost=True)
+    part.world.request_log.note_answer(2.5, is_lost=True)
     part.bind(part.pod())
     part.judge()
 
     assert (part.counted(), part.counted("answer-lost")) == (0, 1)
-    (cause,) = part.unasked.report().causes
+    (cause,) = part.bypassed_pods.report().causes
     assert (cause.kind, "2.50 s" in cause.text) == (CauseKind.HTTP_TIMEOUT, True)
 
 

@@ -44,7 +44,7 @@ def test_replica_that_stays_silent_leaves_the_pod_unjudged() -> None:
     part.bind(part.pod())
     part.judge()
     part.world.now += MAX_WAIT_SECONDS
-    part.unasked.sweep()
+    part.bypassed_pods.sweep()
 
     assert (part.counted(), part.unjudged) == (0, 1)
 
@@ -56,7 +56,7 @@ def test_replica_that_was_not_heard_before_the_binding_leaves_the_pod_unjudged()
     part.bind(part.pod())
     part.judge()
     part.world.now += MAX_WAIT_SECONDS
-    part.unasked.sweep()
+    part.bypassed_pods.sweep()
 
     assert (part.counted(), part.unjudged) == (0, 1)
 
@@ -74,14 +74,14 @@ def test_replica_must_be_heard_from_before_our_own_watch_shows_the_pod() -> None
 def test_pod_whose_question_may_be_forgotten_is_not_accused(part: Part) -> None:
     part.create(part.pod("unasked"))
     part.create(part.pod("asked"))
-    part.world.asked.forgotten_until = part.world.now
+    part.world.request_log.forgotten_until = part.world.now
     part.ask("asked")
     part.bind(part.pod("unasked"))
     part.bind(part.pod("asked"))
     part.judge()
 
     assert (part.counted(), part.unjudged) == (0, 1)
-    assert sum(group.count for group in part.unasked.report().bound) == 1
+    assert sum(group.count for group in part.bypassed_pods.report().bound) == 1
 
 
 def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
@@ -93,7 +93,7 @@ def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
     part.judge()
 
     assert (part.counted(), part.unjudged) == (0, 0)
-    assert sum(group.count for group in part.unasked.report().bound) == 1
+    assert sum(group.count for group in part.bypassed_pods.report().bound) == 1
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
@@ -124,9 +124,9 @@ def test_log_has_one_line_a_minute_at_most_and_leaves_out_no_pod(
         part.judge()
     early = [line.pods for line in lines(caplog)]
     part.world.now += LOG_SECONDS
-    part.unasked.sweep()
+    part.bypassed_pods.sweep()
     part.world.now += LOG_SECONDS
-    part.unasked.sweep()
+    part.bypassed_pods.sweep()
 
     assert early == [1]
     assert [line.pods for line in lines(caplog)] == [1, 3]
@@ -151,5 +151,5 @@ def test_pods_bound_when_we_had_just_started_are_told_as_such() -> None:
     part.bind(part.pod("later"))
     part.judge()
 
-    (cause,) = part.unasked.report().causes
+    (cause,) = part.bypassed_pods.report().causes
     assert cause.kind is CauseKind.STARTED_LATE

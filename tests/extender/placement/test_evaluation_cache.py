@@ -72,7 +72,7 @@ def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
     finish(world.fleet.refresh_in_steps())
     pools_evaluated.clear()
 
-    assert most_at_once(world.placer.standings.warm_in_steps(), pools_evaluated) == 1
+    assert most_at_once(world.placer.evaluation_cache.warm_in_steps(), pools_evaluated) == 1
 
     for count in (1, 2, 3):
         world.rank(request(count))
@@ -87,7 +87,7 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
     world.clock.now += RENEW_SECONDS
     finish(world.fleet.refresh_in_steps())
 
-    for number, _ in enumerate(world.placer.standings.warm_in_steps()):
+    for number, _ in enumerate(world.placer.evaluation_cache.warm_in_steps()):
         world.place(f"pod-{number}", request(2))
 
     names = sorted(world.fleet.nodes)
@@ -107,7 +107,7 @@ def test_what_has_changed_is_evaluated_for_all_requests_together_before_the_next
     world.place("another", request(1))
     rows_evaluated.clear()
 
-    finish(world.placer.standings.warm_in_steps())
+    finish(world.placer.evaluation_cache.warm_in_steps())
     assert rows_evaluated == [3]
 
     for count in (1, 2, 3):
@@ -131,7 +131,7 @@ def test_what_prioritize_asks_was_evaluated_for_filter_though_another_pod_asked_
 def expect(world: World, *counts: int) -> None:
     """Let somebody be expected to ask for so many devices each."""
     for count in counts:
-        finish(world.placer.standings.expect_in_steps(request(count)))
+        finish(world.placer.evaluation_cache.expect_in_steps(request(count)))
 
 
 def test_who_was_expected_finds_all_evaluated(world: World, pools_evaluated: list[int]) -> None:
@@ -206,7 +206,7 @@ def test_a_pod_that_is_nominated_finds_what_others_of_its_request_were_evaluated
 
 
 def test_who_asks_while_it_is_evaluated_gets_what_is_so_by_then(world: World) -> None:
-    steps = world.placer.standings.expect_in_steps(request(2))
+    steps = world.placer.evaluation_cache.expect_in_steps(request(2))
     next(steps)
     world.place("another", request(1))
 
@@ -226,7 +226,7 @@ def test_what_a_renewal_prepares_is_not_evaluated_again(
     world.clock.now += RENEW_SECONDS
     pools_evaluated.clear()
 
-    finish(world.fleet.refresh_in_steps(world.placer.standings.prepare_in_steps))
+    finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     assert len(pools_evaluated) == 3
     pools_evaluated.clear()

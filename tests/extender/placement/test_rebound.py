@@ -30,7 +30,7 @@ def ask(part: Part, uid: str, verb: str = "filter") -> str:
     """Let kube-scheduler ask about a pod; return our first choice."""
     pod = PodRef(uid=uid, namespace="team", name="web-0")
     record = part.world.placer.place(verb, pod, request(), ("a", "b"))
-    part.world.asked.note(
+    part.world.request_log.note(
         AnsweredQuestion(verb=verb, uid=uid, key=pod.key, at=part.world.now, choices=2)
     )
     assert record.decision.best is not None
@@ -166,7 +166,7 @@ def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: Par
 def test_what_another_replica_tells_late_of_the_first_counts_nowhere(part: Part) -> None:
     part.create(web(OLD))
     delete(part, OLD)
-    part.world.asked.take(
+    part.world.request_log.take(
         AnsweredQuestion(
             verb=PRIORITIZE,
             uid=OLD,
@@ -190,6 +190,6 @@ def test_of_pods_that_are_gone_nothing_is_kept_for_long(part: Part) -> None:
     part.world.fleet.snapshot()
 
     assert not part.world.fleet.ledger._gone
-    assert len(part.world.asked) == 0
-    assert not part.unasked._waiting
+    assert len(part.world.request_log) == 0
+    assert not part.bypassed_pods._waiting
     assert not part.world.history._choices

@@ -47,7 +47,7 @@ def assumed_on(world: World) -> str:
 def test_pod_that_another_replica_placed_counts_there() -> None:
     world = World()
 
-    world.asked.take(question(world, memory_bytes=5))
+    world.request_log.take(question(world, memory_bytes=5))
 
     known = world.fleet.ledger.get("uid-p")
     assert known is not None
@@ -57,8 +57,8 @@ def test_pod_that_another_replica_placed_counts_there() -> None:
 def test_what_no_node_offers_counts_nowhere(world: World) -> None:
     world.fleet.snapshot()
 
-    world.asked.take(question(world, resources=((GPU, 1), ("nvidia.com/mig-9g.9gb", 1))))
-    world.asked.take(question(world, uid="other", resources=(("nvidia.com/mig-9g.9gb", 1),)))
+    world.request_log.take(question(world, resources=((GPU, 1), ("nvidia.com/mig-9g.9gb", 1))))
+    world.request_log.take(question(world, uid="other", resources=(("nvidia.com/mig-9g.9gb", 1),)))
 
     assert list(world.fleet.ledger.overlays(without="")) == [GPU]
     assert world.fleet.ledger.get("other") is None
@@ -67,7 +67,7 @@ def test_what_no_node_offers_counts_nowhere(world: World) -> None:
 def test_it_expires_as_if_it_had_been_told_at_once(world: World) -> None:
     tentative_seconds = world.policy.assumed.tentative_seconds
 
-    world.asked.take(question(world, age=10.0))
+    world.request_log.take(question(world, age=10.0))
 
     known = world.fleet.ledger.get("uid-p")
     assert known is not None
@@ -75,46 +75,46 @@ def test_it_expires_as_if_it_had_been_told_at_once(world: World) -> None:
 
 
 def test_what_is_told_too_late_counts_nowhere(world: World) -> None:
-    world.asked.take(question(world, age=world.policy.assumed.tentative_seconds))
+    world.request_log.take(question(world, age=world.policy.assumed.tentative_seconds))
 
     assert assumed_on(world) == ""
 
 
 def test_older_word_does_not_override_a_newer_one(world: World) -> None:
-    world.asked.take(question(world, node="b", age=1.0))
-    world.asked.take(question(world, node="a", age=5.0))
+    world.request_log.take(question(world, node="b", age=1.0))
+    world.request_log.take(question(world, node="a", age=5.0))
 
     assert assumed_on(world) == "b"
 
 
 def test_filter_that_looks_a_little_newer_does_not_override_prioritize(world: World) -> None:
-    world.asked.note(question(world, PRIORITIZE, node="b", age=0.02))
-    world.asked.take(question(world, PRIORITIZE, node="b", age=0.02))
-    world.asked.take(question(world, FILTER, node="a", age=0.0))
+    world.request_log.note(question(world, PRIORITIZE, node="b", age=0.02))
+    world.request_log.take(question(world, PRIORITIZE, node="b", age=0.02))
+    world.request_log.take(question(world, FILTER, node="a", age=0.0))
 
     assert assumed_on(world) == "b"
 
 
 @pytest.mark.parametrize("before", [5.0, 0.1])
 def test_filter_of_the_next_attempt_overrides_prioritize(world: World, before: float) -> None:
-    world.asked.note(question(world, PRIORITIZE, node="b", age=before))
-    world.asked.take(question(world, PRIORITIZE, node="b", age=before))
-    world.asked.take(question(world, FILTER, node="a"))
+    world.request_log.note(question(world, PRIORITIZE, node="b", age=before))
+    world.request_log.take(question(world, PRIORITIZE, node="b", age=before))
+    world.request_log.take(question(world, FILTER, node="a"))
 
     assert assumed_on(world) == "a"
-    assert world.asked.is_elsewhere("uid-p")
+    assert world.request_log.is_elsewhere("uid-p")
 
 
 def test_pod_without_a_node_counts_nowhere(world: World) -> None:
-    world.asked.take(question(world, age=5.0))
-    world.asked.take(question(world, node=""))
+    world.request_log.take(question(world, age=5.0))
+    world.request_log.take(question(world, node=""))
 
     assert assumed_on(world) == ""
 
 
 def test_pod_that_nothing_was_decided_about_stays_where_it_counts(world: World) -> None:
-    world.asked.take(question(world, age=5.0))
-    world.asked.take(question(world, node="", resources=()))
+    world.request_log.take(question(world, age=5.0))
+    world.request_log.take(question(world, node="", resources=()))
 
     assert assumed_on(world) == "a"
 
@@ -122,7 +122,7 @@ def test_pod_that_nothing_was_decided_about_stays_where_it_counts(world: World) 
 def test_pod_that_is_bound_is_assumed_nowhere(world: World) -> None:
     world.add_pod("p", "b")
 
-    world.asked.take(question(world))
+    world.request_log.take(question(world))
 
     assert assumed_on(world) == ""
 
@@ -137,7 +137,7 @@ def test_pod_that_another_replica_tried_again_in_vain_is_assumed_nowhere(world: 
         message="0/2 nodes are available",
     )
     world.fleet.apply_pod(waiting)
-    world.asked.take(question(world))
+    world.request_log.take(question(world))
 
     world.fleet.apply_pod(replace(waiting, memory_bytes=1))
     assert assumed_on(world) == "a"
@@ -151,40 +151,40 @@ def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_cho
     waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
     world.fleet.apply_pod(replace(waiting, nominated_node="b"))
 
-    world.asked.take(question(world))
+    world.request_log.take(question(world))
 
     assert assumed_on(world) == "b"
 
 
 def test_own_questions_are_told_and_others_are_not(world: World) -> None:
     told: list[str] = []
-    world.asked.tell = lambda it: told.append(it.uid)
+    world.request_log.tell = lambda it: told.append(it.uid)
 
-    world.asked.note(question(world, uid="own"))
-    world.asked.take(question(world, uid="others"))
-    world.asked.note(question(world, uid=""))
+    world.request_log.note(question(world, uid="own"))
+    world.request_log.take(question(world, uid="others"))
+    world.request_log.note(question(world, uid=""))
 
     assert told == ["own"]
 
 
 def test_questions_of_others_count_as_asked(world: World) -> None:
-    world.asked.take(question(world))
+    world.request_log.take(question(world))
 
-    assert world.asked.verdict("uid-p") is BypassVerdict.ASKED
-    assert world.asked.verdict("uid-q") is BypassVerdict.NOT_ASKED
+    assert world.request_log.verdict("uid-p") is BypassVerdict.ASKED
+    assert world.request_log.verdict("uid-q") is BypassVerdict.NOT_ASKED
 
 
 def test_questions_are_forgotten_when_no_binding_can_follow_any_more(world: World) -> None:
-    world.asked.note(question(world, uid="old"))
+    world.request_log.note(question(world, uid="old"))
     world.now += KEPT_SECONDS - 1
-    world.asked.note(question(world, uid="new"))
+    world.request_log.note(question(world, uid="new"))
     world.now += 2
-    world.asked.expire()
+    world.request_log.expire()
 
-    assert world.asked.verdict("old") is BypassVerdict.NOT_ASKED
-    assert world.asked.verdict("new") is not BypassVerdict.NOT_ASKED
-    assert len(world.asked) == 1
-    assert world.asked.forgotten_until == world.now - 1 - KEPT_SECONDS
+    assert world.request_log.verdict("old") is BypassVerdict.NOT_ASKED
+    assert world.request_log.verdict("new") is not BypassVerdict.NOT_ASKED
+    assert len(world.request_log) == 1
+    assert world.request_log.forgotten_until == world.now - 1 - KEPT_SECONDS
 
 
 REFUSED = {"verb": FILTER, "choices": 0}
@@ -195,10 +195,10 @@ LOST = {"verb": PRIORITIZE, "is_lost": True}
 def test_an_answer_of_no_use_that_looks_later_than_it_was_accuses_no_pod(
     world: World, ill: dict[str, Any]
 ) -> None:
-    world.asked.take(question(world, age=-0.3, **ill))
-    world.asked.note(question(world, FILTER, choices=1))
+    world.request_log.take(question(world, age=-0.3, **ill))
+    world.request_log.note(question(world, FILTER, choices=1))
 
-    assert world.asked.verdict("uid-p") is BypassVerdict.ASKED
+    assert world.request_log.verdict("uid-p") is BypassVerdict.ASKED
 
 
 @pytest.mark.parametrize(
@@ -211,46 +211,46 @@ def test_an_answer_of_no_use_that_looks_later_than_it_was_accuses_no_pod(
 def test_answers_that_were_of_no_use_accuse_whichever_replica_gave_them(
     world: World, ill: dict[str, Any], expected: BypassVerdict
 ) -> None:
-    world.asked.take(question(world, age=5.0, **ill))
-    world.asked.note(question(world, **ill))
+    world.request_log.take(question(world, age=5.0, **ill))
+    world.request_log.note(question(world, **ill))
 
-    assert world.asked.verdict("uid-p") is expected
+    assert world.request_log.verdict("uid-p") is expected
 
 
 def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: World) -> None:
-    asked = RequestLog(
+    request_log = RequestLog(
         world.fleet, clock=lambda: world.now, monotonic=lambda: world.now, max_pods=2
     )
     first_at = world.now
     for number in range(3):
-        asked.note(question(world, uid=str(number)))
+        request_log.note(question(world, uid=str(number)))
         world.now += 1
 
-    assert len(asked) == 2
-    assert asked.forgotten_until == first_at
-    assert asked.verdict("0") is BypassVerdict.NOT_ASKED
+    assert len(request_log) == 2
+    assert request_log.forgotten_until == first_at
+    assert request_log.verdict("0") is BypassVerdict.NOT_ASKED
 
 
 def test_incidents_count_until_nothing_was_heard_of_them_for_long(world: World) -> None:
-    assert world.asked.incidents == (0, 0, 0, 0.0)
-    world.asked.note_answer(0.5, is_lost=True)
-    world.asked.note_answer(SLOW_SECONDS, is_lost=False)
-    world.asked.note_unreadable()
+    assert world.request_log.incidents == (0, 0, 0, 0.0)
+    world.request_log.note_answer(0.5, is_lost=True)
+    world.request_log.note_answer(SLOW_SECONDS, is_lost=False)
+    world.request_log.note_unreadable()
 
     world.now += SILENCE_SECONDS
-    world.asked.expire()
+    world.request_log.expire()
 
-    assert world.asked.incidents == (1, 1, 1, SLOW_SECONDS)
+    assert world.request_log.incidents == (1, 1, 1, SLOW_SECONDS)
 
     world.now += 0.1
-    world.asked.expire()
+    world.request_log.expire()
 
-    assert world.asked.incidents == (0, 0, 0, 0.0)
+    assert world.request_log.incidents == (0, 0, 0, 0.0)
 
 
 def test_the_latest_wrong_paths_are_remembered(world: World) -> None:
     paths = [f"/{number}" for number in range(MAX_PATHS + 1)]
     for path in [*paths, "/1"]:
-        world.asked.note_wrong_path(path)
+        world.request_log.note_wrong_path(path)
 
-    assert list(world.asked.wrong_paths) == [*paths[2:], "/1"]
+    assert list(world.request_log.wrong_paths) == [*paths[2:], "/1"]

@@ -32,20 +32,20 @@ def world() -> World:
 def evaluated(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Notes how many devices each request asks for that somebody is expected to ask."""
     counts: list[int] = []
-    expect = world.placer.standings.expect_in_steps
+    expect = world.placer.evaluation_cache.expect_in_steps
 
     def note(asked: Any) -> Any:
         counts.append(asked.count)
         return expect(asked)
 
-    monkeypatch.setattr(world.placer.standings, "expect_in_steps", note)
+    monkeypatch.setattr(world.placer.evaluation_cache, "expect_in_steps", note)
     return counts
 
 
 def warm_up(world: World, readiness: SimpleNamespace) -> WarmUp:
     return WarmUp(
         world.fleet,
-        world.placer.standings,
+        world.placer.evaluation_cache,
         source_manager=cast(Any, None),
         requests=WaitingRequests(),
         readiness=cast(Any, readiness),
@@ -63,7 +63,7 @@ def waiting(name: str, gpus: int = 1, **status: Any) -> PodRecord:
 async def test_a_pod_that_comes_is_evaluated_and_one_that_changes_is_not_again(
     world: World, evaluated: list[int]
 ) -> None:
-    task = asyncio.create_task(warm_up(world, LAID_OUT).foresee())
+    task = asyncio.create_task(warm_up(world, LAID_OUT).evaluate_new_pods())
 
     world.fleet.apply_pod(waiting("one", 3))
     await eventually(lambda: evaluated == [3])
@@ -78,7 +78,7 @@ async def test_a_pod_that_comes_is_evaluated_and_one_that_changes_is_not_again(
 async def test_of_many_that_come_at_once_only_the_first_are_looked_at(
     world: World, evaluated: list[int]
 ) -> None:
-    task = asyncio.create_task(warm_up(world, LAID_OUT).foresee())
+    task = asyncio.create_task(warm_up(world, LAID_OUT).evaluate_new_pods())
     for number in range(3 * EXPECTED):
         world.fleet.apply_pod(waiting(f"pod-{number}", 1 + number))
 
@@ -107,7 +107,7 @@ async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_to
 
     monkeypatch.setattr("extender.placement.warm_up.LOOK_SECONDS", 60.0)
     monkeypatch.setattr("extender.placement.warm_up.asyncio.sleep", rest)
-    monkeypatch.setattr(world.placer.standings, "warm_in_steps", warm)
+    monkeypatch.setattr(world.placer.evaluation_cache, "warm_in_steps", warm)
     task = asyncio.create_task(warm_up(world, LAID_OUT).evaluate())
     await eventually(lambda: len(looks) == 1)
 
@@ -129,7 +129,7 @@ async def test_before_the_first_allocation_no_request_is_evaluated(
     world: World, evaluated: list[int]
 ) -> None:
     readiness = SimpleNamespace(is_allocated=False)
-    task = asyncio.create_task(warm_up(world, readiness).foresee())
+    task = asyncio.create_task(warm_up(world, readiness).evaluate_new_pods())
 
     world.fleet.apply_pod(waiting("one", 1))
     readiness.is_allocated = True

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.server.readiness import TOLD_SECONDS, Readiness, ReadyState, SourceStatus
+from extender.server.readiness import PROBE_SECONDS, Readiness, ReadyState, SourceStatus
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.service import Ready
@@ -20,9 +20,9 @@ class Replica:
     def __init__(self) -> None:
         self.now = 1000.0
         self.errors: dict[str, str] = {"apiserver/pods": "", "prometheus": ""}
-        self.awaited: list[str] = []
+        self.pending: list[str] = []
         self.others: list[Collection[str]] = []
-        self.unset: list[str] = []
+        self.unconfigured: list[str] = []
         self.partial: set[str] = set()
         self.made_ready: list[float] = []
         self.request_tracker = RequestTracker()
@@ -39,15 +39,15 @@ class Replica:
                 )
                 for name, error in self.errors.items()
             ],
-            awaited=lambda: self.awaited,
-            others=lambda: self.others,
-            unset=lambda: self.unset,
+            pending=lambda: self.pending,
+            peer_faults=lambda: self.others,
+            unconfigured=lambda: self.unconfigured,
             make_ready=lambda: self.made_ready.append(self.now),
             monotonic=lambda: self.now,
         )
 
-    def standing(self) -> ReadyState:
-        return self.readiness.standing
+    def state(self) -> ReadyState:
+        return self.readiness.state
 
     def fail(self, *names: str) -> None:
         """Have sources fail for long enough to count."""
@@ -63,15 +63,15 @@ def replica() -> Replica:
 
 @pytest.fixture
 def started(replica: Replica) -> Replica:
-    replica.readiness.allocate()
-    assert replica.standing() is ReadyState.READY
+    replica.readiness.mark_allocated()
+    assert replica.state() is ReadyState.READY
     return replica
 
 
 def test_it_is_starting_until_nodes_and_pods_are_allocated(replica: Replica) -> None:
     replica.now += 1000
 
-    assert replica.standing() is ReadyState.STARTING
+    assert replica.state() is ReadyState.STARTING
     assert replica.readiness.faults() is None
     assert replica.readiness.causes() == {}
 
@@ -83,73 +83,73 @@ def test_by_default_it_waits_no_longer_than_a_start_within_15_s_has_left() -> No
 
 
 def test_it_waits_for_first_readings(replica: Replica) -> None:
-    replica.awaited = ["prometheus"]
-    replica.readiness.allocate()
+    replica.pending = ["prometheus"]
+    replica.readiness.mark_allocated()
     replica.now += 19.9
 
-    assert replica.standing() is ReadyState.STARTING
+    assert replica.state() is ReadyState.STARTING
     assert replica.readiness.causes() == {"start": "no first readings or peers yet: prometheus"}
     assert replica.readiness.faults() is None
 
-    replica.awaited = []
+    replica.pending = []
 
-    assert replica.standing() is ReadyState.READY
+    assert replica.state() is ReadyState.READY
 
 
 def test_slow_work_runs_once_before_the_first_request(replica: Replica) -> None:
-    replica.awaited = ["prometheus"]
-    replica.readiness.allocate()
-    assert replica.standing() is ReadyState.STARTING
+    replica.pending = ["prometheus"]
+    replica.readiness.mark_allocated()
+    assert replica.state() is ReadyState.STARTING
     assert not replica.made_ready
 
-    replica.awaited = []
-    assert replica.standing() is ReadyState.READY
+    replica.pending = []
+    assert replica.state() is ReadyState.READY
     replica.now += 1.0
-    assert replica.standing() is ReadyState.READY
+    assert replica.state() is ReadyState.READY
 
     assert replica.made_ready == [replica.now - 1.0]
 
 
 def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:
-    replica.awaited = ["prometheus"]
-    replica.readiness.allocate()
+    replica.pending = ["prometheus"]
+    replica.readiness.mark_allocated()
     replica.now += 20.0
 
-    assert replica.standing() is ReadyState.READY
+    assert replica.state() is ReadyState.READY
     assert replica.readiness.causes() == {}
 
 
 def test_who_has_started_does_not_start_again(started: Replica) -> None:
-    started.awaited = ["prometheus"]
+    started.pending = ["prometheus"]
 
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
 
 
 def test_who_has_a_fault_steps_back_for_another_without_it(started: Replica) -> None:
     started.others = [()]
     started.fail("apiserver/pods")
 
-    assert started.standing() is ReadyState.BEHIND
+    assert started.state() is ReadyState.BEHIND
     assert not started.readiness.is_ready
     assert "apiserver/pods" in started.readiness.causes()["replica"]
 
     started.errors["apiserver/pods"] = ""
 
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
 
 
 def test_a_fault_counts_once_it_has_lasted(started: Replica) -> None:
     started.others = [()]
     started.errors["prometheus"] = "timed out"
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
     started.now += 29.9
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
     started.errors["prometheus"] = ""  # a success between
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
     started.errors["prometheus"] = "timed out"
     started.now += 29.9
 
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
 
 
 @pytest.mark.parametrize(
@@ -167,44 +167,44 @@ def test_who_has_a_fault_stays_ready_where_no_other_is_better(
     started.others = others
     started.fail("prometheus")
 
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
 
 
 def test_a_replica_that_was_probed_ready_reports_the_sources_it_reaches(started: Replica) -> None:
     started.fail("prometheus")
     assert started.readiness.faults() is None
 
-    assert started.readiness.tell() is ReadyState.READY
+    assert started.readiness.answer_probe() is ReadyState.READY
 
     assert started.readiness.faults() == ("prometheus",)
 
 
 def test_a_replica_that_was_probed_behind_reports_no_sources(started: Replica) -> None:
-    assert started.readiness.tell() is ReadyState.READY
+    assert started.readiness.answer_probe() is ReadyState.READY
     started.others = [()]
     started.fail("prometheus")
 
-    assert started.readiness.tell() is ReadyState.BEHIND
+    assert started.readiness.answer_probe() is ReadyState.BEHIND
 
     assert started.readiness.faults() is None
 
 
 def test_whose_kubelet_is_gone_is_no_help_to_others(started: Replica) -> None:
-    assert started.readiness.tell() is ReadyState.READY
-    started.now += TOLD_SECONDS - 0.1
+    assert started.readiness.answer_probe() is ReadyState.READY
+    started.now += PROBE_SECONDS - 0.1
     assert started.readiness.faults() == ()
 
     started.now += 0.1
 
     assert started.readiness.faults() is None
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
 
 
 def test_who_ends_is_not_ready_and_no_help_to_others(started: Replica) -> None:
-    assert started.readiness.tell() is ReadyState.READY
+    assert started.readiness.answer_probe() is ReadyState.READY
     started.request_tracker.is_draining = True
 
-    assert started.standing() is ReadyState.ENDING
+    assert started.state() is ReadyState.ENDING
     assert started.readiness.faults() is None
 
 
@@ -223,18 +223,18 @@ def test_some_replica_is_always_ready_and_finally_those_that_reach_most(
 ) -> None:
     replicas = [Replica() for _ in faults]
     for replica, failing in zip(replicas, faults, strict=True):
-        replica.readiness.allocate()
+        replica.readiness.mark_allocated()
         replica.fail(*failing)
     for number in probes:
         tell_each_other(replicas)
-        replicas[number % len(replicas)].readiness.tell()
+        replicas[number % len(replicas)].readiness.answer_probe()
 
     tell_each_other(replicas)
     assert any(replica.readiness.is_ready for replica in replicas)
 
     for _ in range(2):
         for replica in replicas:
-            replica.readiness.tell()
+            replica.readiness.answer_probe()
         tell_each_other(replicas)
     least = [one for one in faults if not any(other < one for other in faults)]
     assert sum(replica.readiness.is_ready for replica in replicas) == len(least)
@@ -244,14 +244,14 @@ def test_one_that_follows_more_than_another_is_not_behind_it(started: Replica) -
     started.others = [{"agents"}]  # not set there: an older one, that is about to go
     started.fail("agents")
 
-    assert started.standing() is ReadyState.READY
+    assert started.state() is ReadyState.READY
 
 
 def test_one_that_follows_less_than_another_is_not_behind_it(started: Replica) -> None:
-    started.unset = ["agents"]
+    started.unconfigured = ["agents"]
     started.others = [()]
 
-    assert started.readiness.tell() is ReadyState.READY
+    assert started.readiness.answer_probe() is ReadyState.READY
     assert started.readiness.faults() == ("agents",)
 
 
@@ -260,5 +260,5 @@ def test_a_source_that_lacks_but_a_part_is_reached(started: Replica) -> None:
     started.others = [()]
     started.fail("prometheus")
 
-    assert started.readiness.tell() is ReadyState.READY
+    assert started.readiness.answer_probe() is ReadyState.READY
     assert started.readiness.faults() == ()

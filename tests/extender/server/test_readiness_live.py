@@ -37,7 +37,7 @@ async def until_laid_out(extender: Extender) -> None:
 
 async def until_standing(extender: Extender, standing: ReadyState) -> None:
     await eventually(
-        lambda: extender.readiness.standing is standing, deadline_seconds=DEADLINE_SECONDS
+        lambda: extender.readiness.state is standing, deadline_seconds=DEADLINE_SECONDS
     )
 
 
@@ -62,7 +62,7 @@ async def test_it_is_ready_once_first_readings_have_come(cluster: SimulatedClust
             await eventually(
                 lambda: prometheus.status().failures > 1, deadline_seconds=DEADLINE_SECONDS
             )
-            assert extender.readiness.standing is ReadyState.STARTING
+            assert extender.readiness.state is ReadyState.STARTING
 
             way.open()
 
@@ -132,7 +132,7 @@ class Pair:
     async def until(self, *standings: ReadyState) -> None:
         """Wait until both stand so."""
         await eventually(
-            lambda: tuple(one.extender.readiness.standing for one in self.replicas) == standings,
+            lambda: tuple(one.extender.readiness.state for one in self.replicas) == standings,
             deadline_seconds=DEADLINE_SECONDS,
         )
 
@@ -209,7 +209,7 @@ async def test_a_replica_that_left_makes_no_other_unready() -> None:
 async def test_a_replica_without_a_kubelet_makes_no_other_unready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "TOLD_SECONDS", 1.0)
+    monkeypatch.setattr(module, "PROBE_SECONDS", 1.0)
     async with described(2) as replicas, pair(replicas) as both:
         both.ways[1].shut()
         await both.until(ReadyState.READY, ReadyState.BEHIND)

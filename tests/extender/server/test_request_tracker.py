@@ -159,7 +159,9 @@ async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
     asking = asyncio.create_task(burst())
     await asyncio.sleep(half / 2)
 
-    assert await seconds_of(request_tracker.calm()) == pytest.approx(6.5 * half + CALM_SECONDS)
+    assert await seconds_of(request_tracker.wait_for_quiet()) == pytest.approx(
+        6.5 * half + CALM_SECONDS
+    )
     await asking
 
 
@@ -167,7 +169,7 @@ async def test_it_waits_only_so_long() -> None:
     request_tracker, over = RequestTracker(), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
-    assert await seconds_of(request_tracker.calm()) == pytest.approx(BURST_SECONDS)
+    assert await seconds_of(request_tracker.wait_for_quiet()) == pytest.approx(BURST_SECONDS)
 
     over.set()
     await task
@@ -177,7 +179,7 @@ async def test_every_answer_at_the_end_is_the_last_of_its_connection() -> None:
     request_tracker = RequestTracker(once=["/filter"])
     connection = Connection(request_tracker)
     before = await answered(connection)
-    leaving = asyncio.create_task(request_tracker.take_leave(0.0, 60.0))
+    leaving = asyncio.create_task(request_tracker.drain_connections(0.0, 60.0))
     await asyncio.sleep(1.0)
 
     last = await answered(connection)
@@ -191,7 +193,7 @@ async def test_an_idle_connection_is_kept_for_its_client_until_the_client_closes
     request_tracker = RequestTracker(once=["/filter"])
     connection = Connection(request_tracker)
     await answered(connection)
-    leaving = asyncio.create_task(seconds_of(request_tracker.take_leave(0.0, 60.0)))
+    leaving = asyncio.create_task(seconds_of(request_tracker.drain_connections(0.0, 60.0)))
 
     await asyncio.sleep(50.0)
     connection.close()
@@ -203,14 +205,14 @@ async def test_a_client_that_repeats_its_request_is_not_waited_for() -> None:
     request_tracker = RequestTracker(once=["/filter"])
     await answered(Connection(request_tracker), "/metrics")
 
-    assert await seconds_of(request_tracker.take_leave(0.0, 60.0)) == 0.0
+    assert await seconds_of(request_tracker.drain_connections(0.0, 60.0)) == 0.0
 
 
 async def test_an_idle_connection_is_waited_for_only_so_long() -> None:
     request_tracker = RequestTracker(once=["/filter"])
     await answered(Connection(request_tracker))
 
-    waited = await seconds_of(request_tracker.take_leave(5.0, 60.0))
+    waited = await seconds_of(request_tracker.drain_connections(5.0, 60.0))
 
     assert waited == pytest.approx(65.0, abs=2 * LOOK_SECONDS)
 
@@ -219,9 +221,11 @@ async def test_what_was_waited_is_not_waited_twice() -> None:
     request_tracker, over = RequestTracker(once=["/filter"]), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
-    await request_tracker.take_leave(0.0, 20.0)
+    await request_tracker.drain_connections(0.0, 20.0)
 
-    assert await seconds_of(request_tracker.drain(60.0)) == pytest.approx(0.0, abs=LOOK_SECONDS)
+    assert await seconds_of(request_tracker.drain_requests(60.0)) == pytest.approx(
+        0.0, abs=LOOK_SECONDS
+    )
     assert request_tracker.requests == 1
     over.set()
     await task
@@ -233,9 +237,9 @@ async def test_in_a_hurry_requests_under_way_are_waited_for_no_longer_than_that(
     request_tracker, over = RequestTracker(), asyncio.Event()
     task = await begun(Connection(request_tracker), "/metrics", over)
 
-    request_tracker.hurry(3.0)
+    request_tracker.shorten_drain(3.0)
 
-    assert await seconds_of(request_tracker.drain(3600)) == pytest.approx(3.0)
+    assert await seconds_of(request_tracker.drain_requests(3600)) == pytest.approx(3.0)
     assert "requests left unanswered" in caplog.text
     over.set()
     await task

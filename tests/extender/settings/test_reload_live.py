@@ -228,7 +228,7 @@ async def test_resources_that_come_and_go_are_counted_and_forgotten(tmp_path: Pa
         await eventually(
             lambda: part.extender.webhooks.resources == wanted, deadline_seconds=DEADLINE_SECONDS
         )
-        assert part.extender.api.resources == wanted
+        assert part.extender.fleet_routes.resources == wanted
 
 
 async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path: Path) -> None:
@@ -322,14 +322,14 @@ async def test_log_is_written_as_is_set_now(tmp_path: Path) -> None:
 async def test_pods_bound_unasked_are_judged_as_is_set_now(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
         await part.change(unasked={"schedulers": ["another"]})
-        control, unasked = part.cluster.control, part.extender.unasked
+        control, bypassed_pods = part.cluster.control, part.extender.bypassed_pods
         control.create_pod(pod_object("not-ours"))
         await eventually(
             lambda: any(pod.name == "not-ours" for pod in part.extender.fleet.pods.values()),
             deadline_seconds=DEADLINE_SECONDS,
         )
 
-        assert not unasked._waiting
+        assert not bypassed_pods._waiting
 
 
 async def test_time_to_the_end_is_the_one_that_is_set_now(tmp_path: Path) -> None:

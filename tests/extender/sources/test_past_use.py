@@ -160,7 +160,7 @@ async def test_it_waits_for_who_else_asks_for_the_past(monkeypatch: pytest.Monke
 
 async def test_an_extender_asks_as_soon_as_it_watches() -> None:
     async with running() as part:
-        idleness, store = part.extender.why.idleness, part.extender.fleet.store
+        idleness, store = part.extender.explain_routes.idleness, part.extender.fleet.store
 
         def oldest() -> float:
             return min(

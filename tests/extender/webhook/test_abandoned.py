@@ -41,7 +41,7 @@ async def served(world: World) -> AsyncIterator[tuple[World, int, Patience]]:
         shortlist=0,
         is_ready=patience.is_ready,
         warn_annotation=lambda _, __: None,
-        asked=world.asked,
+        request_log=world.request_log,
     )
     app = web.Application()
     app.add_routes(webhooks.routes())
@@ -70,11 +70,11 @@ async def test_answer_to_a_client_that_gave_up_is_lost(
     client = send(port, QUESTION)
     patience.gives_up = client.close
 
-    await eventually(lambda: len(world.asked))
+    await eventually(lambda: len(world.request_log))
 
-    assert world.asked.verdict("uid-asker") is BypassVerdict.ANSWER_LOST
+    assert world.request_log.verdict("uid-asker") is BypassVerdict.ANSWER_LOST
     assert world.count("idlegpu_requests_total", verb="filter", outcome="unread") == 1
-    assert world.asked.incidents[0] == 1
+    assert world.request_log.incidents[0] == 1
 
 
 async def test_answer_to_a_client_that_waits_is_not_lost(
@@ -83,10 +83,10 @@ async def test_answer_to_a_client_that_waits_is_not_lost(
     world, port, _ = served
     client = send(port, QUESTION)
 
-    await eventually(lambda: len(world.asked))
+    await eventually(lambda: len(world.request_log))
 
-    assert world.asked.verdict("uid-asker") is BypassVerdict.NOT_SCORED
-    assert world.asked.incidents == (0, 0, 0, 0.0)
+    assert world.request_log.verdict("uid-asker") is BypassVerdict.NOT_SCORED
+    assert world.request_log.incidents == (0, 0, 0, 0.0)
     client.close()
 
 
@@ -99,9 +99,9 @@ async def test_question_that_breaks_off_counts_as_lost(
     await asyncio.sleep(0)
     client.close()
 
-    await eventually(lambda: world.asked.incidents[0])
+    await eventually(lambda: world.request_log.incidents[0])
 
-    assert len(world.asked) == 0
+    assert len(world.request_log) == 0
 
 
 @pytest.mark.parametrize("verb", ["filter", "prioritize"])
@@ -121,17 +121,17 @@ async def test_every_question_that_is_answered_counts_as_asked(
 
     await ask(client, verb, names_question("idle-a", asker=asker))
 
-    await eventually(lambda: len(world.asked))
-    assert world.asked.verdict("uid-asker") is BypassVerdict.ASKED
+    await eventually(lambda: len(world.request_log))
+    assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED
 
 
 async def test_question_that_cannot_be_read_is_noted_as_such(world: World, client: Client) -> None:
     await client.post("/prioritize", data=b"{")
 
-    await eventually(lambda: world.asked.incidents[2])
+    await eventually(lambda: world.request_log.incidents[2])
 
-    assert len(world.asked) == 0
-    assert world.asked.last_at is not None
+    assert len(world.request_log) == 0
+    assert world.request_log.last_at is not None
 
 
 async def test_fault_of_ours_counts_as_asked(world: World) -> None:
@@ -146,7 +146,7 @@ async def test_fault_of_ours_counts_as_asked(world: World) -> None:
 async def test_wrong_path_is_noted_and_still_not_found(
     world: World, aiohttp_client: MakeClient
 ) -> None:
-    app = web.Application(middlewares=[noting_wrong_paths(world.asked)])
+    app = web.Application(middlewares=[noting_wrong_paths(world.request_log)])
     app.add_routes(world.webhooks().routes())
     client = await aiohttp_client(app)
 
@@ -154,12 +154,12 @@ async def test_wrong_path_is_noted_and_still_not_found(
     looked = await client.get("/favicon.ico")
 
     assert (refused.status, looked.status) == (404, 404)
-    assert list(world.asked.wrong_paths) == ["/scheduler/filter"]
+    assert list(world.request_log.wrong_paths) == ["/scheduler/filter"]
 
 
 def test_only_so_much_is_noted_of_wrong_paths(world: World) -> None:
     for number in range(100):
-        world.asked.note_wrong_path(f"/{number}" + "x" * 1000)
+        world.request_log.note_wrong_path(f"/{number}" + "x" * 1000)
 
-    assert len(world.asked.wrong_paths) == MAX_PATHS
-    assert max(map(len, world.asked.wrong_paths)) == SHOWN_PATH
+    assert len(world.request_log.wrong_paths) == MAX_PATHS
+    assert max(map(len, world.request_log.wrong_paths)) == SHOWN_PATH

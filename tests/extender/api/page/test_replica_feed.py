@@ -43,7 +43,7 @@ def world() -> World:
 
 @pytest.fixture
 def feed(world: World, far: Far) -> FarFeed:
-    feed = FarFeed(world.fleet, Replicas(name="near", others=far, tells=True))
+    feed = FarFeed(world.fleet, Replicas(name="near", others=far, answers_peers=True))
     feed.start()
     return feed
 

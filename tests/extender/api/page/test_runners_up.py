@@ -13,7 +13,7 @@ from tests.extender.served import BUSY, IDLE, Client, MakeClient
 
 
 def replica(
-    name: str, far: Far | None = None, viewer: Viewer = SEES_ALL, *, tells: bool = True
+    name: str, far: Far | None = None, viewer: Viewer = SEES_ALL, *, answers_peers: bool = True
 ) -> web.Application:
     world = WhyWorld()
     world.add({"a": [IDLE] * 3, "b": [IDLE], "c": [BUSY]})
@@ -22,7 +22,9 @@ def replica(
         pass
 
     lost = Lost(
-        world.history, Replicas(name=name, others=far or NoReplicas(), tells=tells), yield_control
+        world.history,
+        Replicas(name=name, others=far or NoReplicas(), answers_peers=answers_peers),
+        yield_control,
     )
     app = world.build_app(viewer=viewer)
     app.add_routes([*lost.routes(), *lost.peer_routes()])
@@ -83,6 +85,6 @@ async def test_a_question_for_none_or_too_many_is_refused(client: Client, ids: s
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(replica("here", tells=False))
+    client = await aiohttp_client(replica("here", answers_peers=False))
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403, ids="here-1"))["error"]
