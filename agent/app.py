@@ -20,7 +20,6 @@ from agent import report as contract
 from agent.backend import Backend
 from agent.dcgm_names import DcgmCollector
 from agent.device_holders import DeviceHolders
-from agent.device_load import REPORT_PATH, SIGNALS
 from agent.exporter import AgentCollector
 from agent.http import Address, Answer, Headers, Route, serve_http
 from agent.options import Options, ReportOptions
@@ -32,6 +31,7 @@ from agent.sampler import Sampler
 from agent.tenants import TenantPolicy, Tenants
 from extender.runtime import native_memory
 from extender.runtime.supervision import keep
+from worker_device.agent_loads import REPORT_PATH, SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Te
 def redacted_report(report: contract.Report) -> contract.Report:
     """Copy a report without pods, processes and hardware details: pods of any tenant may read it.
 
-    Keeps only what `agent.device` reads: device ids, ages, and utilization and memory signals.
+    Keeps only what `worker_device` reads: device ids, ages, and utilization and memory signals.
 
     Example:
         >>> held = contract.Device(

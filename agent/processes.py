@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.cgroup import UNKNOWN_LOCATION, ProcessLocation, is_private_namespace, parse_cgroup
-from agent.proc_stat import PROC, process_stat, small_file
+from worker_device.process_stat import PROC, process_stat, small_file
 
 _KTHREADD: Final = "Name:\tkthreadd"
 _NO_PARENT: Final = "PPid:\t0"

@@ -13,6 +13,7 @@ COPY pyproject.toml ./
 COPY images/build.sh images/agent.txt images/
 COPY agent agent
 COPY extender extender
+COPY worker_device worker_device
 RUN images/build.sh agent /opt/idlegpu
 
 FROM ${PYTHON}

@@ -15,7 +15,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 
 case $program in
 extender) modules="extender agent/__init__.py agent/report.py" ;;
-agent) modules="agent extender/__init__.py extender/core extender/settings extender/runtime" ;;
+agent) modules="agent worker_device extender/__init__.py extender/core extender/settings extender/runtime" ;;
 *)
     echo "$program: must be extender or agent" >&2
     exit 2

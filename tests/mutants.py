@@ -52,6 +52,7 @@ COPIED: Final = (
     "extender",
     "simulation",
     "tests",
+    "worker_device",
     "pyproject.toml",
     "README.md",
 )
@@ -116,21 +117,18 @@ def _found(patterns: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(str(path.relative_to(ROOT)) for path in paths))
 
 
-DEVICE: Final = ("agent/device*.py", "agent/proc_stat.py")
-
-
 def room_of(name: str) -> Room:
     """Return a room by its name."""
     tests: tuple[str, ...]
     match name:
-        case "device":
-            return Room(name=name, code=DEVICE, tests=("tests/agent/test_device*.py",))
+        case "worker_device":
+            tests = ("tests/worker_device/test_*.py",)
+            return Room(name=name, code=("worker_device/*.py",), tests=tests)
         case "agent":
             return Room(
                 name=name,
                 code=("agent/*.py",),
-                tests=("tests/agent/test_[!dg]*.py",),
-                without=DEVICE,
+                tests=("tests/agent/test_[!g]*.py",),
             )
         case "admission":
             tests = ("tests/extender/webhook/admission/test_*.py",)
@@ -300,7 +298,7 @@ ROOMS: Final = (
     "settings",
     "cli",
     "agent",
-    "device",
+    "worker_device",
 )
 """In the order in which the result names them."""
 
@@ -372,7 +370,9 @@ def rendered(results: Mapping[str, Any]) -> str:
 def main() -> int:
     """Try a sample, keep and print the result; return 1 where too many survive."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("room", help="agent, device, server, or a folder of extender such as core")
+    parser.add_argument(
+        "room", help="agent, worker_device, server, or a folder of extender such as core"
+    )
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="then no other is tried")

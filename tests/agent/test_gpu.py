@@ -209,7 +209,7 @@ async def test_an_xid_error_is_reported_immediately() -> None:
 
 
 async def test_the_assigned_device_is_cudas_device_of_that_index() -> None:
-    result = await run("-m", "agent.device", "--worker-id", "0")
+    result = await run("-m", "worker_device", "--worker-id", "0")
     meant = await run("-c", "from tests.agent.gpu_load import Cuda; print(Cuda(0).uuid())")
 
     assert result.stdout == "cuda:0\n"

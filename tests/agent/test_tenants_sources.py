@@ -14,11 +14,11 @@ from agent.device_holders import DeviceHolders, DeviceHoldersPolicy
 from agent.device_ids import DeviceIds, DeviceIndex, DeviceMatch
 from agent.pod_names import PodName, PodNames
 from agent.podresources import AllocatableDevice, Allocation, DeviceClaim, PodResourcesError
-from agent.proc_stat import process_stat, small_file
 from agent.processes import ProcessFacts, ProcessTable
 from agent.report import Place
 from agent.tenants import Tenants
 from tests.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
+from worker_device.process_stat import process_stat, small_file
 
 UUIDS = [f"43202e14-7a41-4c0e-9d53-5e0b8c11000{number}" for number in range(3)]
 CARD, PARENT = (f"GPU-{uuid}" for uuid in UUIDS[:2])

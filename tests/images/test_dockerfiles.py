@@ -33,12 +33,14 @@ def normalized(name: str) -> str:
 
 def imported(program: str) -> set[str]:
     """Return the packages that a program, and what it takes of the other, import themselves."""
-    graph = grimp.build_graph(*OURS, include_external_packages=True)
+    graph = grimp.build_graph(*OURS, "worker_device", include_external_packages=True)
     own = {m for m in graph.modules if f"{m}.".startswith(f"{program}.")}
     own -= {m for m in own if m.startswith(FOR_PEOPLE)}
     own |= {m for each in own for m in graph.find_upstream_modules(each) if m.startswith(OURS)}
     tops = {m for each in own for m in graph.find_modules_directly_imported_by(each)}
-    tops -= {m for m in tops if m.split(".")[0] in {*OURS, *sys.stdlib_module_names}}
+    tops -= {
+        m for m in tops if m.split(".")[0] in {*OURS, "worker_device", *sys.stdlib_module_names}
+    }
     packages = importlib.metadata.packages_distributions()
     # Of a name that several share (google), the one that is ours to name.
     return {normalized(packages[top][0]) for top in tops}

@@ -41,7 +41,8 @@ drain_seconds: 0
 IMPORT_ALL = """
 import importlib, pathlib, sys
 root = pathlib.Path(sys.argv[1])
-for path in sorted(p for name in ("agent", "extender") for p in (root / name).rglob("*.py")):
+programs = ("agent", "extender", "worker_device")
+for path in sorted(p for name in programs for p in (root / name).rglob("*.py")):
     name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     if not name.endswith("__main__"):
         importlib.import_module(name)

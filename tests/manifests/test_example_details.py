@@ -236,14 +236,14 @@ def test_mig_is_asked_for_by_profile_where_strategies_mix_and_by_product_where_a
 
 
 @pytest.mark.parametrize("name", WORKERS)
-def test_workers_pick_devices_with_the_agents_module(name: str) -> None:
+def test_workers_choose_devices_with_worker_device(name: str) -> None:
     text = (EXAMPLES / f"{name}.yaml").read_text()
     (copying,) = pod_of(name)["initContainers"]
     container = container_of(name)
     environ = {each["name"]: each.get("value") for each in container["env"]}
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
 
-    assert "agent.device" in text
+    assert "worker_device" in text
     assert copying["image"].startswith("idlegpu-agent:")
     assert environ["PYTHONPATH"] == mounts["idlegpu"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 2

@@ -1,4 +1,4 @@
-"""`agent.device` on every supported Python that is installed, because workers use their own."""
+"""`worker_device` on every supported Python that is installed, because workers use their own."""
 
 import os
 import re
@@ -58,19 +58,19 @@ def test_a_worker_gets_and_keeps_its_device_on_every_installed_python(
     environ = driver.environment | {"IDLEGPU_DEVICE_FILE": str(tmp_path / "devices.json")}
     pid = str(os.getpid())
 
-    first = run(interpreters()[minor], "-m", "agent.device", "--pid", pid, **environ)
-    again = run(interpreters()[minor], "-m", "agent.device", "--pid", pid, **environ)
+    first = run(interpreters()[minor], "-m", "worker_device", "--pid", pid, **environ)
+    again = run(interpreters()[minor], "-m", "worker_device", "--pid", pid, **environ)
 
     assert (first.returncode, first.stdout) == (0, "cuda:0\n"), first.stderr
-    assert (again.stdout, "as before" in again.stderr) == ("cuda:0\n", True), again.stderr
+    assert (again.stdout, "keeps its device" in again.stderr) == ("cuda:0\n", True), again.stderr
 
 
 @pytest.mark.parametrize("minor", sorted(interpreters()))
 def test_every_installed_python_reports_a_missing_gpu_and_bad_arguments(minor: int) -> None:
     python = interpreters()[minor]
 
-    none = run(python, "-m", "agent.device", "--worker-id", "1", CUDA_VISIBLE_DEVICES="")
-    wrong = run(python, "-m", "agent.device", "--worker-id", "one")
+    none = run(python, "-m", "worker_device", "--worker-id", "1", CUDA_VISIBLE_DEVICES="")
+    wrong = run(python, "-m", "worker_device", "--worker-id", "one")
 
     assert (none.returncode, none.stdout) == (0, "cpu\n"), none.stderr
     assert wrong.returncode == 2
@@ -78,12 +78,12 @@ def test_every_installed_python_reports_a_missing_gpu_and_bad_arguments(minor: i
 
 
 @pytest.mark.parametrize("minor", sorted(interpreters()))
-def test_both_programs_compile_on_every_installed_python(minor: int) -> None:
+def test_every_program_compiles_on_every_installed_python(minor: int) -> None:
     compiled = run(
         interpreters()[minor],
         "-c",
         "import pathlib\n"
-        "for name in ('agent', 'extender'):\n"
+        "for name in ('agent', 'extender', 'worker_device'):\n"
         "    for path in pathlib.Path(name).rglob('*.py'):\n"
         "        compile(path.read_text(), str(path), 'exec')\n",
     )

@@ -1,4 +1,4 @@
-"""Read `/proc/<pid>/stat`: name, parent and start time of a process. Standard library only."""
+"""Read name, parent and start time of a process from `/proc/<pid>/stat`."""
 
 import os
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _START_TIME_FIELD: Final = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStat:
-    """State of a running process from the kernel.
+    """Properties of a running process.
 
     Attributes:
         name: the command, at most 15 characters.
-        parent: pid of the parent, 0 if the parent is outside this pid namespace.
-        started_ticks: start time in clock ticks since boot. Distinguishes the process from a later
-            process with the same pid; does not change on `exec`.
+        parent: pid of the parent; 0 if the parent is outside this pid namespace.
+        started_ticks: start time in clock ticks since boot. A later process with the same pid has
+            another; `exec` does not change it.
     """
 
     name: str
@@ -32,8 +32,8 @@ class ProcessStat:
 def small_file(path: str) -> str | None:
     """Return the first 64 KiB of a file as text; None if it cannot be read.
 
-    Uses bare system calls, which take a third of the time of `open`: the agent reads such files
-    every second for every process on every GPU.
+    Bare system calls take a third of the time of `open`. The agent reads such files every second
+    for every process on every GPU.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -48,9 +48,9 @@ def small_file(path: str) -> str | None:
 
 
 def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
-    """Return the state of a process; None if it has ended or `/proc` is missing.
+    """Read the properties of a process; None if it has ended or `/proc` is missing.
 
-    A zombie counts as ended: it does not run and holds no resources.
+    A zombie counts as ended: it holds no GPU.
     """
     stat = small_file(f"{proc}/{pid}/stat")
     if stat is None:

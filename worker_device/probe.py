@@ -1,8 +1,8 @@
-"""Find the GPUs of this container through the driver's library, or from files of the kernel.
+"""Find the GPUs of this container through NVML; without it, from `/proc` or `/dev`.
 
-Uses NVML through `ctypes`: a container has the driver's library, but rarely a Python binding. The
-dozen calls used here are unchanged since driver 450. Never initializes CUDA in this process, which
-would fix its devices and break a later fork.
+Calls NVML through `ctypes`: a container has the driver's library, but rarely a Python binding. The
+calls used here are unchanged since driver 450. Never initializes CUDA in this process: that would
+fix the visible devices and break a later fork.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.device_visible import Card, Instance, Load
+from worker_device.visible import Card, Instance, Load
 
 _ORDER_DEADLINE_SECONDS: Final = 10.0
-"""CUDA initialization takes seconds on a node with many cards."""
+"""CUDA takes seconds to initialize on a node with many cards."""
 
 _CUDA_ORDER_SCRIPT: Final = """
 import ctypes, json
@@ -44,7 +44,7 @@ _INVALID_ARGUMENT: Final = 2
 
 
 class DeviceNvmlError(Exception):
-    """The driver's library is missing, or a required call failed."""
+    """NVML is missing, or a required call failed."""
 
 
 class _Utilization(ctypes.Structure):
@@ -84,12 +84,12 @@ class _Library:
             raise DeviceNvmlError(f"{name} failed with NVML error {code}")
 
     def number(self, name: str, handle: _Handle) -> int | None:
-        """Return a number of a device, None if it has none."""
+        """Call an NVML function that returns an integer; None if the call fails."""
         value = ctypes.c_uint()
         return None if self.call(name, handle, ctypes.byref(value)) else value.value
 
     def text(self, name: str, handle: _Handle, size: int) -> str:
-        """Return a text of a device, "" if it has none."""
+        """Call an NVML function that returns a string; "" if the call fails."""
         value = ctypes.create_string_buffer(size)
         if self.call(name, handle, value, ctypes.c_uint(size)):
             return ""
@@ -99,10 +99,10 @@ class _Library:
 def nvml_cards(library: str = LIBRARY) -> tuple[Card, ...]:
     """Return the GPUs of this container with their loads, ordered by PCI address.
 
-    May block as long as the driver does: call it with a deadline.
+    A call to a lost card may never return: run it in a thread and wait with a deadline.
 
     Raises:
-        DeviceNvmlError: there is no driver, or a required call failed.
+        DeviceNvmlError: NVML is missing, or a required call failed.
     """
     nvml = _Library(library)
     with _initialized(nvml):
@@ -123,7 +123,7 @@ def _initialized(nvml: _Library) -> Iterator[None]:
 def _handles(nvml: _Library, count: int) -> Iterator[_Handle]:
     for index in range(count):
         handle = _Handle()
-        # NVML counts cards that are lost or that the container may not open; CUDA skips them.
+        # NVML also counts cards that are lost or that the container may not open; CUDA skips them.
         if nvml.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)):
             continue
         yield handle
@@ -155,7 +155,7 @@ def _instances(nvml: _Library, handle: _Handle) -> tuple[Instance, ...] | None:
         )
         if code == _INVALID_ARGUMENT:
             break
-        if code == 0:  # else the slot is empty, or the instance belongs to another container
+        if code == 0:  # otherwise the slot is empty, or another container has the instance
             found.append(_instance(nvml, instance))
     return tuple(found)
 
@@ -186,10 +186,10 @@ class ProbePaths:
     """Library and paths by which a container's GPUs are found.
 
     Attributes:
-        library: the driver's library.
-        proc_gpus: the driver's list of GPUs; NVIDIA's runtime shows only the container's GPUs
-            there.
-        dev: directory of `nvidia0`, `nvidia1` and so on.
+        library: name or path of NVML.
+        proc_gpus: the driver's directory with one entry for each GPU. NVIDIA's container runtime
+            hides the GPUs of other containers there.
+        dev: directory of the device files `nvidia0`, `nvidia1` and so on.
     """
 
     library: str = LIBRARY
@@ -202,8 +202,8 @@ class ProbeResult:
     """The GPUs found.
 
     Attributes:
-        cards: GPUs in CUDA's order, if the order is known.
-        order_warning: why the order may differ from CUDA's, "" if it is known.
+        cards: GPUs in CUDA's order, unless `order_warning` says otherwise.
+        order_warning: why the order may differ from CUDA's; "" if it does not.
     """
 
     cards: tuple[Card, ...]
@@ -213,12 +213,13 @@ class ProbeResult:
 def find_cards(
     environment: Mapping[str, str], *, paths: ProbePaths, deadline_seconds: float
 ) -> ProbeResult:
-    """Return the GPUs of this container, () if there are none.
+    """Return the GPUs of this container.
 
     Args:
-        environment: `CUDA_DEVICE_ORDER` and `NVIDIA_VISIBLE_DEVICES` are used.
+        environment: the process environment; `CUDA_DEVICE_ORDER` and `NVIDIA_VISIBLE_DEVICES` are
+            read.
         paths: library and paths by which GPUs are found.
-        deadline_seconds: time limit of the driver's library; loads are unknown after a timeout.
+        deadline_seconds: time limit for NVML; after it, GPUs come from files, without loads.
     """
     cards = _probe_nvml(paths.library, deadline_seconds)
     if cards is None:
@@ -227,7 +228,7 @@ def find_cards(
 
 
 def _probe_nvml(library: str, deadline_seconds: float) -> tuple[Card, ...] | None:
-    """Query NVML in a separate thread, because a call to a lost card may never return."""
+    """Call NVML in a thread, because a call to a lost card may never return."""
     found: list[tuple[Card, ...]] = []
 
     def probe() -> None:
@@ -252,18 +253,16 @@ def _probe_kernel(paths: ProbePaths, environment: Mapping[str, str]) -> tuple[Ca
 def _from_proc(directory: Path) -> list[Card]:
     cards = []
     with contextlib.suppress(OSError):
-        for entry in sorted(directory.iterdir()):  # named by PCI address, all of one length
+        for entry in sorted(directory.iterdir()):  # PCI addresses of equal length
             text = (entry / "information").read_text(encoding="utf-8", errors="replace")
             fields = {
                 name.strip(): value.strip()
                 for name, _, value in (line.partition(":") for line in text.splitlines())
             }
-            minor = fields.get("Device Minor", "")
+            uuid, minor = fields.get("GPU UUID", ""), fields.get("Device Minor", "")
             cards.append(
                 Card(
-                    uuid=fields.get("GPU UUID", "")
-                    if "?" not in fields.get("GPU UUID", "")
-                    else "",
+                    uuid="" if "?" in uuid else uuid,  # `GPU-???…` until the GPU is initialized
                     minor=int(minor) if minor.isdigit() else None,
                     model=fields.get("Model", ""),
                 )
@@ -279,10 +278,10 @@ def _from_dev(directory: Path) -> list[Card]:
 
 
 def _in_cuda_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> ProbeResult:
-    """Sort cards of different models into CUDA's order, which is fastest first by default.
+    """Sort cards into CUDA's order, which is fastest first by default.
 
-    CUDA's ranking of models is not documented, so a separate process queries CUDA. Cards of one
-    model keep the order of their PCI addresses.
+    How CUDA ranks models is not documented, so a child process asks CUDA if the models differ.
+    Cards of one model are in the order of their PCI addresses.
     """
     is_by_address = environment.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
     if is_by_address or len({card.model for card in cards}) <= 1:
@@ -292,7 +291,7 @@ def _in_cuda_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> P
     if not all(_normalize_uuid(card.uuid) in places for card in cards):
         return ProbeResult(
             cards=cards,
-            order_warning="models differ and CUDA cannot be asked for its order: "
+            order_warning="the GPUs are of different models and CUDA's order is unknown: "
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
     return ProbeResult(
@@ -305,17 +304,17 @@ def _normalize_uuid(uuid: str) -> str:
 
 
 def _query_cuda_order(environment: Mapping[str, str]) -> Sequence[str]:
-    hidden = {"CUDA_VISIBLE_DEVICES"}  # it would select and reorder devices
     try:
-        asked = subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _CUDA_ORDER_SCRIPT],
-            env={name: value for name, value in environment.items() if name not in hidden},
+            # CUDA_VISIBLE_DEVICES would select and reorder devices.
+            env={k: value for k, value in environment.items() if k != "CUDA_VISIBLE_DEVICES"},
             capture_output=True,
             text=True,
             timeout=_ORDER_DEADLINE_SECONDS,
             check=True,
         )
-        answer = json.loads(asked.stdout)
+        answer = json.loads(child.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return ()
     return [str(uuid) for uuid in answer]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.device_leases import (
+from worker_device.leases import (
     MAX_LEASES,
     Assignment,
     Holder,
@@ -24,7 +24,7 @@ from agent.device_leases import (
     parse_leases,
     render_leases,
 )
-from agent.device_visible import Device, Load
+from worker_device.visible import Device, Load
 
 
 def devices(count: int, loads: list[float] | None = None) -> list[Device]:
@@ -98,7 +98,7 @@ def test_less_loaded_devices_come_first_and_noise_is_ignored() -> None:
 
     assert ask((), 0, process(2), among).device.index == 1
     assert ask((), 2, process(2), among).device.index == 2
-    assert ask((), 0, process(2), among).reason == "idlest"
+    assert ask((), 0, process(2), among).reason == "least loaded"
 
 
 def test_a_device_with_unknown_load_ranks_between_idle_and_busy() -> None:
@@ -134,7 +134,7 @@ def test_a_restarted_worker_gets_its_device_back_even_if_it_is_the_busiest() -> 
     again = ask(newcomer.leases, 1, process(21), devices(4, [0, 1, 0, 0]), ended=crashed)
 
     assert newcomer.device.index == 3
-    assert (again.device.index, again.reason) == (1, "its own again")
+    assert (again.device.index, again.reason) == (1, "its previous device")
 
 
 def test_a_worker_whose_device_was_taken_gets_a_free_one() -> None:
@@ -153,7 +153,7 @@ def test_a_second_call_of_a_worker_returns_the_same_device() -> None:
 
     again = ask(leases, 0, process(2), devices(2, [1, 0]))
 
-    assert (again.device, again.reason) == (devices(2, [1, 0])[0], "as before")
+    assert (again.device, again.reason) == (devices(2, [1, 0])[0], "keeps its device")
     assert len(again.leases) == 2
 
 
@@ -188,7 +188,7 @@ def test_after_a_container_restart_each_worker_gets_its_device_back() -> None:
     again = [ask(before, worker, process(9), devices(2, [1, 0])) for worker in (0, 1)]
 
     assert [one.device.index for one in again] == [0, 1]
-    assert {one.reason for one in again} == {"its own again"}
+    assert {one.reason for one in again} == {"its previous device"}
 
 
 @pytest.mark.parametrize("worker", [0, 1])

@@ -1,7 +1,7 @@
-"""Assign devices to a container's workers: the rule (pure), and the lease file that workers share.
+"""Assign devices to the workers of a container, by the lease file that the workers share.
 
 A worker locks the file for about a millisecond while it chooses. A lease counts while its worker
-runs, and is kept afterwards so that a restarted worker gets its device back.
+runs. It is kept afterwards, so that a restarted worker gets its device back.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from agent.device_visible import Device
-from agent.proc_stat import PROC, process_stat
+from worker_device.process_stat import PROC, process_stat
+from worker_device.visible import Device
 
 VERSION: Final = 1
 MAX_LEASES: Final = 256
@@ -37,9 +37,9 @@ class Holder:
 
     Attributes:
         pid: process id.
-        started: start time in clock ticks; distinguishes it from a later process with the same pid.
-        namespace: inode of the pid namespace; differs between containers, and between two runs of
-            the same container.
+        started: start time in clock ticks since boot; a later process with the same pid has
+            another.
+        namespace: inode of the pid namespace; each run of a container has its own.
     """
 
     pid: int
@@ -64,12 +64,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Result of `assign` for one worker.
+    """The device of one worker, and all leases with the new one.
 
     Attributes:
         device: the assigned device.
-        leases: all leases to write to the file, the new one last.
-        reason: why this device was chosen, for display.
+        leases: leases to write to the file, the new one last.
+        reason: why this device was chosen.
         sharer_count: number of other workers on the device.
         workers: number of running workers, including this one.
     """
@@ -83,7 +83,7 @@ class Assignment:
 
 IsAlive = Callable[[Holder], bool]
 IsRelated = Callable[[Holder], bool]
-"""Whether a process is the caller, its ancestor or its descendant: all count as the same worker."""
+"""Whether a process is the caller, its ancestor or its descendant: they count as one worker."""
 
 
 def assign(
@@ -97,13 +97,13 @@ def assign(
 ) -> Assignment:
     """Choose a device for a worker.
 
-    A running worker keeps its device. Otherwise the device with the fewest running workers is
-    chosen; among equals the worker's previous device, then a device without a lease of an ended
-    worker, then the least loaded one, then the first from number `worker % len(devices)` on.
+    A running worker keeps its device. Any other worker gets the device with the fewest running
+    workers. Among equals it gets its previous device, then a device that no ended worker has a
+    lease of, then the least loaded one, then the first one, counted from `worker % len(devices)`.
 
     Processes of another pid namespace cannot be observed: they may belong to another container of
-    the pod, or to this container before a restart. Their devices count as taken while other devices
-    are free; if all are taken, a worker takes over the device of its own number.
+    the pod, or to this container before a restart. Their leases count as running. When
+    all devices are taken, a worker takes over such a lease of its own number.
 
     Args:
         leases: leases in the file.
@@ -122,9 +122,9 @@ def assign(
     by_id = {device.id: device for device in devices}
     previous = by_id.get(own_lease.device) if own_lease is not None else None
     if previous is not None and own_lease in alive:
-        device, reason = previous, "as before"
+        device, reason = previous, "keeps its device"
     elif previous is not None and taken[previous.id] == least:
-        device, reason = previous, "its own again"
+        device, reason = previous, "its previous device"
         others.discard(own_lease)
     else:
         ended = {
@@ -148,7 +148,7 @@ def assign(
 def _find_lease(
     leases: Sequence[Lease], alive: set[Lease], worker: int, holder: Holder, is_related: IsRelated
 ) -> Lease | None:
-    """Return the worker's lease; a running unrelated process with the same number keeps its own."""
+    """Return the worker's lease; None if only unrelated running processes have its number."""
     same_number = [lease for lease in leases if lease.worker == worker]
     for lease in same_number:
         if lease.holder == holder:
@@ -176,11 +176,11 @@ def _choose(
     ]
     place = min(range(len(devices)), key=ranks.__getitem__)
     is_known = all(device.load is not None for device in devices)
-    return devices[place], "idlest" if is_known and len(devices) > 1 else "by its number"
+    return devices[place], "least loaded" if is_known and len(devices) > 1 else "by worker number"
 
 
 def _busy_steps(device: Device) -> tuple[int, int]:
-    """Return utilization and memory in use in tenths; 5 if unknown."""
+    """Return utilization and memory in use, each in tenths; 5 if unknown."""
     load = device.load
     ratios = (
         None if load is None else load.utilization_ratio,
@@ -193,7 +193,7 @@ def _busy_steps(device: Device) -> tuple[int, int]:
 def _leases_to_keep(
     others: Sequence[Lease], alive: set[Lease], own_lease: Lease
 ) -> tuple[Lease, ...]:
-    """Keep leases of running workers, and the newest ended ones for each number and namespace."""
+    """Drop all leases of ended workers but the newest of each number and namespace."""
     newest = {(one.worker, one.holder.namespace): one for one in others if one not in alive}
     room = max(0, MAX_LEASES - 1 - len(alive))
     kept = alive | set(list(newest.values())[-room:] if room else ())
@@ -201,7 +201,7 @@ def _leases_to_keep(
 
 
 class LeaseFile:
-    """The lease file of a container; created on first use, by any user.
+    """The lease file of a container. The first worker creates it; workers may be different users.
 
     Args:
         path: path of the file.
@@ -226,7 +226,7 @@ class LeaseFile:
 
     def _open(self) -> int:
         # Open before creating: O_CREAT fails on another user's file in a sticky /tmp. Never follow
-        # a link: it could make us write to any file.
+        # a link: it could point to any file.
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         for _ in range(2):
             with contextlib.suppress(FileNotFoundError):
@@ -234,7 +234,7 @@ class LeaseFile:
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o666)
                 with contextlib.suppress(OSError):
-                    os.fchmod(descriptor, 0o666)  # workers may run as different users
+                    os.fchmod(descriptor, 0o666)  # the umask may have removed bits
                 return descriptor
         return os.open(self._path, flags)
 
@@ -296,7 +296,9 @@ def _lock(descriptor: int, path: Path) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() >= until:
-                raise TimeoutError(f"{path} is held by another process for too long") from error
+                raise TimeoutError(
+                    f"another process has locked {path} for {_LOCK_DEADLINE_SECONDS:.0f} s"
+                ) from error
             time.sleep(_LOCK_PAUSE_SECONDS)
 
 
@@ -311,14 +313,14 @@ def holder_of(pid: int, proc: Path = PROC) -> Holder:
 
 
 def process_namespace(proc: Path = PROC) -> int:
-    """Return the inode of our pid namespace, 0 if the kernel has none."""
+    """Return the inode of this process's pid namespace; 0 if it cannot be read."""
     with contextlib.suppress(OSError):
         return os.stat(proc / "self" / "ns" / "pid").st_ino  # noqa: PTH116 - follows the magic link
     return 0
 
 
 def is_alive(holder: Holder, *, namespace: int, proc: Path = PROC) -> bool:
-    """Return whether a process runs; False for another namespace, which cannot be observed."""
+    """Return whether a process runs; False if its pid namespace is another one."""
     if holder.namespace != namespace:
         return False
     stat = process_stat(holder.pid, proc)
@@ -331,8 +333,7 @@ def is_related(one: Holder, other: Holder, proc: Path = PROC) -> bool:
 
 
 def _ancestors(pid: int, proc: Path) -> set[int]:
-    """Return the pids of a process and its ancestors."""
-    ancestors: set[int] = set()
+    ancestors: set[int] = set()  # and the process itself
     for _ in range(_MAX_ANCESTORS):
         stat = process_stat(pid, proc)
         if stat is None:

@@ -1,10 +1,10 @@
-"""Fetch device loads from the node's agent; a container itself sees only part of them."""
+"""Fetch the loads of devices from the node's agent. NVML in a container lacks those of MIG."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agent.device_visible import Load
+from worker_device.visible import Load
 
 REPORT_PATH: Final = "/v1/report"
 
@@ -12,24 +12,24 @@ _ACTIVITY: Final = ("graphics_active_ratio", "sm_active_ratio", "gpu_utilization
 _USED: Final = "memory_used_bytes"
 _TOTAL: Final = "memory_total_bytes"
 SIGNALS: Final = (*_ACTIVITY, _USED, _TOTAL)
-"""Signals that are read from a report, besides the devices' UUIDs."""
+"""Signals that this module reads from a report."""
 
 _MAX_ANSWER_BYTES: Final = 1 << 20
 
 
 class AgentError(Exception):
-    """The agent did not answer, or its answer is no report."""
+    """The agent did not answer, or its answer is not a report."""
 
 
 def fetch_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
-    """Fetch the load of each device of the node, by UUID of the card or MIG device.
+    """Fetch the loads of the node's devices, by UUID of the card or MIG device.
 
     Args:
-        url: URL of the agent's JSON report; without a path, `REPORT_PATH` is added.
+        url: URL of the agent's JSON report; `REPORT_PATH` is added if it has no path.
         deadline_seconds: timeout of each socket operation.
 
     Raises:
-        AgentError: no answer, or no report.
+        AgentError: the agent did not answer, or its answer is not a report.
     """
     from urllib.request import Request, urlopen  # noqa: PLC0415 - takes 30 ms, rarely needed
 
@@ -48,18 +48,18 @@ def fetch_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
     try:
         return parse_loads(json.loads(content))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise AgentError(f"{url}: no report of an agent: {error}") from error
+        raise AgentError(f"{url}: not an agent's report: {error}") from error
 
 
 def parse_loads(report: Mapping[str, object]) -> dict[str, Load]:
-    """Parse the loads from a report: columns of signals, one row for each device."""
+    """Return the loads in a report, whose signals are columns with one row for each device."""
     devices, signals = report["devices"], report["signals"]
     if not isinstance(devices, list) or not isinstance(signals, dict):
         raise TypeError("devices must be a list, signals an object")
     loads: dict[str, Load] = {}
     for row, device in enumerate(devices):
         load = _load(signals, row)
-        # An instance has its parent card's UUID, which does not identify it.
+        # `uuid` is the card's. MIG devices have their own UUIDs.
         names = device.get("mig_uuids") or [device["uuid"]]
         loads.update((str(name), load) for name in names)
     return loads

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.device_visible import Card, Device, Instance, visible_devices
+from worker_device.visible import Card, Device, Instance, visible_devices
 
 A, B, C = (
     "GPU-aaaaaaaa-0000-4000-8000-000000000001",
@@ -135,7 +135,7 @@ def test_cards_without_a_uuid_are_identified_by_their_index() -> None:
 @pytest.mark.parametrize(
     ("cards", "environment", "why"),
     [
-        pytest.param([], {}, "no GPU is found", id="none"),
+        pytest.param([], {}, "no GPU found", id="none"),
         pytest.param(CARDS, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is ''", id="hid"),
         pytest.param(CARDS, {"NVIDIA_VISIBLE_DEVICES": "none"}, "is none", id="not-given"),
         pytest.param([Card(uuid=A, instances=())], {}, "no MIG instance", id="no-instance"),

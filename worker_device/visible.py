@@ -1,8 +1,8 @@
-"""Determine the devices that CUDA shows a process, from the process's environment. Pure.
+"""Determine the devices that CUDA shows a process, from its environment.
 
-Follows CUDA's rules: entries of `CUDA_VISIBLE_DEVICES` count up to the first invalid entry; a
-duplicate entry hides all devices; indices are in CUDA's order; a UUID may be shortened to a unique
-prefix. CUDA shows a process at most one MIG instance.
+Follows CUDA's rules for `CUDA_VISIBLE_DEVICES`: entries after the first invalid one are ignored; a
+duplicate entry hides all devices; indices are in CUDA's order; a unique prefix of a UUID is enough.
+CUDA shows a process at most one MIG instance.
 """
 
 import re
@@ -21,8 +21,8 @@ class Load:
     """Load of a device.
 
     Attributes:
-        utilization_ratio: 0 to 1, None if unknown.
-        memory_used_ratio: share of its memory in use, 0 to 1, None if unknown.
+        utilization_ratio: 0 to 1; None if unknown.
+        memory_used_ratio: memory used / total memory; None if unknown.
     """
 
     utilization_ratio: float | None = None
@@ -35,7 +35,8 @@ class Instance:
 
     Attributes:
         uuid: MIG UUID, `MIG-…`.
-        gpu_instance_id, compute_instance_id: ids in the names of older drivers; None if unknown.
+        gpu_instance_id, compute_instance_id: NVML's ids, part of the names that older drivers give
+            MIG devices; None if unknown.
         load: None if unknown.
     """
 
@@ -50,11 +51,11 @@ class Card:
     """A GPU of the container.
 
     Attributes:
-        uuid: UUID of the card, "" if unknown.
-        minor: n of `/dev/nvidia<n>`, the same inside and outside of containers.
+        uuid: UUID of the card; "" if unknown.
+        minor: n of `/dev/nvidia<n>`, the same inside and outside of containers; None if unknown.
         model: "" if unknown.
         load: None if unknown.
-        instances: MIG devices of the card; None if MIG is disabled.
+        instances: MIG devices of the card; None if MIG is off.
     """
 
     uuid: str
@@ -69,13 +70,12 @@ class Device:
     """A card or MIG instance that a worker can use.
 
     Attributes:
-        id: UUID, or `#<n>` by CUDA's index if the UUID is unknown.
+        id: UUID; `#<n>`, with the card's CUDA index, if the UUID is unknown.
         index: n of `cuda:<n>`.
-        selector: value of `CUDA_VISIBLE_DEVICES` that shows a process only this device, as
-            `cuda:0`.
-        minor: minor number of the card.
+        selector: value of `CUDA_VISIBLE_DEVICES` that makes only this device visible, as `cuda:0`.
+        minor: n of the card's `/dev/nvidia<n>`; None if unknown.
         load: None if unknown.
-        needs_selector: CUDA shows the device only if `CUDA_VISIBLE_DEVICES` is `selector`.
+        needs_selector: whether CUDA shows the device only if `CUDA_VISIBLE_DEVICES` is `selector`.
     """
 
     id: str
@@ -92,7 +92,7 @@ class Visible:
 
     Attributes:
         devices: devices in CUDA's order.
-        reason: why there are no devices, "" if there are some.
+        reason: why there are no devices; "" if there are devices.
     """
 
     devices: tuple[Device, ...]
@@ -104,7 +104,8 @@ def visible_devices(cards: Sequence[Card], environment: Mapping[str, str]) -> Vi
 
     Args:
         cards: all GPUs of the container in CUDA's order.
-        environment: `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES` are used.
+        environment: the process environment; `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES`
+            are read.
 
     Example:
         >>> cards = [Card(uuid="GPU-a"), Card(uuid="GPU-b")]
@@ -113,22 +114,23 @@ def visible_devices(cards: Sequence[Card], environment: Mapping[str, str]) -> Vi
         [('GPU-b', 0), ('GPU-a', 1)]
     """
     if not cards:
-        return Visible(devices=(), reason="no GPU is found")
+        return Visible(devices=(), reason="no GPU found")
     if environment.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() == "none":
         return Visible(devices=(), reason="NVIDIA_VISIBLE_DEVICES is none")
-    every = tuple(slot for number, card in enumerate(cards) for slot in _slots(number, card))
-    if not every:
-        return Visible(devices=(), reason="the GPU is partitioned and has no MIG instance")
+    all_slots = tuple(slot for number, card in enumerate(cards) for slot in _slots(number, card))
+    if not all_slots:
+        return Visible(devices=(), reason="MIG is on, and there is no MIG instance")
     listed = environment.get("CUDA_VISIBLE_DEVICES")
-    shown = every if listed is None else _parse_visible(listed, cards)
+    shown = all_slots if listed is None else _parse_visible(listed, cards)
     if not shown:
         return Visible(devices=(), reason=f"CUDA_VISIBLE_DEVICES is {listed!r}")
     return Visible(devices=_filter_given(_devices(cards, shown), environment))
 
 
 _Slot = tuple[int, int]
-"""(number of the card, number of the instance on it); `_WHOLE` for a card without instances."""
+"""(number of the card, number of the instance on it)."""
 _WHOLE: Final = -1
+"""Number of the instance if MIG is off."""
 
 
 def _slots(number: int, card: Card) -> tuple[_Slot, ...]:
@@ -138,7 +140,7 @@ def _slots(number: int, card: Card) -> tuple[_Slot, ...]:
 
 
 def _parse_visible(listed: str, cards: Sequence[Card]) -> tuple[_Slot, ...]:
-    """Parse `CUDA_VISIBLE_DEVICES`; all entries must be of the first one's kind (index or UUID)."""
+    """Parse `CUDA_VISIBLE_DEVICES`. All entries must be of one kind: index, GPU or MIG UUID."""
     entries = [entry.strip() for entry in listed.split(",")]
     kind = _kind(entries[0])
     shown: list[_Slot] = []
@@ -157,7 +159,7 @@ def _kind(entry: str) -> str:
 
 
 def _find(entry: str, cards: Sequence[Card]) -> tuple[_Slot, ...]:
-    """Resolve one entry; an index or UUID of a card with instances means all of its instances."""
+    """Resolve one entry. The index or UUID of a card with MIG stands for all its instances."""
     if entry.startswith("GPU-"):
         found = [number for number, card in enumerate(cards) if _has_prefix(card.uuid, entry)]
         return _slots(found[0], cards[found[0]]) if len(found) == 1 else ()
@@ -198,13 +200,13 @@ def _devices(cards: Sequence[Card], shown: Sequence[_Slot]) -> tuple[Device, ...
             place,
             number,
             index=0 if needs_selector else index,
-            alone=needs_selector,
+            needs_selector=needs_selector,
         )
         for index, (number, place) in enumerate(shown)
     )
 
 
-def _device(card: Card, place: int, number: int, *, index: int, alone: bool) -> Device:
+def _device(card: Card, place: int, number: int, *, index: int, needs_selector: bool) -> Device:
     part: Card | Instance = card if card.instances is None else card.instances[place]
     return Device(
         id=part.uuid or f"#{number}",
@@ -212,17 +214,18 @@ def _device(card: Card, place: int, number: int, *, index: int, alone: bool) -> 
         selector=part.uuid or str(number),
         minor=card.minor,
         load=part.load,
-        needs_selector=alone,
+        needs_selector=needs_selector,
     )
 
 
 def _filter_given(
     devices: tuple[Device, ...], environment: Mapping[str, str]
 ) -> tuple[Device, ...]:
-    """Keep the devices allocated to the container: a privileged container sees all of the node's.
+    """Keep the devices allocated to the container. A privileged container sees the whole node's.
 
-    `NVIDIA_VISIBLE_DEVICES` contains UUIDs (of shares with `::n`) if a device plugin sets it. Its
-    indices are the node's and mean nothing inside; a list that matches no device is ignored.
+    A device plugin sets `NVIDIA_VISIBLE_DEVICES` to UUIDs, with a suffix `::n` for shares. Indices
+    in it count the node's GPUs and mean nothing in a container, so they are ignored. If no entry
+    matches, all devices are kept.
     """
     listed = environment.get("NVIDIA_VISIBLE_DEVICES", "").strip()
     if listed.lower() in _EVERYTHING:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 WORKER = """
 import os, sys
-from agent.device import device_for_worker
+from worker_device import device_for_worker
 device = device_for_worker(os.environ.get("WORKER_ID"))
 print(device, os.environ.get("CUDA_VISIBLE_DEVICES", ""), flush=True)
 sys.stdin.read()
@@ -69,7 +69,7 @@ class Container:
 
     def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "agent.device", *arguments],
+            [sys.executable, "-m", "worker_device", *arguments],
             cwd=ROOT,
             env=self.environment | environment,
             capture_output=True,

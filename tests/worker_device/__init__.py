@@ -1,0 +1,1 @@
+"""Tests of the GPU choice for worker processes."""
