@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from agent import options
 from agent.foreign import Threshold
@@ -21,9 +21,9 @@ from agent.session import Cadence
 from agent.verdict import VerdictPolicy
 from extender.settings import decision, service
 from extender.settings.changes import show_value
-from extender.settings.layers import Layer, Values, read_environment, read_file, without
+from extender.settings.loading import ConfigError, Loaded, load_model
 from extender.settings.peers import ADDRESS_FORM, split_address
-from extender.settings.problems import Origin, describe
+from extender.settings.removed import removed_in
 from extender.settings.section import MIB, TIB, Percent, Quantity, Section, ValueForm
 from extender.settings.spec import Setting, list_settings
 from extender.settings.table import render_table
@@ -34,16 +34,14 @@ EXIT_OK: Final = 0
 EXIT_BAD_SETTINGS: Final = 2
 
 _DEFAULT: Final = Options()
+_REMOVED: Final = removed_in("health")
+"""Removed settings of the section that the extender has, too."""
 _ALWAYS_SHOWN: Final = frozenset(
     {
         *("listen", "node", "period_seconds", "reports.service"),
         *("thresholds.utilization", "thresholds.memory"),
     }
 )
-
-
-class ConfigError(ValueError):
-    """The settings are invalid; the message has one line for each problem."""
 
 
 class Foreign(Section):
@@ -290,6 +288,15 @@ def all_settings() -> dict[tuple[str, ...], Setting]:
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Load the settings like `load`, without the warnings.
+
+    Raises:
+        ConfigError: the settings are invalid; the message lists every problem found.
+    """
+    return load(path, environ).settings
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Loaded[Settings]:
     """Load the settings; the environment overrides the file, the file overrides the defaults.
 
     Args:
@@ -297,24 +304,9 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
         environ: environment variables; only names that start with IDLEGPU_AGENT_ are used.
 
     Raises:
-        ConfigError: the settings are invalid; lists all problems.
+        ConfigError: the settings are invalid; the message lists every problem found.
     """
-    settings = all_settings()
-    file = read_file(path) if path is not None else Layer()
-    environment = read_environment(environ, settings, PREFIX)
-    problems = [*file.problems, *environment.problems]
-    origin = Origin(file="" if path is None else str(path), variables=environment.variables)
-    values = _merged(without(file.values, environment.variables), environment.values)
-    try:
-        loaded = Settings.model_validate(values)
-    except ValidationError as error:
-        problems += [
-            describe(details, origin, settings) for details in error.errors(include_url=False)
-        ]
-        raise ConfigError("\n".join(dict.fromkeys(problems))) from error
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return loaded
+    return load_model(Settings, path, environ, prefix=PREFIX, removed=_REMOVED)
 
 
 def describe_settings(settings: Settings) -> str:
@@ -342,27 +334,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(render_table(all_settings().values()))
         return EXIT_OK
     try:
-        settings = load_settings(arguments.config, os.environ)
+        loaded = load(arguments.config, os.environ)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_BAD_SETTINGS
+    for warning in loaded.warnings:
+        sys.stderr.write(f"warning: {warning}\n")
     if arguments.check:
-        sys.stdout.write(f"{arguments.config}: ok\n{describe_settings(settings)}")
+        sys.stdout.write(f"{arguments.config}: ok\n{describe_settings(loaded.settings)}")
     else:
-        sys.stdout.buffer.write(options.encode(settings.value()))
+        sys.stdout.buffer.write(options.encode(loaded.settings.value()))
     return EXIT_OK
-
-
-def _merged(under: Values, over: Values) -> Values:
-    """Merge two levels of settings; `over` overrides `under` name by name."""
-    merged = dict(under)
-    for name, value in over.items():
-        below = merged.get(name)
-        if isinstance(below, dict) and isinstance(value, dict):
-            merged[name] = {**below, **value}
-        else:
-            merged[name] = value
-    return merged
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from extender.runtime import logs
 from extender.settings.changes import show_value
-from extender.settings.config import ConfigError, Settings, all_settings, load_settings
+from extender.settings.config import Settings, all_settings, load
+from extender.settings.loading import ConfigError, Loaded
 from extender.settings.table import render_table
 
 logger = logging.getLogger("extender")
@@ -57,14 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
     path: Path | None = arguments.check_config or arguments.config
     try:
-        settings = load_settings(path, os.environ)
+        loaded = load(path, os.environ)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_BAD_SETTINGS
     if arguments.check_config:
-        sys.stdout.write(f"{path}: ok\n{describe_settings(settings)}")
+        warnings = "".join(f"warning: {warning}\n" for warning in loaded.warnings)
+        sys.stdout.write(f"{path}: ok\n{warnings}{describe_settings(loaded.settings)}")
         return EXIT_OK
-    return _serve(settings, path)
+    return _serve(loaded, path)
 
 
 def describe_settings(settings: Settings) -> str:
@@ -80,7 +82,7 @@ def describe_settings(settings: Settings) -> str:
     return "".join(lines)
 
 
-def _serve(settings: Settings, path: Path | None) -> int:
+def _serve(loaded: Loaded[Settings], path: Path | None) -> int:
     """Run the server until SIGTERM or SIGINT; reload the settings file when it changes."""
     # Imported here, so that --check-config starts quickly.
     # The imports create no garbage; searching for it would take a tenth of the start.
@@ -91,10 +93,13 @@ def _serve(settings: Settings, path: Path | None) -> int:
     from extender.kube.kubeconfig import KubeConfigError
     from extender.server.listener import ask_for_descriptors
     from extender.server.tls import TlsError
+    from extender.settings.reload import log_warnings
     from extender.settings.settings_file import SettingsFile
 
     gc.enable()
+    settings = loaded.settings
     logs.configure(settings.log.level, settings.log.format, in_background=True)
+    log_warnings(loaded.warnings)
     wanted = settings.most_connections
     if (allowed := ask_for_descriptors(wanted)) < wanted:
         logger.warning(

@@ -74,7 +74,7 @@ HEAVY: Final = (
     "numpy",
     "orjson",
     "prometheus_client",
-    "pydantic_settings",
+    "pydantic",
     "pytest",
     "yaml",
 )

@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
-from typing_extensions import override  # in typing from Python 3.12 on
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from extender.core.policy import Policy, SharedPolicy, Strategy
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
@@ -23,9 +16,9 @@ from extender.settings import decision, service, shadow_mode
 from extender.settings.admission import Admission
 from extender.settings.agents import Agents
 from extender.settings.api import ApiSettings
-from extender.settings.layers import Layer, parse_file, read_environment, read_file, without
+from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
+from extender.settings.loading import Loaded, load_model
 from extender.settings.peers import MAX_PORT, BypassSettings, PeersSettings
-from extender.settings.problems import Origin, describe
 from extender.settings.prometheus import Prometheus as Prometheus  # noqa: PLC0414 - re-exported
 from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, ValueForm
 from extender.settings.spec import Setting, list_settings
@@ -33,24 +26,8 @@ from extender.settings.tls import Tls, is_loopback
 from extender.settings.wake import Wake
 
 
-class ConfigError(ValueError):
-    """Settings that cannot be used; the message has one line for each problem.
-
-    Attributes:
-        problems: the lines of the message.
-    """
-
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-class Settings(Section, BaseSettings):
+class Settings(Section):
     """All settings. The constructor reads no file and no environment: `load_settings` does."""
-
-    model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
 
     listen: Annotated[str, ValueForm("host:port with a port from 0 to 65535")] = Field(
         default="127.0.0.1:8888",
@@ -234,19 +211,6 @@ class Settings(Section, BaseSettings):
         """
         return "" if self.tls.is_used else self.peers.secret()
 
-    @classmethod
-    @override
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Restrict pydantic to constructor arguments: `load_settings` reads the environment."""
-        return (init_settings,)
-
     @property
     def listen_address(self) -> tuple[str, int]:
         """Host and port of `listen`; an IPv6 address has no brackets."""
@@ -299,6 +263,17 @@ def all_settings() -> dict[tuple[str, ...], Setting]:
 def load_settings(
     path: Path | None, environ: Mapping[str, str], content: bytes | None = None
 ) -> Settings:
+    """Load the settings like `load`, without the warnings.
+
+    Raises:
+        ConfigError: a setting is invalid; the message lists every problem found.
+    """
+    return load(path, environ, content).settings
+
+
+def load(
+    path: Path | None, environ: Mapping[str, str], content: bytes | None = None
+) -> Loaded[Settings]:
     """Load the settings: environment variables override the file, the file overrides defaults.
 
     Args:
@@ -309,31 +284,7 @@ def load_settings(
     Raises:
         ConfigError: a setting is invalid; the message lists every problem found.
     """
-    settings = all_settings()
-    file = _read_layer(path, content)
-    environment = read_environment(environ, settings)
-    problems = [*file.problems, *environment.problems]
-    origin = Origin(file="" if path is None else str(path), variables=environment.variables)
-    sources = (
-        InitSettingsSource(Settings, init_kwargs=environment.values),
-        InitSettingsSource(Settings, init_kwargs=without(file.values, environment.variables)),
-    )
-    try:
-        loaded = Settings(_build_sources=(sources, {}))  # type: ignore[call-arg] # of BaseSettings
-    except ValidationError as error:
-        problems += [
-            describe(details, origin, settings) for details in error.errors(include_url=False)
-        ]
-        raise ConfigError(tuple(dict.fromkeys(problems))) from error
-    if problems:
-        raise ConfigError(tuple(problems))
-    return loaded
-
-
-def _read_layer(path: Path | None, content: bytes | None) -> Layer:
-    if path is None:
-        return Layer()
-    return read_file(path) if content is None else parse_file(path, content)
+    return load_model(Settings, path, environ, content=content)
 
 
 def _split_address(listen: str) -> tuple[str, int]:

@@ -1,9 +1,14 @@
-"""Read settings from the settings file and from environment variables."""
+"""Read settings from the settings file and from environment variables.
+
+pydantic checks the values; pydantic-settings is not used. Its sources read only the environment of
+the process, accept duplicate names in YAML, ignore misspelled variables, and do not say where a bad
+value was set.
+"""
 
 import difflib
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import BoundedLoader
+from extender.settings.removed import REMOVED, describe_removed, new_path
 from extender.settings.spec import ENVIRONMENT_PREFIX, Setting, SettingKind, is_secret
 
 Values = dict[str, object]
@@ -36,11 +42,13 @@ class Layer:
         values: values by name.
         variables: for the environment, the variable of each value, by path.
         problems: messages about text that could not be parsed.
+        warnings: messages about removed settings.
     """
 
     values: Values = field(default_factory=dict)
     variables: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class _Loader(BoundedLoader):
@@ -96,6 +104,7 @@ def read_environment(
     environ: Mapping[str, str],
     settings: Mapping[tuple[str, ...], Setting],
     prefix: str = ENVIRONMENT_PREFIX,
+    removed: Mapping[tuple[str, ...], str] = REMOVED,
 ) -> Layer:
     """Parse the environment variables that name a setting; an empty variable sets nothing.
 
@@ -106,16 +115,25 @@ def read_environment(
         environ: environment variables by name.
         settings: all settings by path.
         prefix: prefix of the variables.
+        removed: removed settings that are still accepted, by path.
     """
     by_variable = {setting.variable: setting for setting in settings.values()}
+    gone = {prefix + "_".join(path).upper(): path for path in removed}
     values: Values = {}
     variables: dict[tuple[str, ...], str] = {}
     problems: list[str] = []
+    warnings: list[str] = []
     for variable, text in sorted(environ.items()):
         if not variable.startswith(prefix) or not text.strip():
             continue
         setting = by_variable.get(variable.replace("__", "_"))
-        if setting is None:
+        old_path = gone.get(variable.replace("__", "_"))
+        if old_path is not None:
+            warnings.append(describe_removed(old_path, variable))
+            if (path := new_path(old_path)) is not None:
+                variables[path] = variable
+                _put(values, path, text.strip())
+        elif setting is None:
             problems += _misspelled(variable, by_variable, prefix)
         elif setting.path in variables:
             problems.append(f"{variable}: {variables[setting.path]} sets the same: set only one")
@@ -125,7 +143,35 @@ def read_environment(
                 _put(values, setting.path, _parse(text.strip(), setting))
             except ValueError as error:
                 problems.append(f"{variable}: {error}")
-    return Layer(values=values, variables=variables, problems=tuple(problems))
+    return Layer(
+        values=values,
+        variables=variables,
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+    )
+
+
+def accept_removed(
+    file: Layer, path: Path | None, removed: Mapping[tuple[str, ...], str] = REMOVED
+) -> Layer:
+    """Take removed settings out of a file's values, and move the renamed ones.
+
+    Args:
+        file: the parsed settings file.
+        path: the file, for the warnings.
+        removed: removed settings that are still accepted, by path.
+    """
+    values, warnings = file.values, []
+    for old_path, name in removed.items():
+        value = _value_at(values, old_path)
+        if value is _NOT_SET:
+            continue
+        values = without(values, {old_path: name})
+        warnings.append(describe_removed(old_path, f"{path}: {name}"))
+        moved_to = new_path(old_path)
+        if moved_to is not None and _value_at(values, moved_to) is _NOT_SET:
+            values = merge(values, _nested(moved_to, value))
+    return replace(file, values=values, warnings=tuple(warnings))
 
 
 def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
@@ -137,6 +183,27 @@ def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
         deeper = {path[1:]: origin for path, origin in paths.items() if path[0] == name}
         kept[name] = without(value, deeper) if deeper and isinstance(value, dict) else value
     return kept
+
+
+def merge(under: Values, over: Values) -> Values:
+    """Merge two sources of values, section by section.
+
+    Args:
+        under: values that apply where `over` has none.
+        over: values that override.
+
+    Example:
+        >>> merge({"log": {"level": "info", "format": "text"}}, {"log": {"level": "debug"}})
+        {'log': {'level': 'debug', 'format': 'text'}}
+    """
+    merged = dict(under)
+    for name, value in over.items():
+        below = merged.get(name)
+        if isinstance(below, dict) and isinstance(value, dict):
+            merged[name] = merge(below, value)
+        else:
+            merged[name] = value
+    return merged
 
 
 def _load(text: str) -> object:
@@ -181,6 +248,25 @@ def _reason(error: MalformedError) -> str:
     )
 
 
+_NOT_SET: Final = object()
+
+
+def _value_at(values: object, path: tuple[str, ...]) -> object:
+    """Return the value at a path of nested dictionaries, or `_NOT_SET`."""
+    for name in path:
+        if not isinstance(values, dict) or name not in values:
+            return _NOT_SET
+        values = values[name]
+    return values
+
+
+def _nested(path: tuple[str, ...], value: object) -> Values:
+    """Return nested dictionaries that hold one value at a path."""
+    values: Values = {}
+    _put(values, path, value)
+    return values
+
+
 def _put(values: Values, path: tuple[str, ...], value: object) -> None:
     """Store a value in the nested dictionaries at its path."""
     *sections, name = path
@@ -195,8 +281,6 @@ def _misspelled(variable: str, by_variable: Mapping[str, Setting], prefix: str) 
     """Return the problem with a variable that is probably a misspelled setting, or none.
 
     Other variables are ignored, because Kubernetes and other tools set variables with this prefix.
-
-    Others are left alone: Kubernetes and people's tools put variables with our prefix there, too.
     """
     rest = variable.removeprefix(prefix)
     if _SERVICE_LINK.fullmatch(rest) or rest.startswith(_AGENTS_OWN):

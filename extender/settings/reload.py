@@ -173,7 +173,10 @@ class Reloader:
         # An empty file is a mistake: editors empty a file before they write it.
         if before is not None and not content.data.strip():
             raise ConfigError((f"{self._file.path}: is empty: write {{}} to set nothing",))
-        return await asyncio.to_thread(self._file.load, content)
+        loaded = await asyncio.to_thread(self._file.load, content)
+        if before is not None:  # the command line has logged those of the start
+            log_warnings(loaded.warnings)
+        return loaded.settings
 
     async def _put_in_force(
         self, settings: Settings
@@ -231,6 +234,12 @@ class Reloader:
         self.problem = problem
         self._metrics.settings_reloads.labels(outcome).inc()
         self._metrics.settings_file_bad.set(bool(problem))
+
+
+def log_warnings(warnings: tuple[str, ...]) -> None:
+    """Log the removed settings that are still set; log nothing if there are none."""
+    if warnings:
+        logger.warning("removed settings are still set", extra={"settings": warnings})
 
 
 def _as_far_as_live(in_force: Settings, wanted: Settings) -> Settings:

@@ -16,8 +16,9 @@ from typing import Final
 
 from watchfiles import awatch
 
-from extender.settings.config import Settings, load_settings
+from extender.settings.config import Settings, load
 from extender.settings.layers import describe_unreadable
+from extender.settings.loading import Loaded
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +68,13 @@ class SettingsFile:
         except OSError as error:
             return Content(problem=describe_unreadable(self.path, error))
 
-    def load(self, content: Content) -> Settings:
+    def load(self, content: Content) -> Loaded[Settings]:
         """Build the settings from the file's content and the environment; blocks.
 
         Raises:
             ConfigError: a setting is invalid; the message lists every problem found.
         """
-        return load_settings(self.path, self.environ, content.data)
+        return load(self.path, self.environ, content.data)
 
     async def looks(self) -> AsyncGenerator[None]:
         """Yield whenever the file may have changed, without end."""

@@ -102,7 +102,7 @@ async def test_whichever_task_fails_the_extender_answers_on(
     async with running_kube() as kube, session:
         kube.put("nodes", node("n"))
         file = settings_file(tmp_path, kube)
-        settings = file.load(file.read())
+        settings = file.load(file.read()).settings
         before = asyncio.all_tasks()
         async with start(settings, file=file) as extender:
             await eventually(lambda: extender.readiness.is_allocated)
