@@ -52,7 +52,7 @@ from extender.sources.prometheus.plots import PrometheusPlots
 from extender.sources.source_manager import SourceManager, Tasks
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.admission.webhook import PATH as ADMISSION
-from extender.webhook.admission.webhook import make_webhook
+from extender.webhook.admission.webhook import build_webhook
 from extender.webhook.handlers import Webhooks
 
 logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class Extender:
         self.access = make_access(
             client, settings, self.fleet, self.history, self.metrics.api_requests
         )
-        self.admission = make_webhook(
+        self.admission = build_webhook(
             client,
             settings.admission,
             own_namespace=own_namespace(settings.kubeconfig),

@@ -36,11 +36,11 @@ class Client:
     refuses the request, or sends an answer that cannot be decoded.
 
     Args:
-        way: transport to the extender; `Client.at` and `Client.in_cluster_of` create one.
+        transport: transport to the extender; `Client.at` and `Client.in_cluster_of` create one.
     """
 
-    def __init__(self, way: Transport) -> None:
-        self._way = way
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     @classmethod
     def at(
@@ -92,7 +92,9 @@ class Client:
         """
         from extender.cli.remote.cluster import Cluster
 
-        cluster = Cluster.of(kubeconfig, context=context, timeout_seconds=timeout_seconds)
+        cluster = Cluster.from_kubeconfig(
+            kubeconfig, context=context, timeout_seconds=timeout_seconds
+        )
         return cls(cluster.service(service, token=token))
 
     @classmethod
@@ -246,7 +248,7 @@ class Client:
         """
         path, body = "/v1/explain", msgspec.json.encode(pod)
         asked = {"limit": str(limit), **({"node": node} if node else {})}
-        return _read(answers.Explanation, self._way.ask("POST", path, asked, body), path)
+        return _read(answers.Explanation, self._transport.ask("POST", path, asked, body), path)
 
     def advice(
         self,
@@ -285,14 +287,14 @@ class Client:
 
     def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
         """Return the decoded JSON of any route; parameters that are None are omitted."""
-        return _decode(_ANYTHING, self._way.ask("GET", path, _params(asked)), path)
+        return _decode(_ANYTHING, self._transport.ask("GET", path, _params(asked)), path)
 
     def text(self, path: str) -> str:
         """Return the body of any route as text, such as `/metrics`."""
-        return self._way.ask("GET", path).decode(errors="replace")
+        return self._transport.ask("GET", path).decode(errors="replace")
 
     def _get(self, kind: type[Kind], path: str, asked: Mapping[str, object] | None = None) -> Kind:
-        return _read(kind, self._way.ask("GET", path, _params(asked)), path)
+        return _read(kind, self._transport.ask("GET", path, _params(asked)), path)
 
 
 def _params(asked: Mapping[str, object] | None) -> dict[str, str]:
@@ -324,5 +326,5 @@ def read_token(file: str) -> str:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise ClientError(
-            f"token file {file!r} cannot be read: {error}", Failure.BAD_QUESTION
+            f"token file {file!r} cannot be read: {error}", Failure.BAD_REQUEST
         ) from error

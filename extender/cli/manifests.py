@@ -52,13 +52,13 @@ def read_pods(file: str) -> list[Object]:
         documents = decode_with(yaml_documents, text)
     except (OSError, ValueError) as error:
         cause = " ".join(str(error).split())
-        raise ClientError(f"cannot read {file}: {cause}", Failure.BAD_QUESTION) from error
+        raise ClientError(f"cannot read {file}: {cause}", Failure.BAD_REQUEST) from error
     pods = [pod for document in documents for pod in _pods_of(document)]
     if not pods:
         kinds = ", ".join(sorted(TEMPLATES))
         raise ClientError(
             f"{file} holds no pod: must hold at least one object of kind {kinds}",
-            Failure.BAD_QUESTION,
+            Failure.BAD_REQUEST,
         )
     return pods
 

@@ -108,7 +108,7 @@ class Session:
         from extender.cli.remote.cluster import Cluster  # takes half a second
 
         known = self._connection
-        return Cluster.of(
+        return Cluster.from_kubeconfig(
             known.kubeconfig or None,
             context=known.context or None,
             timeout_seconds=known.timeout,

@@ -92,7 +92,7 @@ def admission() -> Target:
         except ReviewError as error:
             str(error).encode()
             return False
-        _, answer = webhook.judge(review)
+        _, answer = webhook.decide(review)
         response = json.loads(answer)["response"]
         if response["allowed"] is not True or response["uid"] != review.uid:
             raise FaultError(f"a wrong answer: {response}")

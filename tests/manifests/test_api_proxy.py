@@ -285,7 +285,7 @@ async def test_the_command_lines_usual_way_is_open_with_the_components(
         assert [node.name for node in nodes.nodes] == ["a"]
         if is_over_tls(read):
             # Unless it is told to, the proxy speaks plain HTTP, and that is what is hinted at then.
-            plain = await asyncio.to_thread(Cluster.of, str(mine))
+            plain = await asyncio.to_thread(Cluster.from_kubeconfig, str(mine))
             with pytest.raises(ClientError) as raised:
                 await asyncio.to_thread(plain.get, f"{SERVICES}/{SERVICE}:status/proxy/v1/nodes")
             assert raised.value.failure is Failure.UNREACHABLE

@@ -49,10 +49,10 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
     namespace, slash, name = account.partition("/")
     if not (namespace and slash and name):
         raise ClientError(
-            f"account {account!r}: must be namespace/name, such as {ACCOUNT}", Failure.BAD_QUESTION
+            f"account {account!r}: must be namespace/name, such as {ACCOUNT}", Failure.BAD_REQUEST
         )
     if offline and not files:
-        raise ClientError("--offline checks files only: name some", Failure.BAD_QUESTION)
+        raise ClientError("--offline checks files only: name some", Failure.BAD_REQUEST)
     collector, at = FactCollector(), time.time()
     collector.account = account
     if not offline:

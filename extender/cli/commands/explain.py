@@ -15,10 +15,10 @@ from extender.cli.commands.best import COLUMNS, row
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
 from extender.cli.remote.answers import (
-    Counted,
     DecisionAnswer,
     DeviceAnswer,
     Explanation,
+    ReasonCount,
     Request,
     VerdictAnswer,
     Waiting,
@@ -179,7 +179,7 @@ def _left(answer: Explanation, limit: int) -> Text | None:
     return line(f"and {left} more (--limit)", "dim") if left > 0 else None
 
 
-def _reasons(heading: str, counted: list[Counted]) -> Iterable[RenderableType]:
+def _reasons(heading: str, counted: list[ReasonCount]) -> Iterable[RenderableType]:
     for one in counted:
         names = formatting.listed(one.nodes, MOST_NAMES)
         more = one.count - len(one.nodes)
@@ -408,7 +408,7 @@ def _show(
     try:
         answer = ask()
     except ClientError as error:
-        if is_only or error.failure not in {Failure.NOT_FOUND, Failure.BAD_QUESTION}:
+        if is_only or error.failure not in {Failure.NOT_FOUND, Failure.BAD_REQUEST}:
             raise
         click.echo(f"idlegpu: {error}", err=True)
         status: int = error.failure.value

@@ -4,7 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.answers import Counted, PendingAnswer, Waiting
+from extender.cli.remote.answers import PendingAnswer, ReasonCount, Waiting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
@@ -61,7 +61,7 @@ def _row(pod: Waiting, *, is_wide: bool) -> list[Cell]:
     return row
 
 
-def reasons(counted: list[Counted], *, is_wide: bool) -> str:
+def reasons(counted: list[ReasonCount], *, is_wide: bool) -> str:
     """Format reasons with their counts, abbreviated unless `is_wide`."""
     texts = [f"{one.count} {short(one.reason)}" for one in counted]
     return formatting.listed(texts, len(texts) if is_wide else MOST_REASONS)

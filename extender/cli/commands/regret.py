@@ -4,7 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.regret import Regret, RegretMeans, TurnedOut
+from extender.cli.remote.regret import PlacementOutcome, Regret, RegretMeans
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
@@ -62,7 +62,7 @@ def _mean_row(name: str, means: RegretMeans) -> list[Cell]:
     ]
 
 
-def _row(one: TurnedOut, *, is_wide: bool) -> list[Cell]:
+def _row(one: PlacementOutcome, *, is_wide: bool) -> list[Cell]:
     row: list[Cell] = [
         one.pod,
         one.node,

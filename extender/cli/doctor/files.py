@@ -32,10 +32,10 @@ def add_files(collector: FactCollector, files: Iterable[str]) -> None:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ClientError(f"cannot read {file}: {error}", Failure.BAD_QUESTION) from error
+            raise ClientError(f"cannot read {file}: {error}", Failure.BAD_REQUEST) from error
         if not _add_text(collector, file, text):
             raise ClientError(
-                f"the content of {file} is not recognized: {ALLOWED}", Failure.BAD_QUESTION
+                f"the content of {file} is not recognized: {ALLOWED}", Failure.BAD_REQUEST
             )
 
 
@@ -51,7 +51,7 @@ def _add_text(collector: FactCollector, file: str, text: str) -> bool:
             found = list(read_certificates(file, text))
         except ValueError as error:
             raise ClientError(
-                f"{file}: malformed certificate: {error}", Failure.BAD_QUESTION
+                f"{file}: malformed certificate: {error}", Failure.BAD_REQUEST
             ) from error
         collector.add_certificates(found)
         return bool(found)

@@ -1,1 +1,1 @@
-"""The API as a client sees it: typed answers, ways to reach it, errors."""
+"""Client of the API: typed answers, transports, errors."""

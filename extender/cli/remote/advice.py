@@ -1,10 +1,10 @@
-"""The answer of /v1/advice, typed: field by field as docs/advice.md has it."""
+"""Types of the /v1/advice answer, with the fields of docs/advice.md."""
 
 from extender.cli.remote.answers import Answer
 
 
 class Rules(Answer):
-    """The numbers that advice goes by."""
+    """Thresholds that the advice uses."""
 
     quantile: float
     full_ratio: float
@@ -15,7 +15,7 @@ class Rules(Answer):
 
 
 class CardAdvice(Answer):
-    """What is said of a card."""
+    """Advice on one card."""
 
     node: str
     index: int | None
@@ -42,12 +42,12 @@ class CardAdvice(Answer):
 
     @property
     def name(self) -> str:
-        """The card as people write it: `node::index`."""
+        """Name of the card for people: `node::index`."""
         return f"{self.node}::{'?' if self.index is None else self.index}"
 
 
 class PodAdvice(Answer):
-    """What is said of a pod; what it asked for is None where the caller may not read it."""
+    """Advice on one pod; its requests are None if the caller may not read the pod."""
 
     pod: str
     uid: str | None
@@ -70,7 +70,7 @@ class PodAdvice(Answer):
 
 
 class Advice(Answer):
-    """How to share which cards, and which pods ask for far too much, or too little."""
+    """How to share cards, and which pods request far too much or too little."""
 
     at: str
     devices: int

@@ -1,7 +1,7 @@
-"""The answers of the JSON API, typed: field by field as docs/api-routes.md has them.
+"""Types of the JSON API's answers, with the fields of docs/api-routes.md.
 
-None is unknown. What an older extender does not send has its default; what a newer one sends
-besides is left out.
+None means unknown. A field that an older extender does not send gets its default. Unknown fields
+from a newer one are ignored.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ class Answer(msgspec.Struct):
 
 
 class ResourceCounts(Answer):
-    """What a node has of a GPU resource."""
+    """Numbers of a node's GPU resource."""
 
     capacity: int
     allocatable: int
@@ -23,7 +23,7 @@ class ResourceCounts(Answer):
 
 
 class SourceAnswer(Answer):
-    """Who told something, how old that is, and by which of several signals where that is said."""
+    """Source and age of a value, and its signal if there are several."""
 
     source: str
     age_seconds: float
@@ -31,7 +31,7 @@ class SourceAnswer(Answer):
 
 
 class Gpu(Answer):
-    """One GPU, or one MIG instance."""
+    """One GPU or MIG instance."""
 
     node: str
     resource: str
@@ -63,16 +63,16 @@ class Gpu(Answer):
 
     @property
     def name(self) -> str:
-        """The GPU as people write it: `node::index`, with the instance where it is one."""
+        """Name of the GPU for people: `node::index`, with the MIG instance if it is one."""
         index = "?" if self.index is None else str(self.index)
         instance = f"/{self.gpu_instance_id}" if self.gpu_instance_id else ""
         return f"{self.node}::{index}{instance}"
 
 
 class Node(Answer):
-    """One node with GPUs; `gpus` is filled where one node was asked for.
+    """One node with GPUs; `gpus` is filled only in the answer for a single node.
 
-    A GPU is a card: one in MIG instances counts once, and is idle where all of them are.
+    A GPU is a card. A card with MIG instances counts once, and is idle if all of them are.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Node(Answer):
 
 
 class Nodes(Answer):
-    """Every node with GPUs, what the sources of telemetry last said, and what cannot be read."""
+    """All nodes with GPUs, the state of the telemetry sources, and unreadable objects."""
 
     nodes: list[Node]
     sources: dict[str, dict[str, Any]] = {}
@@ -101,13 +101,13 @@ class Nodes(Answer):
 
 
 class Gpus(Answer):
-    """Every GPU, or those of one node."""
+    """All GPUs, or those of one node."""
 
     gpus: list[Gpu]
 
 
 class DeviceAnswer(Answer):
-    """A device as a pod saw it."""
+    """A device as seen for one pod."""
 
     can_land: bool
     state: str
@@ -134,7 +134,7 @@ class DeviceAnswer(Answer):
 
 
 class PartAnswer(Answer):
-    """A term of a score: it adds share x value."""
+    """Term of a score: it adds share x value."""
 
     name: str
     share: float
@@ -143,7 +143,7 @@ class PartAnswer(Answer):
 
 
 class FactorAnswer(Answer):
-    """What takes its share of the certainty, and what it keeps of it."""
+    """Factor of the certainty, and the share that remains after it."""
 
     name: str
     value: float
@@ -151,7 +151,7 @@ class FactorAnswer(Answer):
 
 
 class VerdictAnswer(Answer):
-    """What a node is, or was, worth to a pod."""
+    """Evaluation of a node for a pod."""
 
     node: str
     resource: str
@@ -178,7 +178,7 @@ class VerdictAnswer(Answer):
 
 
 class Best(Answer):
-    """The ranking that a pod would get now; `rejected` says why by node."""
+    """Ranking of the nodes for a pod now; `rejected` gives the reasons by node."""
 
     best: list[VerdictAnswer]
     feasible: int
@@ -186,7 +186,7 @@ class Best(Answer):
 
 
 class Request(Answer):
-    """What a pod asks for; None is not said, or not shown to the caller."""
+    """GPU request of a pod; None if not set, or not shown to the caller."""
 
     resources: dict[str, int]
     gpu_memory_bytes: int | None = None
@@ -197,15 +197,15 @@ class Request(Answer):
     prefer_models: list[str] | None = None
 
 
-class Short(Answer):
-    """A node in short."""
+class NodeSummary(Answer):
+    """Summary of a node's evaluation."""
 
     score: float
     rejection: str | None
 
 
 class DecisionAnswer(Answer):
-    """What was decided about a pod; `explained` and `nodes` are filled where asked in full."""
+    """One decision about a pod; only the detailed answer has `explained` and `nodes`."""
 
     candidates: int
     feasible: int
@@ -225,18 +225,18 @@ class DecisionAnswer(Answer):
     snapshot: int | None = None
     duration_seconds: float | None = None
     explained: list[VerdictAnswer] = []
-    nodes: dict[str, Short] = {}
+    nodes: dict[str, NodeSummary] = {}
 
 
 class Decisions(Answer):
-    """Decisions, the newest first; replicas that did not answer are named."""
+    """Decisions, newest first, and the replicas that did not answer."""
 
     decisions: list[DecisionAnswer]
     unreachable: list[str] = []
 
 
-class Counted(Answer):
-    """How many nodes a reason holds back; some of their names, where they are told."""
+class ReasonCount(Answer):
+    """Number of nodes with one reason, and the names of some of them."""
 
     count: int
     reason: str
@@ -244,7 +244,7 @@ class Counted(Answer):
 
 
 class Waiting(Answer):
-    """A pod that waits, and what for."""
+    """A waiting pod, and what it waits for."""
 
     pod: str
     uid: str | None
@@ -258,8 +258,8 @@ class Waiting(Answer):
     assumed_node: str | None
     state: str
     nodes: int | None
-    by_scheduler: list[Counted]
-    by_us: list[Counted]
+    by_scheduler: list[ReasonCount]
+    by_us: list[ReasonCount]
     message: str | None
     preemption: str | None
     hints: list[str]
@@ -267,7 +267,7 @@ class Waiting(Answer):
 
 
 class PendingAnswer(Answer):
-    """The GPU pods that are not bound, the longest wait first; replicas that did not answer."""
+    """GPU pods that are not bound, longest wait first, and replicas that did not answer."""
 
     pods: list[Waiting]
     total: int
@@ -276,25 +276,25 @@ class PendingAnswer(Answer):
 
 
 class Other(Answer):
-    """A candidate that is not kept in full."""
+    """Candidate whose evaluation is not stored in full."""
 
     node: str
     score: float
     rejection: str | None = None
 
 
-class KeptAnswer(Answer):
-    """How much of a decision is kept."""
+class StoredAnswer(Answer):
+    """How much of a decision is stored."""
 
     in_full: int
     in_short: int
     note: str
 
 
-class AskedNode(Answer):
-    """What a decision says of one node; `why` tells why that is not more.
+class NodeDetail(Answer):
+    """Stored evaluation of one node; `why` says why there is no more.
 
-    `now`: what the node is worth to the pod by now, recomputed, where it is not kept in full.
+    `now` is the node's current evaluation, if the former one is not stored in full.
     """
 
     node: str
@@ -307,7 +307,7 @@ class AskedNode(Answer):
 
 
 class ProblemAnswer(Answer):
-    """An annotation that cannot be used."""
+    """An invalid annotation."""
 
     annotation: str
     value: str
@@ -317,7 +317,7 @@ class ProblemAnswer(Answer):
 
 
 class Explanation(Answer):
-    """Why a pod went where it went, or waits; or what would happen to one that is not there."""
+    """Why a pod was placed where it is, or waits; or what would happen to a hypothetical pod."""
 
     pod: str
     uid: str | None
@@ -328,19 +328,19 @@ class Explanation(Answer):
     pending: Waiting | None
     decision: DecisionAnswer | None
     filter: DecisionAnswer | None
-    kept: KeptAnswer | None
+    kept: StoredAnswer | None
     nodes: list[VerdictAnswer]
     others: list[Other]
     others_left: int
-    rejected: list[Counted]
-    closed: list[Counted] = []
+    rejected: list[ReasonCount]
+    closed: list[ReasonCount] = []
     problems: list[ProblemAnswer] = []
     not_checked: list[str] = []
-    asked_node: AskedNode | None = None
+    asked_node: NodeDetail | None = None
 
 
 class BypassedGroup(Answer):
-    """Pods alike that were bound without our answer."""
+    """Similar pods that were bound without our answer."""
 
     scheduler: str
     resources: list[str]
@@ -352,7 +352,7 @@ class BypassedGroup(Answer):
 
 
 class Cause(Answer):
-    """Why pods were bound without our answer, likely."""
+    """Likely cause of bindings without our answer."""
 
     field: str
     text: str
@@ -361,9 +361,9 @@ class Cause(Answer):
 
 
 class BypassedAnswer(Answer):
-    """Pods that were bound without our answer, and the schedulers that ask for one.
+    """Pods that were bound without our answer, and schedulers that call the extender.
 
-    Replicas that did not answer are named.
+    `unreachable` names the replicas that did not answer.
     """
 
     unjudged: int

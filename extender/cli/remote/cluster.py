@@ -1,4 +1,4 @@
-"""The API server, as the user's kubeconfig names it; kubernetes-asyncio reads that, plugins too."""
+"""Connect to the API server of the user's kubeconfig, exec plugins included."""
 
 import asyncio
 import functools
@@ -15,10 +15,10 @@ from extender.kube.library import KUBECONFIG_ERRORS, Configuration, cause_of, co
 from extender.runtime.decoding import MalformedError, decode_with
 
 TOKEN_HEADER: Final = "X-Idlegpu-Token"  # noqa: S105 - the header's name
-"""A token for the extender behind the API server's proxy, which keeps Authorization to itself."""
+"""Header for the extender's token: the API server's proxy does not forward Authorization."""
 
 HTTPS: Final = "https"
-"""How a Service says that one of its ports speaks TLS: `appProtocol`, else the port's name."""
+"""Value of a Service port's `appProtocol`, or else its name, if the port speaks TLS."""
 
 _SERVICE: Final = re.compile(
     r"([a-z0-9-]{1,63})/(?:(https?):)?([a-z0-9-]{1,63})(?::([a-z0-9-]{1,15}))?"
@@ -26,42 +26,41 @@ _SERVICE: Final = re.compile(
 
 
 class Cluster:
-    """One API server and one identity there.
+    """One API server and one identity.
 
     Args:
-        way: the way to it.
-        namespace: that of the kubeconfig's context.
+        transport: transport to the API server.
+        namespace: namespace of the kubeconfig's context.
     """
 
-    def __init__(self, way: UrlTransport, namespace: str = "default") -> None:
-        self._way = way
+    def __init__(self, transport: UrlTransport, namespace: str = "default") -> None:
+        self._transport = transport
         self.namespace = namespace
 
     @classmethod
-    def of(
+    def from_kubeconfig(
         cls,
         kubeconfig: str | None = None,
         *,
         context: str | None = None,
         timeout_seconds: float = 30.0,
     ) -> "Cluster":
-        """Return the cluster that a kubeconfig names.
+        """Create a client of the cluster that a kubeconfig names.
 
         Args:
-            kubeconfig: the file, or several joined as in KUBECONFIG; None for what kubectl takes.
-            context: which of its contexts, None for the current one.
+            kubeconfig: the file, or several joined as in KUBECONFIG; None for kubectl's default.
+            context: name of a context, None for the current one.
             timeout_seconds: limit for one answer.
 
         Raises:
-            ClientError: it cannot be read, or names no cluster.
+            ClientError: the kubeconfig cannot be read, or names no cluster.
         """
         shown = kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
         files = [Path(part).expanduser() for part in shown.split(":") if part]
         if not any(file.is_file() for file in files):
             raise ClientError(
-                f"kubeconfig {shown}: there is no such file: name another, --kubeconfig "
-                "(KUBECONFIG)",
-                Failure.BAD_QUESTION,
+                f"kubeconfig {shown}: no such file: set another one with --kubeconfig (KUBECONFIG)",
+                Failure.BAD_REQUEST,
             )
         configuration = Configuration()
         try:
@@ -76,7 +75,7 @@ class Cluster:
             namespace = _namespace(loader)
         except KUBECONFIG_ERRORS as error:
             raise ClientError(
-                f"cannot use kubeconfig {shown}: {cause_of(error)}", Failure.BAD_QUESTION
+                f"cannot use kubeconfig {shown}: {cause_of(error)}", Failure.BAD_REQUEST
             ) from error
         token = (configuration.api_key.get("BearerToken") or "").strip()
         login = Login(
@@ -91,51 +90,51 @@ class Cluster:
         return cls(UrlTransport(configuration.host or "", login), namespace)
 
     def service(self, service: str, *, token: str = "") -> "ServiceTransport":
-        """Return the way to a Service through the API server's proxy.
+        """Return a transport to a Service through the API server's proxy.
 
         Args:
-            service: `namespace/name:port`. Whether the port speaks TLS says the Service itself;
-                where it may not be read, it is taken to, as shipped. `namespace/https:name:port`
-                and `namespace/http:name:port` say it in its place.
-            token: a token for whoever answers there, "" for none.
+            service: `namespace/name:port`. The Service tells whether the port speaks TLS; if the
+                Service may not be read, TLS is assumed, as in the shipped manifests.
+                `namespace/https:name:port` and `namespace/http:name:port` state it.
+            token: token for the Service, "" for none.
 
         Raises:
-            ClientError: that names no Service.
+            ClientError: `service` is malformed.
         """
         match = _SERVICE.fullmatch(service)
         if match is None:
             raise ClientError(
                 f"service {service!r} is not allowed: must be namespace/name:port, such as "
                 "idlegpu/idlegpu-extender:status",
-                Failure.BAD_QUESTION,
+                Failure.BAD_REQUEST,
             )
         address = _Address(*match.groups(default=""))
-        return ServiceTransport(self._way, address, service, token)
+        return ServiceTransport(self._transport, address, service, token)
 
     def get(self, path: str, params: Params | None = None) -> Any:  # noqa: ANN401 - an object
         """Return an object.
 
         Raises:
-            ClientError: the API server does not give it.
+            ClientError: the request failed or was refused.
         """
-        return _read(self._way.ask("GET", path, params), path)
+        return _read(self._transport.ask("GET", path, params), path)
 
     def create(self, path: str, item: Mapping[str, object]) -> Any:  # noqa: ANN401 - an object
         """Create an object in a collection, and return it.
 
         Raises:
-            ClientError: the API server does not take it.
+            ClientError: the request failed or was refused.
         """
-        return _read(self._way.ask("POST", path, None, msgspec.json.encode(item)), path)
+        return _read(self._transport.ask("POST", path, None, msgspec.json.encode(item)), path)
 
     def delete(self, path: str) -> None:
-        """Delete an object; one that is gone is no failure.
+        """Delete an object; a missing one is no error.
 
         Raises:
-            ClientError: the API server refuses.
+            ClientError: the request failed or was refused.
         """
         try:
-            self._way.ask("DELETE", path)
+            self._transport.ask("DELETE", path)
         except ClientError as error:
             if error.failure is not Failure.NOT_FOUND:
                 raise
@@ -144,13 +143,13 @@ class Cluster:
         """Return a text, such as a container's log.
 
         Raises:
-            ClientError: the API server does not give it.
+            ClientError: the request failed or was refused.
         """
-        return self._way.ask("GET", path, params).decode(errors="replace")
+        return self._transport.ask("GET", path, params).decode(errors="replace")
 
 
 class _Port(msgspec.Struct, rename="camel"):
-    """What a Service says of one of its ports."""
+    """Port of a Service."""
 
     name: str = ""
     port: int = 0
@@ -169,7 +168,7 @@ _SERVICE_DECODER: Final = msgspec.json.Decoder(_Service)
 
 
 class _Address(NamedTuple):
-    """A Service's port; "" is not said."""
+    """Address of a Service's port; "" for parts that are not given."""
 
     namespace: str
     scheme: str
@@ -181,14 +180,14 @@ class _Address(NamedTuple):
         return f"/api/v1/namespaces/{self.namespace}/services/{self.name}"
 
     def proxy_path(self, scheme: str) -> str:
-        """Return the path of the proxy to it, by a scheme that says how the port speaks."""
+        """Return the proxy's path to the port, with this scheme."""
         target = f"{self.name}:{self.port}" if self.port else self.name
         if scheme:
             target = f"{scheme}:{self.name}:{self.port}"  # the second colon in any case
         return f"/api/v1/namespaces/{self.namespace}/services/{target}/proxy"
 
     def speaks_tls(self, service: _Service) -> bool:
-        """Tell whether the Service says that this port speaks TLS."""
+        """Return whether the Service declares TLS for this port."""
         ports = service.spec.ports
         meant = [each for each in ports if self.port in {each.name, str(each.port)}]
         if not self.port and len(ports) == 1:
@@ -197,18 +196,20 @@ class _Address(NamedTuple):
 
 
 class ServiceTransport:
-    """The way to a Service through the API server's proxy.
+    """Transport to a Service through the API server's proxy.
 
     Args:
-        way: the way to the API server.
-        address: the Service's port.
-        service: how people call it.
-        token: a token for whoever answers there, "" for none.
+        transport: transport to the API server.
+        address: address of the Service's port.
+        service: the address as the user wrote it, for messages.
+        token: token for the Service, "" for none.
     """
 
-    def __init__(self, way: UrlTransport, address: _Address, service: str, token: str) -> None:
-        self._server = way
-        self._way = way.adding({TOKEN_HEADER: token}) if token else way
+    def __init__(
+        self, transport: UrlTransport, address: _Address, service: str, token: str
+    ) -> None:
+        self._server = transport
+        self._transport = transport.with_headers({TOKEN_HEADER: token}) if token else transport
         self._address = address
         self._service = service
         self._hint = ""
@@ -216,20 +217,20 @@ class ServiceTransport:
     def ask(
         self, method: str, path: str, params: Params | None = None, body: bytes | None = None
     ) -> bytes:
-        """Return the body of an answer.
+        """Send a request and return the body of the answer.
 
         Raises:
-            ClientError: there is none, or it says no.
+            ClientError: the request failed or was refused.
         """
         try:
-            return self._way.ask(method, f"{self._proxy}{path}", params, body)
+            return self._transport.ask(method, f"{self._proxy}{path}", params, body)
         except ClientError as error:
             hint = self._hint if error.failure is Failure.UNREACHABLE else ""
             raise ClientError(f"service {self._service}: {error}{hint}", error.failure) from error
 
     @functools.cached_property
     def _proxy(self) -> str:
-        """The path of the proxy, found out once.
+        """Path of the proxy, determined once.
 
         Raises:
             ClientError: the API server does not answer.
@@ -242,16 +243,17 @@ class ServiceTransport:
         except ClientError as error:
             if error.failure not in {Failure.REFUSED, Failure.NOT_FOUND}:
                 raise
-            # The proxy needs no right to read it, and tells better what is not there.
+            # The proxy does not need the right to read the Service, and has a better message for a
+            # missing one.
             if error.failure is Failure.NOT_FOUND:
                 return address.proxy_path("")
             if address.port:
                 plain = f"{address.namespace}/http:{address.name}:{address.port}"
-                self._hint = f" (where that port speaks no TLS: --service {plain})"
+                self._hint = f" (if the port does not speak TLS: --service {plain})"
             return address.proxy_path(HTTPS)
         try:
             service = decode_with(_SERVICE_DECODER.decode, answer)
-        except MalformedError:  # no API server answers: what is asked next says so
+        except MalformedError:  # not an API server: the next request reports that
             return address.proxy_path("")
         return address.proxy_path(HTTPS if address.speaks_tls(service) else "")
 

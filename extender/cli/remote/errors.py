@@ -1,28 +1,28 @@
-"""What can go wrong between a program and the extender."""
+"""Errors of requests to the extender and to the API server."""
 
 from enum import Enum
 
 
 class Failure(Enum):
-    """What kind of failure it is; the value is the exit status that the command line ends with."""
+    """Kind of a failure; its value is the exit status of the command line."""
 
     NOT_FOUND = 1
-    """There is no such thing."""
-    BAD_QUESTION = 2
-    """The question cannot be used: a parameter, a manifest, a setting of the client."""
+    """The requested thing does not exist."""
+    BAD_REQUEST = 2
+    """The request is invalid: a parameter, a manifest, a setting of the client."""
     UNREACHABLE = 3
-    """Nobody answers there, or not in time."""
+    """The server does not answer, or not in time."""
     REFUSED = 4
-    """The caller may not."""
+    """The caller has no right to it."""
     FAULT = 5
-    """The answer is none, or says that the other side failed."""
+    """The answer is malformed, or reports an error of the server."""
 
 
 class ClientError(Exception):
-    """The extender, or the API server, could not be asked, or refused.
+    """A request to the extender or to the API server failed or was refused.
 
     Attributes:
-        failure: what kind of failure it is.
+        failure: kind of the failure.
     """
 
     def __init__(self, message: str, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""The answers of the JSON API that tell who holds GPUs and what that costs, typed."""
+"""Types of the answers about pods that hold GPUs, and about their costs."""
 
 from extender.cli.remote.answers import Answer
 
@@ -17,9 +17,9 @@ class HeldDeviceAnswer(Answer):
 
 
 class HolderAnswer(Answer):
-    """A pod that holds GPUs, for how long it has not used them, and what that costs.
+    """A pod that holds GPUs, how long it has not used them, and the costs.
 
-    Costs are None where no price is known, and of pods that the caller may not read.
+    Costs are None without a price, and for pods that the caller may not read.
     """
 
     pod: str
@@ -45,7 +45,7 @@ class HolderAnswer(Answer):
 
 
 class SumsAnswer(Answer):
-    """What some pods hold, and what it costs; costs are None where no price is known."""
+    """Sums over pods that hold GPUs; costs are None without a price."""
 
     pods: int
     gpus: int
@@ -60,7 +60,7 @@ class SumsAnswer(Answer):
 
 
 class HoldersAnswer(Answer):
-    """The pods that hold GPUs and do not use them, the longest idle first."""
+    """Pods that hold GPUs without using them, longest idle first."""
 
     at: str
     watched_since: str | None
@@ -74,9 +74,9 @@ class HoldersAnswer(Answer):
 
 
 class CostGroup(SumsAnswer):
-    """What one pod, the pods of one owner or those of one namespace cost.
+    """Costs of one pod, of one owner's pods or of one namespace's pods.
 
-    `pod` and `owner` are None where something else is summed up, or the pods have no owner.
+    `pod` and `owner` are None in groups of another kind, and for pods without an owner.
     """
 
     namespace: str
@@ -85,9 +85,9 @@ class CostGroup(SumsAnswer):
 
 
 class Costs(Answer):
-    """What the GPUs that pods hold cost; what costs most for nothing comes first.
+    """Costs of the GPUs that pods hold, most expensive idle use first.
 
-    The pods that the caller may not read, `hidden_pods`, are in no sum.
+    The sums do not include the pods that the caller may not read; `hidden_pods` counts them.
     """
 
     at: str

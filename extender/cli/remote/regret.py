@@ -1,10 +1,10 @@
-"""The answer of the JSON API that tells how placements turned out, typed."""
+"""Types of the answer about the outcome of placements."""
 
 from extender.cli.remote.answers import Answer
 
 
 class RegretMeans(Answer):
-    """Means over placements of which the activity on our first choice is known, too."""
+    """Means over the placements for which the activity on our first choice is also known."""
 
     placements: int
     got_ratio: float | None
@@ -14,8 +14,8 @@ class RegretMeans(Answer):
     choice_then_ratio: float | None
 
 
-class TurnedOut(Answer):
-    """How one placement turned out: activity since, and when it was decided (`then`)."""
+class PlacementOutcome(Answer):
+    """Outcome of one placement: activity since then, and at the decision (`then`)."""
 
     pod: str
     uid: str | None
@@ -38,7 +38,7 @@ class TurnedOut(Answer):
 
 
 class Regret(Answer):
-    """How placements turned out, the newest first; replicas that did not answer are named."""
+    """Outcomes of placements, newest first, and replicas that did not answer."""
 
     after_seconds: float
     watched: int
@@ -47,5 +47,5 @@ class Regret(Answer):
     all: RegretMeans
     followed: RegretMeans
     not_followed: RegretMeans
-    placements: list[TurnedOut]
+    placements: list[PlacementOutcome]
     unreachable: list[str] = []  # noqa: RUF012 - msgspec makes a new one each time

@@ -1,4 +1,4 @@
-"""Ways to an HTTP server, and what its failures mean to people."""
+"""Send requests to an HTTP server, and explain its failures."""
 
 import copy
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ Params = Mapping[str, str]
 
 CONNECT_SECONDS: Final = 5.0
 SHOWN: Final = 300
-"""So much of an answer that says nothing we know is shown to people."""
+"""Characters of an unknown answer that an error message quotes."""
 
 NOTHING: Final = "nothing more"
 
 _FAILURES: Final = {
-    400: Failure.BAD_QUESTION,
+    400: Failure.BAD_REQUEST,
     401: Failure.REFUSED,
     403: Failure.REFUSED,
     404: Failure.NOT_FOUND,
-    409: Failure.BAD_QUESTION,
-    413: Failure.BAD_QUESTION,
-    422: Failure.BAD_QUESTION,
+    409: Failure.BAD_REQUEST,
+    413: Failure.BAD_REQUEST,
+    422: Failure.BAD_REQUEST,
     429: Failure.REFUSED,
     502: Failure.UNREACHABLE,
     503: Failure.UNREACHABLE,
@@ -38,29 +38,29 @@ _FAILURES: Final = {
 
 
 class Transport(Protocol):
-    """A way to the extender."""
+    """Sends requests to the extender."""
 
     def ask(
         self, method: str, path: str, params: Params | None = None, body: bytes | None = None
     ) -> bytes:
-        """Return the body of an answer.
+        """Send a request and return the body of the answer.
 
         Raises:
-            ClientError: there is none, or it says no.
+            ClientError: the request failed or was refused.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """How a server is talked to.
+    """Credentials and TLS settings for a server.
 
     Attributes:
-        headers: sent with every question.
-        ca_file: who signs the server's certificate, None for whom this machine trusts.
-        cert_file: our own certificate, None for none ...
-        key_file: ... and its key.
-        verifies: whether the server's certificate is looked at.
-        server_name: the name in it, None for the URL's.
+        headers: headers of every request.
+        ca_file: CA of the server's certificate, None for the CAs of this machine.
+        cert_file: client certificate, None for none.
+        key_file: key of the client certificate, None for none.
+        verifies: whether to verify the server's certificate.
+        server_name: name in the server's certificate, None for the URL's host.
         timeout_seconds: limit for one answer.
     """
 
@@ -74,14 +74,14 @@ class Login:
 
 
 class UrlTransport:
-    """The way to a server at a URL.
+    """Sends requests to the server at a URL.
 
     Args:
         url: base URL, `http://` or `https://`.
-        login: how it is talked to.
+        login: credentials and TLS settings.
 
     Raises:
-        ClientError: that is no such URL, or a file of the login is not there.
+        ClientError: the URL is invalid, or a file of the login is missing.
     """
 
     def __init__(self, url: str, login: Login) -> None:
@@ -89,7 +89,7 @@ class UrlTransport:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ClientError(
                 f"url {url!r} is not allowed: must be like https://localhost:8889",
-                Failure.BAD_QUESTION,
+                Failure.BAD_REQUEST,
             )
         self.url = url.rstrip("/")
         self._headers = dict(login.headers)
@@ -100,19 +100,19 @@ class UrlTransport:
             **_tls(parts.scheme, login),
         )
 
-    def adding(self, headers: Mapping[str, str]) -> "UrlTransport":
-        """Return the same way with further headers."""
-        way = copy.copy(self)
-        way._headers = {**self._headers, **headers}  # noqa: SLF001 - our own
-        return way
+    def with_headers(self, headers: Mapping[str, str]) -> "UrlTransport":
+        """Return a copy of this transport with additional headers."""
+        copied = copy.copy(self)
+        copied._headers = {**self._headers, **headers}  # noqa: SLF001 - our own
+        return copied
 
     def ask(
         self, method: str, path: str, params: Params | None = None, body: bytes | None = None
     ) -> bytes:
-        """Return the body of an answer.
+        """Send a request and return the body of the answer.
 
         Raises:
-            ClientError: there is none, or it says no.
+            ClientError: the request failed or was refused.
         """
         query = f"?{urlencode(params)}" if params else ""
         headers = self._headers | ({"Content-Type": "application/json"} if body else {})
@@ -126,24 +126,24 @@ class UrlTransport:
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             failure = _FAILURES.get(response.status, Failure.FAULT)
             text = message_of(response.data)
-            # What is wrong with the question is no news of the server.
-            is_ours = failure in {Failure.NOT_FOUND, Failure.BAD_QUESTION} and text != NOTHING
+            # An error in the request says nothing about the server: leave its address out.
+            is_ours = failure in {Failure.NOT_FOUND, Failure.BAD_REQUEST} and text != NOTHING
             where = "" if is_ours else f"{self.url} answers {response.status}: "
             raise ClientError(f"{where}{text}", failure)
         return response.data
 
 
 def _tls(scheme: str, login: Login) -> dict[str, Any]:
-    """Return what urllib3 wants to know of TLS.
+    """Return the TLS arguments of urllib3's pool.
 
     Raises:
-        ClientError: a file is not there.
+        ClientError: a file is missing.
     """
     if scheme == "http":
         return {}
     for name, file in (("CA", login.ca_file), ("certificate", login.cert_file)):
         if file is not None and not Path(file).is_file():
-            raise ClientError(f"{name} file {file!r}: there is no such file", Failure.BAD_QUESTION)
+            raise ClientError(f"{name} file {file!r}: no such file", Failure.BAD_REQUEST)
     known = {
         "cert_reqs": "CERT_REQUIRED" if login.verifies else "CERT_NONE",
         "ca_certs": login.ca_file,
@@ -156,7 +156,7 @@ def _tls(scheme: str, login: Login) -> dict[str, Any]:
 
 
 def message_of(body: bytes) -> str:
-    """Return what an answer says is wrong: ours, a Status of the API server, or its text.
+    """Return an answer's error message: from our JSON, from a Status object, or its text.
 
     Example:
         >>> message_of(b'{"error": "no"}'), message_of(b'{"kind": "Status", "message": "x"}')
@@ -174,22 +174,22 @@ def message_of(body: bytes) -> str:
 
 
 def _kind(error: Exception) -> Failure:
-    return Failure.BAD_QUESTION if isinstance(error, ValueError) else Failure.UNREACHABLE
+    return Failure.BAD_REQUEST if isinstance(error, ValueError) else Failure.UNREACHABLE
 
 
 def _cause(error: BaseException, *, is_plain: bool) -> str:
-    """Return in a few words why a server cannot be reached."""
+    """Return the reason why a server cannot be reached, in a few words."""
     is_late = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
     if is_late and not isinstance(error, urllib3.exceptions.NewConnectionError):
         return f"no connection within {CONNECT_SECONDS:g} s"
     if isinstance(error, urllib3.exceptions.ReadTimeoutError):
         return "no answer in time (--timeout sets how long)"
     if isinstance(error, urllib3.exceptions.NameResolutionError):
-        return "its name is not known"
+        return "its host name cannot be resolved"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return str(error).rpartition(": ")[2]
     if any(isinstance(each, ConnectionResetError) for each in error.args):
-        hint = " (https:// where it speaks TLS)" if is_plain else ""
+        hint = " (use https:// if it speaks TLS)" if is_plain else ""
         return f"it closes the connection{hint}"
     text = str(error.__cause__ or error)
     text = text.partition(">: ")[2] or text

@@ -1,1 +1,1 @@
-"""The admission webhook: assigns a scheduler to GPU pods at creation."""
+"""The admission webhook: set the scheduler of GPU pods when they are created."""

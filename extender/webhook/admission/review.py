@@ -1,6 +1,6 @@
-"""AdmissionReview as the API server sends it (admission.k8s.io/v1), and the answer to it.
+"""Decode AdmissionReview requests (admission.k8s.io/v1) and encode their answers.
 
-Whatever comes is answered with leave to create the pod: this can change a pod, never stop one.
+Every answer allows the pod: the webhook may change a pod, but never refuses one.
 """
 
 import base64
@@ -23,10 +23,10 @@ MAX_WARNING: Final = 250
 
 
 class ReviewError(ValueError):
-    """What came is no review of a pod that is created; the message says what is wrong and where.
+    """The request is not a review of a pod's creation; the message gives the cause and its place.
 
     Attributes:
-        uid: of the review, "" where that cannot be read either.
+        uid: UID of the review, "" if it cannot be read.
     """
 
     def __init__(self, message: str, uid: str = "") -> None:
@@ -36,11 +36,11 @@ class ReviewError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """A pod that is about to be created.
+    """A pod that is being created.
 
     Attributes:
-        uid: of the review; the answer repeats it.
-        namespace: the pod's.
+        uid: UID of the review; the answer repeats it.
+        namespace: namespace of the pod.
         pod: the Pod object.
     """
 
@@ -50,10 +50,10 @@ class Review:
 
 
 def decode_review(body: bytes) -> Review:
-    """Read a review.
+    """Decode a review.
 
     Raises:
-        ReviewError: it is none, or not of a pod that is created.
+        ReviewError: it is malformed, or not about the creation of a pod.
     """
     if excess := excess_values(body):
         raise ReviewError(f"cannot read AdmissionReview: $ has {excess}")
@@ -89,15 +89,15 @@ def decode_review(body: bytes) -> Review:
 def patch_pod(
     pod: Mapping[str, object], *, scheduler: str, taint_key: str
 ) -> Sequence[Mapping[str, object]]:
-    """Return the JSON patch that gives a pod its scheduler, and lets it on that one's nodes.
+    """Return the JSON patch that sets a pod's scheduler and tolerates the taint of its nodes.
 
     Args:
         pod: the Pod object.
         scheduler: `spec.schedulerName` to set.
-        taint_key: key of the taint that keeps other pods off that scheduler's nodes, whose value is
-            the scheduler's name; "" for none.
+        taint_key: key of the taint that keeps other pods off that scheduler's nodes, "" for none.
+            The taint's value is the scheduler's name.
     """
-    # "add" sets a field that is there, too.
+    # "add" also replaces an existing field.
     patch: list[Mapping[str, object]] = [
         {"op": "add", "path": "/spec/schedulerName", "value": scheduler}
     ]
@@ -123,12 +123,12 @@ def patch_pod(
 def encode_answer(
     uid: str, *, patch: Sequence[Mapping[str, object]] = (), warnings: Sequence[str] = ()
 ) -> bytes:
-    """Return the answer: the pod may be created, as it is or changed.
+    """Encode an answer that allows the pod, changed or unchanged.
 
     Args:
-        uid: of the review.
-        patch: JSON patch of the pod, empty to leave it as it is.
-        warnings: for whoever creates the pod.
+        uid: UID of the review.
+        patch: JSON patch of the pod, empty to leave it unchanged.
+        warnings: warnings for the client that creates the pod.
     """
     response: dict[str, object] = {"uid": uid, "allowed": True}
     if patch:

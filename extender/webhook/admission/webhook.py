@@ -1,4 +1,4 @@
-"""Gives GPU pods a scheduler to which nobody gave one; it never stops a pod."""
+"""Set the scheduler of GPU pods that name none; the webhook never refuses a pod."""
 
 import asyncio
 import logging
@@ -33,11 +33,8 @@ from extender.webhook.admission.review import (
     patch_pod,
 )
 
-# Whether a scheduler is there: it holds its Lease as long as it renews it.
-
-
 DURATION_SECONDS: Final = 15.0
-"""Where the Lease does not say: what kube-scheduler writes unless told otherwise."""
+"""Assumed duration of a Lease that states none: kube-scheduler's default."""
 MAX_DURATION_SECONDS: Final = 3600.0
 
 TIMEOUT_SECONDS: Final = 5.0
@@ -46,17 +43,17 @@ ACTION: Final = "get leases.coordination.k8s.io"
 
 
 class SchedulerLease:
-    """Looks at a Lease again and again; nobody who asks waits for that.
+    """Checks periodically whether a scheduler renews its Lease; readers never wait.
 
-    A Lease counts from a renewal that was seen, on our own clock, for as long as it says itself:
-    clocks of other machines are not trusted, and what a dead scheduler left behind proves nothing.
+    A Lease is fresh for its own duration after a renewal was seen, measured on our clock. Clocks of
+    other machines are not trusted, and the Lease of a dead scheduler may still exist.
 
     Args:
-        client: the API server.
-        namespace: where the Lease is.
-        name: its name.
-        check_seconds: time between two looks.
-        monotonic: seconds since any moment.
+        client: client of the API server.
+        namespace: namespace of the Lease.
+        name: name of the Lease.
+        check_seconds: time between two checks.
+        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -80,18 +77,18 @@ class SchedulerLease:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether somebody holds the Lease now."""
+        """Whether a scheduler holds the Lease now."""
         return self._monotonic() < self._fresh_until
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check the Lease until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(self._check_seconds * random.uniform(0.9, 1.1))
 
-    async def look(self) -> None:
-        """Look at the Lease once; a look that fails changes nothing, and time goes on."""
-        # From before the question: the renewal is older than the answer.
+    async def check(self) -> None:
+        """Check the Lease once; a failed check changes nothing."""
+        # Take the time before the request: the renewal is older than the answer.
         started = self._monotonic()
         try:
             lease = await self._client.get(
@@ -104,60 +101,60 @@ class SchedulerLease:
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 self._seen, self._fresh_until = ("", ""), -math.inf
-            self._note(str(error))
+            self._log_failure(str(error))
         else:
-            self._take(mapping_of(lease.get("spec")), started)
-            self._note("")
-        self._tell()
+            self._apply(mapping_of(lease.get("spec")), started)
+            self._log_failure("")
+        self._log_change()
 
-    def _take(self, spec: object, at: float) -> None:
-        """Take what the Lease says."""
-        told = mapping_of(spec)
-        holder = text_of(told.get("holderIdentity"))
-        seen = (holder, text_of(told.get("renewTime")))
+    def _apply(self, spec: object, at: float) -> None:
+        """Apply the spec of the Lease."""
+        fields = mapping_of(spec)
+        holder = text_of(fields.get("holderIdentity"))
+        seen = (holder, text_of(fields.get("renewTime")))
         before, self._seen = self._seen, seen
-        if not holder:  # given back
+        if not holder:  # released
             self._fresh_until = -math.inf
         elif before is not None and seen != before:
-            duration = told.get("leaseDurationSeconds")
+            duration = fields.get("leaseDurationSeconds")
             if not isinstance(duration, int) or duration <= 0:
                 duration = DURATION_SECONDS
             self._fresh_until = at + min(float(duration), MAX_DURATION_SECONDS)
 
-    def _note(self, cause: str) -> None:
-        """Log a failure once, and once that it is over."""
+    def _log_failure(self, cause: str) -> None:
+        """Log each new cause of a failure once."""
         if cause and cause != self._cause:
             logger.warning(
-                "cannot look at the scheduler's Lease", extra={"lease": self._name, "cause": cause}
+                "cannot read the scheduler's Lease", extra={"lease": self._name, "cause": cause}
             )
         self._cause = cause
 
-    def _tell(self) -> None:
-        """Log when the scheduler comes or goes."""
+    def _log_change(self) -> None:
+        """Log that the scheduler appeared or disappeared."""
         if self.is_fresh == self._was_fresh:
             return
         self._was_fresh = self.is_fresh
         message = (
-            "the scheduler is there: pods are given to it"
+            "the scheduler renews its Lease: new GPU pods are assigned to it"
             if self._was_fresh
-            else "the scheduler does not renew its Lease: pods keep theirs"
+            else "the scheduler does not renew its Lease: new GPU pods keep their scheduler"
         )
         logger.info(message, extra={"lease": self._name})
 
 
-# Whether a pod can go to the nodes of the scheduler that it would be given; else it would wait.
-
 LABEL: Final = "idlegpu.io/scheduler"
-"""Label of the nodes that a scheduler places pods on, with its name as value: `addedAffinity` of
-its configuration wants it."""
+"""Label of the nodes that a scheduler places pods on; its value is the scheduler's name. The
+scheduler's `addedAffinity` requires it."""
 
 
 def is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
-    """Tell whether a pod is meant for nodes by name, as a DaemonSet's are: theirs may be no others.
+    """Return whether a pod is tied to nodes by name, or belongs to a DaemonSet.
+
+    Those nodes may belong to another scheduler.
 
     Args:
         pod: the Pod object.
-        selection: what it says of its nodes.
+        selection: its node selector and affinity.
     """
     owners = objects_of(mapping_of(pod.get("metadata")).get("ownerReferences"))
     return any(owner.get("kind") == "DaemonSet" for owner in owners) or any(
@@ -165,13 +162,13 @@ def is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
     )
 
 
-def takes_nodes_of(scheduler: str, selection: Selection) -> bool:
-    """Tell whether a pod can go to nodes with the label of a scheduler, for all it says of that.
+def may_use_nodes_of(scheduler: str, selection: Selection) -> bool:
+    """Return whether a pod's selector and affinity allow nodes with a scheduler's label.
 
     Example:
-        >>> takes_nodes_of("idlegpu-scheduler", Selection(labels=((LABEL, "another"),)))
+        >>> may_use_nodes_of("idlegpu-scheduler", Selection(labels=((LABEL, "another"),)))
         False
-        >>> takes_nodes_of("idlegpu-scheduler", Selection(labels=(("disk", "ssd"),)))
+        >>> may_use_nodes_of("idlegpu-scheduler", Selection(labels=(("disk", "ssd"),)))
         True
     """
     about_label = Selection(
@@ -190,60 +187,61 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "/admit"
 MAX_BODY_BYTES: Final = 4 << 20
-"""Objects have 1.5 MiB at most in etcd, and the API server reads no more than 3 MiB."""
-MOST_READ: Final = 64
-READ_EACH: Final = 16
-"""Reviews read at once, and of these from one address: whoever reaches the port may send any number
-of them, and as slowly as they like."""
+"""etcd stores objects of at most 1.5 MiB, and the API server reads at most 3 MiB."""
+MAX_READING: Final = 64
+MAX_READING_EACH: Final = 16
+"""Maximum number of reviews that are read at once, in total and from one address. Any client that
+reaches the port may send many of them, slowly."""
 READ_SECONDS: Final = 5.0
-"""The API server has gone on without an answer by then."""
+"""The API server no longer waits for an answer after this time."""
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 UNREADABLE: Final = "idlegpu could not read this pod; it is created as it is"
 
 
 class AdmissionOutcome(StrEnum):
-    """What became of a pod, for metrics."""
+    """Outcome for a pod, as a metric label."""
 
     SET = "set"
     NO_GPU = "no-gpu"
     DISABLED = "disabled"
-    """It says `idlegpu.io/enabled: "false"`."""
+    """The pod has the annotation `idlegpu.io/enabled: "false"`."""
     OTHER_SCHEDULER = "other-scheduler"
     BOUND = "bound"
-    """It names its node already: no scheduler looks at it."""
+    """The pod names its node already, so no scheduler handles it."""
     PINNED = "pinned"
-    """A DaemonSet's, or it names its nodes in its affinity: these may be another scheduler's."""
+    """The pod belongs to a DaemonSet or names its nodes in its affinity; another scheduler may own
+    them."""
     OTHER_NODES = "other-nodes"
-    """By its selector or affinity it cannot go to nodes with that scheduler's label."""
+    """The pod's selector or affinity excludes nodes with the scheduler's label."""
     SCHEDULER_ABSENT = "scheduler-absent"
-    """Nobody renews the Lease."""
+    """No scheduler renews the Lease."""
     UNREADABLE = "unreadable"
     FAULT = "fault"
-    """Of ours."""
+    """The webhook itself failed."""
 
 
 class SchedulerPresence(Protocol):
-    """Knows whether a scheduler is there."""
+    """Reports whether a scheduler is running."""
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it is; never waits."""
+        """Whether the scheduler is running; never waits."""
 
     async def run(self) -> None:
-        """Find out, again and again, until cancelled."""
+        """Check the scheduler until cancelled."""
 
 
 class AdmissionWebhook:
-    """Answers the API server about pods that are being created.
+    """Answers the API server's reviews of new pods.
 
     Args:
-        scheduler: what pods get.
+        scheduler: name of the scheduler to set.
         taint_key: key of the taint of that scheduler's nodes, "" for none.
-        resources: which resources are GPUs.
-        policy: what holds where a pod does not say.
-        lease: whether that scheduler is there.
-        admissions: counts by outcome.
+        resources: returns the names of GPU resources.
+        policy: returns the defaults for pods without annotations.
+        lease: reports whether the scheduler is running.
+        admissions: counter by outcome.
     """
 
     def __init__(
@@ -268,13 +266,13 @@ class AdmissionWebhook:
             admissions.labels(outcome)
 
     def build_app(self, middlewares: Iterable[Middleware] = ()) -> web.Application:
-        """Return what the API server asks."""
+        """Return the application that the API server calls."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
         app.add_routes([web.post(PATH, self._admit)])
         return app
 
     async def run(self) -> None:
-        """Look whether the scheduler is there until cancelled."""
+        """Check whether the scheduler is running until cancelled."""
         await self._lease.run()
 
     async def _admit(self, request: web.Request) -> web.Response:
@@ -282,15 +280,15 @@ class AdmissionWebhook:
         try:
             review = decode_review(await self._read(request))
             uid = review.uid
-            outcome, answer = self.judge(review)
+            outcome, answer = self.decide(review)
         except ReviewError as error:
-            self._complain(request, str(error))
+            self._log_unreadable(request, str(error))
             outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, error.uid)
         except TimeoutError:
-            self._complain(request, "it came too slowly")
+            self._log_unreadable(request, f"the body did not arrive within {READ_SECONDS:g} s")
             outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
         except web.HTTPRequestEntityTooLarge:
-            self._complain(request, "it is too large")
+            self._log_unreadable(request, f"the body is larger than {MAX_BODY_BYTES} bytes")
             outcome, answer = _unchanged(AdmissionOutcome.UNREADABLE, uid)
         except Exception as error:
             unlogged = self._throttle.due("fault", type(error).__name__)
@@ -300,8 +298,8 @@ class AdmissionWebhook:
         self._admissions.labels(outcome).inc()
         return web.Response(body=answer, content_type="application/json")
 
-    def _complain(self, request: web.Request, cause: str) -> None:
-        """Say what is wrong with a review, now and then: whoever reaches the port may send any."""
+    def _log_unreadable(self, request: web.Request, cause: str) -> None:
+        """Log an unreadable review, at a limited rate: any client may send many of them."""
         unlogged = self._throttle.due("unreadable", request.remote)
         if unlogged is not None:
             logger.warning(
@@ -313,12 +311,15 @@ class AdmissionWebhook:
         """Return the body.
 
         Raises:
-            ReviewError: too many come at once.
-            TimeoutError: it takes too long.
+            ReviewError: too many reviews are being read.
+            TimeoutError: the body does not arrive in time.
         """
         reading, address = self._reading, request.remote
-        if reading[address] >= READ_EACH or reading.total() >= MOST_READ:
-            raise ReviewError(f"{reading[address]} of {reading.total()} reviews that came at once")
+        if reading[address] >= MAX_READING_EACH or reading.total() >= MAX_READING:
+            raise ReviewError(
+                f"too many reviews at once: {reading[address]} of {reading.total()} are from this "
+                "address"
+            )
         reading[address] += 1
         try:
             async with asyncio.timeout(READ_SECONDS):
@@ -328,22 +329,22 @@ class AdmissionWebhook:
             if not reading[address]:
                 del reading[address]
 
-    def judge(self, review: Review) -> tuple[AdmissionOutcome, bytes]:
-        """Return what becomes of a pod, and the answer that says so."""
+    def decide(self, review: Review) -> tuple[AdmissionOutcome, bytes]:
+        """Return the outcome for a pod and the encoded answer."""
         parsed = parse_request(review.pod, resources=self._resources(), defaults=self._policy())
         if parsed.is_disabled:
             outcome = AdmissionOutcome.DISABLED
         elif parsed.request is None:
             outcome = AdmissionOutcome.NO_GPU
         else:
-            outcome = self._judge_gpu_pod(review.pod)
+            outcome = self._decide_gpu_pod(review.pod)
         if outcome is not AdmissionOutcome.SET:
             return outcome, encode_answer(review.uid)
         problems = [problem.message for problem in parsed.problems]
         patch = patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
         return outcome, encode_answer(review.uid, patch=patch, warnings=problems)
 
-    def _judge_gpu_pod(self, pod: Mapping[str, object]) -> AdmissionOutcome:
+    def _decide_gpu_pod(self, pod: Mapping[str, object]) -> AdmissionOutcome:
         spec = mapping_of(pod.get("spec"))
         if text_of(spec.get("nodeName")):
             return AdmissionOutcome.BOUND
@@ -352,7 +353,7 @@ class AdmissionWebhook:
         selection = read_selection(pod)
         if is_pinned(pod, selection):
             return AdmissionOutcome.PINNED
-        if not takes_nodes_of(self._scheduler, selection):
+        if not may_use_nodes_of(self._scheduler, selection):
             return AdmissionOutcome.OTHER_NODES
         return AdmissionOutcome.SET if self._lease.is_fresh else AdmissionOutcome.SCHEDULER_ABSENT
 
@@ -361,7 +362,7 @@ def _unchanged(outcome: AdmissionOutcome, uid: str) -> tuple[AdmissionOutcome, b
     return outcome, encode_answer(uid, warnings=[UNREADABLE])
 
 
-def make_webhook(
+def build_webhook(
     client: KubeClient,
     settings: Admission,
     *,
@@ -370,7 +371,7 @@ def make_webhook(
     policy: Callable[[], Policy],
     admissions: Metric,
 ) -> AdmissionWebhook | None:
-    """Return the webhook, None where the settings want none; see `AdmissionWebhook`."""
+    """Return the webhook, None if the settings disable it; arguments as for `AdmissionWebhook`."""
     if not settings.listen:
         return None
     lease = SchedulerLease(

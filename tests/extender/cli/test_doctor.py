@@ -85,7 +85,7 @@ def test_an_extender_without_a_cluster_is_asked_all_the_same(run: Run) -> None:
 
     report = json.loads(result.stdout)
     why = {one["code"]: one["why"] for one in report["not_run"]}
-    assert "kubeconfig /nowhere: there is no such file" in why["IG203"]
+    assert "kubeconfig /nowhere: no such file" in why["IG203"]
     # The world behind this has no /v1/unasked.
     assert "IG101" not in why
 
@@ -96,5 +96,5 @@ def test_what_keeps_many_checks_from_running_is_reported_once(run: Run) -> None:
     lines = result.stdout.splitlines()
     assert "IG203 could not run  nodes offer all their GPUs: nodes: (1)" in lines
     assert [line for line in lines if "/nowhere" in line] == [
-        "(1) kubeconfig /nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG)"
+        "(1) kubeconfig /nowhere: no such file: set another one with --kubeconfig (KUBECONFIG)"
     ]

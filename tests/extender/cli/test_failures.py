@@ -76,7 +76,9 @@ def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_reported_as_such(
         result = run("nodes", "--url", f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
 
-    assert "closes the connection (https:// where it speaks TLS)" in " ".join(result.stderr.split())
+    assert "closes the connection (use https:// if it speaks TLS)" in " ".join(
+        result.stderr.split()
+    )
     assert result.exit_code == 3
 
 
@@ -97,7 +99,7 @@ def test_a_manifest_without_a_pod_is_refused(run: Run, text: str) -> None:
     [
         (
             "/nowhere",
-            "/nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG); or connect "
+            "/nowhere: no such file: set another one with --kubeconfig (KUBECONFIG); or connect "
             "to an extender directly, --url (IDLEGPU_URL)",
         ),
         ("text", "cannot use kubeconfig"),

@@ -222,7 +222,7 @@ def test_what_the_api_server_refuses_is_reported(submit: Run, cluster: FakeClust
 def test_submitting_takes_a_kubeconfig(run: Run, tmp_path: Path) -> None:
     result = run("run", "--apply", "--kubeconfig", str(tmp_path / "none"), "--", "true")
 
-    assert "there is no such file" in result.stderr
+    assert "no such file" in result.stderr
     assert result.exit_code == 2
 
 

@@ -265,7 +265,7 @@ def read_review(raw: Mapping[str, object]) -> object:
     except (RecursionError, ValueError):
         return "it cannot be sent"
     try:
-        return WEBHOOK.judge(decode_review(body))
+        return WEBHOOK.decide(decode_review(body))
     except ReviewError as error:
         return error
 

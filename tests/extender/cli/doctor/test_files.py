@@ -156,7 +156,7 @@ def test_what_is_nothing_is_refused(tmp_path: Path, text: str, words: str) -> No
     with pytest.raises(ClientError, match=words) as raised:
         read(tmp_path, file_txt=text)
 
-    assert raised.value.failure is Failure.BAD_QUESTION
+    assert raised.value.failure is Failure.BAD_REQUEST
 
 
 def test_a_file_that_is_not_there_is_refused() -> None:

@@ -126,13 +126,13 @@ def test_what_is_refused_is_missing_and_the_rest_is_there() -> None:
 
 def test_without_a_kubeconfig_all_of_the_cluster_is_missing() -> None:
     def none() -> Cluster:
-        raise ClientError("there is no such file", Failure.BAD_QUESTION)
+        raise ClientError("no such file", Failure.BAD_REQUEST)
 
     pile = FactCollector()
     gather_cluster(pile, none, ACCOUNT)
 
     for name in ("nodes", "pods", "schedulers", "rights", "certificates", "exporter"):
-        assert pile.facts(NOW).why_missing(name).endswith("there is no such file")
+        assert pile.facts(NOW).why_missing(name).endswith("no such file")
 
 
 def test_config_maps_are_looked_for_where_schedulers_run() -> None:

@@ -1,4 +1,4 @@
-"""The way through the API server's proxy, as a kubeconfig names it."""
+"""The path through the API server's proxy, as a kubeconfig names it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,14 +195,14 @@ def test_what_the_proxy_refuses_names_the_service(kubeconfig: str) -> None:
 @pytest.mark.parametrize("service", ["", "a", "a/b/c", "A/b:c", "../x:y", "a/b:c?d"])
 def test_what_is_no_service_is_refused(kubeconfig: str, service: str) -> None:
     with pytest.raises(ClientError, match="must be namespace/name:port"):
-        Cluster.of(kubeconfig).service(service)
+        Cluster.from_kubeconfig(kubeconfig).service(service)
 
 
 def test_a_context_that_is_not_there_is_told(kubeconfig: str) -> None:
     with pytest.raises(ClientError, match=r"cannot use kubeconfig .*three"):
-        Cluster.of(kubeconfig, context="three")
+        Cluster.from_kubeconfig(kubeconfig, context="three")
 
 
 def test_the_namespace_is_that_of_the_context(kubeconfig: str) -> None:
-    assert Cluster.of(kubeconfig).namespace == "team"
-    assert Cluster.of(kubeconfig, context="two").namespace == "default"
+    assert Cluster.from_kubeconfig(kubeconfig).namespace == "team"
+    assert Cluster.from_kubeconfig(kubeconfig, context="two").namespace == "default"

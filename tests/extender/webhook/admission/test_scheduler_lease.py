@@ -38,7 +38,7 @@ class Held:
     async def renew(self) -> None:
         """Have it renewed, and looked at."""
         self.renewals += 1
-        await self.lease.look()
+        await self.lease.check()
 
 
 @pytest_asyncio.fixture
@@ -71,14 +71,14 @@ async def held(tmp_path: Path) -> AsyncIterator[Held]:
 
 async def test_a_lease_that_a_dead_scheduler_left_behind_proves_nothing(held: Held) -> None:
     for _ in range(3):
-        await held.lease.look()
+        await held.lease.check()
         held.now += 1.0
 
     assert not held.lease.is_fresh
 
 
 async def test_a_lease_that_is_renewed_is_fresh_until_its_duration_is_over(held: Held) -> None:
-    await held.lease.look()
+    await held.lease.check()
     await held.renew()
     assert held.lease.is_fresh
 
@@ -94,17 +94,17 @@ async def test_the_log_says_when_the_scheduler_comes_and_goes(
 ) -> None:
     caplog.set_level(logging.INFO, "extender.webhook.admission.webhook")
 
-    await held.lease.look()
+    await held.lease.check()
     assert caplog.messages == []
 
     await held.renew()
     await held.renew()
     held.now += 100.0
-    await held.lease.look()
-    await held.lease.look()
+    await held.lease.check()
+    await held.lease.check()
     assert caplog.messages == [
-        "the scheduler is there: pods are given to it",
-        "the scheduler does not renew its Lease: pods keep theirs",
+        "the scheduler renews its Lease: new GPU pods are assigned to it",
+        "the scheduler does not renew its Lease: new GPU pods keep their scheduler",
     ]
 
 
@@ -114,14 +114,14 @@ async def test_replicas_do_not_look_all_at_once(
 ) -> None:
     slept: list[float] = []
 
-    async def look(_: SchedulerLease) -> None:
+    async def check(_: SchedulerLease) -> None:
         pass
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(SchedulerLease, "look", look)
+    monkeypatch.setattr(SchedulerLease, "check", check)
     monkeypatch.setattr("extender.webhook.admission.webhook.random.uniform", bound)
     monkeypatch.setattr("extender.webhook.admission.webhook.asyncio.sleep", sleep)
 
@@ -132,10 +132,10 @@ async def test_replicas_do_not_look_all_at_once(
 
 
 async def test_a_lease_that_was_stale_is_fresh_again_once_somebody_renews_it(held: Held) -> None:
-    await held.lease.look()
+    await held.lease.check()
     await held.renew()
     held.now += 100.0
-    await held.lease.look()
+    await held.lease.check()
     assert not held.lease.is_fresh
 
     held.holder = "scheduler-b"
@@ -145,7 +145,7 @@ async def test_a_lease_that_was_stale_is_fresh_again_once_somebody_renews_it(hel
 
 
 async def test_a_lease_that_was_given_back_is_not_fresh_at_once(held: Held) -> None:
-    await held.lease.look()
+    await held.lease.check()
     await held.renew()
 
     held.holder = None
@@ -157,14 +157,14 @@ async def test_a_lease_that_was_given_back_is_not_fresh_at_once(held: Held) -> N
 async def test_a_lease_that_was_deleted_is_not_fresh_and_comes_back_with_its_first_renewal(
     held: Held,
 ) -> None:
-    await held.lease.look()
+    await held.lease.check()
     await held.renew()
     held.status = 404
-    await held.lease.look()
+    await held.lease.check()
     assert not held.lease.is_fresh
 
     held.status = 200
-    await held.lease.look()
+    await held.lease.check()
 
     # It was not there a moment ago: somebody has just made it.
     assert held.lease.is_fresh
@@ -173,24 +173,24 @@ async def test_a_lease_that_was_deleted_is_not_fresh_and_comes_back_with_its_fir
 async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing_and_is_logged_once(
     held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await held.lease.look()
+    await held.lease.check()
     await held.renew()
     held.status = 503
 
-    await held.lease.look()
+    await held.lease.check()
     was_fresh = held.lease.is_fresh
     assert was_fresh
-    assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
+    assert caplog.messages.count("cannot read the scheduler's Lease") == 1
 
     held.now += 15.1
-    await held.lease.look()
-    assert caplog.messages.count("cannot look at the scheduler's Lease") == 1
+    await held.lease.check()
+    assert caplog.messages.count("cannot read the scheduler's Lease") == 1
     assert not held.lease.is_fresh
 
 
 async def test_a_duration_of_a_second_is_taken_as_it_is(held: Held) -> None:
     held.duration = 1
-    await held.lease.look()
+    await held.lease.check()
     await held.renew()
 
     held.now += 1.1
@@ -202,7 +202,7 @@ async def test_a_duration_that_is_none_is_taken_for_the_usual_one(
     held: Held, duration: object
 ) -> None:
     held.duration = duration
-    await held.lease.look()
+    await held.lease.check()
     await held.renew()
 
     held.now += 14.9

@@ -16,9 +16,9 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.runtime.metrics import Metrics
 from extender.webhook.admission.webhook import (
     MAX_BODY_BYTES,
-    MOST_READ,
+    MAX_READING,
+    MAX_READING_EACH,
     PATH,
-    READ_EACH,
     AdmissionWebhook,
 )
 from tests.extender.fake_kube import eventually
@@ -233,7 +233,7 @@ async def test_reviews_that_come_too_slowly_or_too_many_at_once_stop_no_pod(
         response = (await answer.json())["response"]
 
     assert (response["allowed"], "patch" in response) == (True, False)
-    monkeypatch.setattr("extender.webhook.admission.webhook.MOST_READ", 0)
+    monkeypatch.setattr("extender.webhook.admission.webhook.MAX_READING", 0)
     assert await served.scheduler_of(made(pod())) == ""
     assert served.count("unreadable") == 2
 
@@ -272,8 +272,10 @@ async def test_who_sends_reviews_without_end_keeps_out_nobody_from_another_addre
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0), limit=0)
     async with aiohttp.ClientSession(connector=connector) as greedy:
         url = served.client.make_url(PATH)
-        slow = [asyncio.create_task(greedy.post(url, data=slowly())) for _ in range(MOST_READ + 10)]
-        await eventually(lambda: served.count("unreadable") == MOST_READ + 10 - READ_EACH)
+        slow = [
+            asyncio.create_task(greedy.post(url, data=slowly())) for _ in range(MAX_READING + 10)
+        ]
+        await eventually(lambda: served.count("unreadable") == MAX_READING + 10 - MAX_READING_EACH)
 
         assert await served.scheduler_of(made(pod())) == "idlegpu-scheduler"
         for task in slow:
