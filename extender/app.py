@@ -15,7 +15,6 @@ from extender.api.fleet_routes import FleetRoutes
 from extender.api.health_routes import health_routes
 from extender.api.metrics_route import export_ports, export_state, metrics_route
 from extender.api.page.routes import STREAM, PageRoutes
-from extender.core.request.gpu_resources import ResourceNames
 from extender.effects.annotation_warnings import AnnotationWarnings
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.peers import Peers
@@ -76,7 +75,6 @@ class Extender:
     """
 
     reloader: Reloader | None = None
-    addresses: tuple[str, ...] = ()
 
     def __init__(self, settings: Settings, client: KubeClient, clock: Clock = time.time) -> None:
         self.settings = settings
@@ -87,19 +85,7 @@ class Extender:
         self.metrics = Metrics()
         self.metrics.settings_loaded_at.set(clock())
         self.request_log = RequestLog(self.fleet, clock=clock, monotonic=time.monotonic)
-        self.peers = (
-            Peers(
-                settings.peers,
-                self.request_log.take,
-                self.metrics,
-                listen=settings.listen_address[0],
-                secret=settings.peer_secret(),
-            )
-            if settings.peers.is_used
-            else None
-        )
-        if self.peers is not None:
-            self.request_log.tell = self.peers.report
+        self.peers = self._build_peers(settings) if settings.peers.is_used else None
         self.bypassed_pods = BypassedPods(
             self.request_log,
             self.metrics,
@@ -164,7 +150,7 @@ class Extender:
         )
         self.webhooks = Webhooks(
             placer=self.placer,
-            resources=settings.resource_patterns,
+            resources=self.source_manager.resources,
             metrics=self.metrics,
             max_score=settings.wire.max_score,
             shortlist=settings.wire.shortlist,
@@ -182,7 +168,7 @@ class Extender:
             client,
             settings.admission,
             own_namespace=own_namespace(settings.kubeconfig),
-            resources=lambda: self.webhooks.resources,
+            resources=self.source_manager.resources,
             policy=lambda: self.fleet.policy,
             admissions=self.metrics.admissions,
         )
@@ -194,7 +180,7 @@ class Extender:
         self.fleet_routes = FleetRoutes(
             self.fleet,
             self.placer,
-            settings.resource_patterns,
+            self.source_manager.resources,
             DecisionRoutes(self.history, replicas),
             self.source_manager.unreadable,
         )
@@ -202,7 +188,7 @@ class Extender:
         self._bypassed_pods_table = BypassedPodsTable(self.bypassed_pods, replicas)
         self.explain_routes = ExplainRoutes(
             self.placer,
-            lambda: self.fleet_routes.resources,
+            self.source_manager.resources,
             clock,
             replicas=replicas,
             prices=settings.prices,
@@ -232,9 +218,27 @@ class Extender:
         self._metrics_route = metrics_route(
             self.metrics, self._state, self.request_tracker.yield_control
         )
+        self.server_ports = ServerPorts(
+            settings,
+            self.build_app(),
+            self.build_status_app(),
+            self.build_admission_app(),
+            watch=self.request_tracker.watch,
+        )
+        export_ports(self.metrics, [*self.server_ports.ports, *self.source_manager.ports])
 
-    def _decide_about(self, resources: ResourceNames) -> None:
-        self.webhooks.resources = self.fleet_routes.resources = resources
+    def _build_peers(self, settings: Settings) -> Peers:
+        peers = Peers(
+            settings.peers,
+            self.request_log.take,
+            self.metrics,
+            listen=settings.listen_address[0],
+            secret=settings.peer_secret(),
+            tls=lambda: self.server_ports.client_context,
+            faults=lambda: self.readiness.faults(),  # noqa: PLW0108 - it is built later
+        )
+        self.request_log.answered.subscribe(peers.report)
+        return peers
 
     def _dropped(self) -> int:
         return self.events.counts.dropped
@@ -282,6 +286,11 @@ class Extender:
             self.waker = self._build_waker(settings, self.waker)
             if self.waker is not None:
                 self.tasks.start(WAKER, self.waker.run)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Base URLs of all ports, those of the webhooks first."""
+        return self.server_ports.urls
 
     @property
     def is_ready(self) -> bool:
@@ -360,7 +369,6 @@ class Extender:
         async with asyncio.TaskGroup() as group:
             self.tasks.own(group)
             group.create_task(keep("gc", self.gc_control.run), name="gc")
-            self.source_manager.cluster.on_resources = self._decide_about
             self.source_manager.start()
             self.source_manager.start_past_use(self.explain_routes.idleness)
             group.create_task(keep("allocate", self.warm_up.allocate), name="allocate")
@@ -409,21 +417,9 @@ async def start(
         extender = Extender(settings, client, clock)
         if file is not None:
             extender.follow_settings(file)
-        server_ports = ServerPorts(
-            settings,
-            extender.build_app(),
-            extender.build_status_app(),
-            extender.build_admission_app(),
-            watch=extender.request_tracker.watch,
-        )
-        export_ports(extender.metrics, [*server_ports.ports, *extender.source_manager.ports])
-        if extender.peers is not None:
-            extender.peers.tls = lambda: server_ports.client_context
-            extender.peers.faults = extender.readiness.faults
-        extender.request_tracker.callers = server_ports.callers
+        server_ports = extender.server_ports
         try:
             await server_ports.open()
-            extender.addresses = server_ports.urls
             logger.info("serving", extra={"urls": extender.addresses})
             async with asyncio.TaskGroup() as group:
                 background = group.create_task(extender.run(), name="extender")
@@ -455,7 +451,7 @@ async def _drain(extender: Extender, stopping: asyncio.Event) -> None:
     if settings.drain_seconds:
         logger.info("draining", extra={"seconds": settings.drain_seconds})
         await extender.request_tracker.drain_connections(
-            settings.drain_seconds, settings.shutdown_seconds
+            settings.drain_seconds, settings.shutdown_seconds, extender.server_ports.callers
         )
 
 

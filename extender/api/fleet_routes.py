@@ -67,7 +67,7 @@ class FleetRoutes:
     Args:
         fleet: state of the fleet.
         placer: ranks nodes, and remembers decisions.
-        resources: names of GPU resources; may be replaced.
+        resources: returns the names of GPU resources.
         decisions: routes of the decisions; None for this replica's decisions only.
         unreadable: returns namespace and name of malformed objects, by resource.
     """
@@ -76,13 +76,13 @@ class FleetRoutes:
         self,
         fleet: Fleet,
         placer: Placer,
-        resources: ResourceNames,
+        resources: Callable[[], ResourceNames],
         decisions: DecisionRoutes | None = None,
         unreadable: Callable[[], Mapping[str, Sequence[tuple[str, str]]]] = dict,
     ) -> None:
         self._fleet = fleet
         self._placer = placer
-        self.resources = resources
+        self._resources = resources
         self.decisions = decisions or DecisionRoutes(placer.history)
         self._unreadable = unreadable
 
@@ -163,9 +163,10 @@ class FleetRoutes:
         check_parameters(query, _BEST_PARAMETERS)
         count = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
         limit = read_number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
-        resource = query.get("resource", self.resources.names[0])
-        if not self.resources.matches(resource) or "*" in resource:
-            allowed = ", ".join(self.resources.names)
+        resources = self._resources()
+        resource = query.get("resource", resources.names[0])
+        if not resources.matches(resource) or "*" in resource:
+            allowed = ", ".join(resources.names)
             raise QueryError("resource", resource, f"must be a GPU resource: {allowed}")
         pod = {
             "metadata": {
@@ -177,7 +178,7 @@ class FleetRoutes:
             },
             "spec": {"containers": [{"resources": {"limits": {resource: str(count)}}}]},
         }
-        parsed = parse_request(pod, resources=self.resources, defaults=self._placer.policy)
+        parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
         for problem in parsed.problems:
             name = {value.value: key for key, value in _ANNOTATION_OF.items()}[problem.annotation]
             raise QueryError(name, problem.value, f"must be {problem.allowed}")

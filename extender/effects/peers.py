@@ -112,6 +112,8 @@ class Peers:
         monotonic: clock of the records.
         instance: name of this replica, unique to its process.
         secret: shared secret without TLS, or "" for none.
+        tls: returns the TLS context for requests to replicas, or None.
+        faults: returns the sources that this replica does not reach; see `Message`.
     """
 
     def __init__(
@@ -124,13 +126,13 @@ class Peers:
         monotonic: Callable[[], float] = time.monotonic,
         instance: str = "",
         secret: str = "",
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        faults: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         self.instance = instance or make_identity()
         self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-        self.tls: Callable[[], ssl.SSLContext | None] = lambda: None
-        """Returns the TLS context for requests to replicas, or None; set before `run`."""
-        self.faults: Callable[[], Collection[str] | None] = lambda: None
-        """Returns the sources that this replica does not reach."""
+        self._tls = tls
+        self._faults = faults
         self._settings = settings
         self._take = take
         self._metrics = metrics
@@ -262,8 +264,8 @@ class Peers:
                 interval_seconds=self._settings.interval_seconds,
                 monotonic=self._monotonic,
                 count=self._count_sent,
-                tls=self.tls,
-                faults=self.faults,
+                tls=self._tls,
+                faults=self._faults,
             )
             self._tasks[address] = group.create_task(
                 keep("peer", link.run), name=f"peer {address[0]}"

@@ -7,12 +7,10 @@ from dataclasses import replace
 from enum import IntEnum
 from itertools import chain, islice
 from math import inf
-from operator import attrgetter
 
 import numpy as np
 
 from extender.core.decision.allocation import DeviceTenancy, allocate
-from extender.core.decision.landing import NONE_OUT
 from extender.core.devices.expected_devices import (
     Expected,
     ExpectedDevice,
@@ -73,23 +71,34 @@ class NodeAllocations:
     Args:
         policy: settings of the decision.
         store: devices and their readings.
-
-    Attributes:
-        is_out: returns which devices are estimated to be out of order, as in `Telemetry.is_out`.
         started_at: returns when a pod started.
         works_since: returns when a pod's GPU containers last started.
+        last_used: returns the memory that a pod (UID) was last seen to use on a device, None if
+            unknown.
+        is_out: returns which devices are estimated to be out of order, as in `Telemetry.is_out`.
+
+    Attributes:
         offers: when nodes began to offer fewer devices, or came back.
         departures: what pods release when they end.
         sharing: which nodes share their devices among pods.
         like: memory that pods were measured to use, for similar pods.
     """
 
-    def __init__(self, policy: Policy, store: DeviceStore) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        store: DeviceStore,
+        *,
+        started_at: Callable[[PodRecord], float | None],
+        works_since: Callable[[PodRecord], float | None],
+        last_used: Callable[[str, DeviceKey], int | None],
+        is_out: Callable[[], Flags],
+    ) -> None:
         self._policy = policy
         self._store = store
-        self.is_out: Callable[[], Flags] = lambda: NONE_OUT
-        self.started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
-        self.works_since: Callable[[PodRecord], float | None] = attrgetter("works_since")
+        self._is_out = is_out
+        self._started_at = started_at
+        self._works_since = works_since
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
         self._zone_ids: dict[str, int] = {"": 0}
@@ -104,7 +113,7 @@ class NodeAllocations:
         self._unseen_ends = UnseenEnds(store)
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
-        self.departures = Departures(store, self._rows, self._held)
+        self.departures = Departures(store, self._rows, self._held, last_used)
         self.sharing = ShareEvidence(store)
         self.like = LikePods()
         self.surplus: list[int] = []
@@ -440,10 +449,10 @@ class NodeAllocations:
         tenancy = DeviceTenancy(
             is_mapped=self._mappings.of(node.name).is_known,
             shared_policy=policy.shared_policy,
-            is_out=self.is_out(),
+            is_out=self._is_out(),
             assumed=policy.assumed,
-            started_at=self.started_at,
-            works_since=self.works_since,
+            started_at=self._started_at,
+            works_since=self._works_since,
             expected=self.like.of,
         )
         is_counted = bool(node.capacity or node.allocatable)
@@ -485,7 +494,7 @@ class NodeAllocations:
 
     def _is_measured(self, pod: PodRecord, row: int) -> bool:
         """Return whether the readings of a device cover the whole use of a pod on it."""
-        started_at, told_at = self.started_at(pod), self._store.told_at(row)
+        started_at, told_at = self._started_at(pod), self._store.told_at(row)
         if started_at is None or told_at is None:
             return False
         return told_at >= started_at + self._policy.assumed.warm_up_seconds
@@ -499,7 +508,7 @@ class NodeAllocations:
         self._loading_until.pop(name, None)
         if any(any(row.loading) for row in self._rows[name].values()):
             seconds = self._policy.assumed.loading_seconds
-            starts = [at for pod in pods if (at := self.works_since(pod)) is not None]
+            starts = [at for pod in pods if (at := self._works_since(pod)) is not None]
             # Readings are late: a pod that has loaded may not be measured yet.
             late = now - seconds - self._policy.freshness.max_age_seconds
             first = min((at for at in starts if at > late), default=late)

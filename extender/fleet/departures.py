@@ -181,9 +181,8 @@ class Departures:
         store: devices and their readings.
         rows: latest rows by node and resource.
         held: devices that each pod is known to hold, by node and pod UID.
-
-    Attributes:
-        told: returns the memory that a pod (UID) was last seen to use on a device, None if unknown.
+        last_used: returns the memory that a pod (UID) was last seen to use on a device, None if
+            unknown.
     """
 
     def __init__(
@@ -191,12 +190,13 @@ class Departures:
         store: DeviceStore,
         rows: Mapping[str, Mapping[str, PoolRow]],
         held: Mapping[str, Mapping[str, tuple[int, ...]]],
+        last_used: Callable[[str, DeviceKey], int | None],
     ) -> None:
         self._store = store
         self._rows = rows
         self._held = held
         self._gone: dict[str, dict[str, _Gone]] = {}
-        self.told: Callable[[str, DeviceKey], int | None] = lambda _uid, _device: None
+        self._last_used = last_used
 
     def end(
         self, pod: PodRecord, rows: Sequence[int], at: float, *, staying: Column | None = None
@@ -397,7 +397,7 @@ class Departures:
     def told_of(self, pod: PodRecord, row: int) -> float:
         """Return the bytes that a pod was last seen to use on a device; NaN if unknown."""
         info = self._store.info(row)
-        told = None if info is None else self.told(pod.uid, info.key)
+        told = None if info is None else self._last_used(pod.uid, info.key)
         return math.nan if told is None else told
 
     def _late(self, left: _Left, row: int) -> tuple[_Release, bool]:

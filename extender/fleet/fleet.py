@@ -26,6 +26,7 @@ from extender.fleet.snapshots import Snapshots
 from extender.fleet.source_state import SourceState
 from extender.fleet.staged_policy import StagedPolicy
 from extender.fleet.store import DeviceStore
+from extender.runtime.topic import Topic
 
 STEP_SECONDS = 1.0
 """The clock was set back if it goes back by more than this."""
@@ -50,8 +51,8 @@ class Fleet:
             state before. It always includes pods that came or went.
 
     Attributes:
-        on_change: called when pods came to a node or left it, or were placed.
-        on_waiting: called with each new GPU pod that is not bound.
+        changed: published when pods came to a node or left it.
+        pod_waiting: published for each new GPU pod that is not bound.
         contested: number of readings refused because another node reports the device.
         unbound_pods: GPU pods that are not bound and have not ended, by UID; read only.
         namespaces: number of GPU pods by namespace; read only.
@@ -65,8 +66,8 @@ class Fleet:
         self.ledger = Ledger()
         self.sources: dict[str, SourceState] = {}
         self.store = DeviceStore(policy)
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_waiting: Callable[[PodRecord], None] = lambda _: None
+        self.changed: Topic[[]] = Topic()
+        self.pod_waiting: Topic[[PodRecord]] = Topic()
         self.contested = 0
         self._known = KnownPods()
         self.unbound_pods = self._known.unbound
@@ -77,7 +78,15 @@ class Fleet:
         self._latest_at = -math.inf
         self._nodes: dict[str, NodeRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}
-        self._layouts = NodeAllocations(policy, self.store)
+        self._clocks = PodClocks()
+        self._layouts = NodeAllocations(
+            policy,
+            self.store,
+            started_at=self._clocks.started_at,
+            works_since=self._clocks.works_since,
+            last_used=self.pod_memory.last,
+            is_out=lambda: self._snapshots.is_out(),  # noqa: PLW0108 - they are built later
+        )
         self._failures = FailureLog(policy.early_failures, self.store.had_fault)
         self._in_steps = in_steps
         self._gained, self._dirty, self._late = set[str](), set[str](), set[str]()
@@ -86,11 +95,6 @@ class Fleet:
         self._snapshots = Snapshots(
             self.store, self._layouts, self._failures, clock, in_steps=in_steps
         )
-        self._layouts.is_out = self._snapshots.is_out
-        self._clocks = PodClocks()
-        self._layouts.started_at = self._clocks.started_at
-        self._layouts.works_since = self._clocks.works_since
-        self._layouts.departures.told = self.pod_memory.last
 
     # --- API server -----------------------------------------------------------------------------
 
@@ -143,12 +147,12 @@ class Fleet:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if not record.node:
             if before is None:
-                self.on_waiting(record)
+                self.pod_waiting.publish(record)
             return
         if record.holds_devices and not (before is not None and before.holds_devices):
             self._gained.add(record.node)
         self._dirty.add(record.node)
-        self.on_change()
+        self.changed.publish()
         if record.is_failed_early:
             self._failures.note(record, record.failed_at or now)
             self._snapshots.doubt()
@@ -199,7 +203,7 @@ class Fleet:
         self._layouts.end_tenancy(record, at, has_others=bool(others))
         self._ended.add(record.node)
         self._dirty.add(record.node)
-        self.on_change()
+        self.changed.publish()
 
     # --- sources --------------------------------------------------------------------------------
 

@@ -196,23 +196,29 @@ class RegretWatch:
         clock: seconds since the epoch.
         pods: so many are watched at once, and so many results are kept; 0 for none.
         after_seconds: so long after its binding a pod is judged.
+        on_outcome: called with each result.
 
     Attributes:
         outcomes: results, the oldest first.
-        on_outcome: is told of each.
         left_out: bound pods that were not judged: they came too fast, were too many, or too little
             was seen of them.
     """
 
     def __init__(
-        self, fleet: Fleet, clock: Callable[[], float], *, pods: int, after_seconds: float
+        self,
+        fleet: Fleet,
+        clock: Callable[[], float],
+        *,
+        pods: int,
+        after_seconds: float,
+        on_outcome: Callable[[PlacementOutcome], None] = lambda _: None,
     ) -> None:
         self.outcomes: deque[PlacementOutcome] = deque(maxlen=pods)
-        self.on_outcome: Callable[[PlacementOutcome], None] = lambda _: None
         self.left_out = 0
         self._fleet = fleet
         self._clock = clock
         self._pods = pods
+        self._on_outcome = on_outcome
         self._activity = ActivityLog(after_seconds)
         self._waiting: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._watched: OrderedDict[str, _Watched] = OrderedDict()
@@ -334,7 +340,7 @@ class RegretWatch:
             choice_then=choice.activity if choice else None,
         )
         self.outcomes.append(outcome)
-        self.on_outcome(outcome)
+        self._on_outcome(outcome)
 
     def _mean(self, landing: _Landing, since: float) -> float | None:
         """Return the mean activity of devices since a time, of those that are still there."""

@@ -14,7 +14,7 @@ from extender.insight.regret_table import RegretMetrics, RegretTable
 from extender.insight.regret_watch import RegretWatch
 from extender.insight.replicas import Replicas
 from extender.placement.history import DecisionRecord
-from extender.placement.placer import Placer
+from extender.placement.placer import Placer, Weighed
 from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
@@ -57,11 +57,11 @@ class ShadowMode:
         self._yield_control = request_tracker.yield_control
         self._wait_for_quiet = request_tracker.wait_for_quiet
         self.log: DecisionLogWriter | None = None
-        self.regret = self._make_regret(settings)
         self._metrics = RegretMetrics(metrics.registry, lambda: self.regret)
-        self.regret.on_outcome = self._metrics.note
+        self.regret = self._make_regret(settings)
         metrics.registry.register(_LogCounts(lambda: self.log, lambda: self._placer.is_shadow))
         placer.is_shadow = settings.mode is Mode.SHADOW
+        placer.decided.subscribe(self._log_decision)
         self._open_log(settings)
 
     async def adopt(self, settings: Settings) -> None:
@@ -70,14 +70,16 @@ class ShadowMode:
         self._placer.is_shadow = settings.mode is Mode.SHADOW
         if settings.regret != before.regret:
             self.regret = self._make_regret(settings)
-            self.regret.on_outcome = self._metrics.note
         if settings.decision_log != before.decision_log:
             old = self.log
             if old is not None:  # two threads must not write the same file
-                self._placer.on_settled = lambda *_: None
                 self.log = None
                 await asyncio.to_thread(old.close)
             self._open_log(settings)
+
+    def _log_decision(self, record: DecisionRecord, weighed: Weighed) -> None:
+        if self.log is not None:
+            self.log.note(record, weighed)
 
     def note_bound(self, record: DecisionRecord) -> None:
         """Log that a pod was bound, whether or not this replica decided last about the pod."""
@@ -137,12 +139,12 @@ class ShadowMode:
             self._clock,
             pods=settings.regret.pods,
             after_seconds=settings.regret.after_seconds,
+            on_outcome=self._metrics.note,
         )
 
     def _open_log(self, settings: Settings) -> None:
         if settings.decision_log.path:
             self.log = DecisionLogWriter(settings.decision_log)
-            self._placer.on_settled = self.log.note
 
 
 class _LogCounts(Collector):

@@ -69,7 +69,7 @@ class BindingAttribution:
         self._waiting: OrderedDict[str, _Bound] = OrderedDict()
         for choice in (FIRST, OTHER):
             metrics.followed.labels(choice)
-        request_log.on_elsewhere.append(self._note_elsewhere)
+        request_log.answered_elsewhere.subscribe(self._note_elsewhere)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -29,6 +29,7 @@ from extender.fleet.fleet import Fleet
 from extender.placement.evaluation_cache import EvaluationCache
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
+from extender.runtime.topic import Topic
 
 RUNNER_UP = 2
 """Nodes that every decision ranks at least: the first choice and the next one."""
@@ -81,7 +82,7 @@ class Placer:
 
     Attributes:
         is_shadow: shadow mode: answers change nothing, so a pod counts only where it is bound.
-        on_settled: called with each decision and its inputs, before the answer.
+        decided: published with each decision and its inputs, before the answer.
         evaluation_cache: cached evaluations of the requests of the last minutes.
     """
 
@@ -93,7 +94,7 @@ class Placer:
         self._clock = clock
         self.detailed = detailed
         self.is_shadow = False
-        self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
+        self.decided: Topic[[DecisionRecord, Weighed]] = Topic()
         self.evaluation_cache = EvaluationCache(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
         self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
@@ -205,7 +206,7 @@ class Placer:
         )
         self._assume(weighed.pod, request, weighed.decision)
         self.history.add(record)
-        self.on_settled(record, weighed)
+        self.decided.publish(record, weighed)
         return record
 
     def detail(self, record: DecisionRecord) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from extender.core.nodes.assumed_pods import Assumption
 from extender.fleet.fleet import Fleet
 from extender.placement.bypass_causes import SILENCE_SECONDS, Answers, BypassVerdict, judge
+from extender.runtime.topic import Topic
 
 FILTER: Final = "filter"
 PRIORITIZE: Final = "prioritize"
@@ -132,11 +133,11 @@ class RequestLog:
     ) -> None:
         self.clock = clock
         self.monotonic = monotonic
-        self.tell: Callable[[AnsweredQuestion], None] = lambda _: None
-        """Sends an answer to the other replicas; set before the first request."""
-        self.on_elsewhere: list[Callable[[str, str, float], None]] = []
-        """Called with UID, verb and time (seconds since the epoch) of another replica's answer, if
-        it is the latest about that pod. The pod may be bound already."""
+        self.answered: Topic[[AnsweredQuestion]] = Topic()
+        """Published with each answer of this replica about a pod."""
+        self.answered_elsewhere: Topic[[str, str, float]] = Topic()
+        """Published with UID, verb and time (seconds since the epoch) of another replica's answer,
+        if it is the latest about that pod. The pod may be bound already."""
         self.last_at: float | None = None
         self.wrong_paths: OrderedDict[str, float] = OrderedDict()
         self.forgotten_until = float("-inf")
@@ -158,11 +159,11 @@ class RequestLog:
     # --- requests to this replica ----------------------------------------------------------------
 
     def note(self, question: AnsweredQuestion) -> None:
-        """Log a request to this replica, and send it to the other replicas."""
+        """Log a request to this replica, and publish its answer."""
         self.last_at = question.at
         if question.uid:
             self._remember(question, is_elsewhere=False)
-            self.tell(question)
+            self.answered.publish(question)
 
     def note_answer(self, seconds: float, *, is_lost: bool) -> None:
         """Count an answer that was too slow, or that kube-scheduler no longer read."""
@@ -193,8 +194,8 @@ class RequestLog:
         if question.resources:
             self._assume(question)
         age_seconds = self.monotonic() - question.at
-        for notify in self.on_elsewhere:
-            notify(question.uid, question.verb, self.clock() - age_seconds)
+        answered_at = self.clock() - age_seconds
+        self.answered_elsewhere.publish(question.uid, question.verb, answered_at)
 
     def _assume(self, question: AnsweredQuestion) -> None:
         """Assume a pod on another replica's first choice, by the same rules as on our own."""

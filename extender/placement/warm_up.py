@@ -45,7 +45,7 @@ class WarmUp:
     """Recomputes allocations, estimates and evaluations after every change of the fleet.
 
     Args:
-        fleet: the fleet, which reports its changes.
+        fleet: the fleet; its changes start the work.
         evaluation_cache: cached evaluations for the requests of the last minutes.
         source_manager: estimates devices again, one at a time with deliveries of the sources.
         requests: parses what pods ask for.
@@ -74,8 +74,8 @@ class WarmUp:
         self._yield_control = yield_control
         self._to_allocate, self._to_evaluate = asyncio.Event(), asyncio.Event()
         self._new_pods: asyncio.Queue[PodRecord] = asyncio.Queue(EXPECTED)
-        fleet.on_change = self._note_change
-        fleet.on_waiting = self._note_new_pod
+        fleet.changed.subscribe(self._note_change)
+        fleet.pod_waiting.subscribe(self._note_new_pod)
 
     def _note_change(self) -> None:
         self._to_allocate.set()

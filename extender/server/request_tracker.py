@@ -38,8 +38,6 @@ class RequestTracker:
     Attributes:
         requests: number of open requests.
         is_draining: whether the extender is shutting down.
-        callers: returns the connections that may still send a request of `once`: a
-            `web.RequestHandler`, or any object for an unfinished handshake. Set before shutdown.
 
     Args:
         urgent: paths of the requests to which background work yields.
@@ -55,7 +53,6 @@ class RequestTracker:
     ) -> None:
         self.is_draining = False
         self.requests = 0
-        self.callers: Callable[[], Iterable[object]] = tuple
         self._urgent = frozenset(urgent)
         self._lasting = frozenset(lasting)
         self._once = frozenset(once)
@@ -177,7 +174,12 @@ class RequestTracker:
         """Return the seconds since the last request was answered, or 0 while one is open."""
         return 0.0 if self.requests else time.monotonic() - self._answered_at
 
-    async def drain_connections(self, at_least_seconds: float, at_most_seconds: float) -> None:
+    async def drain_connections(
+        self,
+        at_least_seconds: float,
+        at_most_seconds: float,
+        callers: Callable[[], Iterable[object]] = tuple,
+    ) -> None:
         """Drain: answer each request as the last on its connection, until no client is connected.
 
         kube-scheduler does not repeat a request if its connection is closed at that moment. So no
@@ -189,11 +191,13 @@ class RequestTracker:
         Args:
             at_least_seconds: time during which new clients may still arrive.
             at_most_seconds: time after that for clients to close their idle connections.
+            callers: returns the connections that may still send a request of `once`: a
+                `web.RequestHandler`, or any object for an unfinished handshake.
         """
         self.is_draining = True
         await asyncio.sleep(at_least_seconds)
         self._ends_at = time.monotonic() + at_most_seconds
-        while self._is_client_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - no event is set when a connection ends
+        while self._is_client_left(callers()) and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - no event is set when a connection ends
             await asyncio.sleep(LOOK_SECONDS)
 
     def shorten_drain(self, at_most_seconds: float) -> None:
@@ -206,11 +210,11 @@ class RequestTracker:
         self._known.add(connection)
         self._askers &= self._known
 
-    def _is_client_left(self) -> bool:
+    def _is_client_left(self, callers: Iterable[object]) -> bool:
         return (
             self.requests > 0
             or any(one.connected for one in self._askers)
-            or any(one not in self._known for one in self.callers())
+            or any(one not in self._known for one in callers)
         )
 
     async def drain_requests(self, timeout_seconds: float) -> None:

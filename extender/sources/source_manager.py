@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.kube.client import KubeClient
@@ -112,19 +113,16 @@ class SourceManager:
     def _agent_source(self, settings: Settings, client: KubeClient) -> AgentSource:
         self._fleet.hold(SOURCE, settings.agents.hold_seconds)
         certificate = self._agents_certificate
-        source = AgentSource(
+        return AgentSource(
             settings.agents,
             client,
+            self._fleet,
             knows=lambda node: self.cluster.is_synced and node in self.cluster.nodes,
             deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
-            foreign=lambda: self._fleet.policy.foreign,
-            look_after_silent=self._fleet.look_after_silent,
             clock=self._clock,
             tls=certificate.context if certificate is not None else None,
             spare=spare_for(settings.max_connections),
         )
-        source.on_shares = self._fleet.note_shares
-        return source
 
     def _prometheus_source(self, settings: Settings) -> PrometheusSource:
         return PrometheusSource(
@@ -246,6 +244,10 @@ class SourceManager:
             reporting = self.agents.reporting
             if any(name not in reporting for name in self._nodes_with_gpus()):
                 yield AGENTS
+
+    def resources(self) -> ResourceNames:
+        """Return the names of the GPU resources that count by now; see `ClusterSource`."""
+        return self.cluster.resources
 
     def unconfigured(self) -> Iterable[str]:
         """Yield the sources that are not configured."""

@@ -174,7 +174,7 @@ class Webhooks:
 
     Attributes:
         placer: decides.
-        resources: names of the GPU resources.
+        resources: returns the names of the GPU resources.
         metrics: metrics to update.
         max_score: highest score on the wire.
         shortlist: maximum number of nodes in filter's answer; 0 for all that pass.
@@ -187,7 +187,7 @@ class Webhooks:
     """
 
     placer: Placer
-    resources: ResourceNames
+    resources: Callable[[], ResourceNames]
     metrics: Metrics
     max_score: int
     shortlist: int
@@ -383,9 +383,10 @@ class Webhooks:
         """Parse the pod's GPU request."""
         if isinstance(asker, PodRecord):
             return PodRef.of(asker), self.requests.read(asker, self.placer.policy)
-        grounds = (asker, self.resources, self.placer.policy)
+        resources, policy = self.resources(), self.placer.policy
+        grounds = (asker, resources, policy)
         if self._last is None or any(map(is_not, self._last[0], grounds)):
-            parsed = parse_request(asker, resources=self.resources, defaults=self.placer.policy)
+            parsed = parse_request(asker, resources=resources, defaults=policy)
             self._last = (grounds, parse_pod_ref(asker), parsed)
         return self._last[1:]
 
@@ -413,7 +414,7 @@ class Webhooks:
             while done is not record:
                 done = self._undetailed.pop(0)
                 self.placer.detail(done)
-            self.placer.fleet.on_change()
+            self.placer.fleet.changed.publish()
         except Exception:  # noqa: BLE001 - a failed explanation must not cost a pod its node
             self._note_fault("explain")
 

@@ -154,7 +154,7 @@ class Replica:
             monotonic=self.monotonic,
             instance=self.instance,
         )
-        self.request_log.tell = self.peers.report
+        self.request_log.answered.subscribe(self.peers.report)
         self.bypassed_pods = BypassedPods(
             self.request_log,
             self.metrics,

@@ -168,7 +168,7 @@ class World:
         app = web.Application(client_max_size=max_body_bytes, middlewares=[for_viewer])
         app.add_routes(self.webhooks().routes())
         api = FleetRoutes(
-            self.fleet, self.placer, self.resources, unreadable=lambda: self.unreadable
+            self.fleet, self.placer, lambda: self.resources, unreadable=lambda: self.unreadable
         )
         app.add_routes(api.routes())
         return app
@@ -177,7 +177,7 @@ class World:
         """Return the verbs."""
         return Webhooks(
             placer=self.placer,
-            resources=self.resources,
+            resources=lambda: self.resources,
             metrics=self.metrics,
             max_score=self.max_score,
             shortlist=self.shortlist,

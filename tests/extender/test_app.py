@@ -181,15 +181,14 @@ async def test_a_new_connection_is_kept_at_the_end_until_its_first_question_is_a
     async with running() as part:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
         request_tracker = part.extender.request_tracker
-        looks, callers = 0, request_tracker.callers
+        looks, callers = 0, part.extender.server_ports.callers
 
         def count_looks() -> Iterable[object]:
             nonlocal looks
             looks += 1
             return callers()
 
-        request_tracker.callers = count_looks
-        leaving = asyncio.create_task(request_tracker.drain_connections(0.0, 60.0))
+        leaving = asyncio.create_task(request_tracker.drain_connections(0.0, 60.0, count_looks))
         await eventually(lambda: looks >= 5, deadline_seconds=DEADLINE_SECONDS)
         assert not leaving.done()
 

@@ -6,11 +6,11 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from agent.report import Update
 from extender.core.devices.readings import DeviceKey, Readings
-from extender.core.policy import Foreign
+from extender.core.policy import Policy
 from extender.kube.client import KubeClient
 from extender.server.listener import Listener
 from extender.settings.agents import Agents
@@ -32,7 +32,22 @@ REQUEST_SECONDS: Final = 10.0
 """A request has to have come in so long; how long the token's review takes is our business."""
 
 Deliver = Callable[[Readings], Awaitable[None]]
-NoteShares = Callable[[str, Sequence[tuple[DeviceKey, str, int]], float], None]
+
+
+class AgentFleet(Protocol):
+    """The part of the fleet that agents need."""
+
+    @property
+    def policy(self) -> Policy:
+        """Settings of the decision."""
+
+    def note_shares(
+        self, node: str, shares: Sequence[tuple[DeviceKey, str, int]], at: float
+    ) -> None:
+        """Apply the memory of shared devices, in bytes, that the pods (UIDs) of a node use."""
+
+    def look_after_silent(self) -> None:
+        """Fall back to other sources for nodes whose agents are silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +87,9 @@ class AgentSource:
     Args:
         settings: how reports are taken.
         client: the API server, which knows whose tokens are.
+        fleet: the state of the fleet.
         knows: tells whether the cluster has a node.
         deliver: takes readings.
-        foreign: returns from where on use is foreign.
-        look_after_silent: is called now and then: agents may have fallen silent.
         clock: seconds since the epoch.
         monotonic: seconds since any moment.
         tls: None: without.
@@ -85,19 +99,16 @@ class AgentSource:
         port: where connections are accepted.
         refusals: who was refused, and why.
         is_listening: connections are accepted.
-        on_shares: is told of a node what pods (UIDs) hold of shared devices' memory, in bytes, and
-            when that was so.
     """
 
     def __init__(
         self,
         settings: Agents,
         client: KubeClient,
+        fleet: AgentFleet,
         *,
         knows: Callable[[str], bool],
         deliver: Deliver,
-        foreign: Callable[[], Foreign],
-        look_after_silent: Callable[[], None] = lambda: None,
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
         tls: ssl.SSLContext | None = None,
@@ -105,13 +116,11 @@ class AgentSource:
     ) -> None:
         self.refusals = Refusals(monotonic)
         self.is_listening = False
-        self.on_shares: NoteShares = lambda _node, _shares, _at: None
         self._settings = settings
         self._reviews = TokenReviews(client, settings, clock=clock, monotonic=monotonic)
         self._knows = knows
         self._deliver = deliver
-        self._foreign = foreign
-        self._look_after_silent = look_after_silent
+        self._fleet = fleet
         self._clock = clock
         self._monotonic = monotonic
         self.port = Listener(
@@ -240,7 +249,7 @@ class AgentSource:
             return
         state.take(update, now)
         if state.shares and self._knows(state.node):
-            self.on_shares(state.node, state.shares, state.at)
+            self._fleet.note_shares(state.node, state.shares, state.at)
         self._reports += 1
         self._last_at = now
         waiting = self._news if state.is_news else self._quiet
@@ -299,7 +308,7 @@ class AgentSource:
                 self._unknown[state.node] = state
         if not known:
             return
-        readings = readings_of(known, self._foreign(), self._clock(), self._devices)
+        readings = readings_of(known, self._fleet.policy.foreign, self._clock(), self._devices)
         for state in known:
             state.is_news = False
         await asyncio.sleep(0)
@@ -338,7 +347,7 @@ class AgentSource:
         states = (one.state for one in self._of_node.values())
         self._devices = sum(len(state.infos) for state in states if state is not None)
         await asyncio.sleep(0)
-        self._look_after_silent()
+        self._fleet.look_after_silent()
 
     def _resume(self, paused: list[AgentConnection]) -> None:
         connections, self._paused = paused, []

@@ -272,8 +272,6 @@ class ClusterSource:
         yield_control: YieldControl = yield_to_loop,
     ) -> None:
         follow = settings or FollowSettings()
-        self.on_resources: Callable[[ResourceNames], None] = lambda _: None
-        """Is told which resources are GPUs of which all is known, whenever that is otherwise."""
         self._known = self._wanted = resources
         self._nodes = _NodeFeed(sink, resources)
         self._pods = PodFeed(
@@ -318,8 +316,8 @@ class ClusterSource:
         """Follow otherwise from the next `run` on; not while it runs.
 
         What is held stays, and is corrected by complete lists where objects are read otherwise
-        now; the watches go on where they were. Resources that were none before are GPUs, as
-        `on_resources` says, once these lists are through.
+        now; the watches go on where they were. Resources that were none before are in `resources`
+        once these lists are complete.
 
         Args:
             resources: which resources are GPUs.
@@ -368,7 +366,6 @@ class ClusterSource:
     def _know(self, resources: ResourceNames) -> None:
         self._known = resources
         self._pods.known = None
-        self.on_resources(resources)
 
     def _held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
         return self._claims.held_by(uid)
@@ -377,6 +374,11 @@ class ClusterSource:
         """Whether a pod without a claim has none; a first list may be about to be taken over."""
         status = self._reflectors[CLAIMS.resource].status
         return status.is_connected or not status.is_listed
+
+    @property
+    def resources(self) -> ResourceNames:
+        """Names of the GPU resources for which all nodes and pods are known."""
+        return self._known
 
     @property
     def is_synced(self) -> bool:

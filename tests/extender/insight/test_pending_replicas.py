@@ -41,7 +41,8 @@ class Side:
 async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
     """Two replicas that see the same pods, and tell each other what they are asked."""
     near, far = Replica(name="near"), Replica(name="far")
-    near.request_log.tell, far.request_log.tell = far.request_log.take, near.request_log.take
+    near.request_log.answered.subscribe(far.request_log.take)
+    far.request_log.answered.subscribe(near.request_log.take)
     sides = tuple([Side(each, await aiohttp_client(each.build_app())) for each in (near, far)])
     near.far.clients, far.far.clients = {FAR: sides[1].client}, {NEAR: sides[0].client}
     for world in (near, far):

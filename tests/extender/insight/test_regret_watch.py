@@ -21,9 +21,14 @@ class Watched:
         for index in range(nodes):
             self.world.add_node(f"node-{index}", cards)
         self.world.read()
-        self.watch = RegretWatch(self.world.fleet, self.world.clock, pods=pods, after_seconds=AFTER)
         self.outcomes: list[PlacementOutcome] = []
-        self.watch.on_outcome = self.outcomes.append
+        self.watch = RegretWatch(
+            self.world.fleet,
+            self.world.clock,
+            pods=pods,
+            after_seconds=AFTER,
+            on_outcome=self.outcomes.append,
+        )
 
     def place(self, name: str, node: str) -> PodRecord:
         """Have a pod decided about, and bound to a node, be it ours or not."""

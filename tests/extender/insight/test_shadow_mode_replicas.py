@@ -41,7 +41,7 @@ class Replica(World):
             lambda: self.now,
             RequestTracker(),
         )
-        self.request_log.tell = self.untold.append
+        self.request_log.answered.subscribe(self.untold.append)
         self.ears = Ears(until=self.now)
         self.bypassed_pods = BypassedPods(
             self.request_log, self.metrics, BypassSettings(grace_seconds=1), peers=self.ears

@@ -158,7 +158,7 @@ def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_cho
 
 def test_own_questions_are_told_and_others_are_not(world: World) -> None:
     told: list[str] = []
-    world.request_log.tell = lambda it: told.append(it.uid)
+    world.request_log.answered.subscribe(lambda it: told.append(it.uid))
 
     world.request_log.note(question(world, uid="own"))
     world.request_log.take(question(world, uid="others"))

@@ -114,10 +114,10 @@ async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_to
     slept.set()  # it has rested since the first look: the next change is looked at when it comes
     await yield_to_loop()
     slept.clear()
-    world.fleet.on_change()
+    world.fleet.changed.publish()
     await eventually(lambda: len(looks) == 2)
     for _ in range(3):
-        world.fleet.on_change()
+        world.fleet.changed.publish()
         await yield_to_loop()
     assert len(looks) == 2
     slept.set()

@@ -226,9 +226,9 @@ async def test_resources_that_come_and_go_are_counted_and_forgotten(tmp_path: Pa
         await eventually(lambda: set(fleet.pods) == pods, deadline_seconds=DEADLINE_SECONDS)
         wanted = part.extender.settings.resource_patterns
         await eventually(
-            lambda: part.extender.webhooks.resources == wanted, deadline_seconds=DEADLINE_SECONDS
+            lambda: part.extender.source_manager.resources() == wanted,
+            deadline_seconds=DEADLINE_SECONDS,
         )
-        assert part.extender.fleet_routes.resources == wanted
 
 
 async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path: Path) -> None:

@@ -35,11 +35,9 @@ class Restarted:
     def __init__(self, kube: FakeKube, client: KubeClient) -> None:
         self._kube = kube
         self.sink = Sink()
-        self.known: list[tuple[str, ...]] = []
         self.source = ClusterSource(
             client, self.sink, resources=ResourceNames(), settings=FAST, early_seconds=60.0
         )
-        self.source.on_resources = lambda resources: self.known.append(resources.names)
         self._task = asyncio.create_task(self.source.run(), name="source")
 
     async def stop(self) -> None:
@@ -155,13 +153,13 @@ async def test_another_resource_is_known_once_nodes_and_pods_are_listed_anew(
         holder["spec"]["nodeName"] = "n"
         kube.put("pods", holder)
         await eventually(lambda: "holder" in part.sink.pods)
-        shown, known = set(part.sink.pods), list(part.known)
+        shown, known = set(part.sink.pods), part.source.resources.names
         assert dict(part.sink.pods["both"].resources) == {NVIDIA: 2}
         gate.set()
         await eventually(lambda: "waits" in part.sink.pods)
 
-        assert (shown, known) == ({"p", "both", "holder"}, [(NVIDIA,)])
-        assert part.known == [(NVIDIA,), (NVIDIA, AMD)]
+        assert (shown, known) == ({"p", "both", "holder"}, (NVIDIA,))
+        assert part.source.resources.names == (NVIDIA, AMD)
         await eventually(lambda: set(part.sink.pods) == {*shown, "before", "waits"})
         assert dict(part.sink.pods["both"].resources) == {NVIDIA: 2, AMD: 1}
 
@@ -171,7 +169,7 @@ async def test_a_resource_less_is_none_at_once(kube: FakeKube, tmp_path: Path) -
         await part.stop()
         part.start("nvidia.com/mig-*")
 
-        assert part.known == [("nvidia.com/mig-*",)]
+        assert part.source.resources.names == ("nvidia.com/mig-*",)
 
 
 async def test_a_change_that_is_taken_back_half_way_leaves_nothing_of_it(
@@ -195,7 +193,7 @@ async def test_a_change_that_is_taken_back_half_way_leaves_nothing_of_it(
         gate.set()
         await eventually(lambda: not part.source._is_outdated)
 
-        assert part.known == [(NVIDIA,), (NVIDIA,)]
+        assert part.source.resources.names == (NVIDIA,)
         assert set(part.sink.pods) == {"p"}
 
 

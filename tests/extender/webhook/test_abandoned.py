@@ -35,7 +35,7 @@ async def served(world: World) -> AsyncIterator[tuple[World, int, Patience]]:
     patience = Patience()
     webhooks = Webhooks(
         placer=world.placer,
-        resources=world.resources,
+        resources=lambda: world.resources,
         metrics=world.metrics,
         max_score=10,
         shortlist=0,

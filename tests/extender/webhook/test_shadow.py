@@ -112,7 +112,7 @@ async def test_other_replicas_are_told_of_no_node_to_count_the_pod_on(
     shadow: Client, world: World
 ) -> None:
     told: list[AnsweredQuestion] = []
-    world.request_log.tell = told.append
+    world.request_log.answered.subscribe(told.append)
 
     await ask(shadow, "filter", names_question(*NODES))
     await ask(shadow, "prioritize", names_question(*NODES))

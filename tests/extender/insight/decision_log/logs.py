@@ -84,7 +84,7 @@ class LoggedWorld:
         self.world = world
         self.lines: list[bytes] = []
         self.writer = LineWriter()
-        world.placer.on_settled = self._note
+        world.placer.decided.subscribe(self._note)
 
     def _note(self, record: DecisionRecord, made: Weighed) -> None:
         self.lines += self.writer.decision(record, made)

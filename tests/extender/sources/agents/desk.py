@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,8 @@ from agent.report import (
     Update,
     decode_farewell,
 )
-from extender.core.devices.readings import Readings, Signal
-from extender.core.policy import Foreign
+from extender.core.devices.readings import DeviceKey, Readings, Signal
+from extender.core.policy import Policy
 from extender.settings.agents import Agents
 from extender.sources.agents.refusal import AgentRefusal
 from extender.sources.agents.source import AgentSource
@@ -42,6 +42,23 @@ def settings(**changes: Any) -> Agents:
 
 
 @dataclass
+class Fleet:
+    """What the source says of memory besides its readings."""
+
+    policy: Policy = field(default_factory=Policy)
+    shares: list[object] = field(default_factory=list)
+
+    def note_shares(
+        self, node: str, shares: Sequence[tuple[DeviceKey, str, int]], at: float
+    ) -> None:
+        assert at
+        self.shares.append((node, tuple(shares)))
+
+    def look_after_silent(self) -> None:
+        """Take no notice: no reading of another source would count instead."""
+
+
+@dataclass
 class Desk:
     """A source that runs, and what it handed on."""
 
@@ -50,6 +67,7 @@ class Desk:
     reviews: Reviews
     folder: Path
     known: set[str]
+    shares: list[object]
     readings: list[Readings] = field(default_factory=list)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -89,17 +107,17 @@ async def desk_with(
         async def deliver(readings: Readings) -> None:
             desk.readings.append(readings)
 
-        known = set(NAMES)
+        known, fleet = set(NAMES), Fleet()
         source = AgentSource(
             how,
             client,
+            fleet,
             knows=lambda node: node in known,
             deliver=deliver,
-            foreign=Foreign,
             clock=clock,
             tls=tls,
         )
-        desk = Desk(source, how, reviews, tmp_path, known)
+        desk = Desk(source, how, reviews, tmp_path, known, fleet.shares)
         task = asyncio.create_task(source.run())
         await eventually(lambda: source.is_listening)
         try:

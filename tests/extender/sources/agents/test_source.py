@@ -145,8 +145,6 @@ async def test_of_two_connections_of_a_node_the_newer_counts(tmp_path: Path) -> 
 
 async def test_what_pods_hold_of_shared_devices_is_handed_on(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
-        told: list[object] = []
-        desk.source.on_shares = lambda node, shares, _at: told.append((node, tuple(shares)))
         _, writer = await granted(desk)
 
         writer.write(frame(update()))
@@ -154,7 +152,7 @@ async def test_what_pods_hold_of_shared_devices_is_handed_on(tmp_path: Path) -> 
         await eventually(lambda: desk.source.status().reports == 2)
 
         key = ("GPU-1", "")
-        assert told == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
+        assert desk.shares == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
 
 
 async def test_what_kubelets_offer_of_each_device_is_handed_on(tmp_path: Path) -> None:
