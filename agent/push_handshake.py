@@ -16,6 +16,10 @@ import h11
 from agent.options import ReportOptions
 from agent.report import PATH, UPGRADE
 
+# aiohttp's client was tried for the Upgrade request. After status 101 it offers no stream: received
+# bytes stay in a private buffer, and no public call waits until sent data has left. Code that used
+# its private attributes would depend on its version.
+
 Address = tuple[str, int]
 
 _READ_BYTES: Final = 16 << 10
@@ -24,7 +28,7 @@ _MAX_TOKEN_BYTES: Final = 16 << 10
 
 
 class UnsafeError(OSError):
-    """Sending the token would expose it: no TLS, or an untrusted certificate."""
+    """The token must not be sent: the connection has no TLS, or an untrusted certificate."""
 
 
 def client_context(options: ReportOptions) -> ssl.SSLContext | None:
@@ -66,8 +70,8 @@ def tls_error(error: ssl.SSLError, options: ReportOptions) -> OSError:
             f"reports.server_name ({server_name(options)})"
         )
     return OSError(
-        f"no TLS with the extender: {error.reason or error}: does it take reports over TLS "
-        "(agents.cert_file)?"
+        f"the TLS handshake with the extender failed: {error.reason or error}: does the extender "
+        "serve reports over TLS (agents.cert_file)?"
     )
 
 
@@ -80,8 +84,8 @@ def check_plain(address: str, options: ReportOptions) -> None:
     if options.allow_plain or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return
     raise UnsafeError(
-        f"{address} is another machine and there is no TLS: token and reports would be sent in the "
-        "clear: set reports.ca_file, or reports.allow_plain if the network protects them"
+        f"{address} is another machine, and without TLS token and reports would be sent "
+        "unencrypted: set reports.ca_file, or reports.allow_plain if the network is trusted"
     )
 
 
@@ -114,7 +118,7 @@ def read_token(path: Path) -> Token:
     """Read the token from its file.
 
     Raises:
-        OSError: the file cannot be read or holds no token; the message says what to do.
+        OSError: the file cannot be read or contains no token; the message has the remedy.
     """
     try:
         content = path.read_bytes()
@@ -125,7 +129,7 @@ def read_token(path: Path) -> Token:
         ) from error
     text = content[: _MAX_TOKEN_BYTES + 1].strip()
     if not text or len(text) > _MAX_TOKEN_BYTES or not all(33 <= byte < 127 for byte in text):  # noqa: PLR2004 - printable ASCII
-        raise OSError(f"cannot read token {path}: the file holds no token")
+        raise OSError(f"cannot read token {path}: the file contains no token")
     return Token(text=text.decode("ascii"), expires_at=expiry_of(text.decode("ascii")))
 
 
@@ -177,14 +181,14 @@ async def open_stream(
         *address, ssl=tls, server_hostname=name if tls is not None else None
     )
     try:
-        await _ask(reader, writer, host, token)
+        await _request_upgrade(reader, writer, host, token)
     except BaseException:
         writer.transport.abort()
         raise
     return Stream(reader, writer)
 
 
-async def _ask(
+async def _request_upgrade(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, token: Token
 ) -> None:
     protocol = h11.Connection(h11.CLIENT, max_incomplete_event_size=_READ_BYTES)
@@ -202,14 +206,14 @@ async def _ask(
         parts = [protocol.send(request), protocol.send(h11.EndOfMessage())]
         writer.write(b"".join(part for part in parts if part))
         await writer.drain()
-        status, reason = await _answer(reader, protocol)
+        status, reason = await _read_response(reader, protocol)
     except h11.ProtocolError as error:
-        raise ConnectionError(f"the answer is not HTTP: {error}") from error
+        raise ConnectionError(f"the response is not HTTP: {error}") from error
     if status != HTTPStatus.SWITCHING_PROTOCOLS:
         raise RefusedError(f"status {status}: {reason or 'no reason given'}", status)
 
 
-async def _answer(reader: asyncio.StreamReader, protocol: h11.Connection) -> tuple[int, str]:
+async def _read_response(reader: asyncio.StreamReader, protocol: h11.Connection) -> tuple[int, str]:
     """Return the status and the body text of the HTTP response."""
     status, body = 0, bytearray()
     while True:
@@ -217,7 +221,7 @@ async def _answer(reader: asyncio.StreamReader, protocol: h11.Connection) -> tup
         if event is h11.NEED_DATA:
             chunk = await (reader.read(_READ_BYTES) if status else _read_head(reader))
             if not chunk and not status:
-                raise ConnectionError("the connection was closed before an answer")
+                raise ConnectionError("the connection was closed before a response")
             protocol.receive_data(chunk)
         elif isinstance(event, h11.InformationalResponse):
             if event.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
@@ -243,7 +247,7 @@ async def _read_head(reader: asyncio.StreamReader) -> bytes:
     except asyncio.IncompleteReadError as error:
         return error.partial
     except asyncio.LimitOverrunError as error:
-        raise ConnectionError("the answer is not HTTP: its head has no end") from error
+        raise ConnectionError("the response is not HTTP: its head has no end") from error
 
 
 def _one_line(body: bytearray) -> str:

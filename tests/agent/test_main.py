@@ -207,7 +207,7 @@ async def test_it_serves_without_a_driver_until_sigterm() -> None:
 
 
 def test_settings_libraries_are_not_loaded_while_serving() -> None:
-    """They take 11 MiB of the agent's limit of 60 MiB; aiohttp would take 16 MiB."""
+    """They take 11 MiB of the agent's limit of 100 MiB; aiohttp would take 12 MiB."""
     code = (
         "import sys, agent.__main__, agent.app, agent.nvml; from extender.runtime import logs;"
         "print(sorted({'aiohttp', 'pydantic', 'yaml', 'rich', 'multiprocessing', 'grpc'}"
