@@ -15,7 +15,6 @@ Values = Mapping[str, float]
 Handle = object
 """The library's handle of a card or a MIG device; invalid after a MIG layout or driver change."""
 
-
 SWITCH: Final = "switch"
 """NVLink peer id of an NVSwitch, in place of a card's UUID."""
 
@@ -49,6 +48,12 @@ class Code(IntEnum):
     GpuNotFound = 28
     InvalidState = 29
     Unknown = 999
+
+
+UNSUPPORTED_CODES: Final = frozenset(
+    {Code.FunctionNotFound, Code.ArgumentVersionMismatch, Code.NotSupported, Code.Deprecated}
+)
+"""Errors of a call that the driver or the card does not support, until the driver is upgraded."""
 
 
 class NvmlError(Exception):

@@ -10,6 +10,7 @@ import msgspec
 
 from agent import nvlink5, reading
 from agent.backend import (
+    UNSUPPORTED_CODES,
     Backend,
     Call,
     Card,
@@ -29,9 +30,41 @@ from agent.report import Process
 from agent.worker import CallTracker
 from extender.core.devices.readings import GROWTH_SECONDS, NO_INSTANCES, REMAPPED_SECONDS, Signal
 
-# Rates from the driver's cumulative data: error counters, remapped rows, process utilization.
-#
-# Totals since the driver was loaded say little about a GPU's present health; growth does.
+T = TypeVar("T")
+
+SESSION_CODES: Final = frozenset(
+    {Code.Uninitialized, Code.DriverNotLoaded, Code.LibraryNotFound, Code.LibRmVersionMismatch}
+)
+"""Errors of the whole NVML session, not of one card."""
+
+LOST_CODES: Final = frozenset({Code.GpuIsLost, Code.GpuNotFound})
+
+_LAYOUT_CODES: Final = frozenset({Code.InvalidArgument, Code.NotFound, Code.Unknown})
+"""Errors of instance handles after a change of the MIG layout."""
+
+_FAST: Final = (Call.POWER, Call.TEMPERATURE, Call.CLOCK_EVENTS)
+_SLOW: Final = (
+    Call.POWER_LIMIT,
+    Call.FIELDS,
+    Call.REMAPPED_ROWS,
+    Call.SRAM,
+    Call.FABRIC,
+    Call.NVLINKS,
+    Call.NVLINK_ERRORS,
+    Call.CLOCKS,
+    Call.CODECS,
+    Call.ENERGY,
+)
+RESET_REQUIRED: Final[Values] = MappingProxyType({Signal.RECOVERY_ACTION: 1.0})
+"""Signals of a card whose error demands a reset; 1 is the recovery action "reset"."""
+
+_MEAN_OF_RATES: Final = 10
+"""Number of utilization readings to average where the driver keeps no samples."""
+
+_MEAN_SECONDS: Final = 15.0
+"""Maximum age of a reading in that average; older readings may be of a load that has ended."""
+
+_MAX_RATIO: Final = 1.1
 
 _COUNTERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -45,7 +78,10 @@ _COUNTERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )
-"""Counters of each rate; of several counters the fastest-growing one counts, as for DCGM."""
+"""Counters of each rate; of several counters the fastest-growing one counts, as for DCGM.
+
+Totals since the driver was loaded say little about a GPU's present health; their growth does.
+"""
 
 _MIN_SECONDS: Final = 60.0
 """Minimum interval of a rate: one error within a second must not look like many per minute."""
@@ -152,46 +188,6 @@ class ProcessRates:
             else msgspec.structs.replace(process, utilization_ratio=self._ratios[process.pid])
             for process in processes
         )
-
-
-T = TypeVar("T")
-
-SESSION_CODES: Final = frozenset(
-    {Code.Uninitialized, Code.DriverNotLoaded, Code.LibraryNotFound, Code.LibRmVersionMismatch}
-)
-"""Errors of the whole NVML session, not of one card."""
-
-LOST_CODES: Final = frozenset({Code.GpuIsLost, Code.GpuNotFound})
-
-_UNSUPPORTED_CODES: Final = frozenset(
-    {Code.NotSupported, Code.FunctionNotFound, Code.ArgumentVersionMismatch, Code.Deprecated}
-)
-_LAYOUT_CODES: Final = frozenset({Code.InvalidArgument, Code.NotFound, Code.Unknown})
-"""Errors of instance handles after a change of the MIG layout."""
-
-_FAST: Final = (Call.POWER, Call.TEMPERATURE, Call.CLOCK_EVENTS)
-_SLOW: Final = (
-    Call.POWER_LIMIT,
-    Call.FIELDS,
-    Call.REMAPPED_ROWS,
-    Call.SRAM,
-    Call.FABRIC,
-    Call.NVLINKS,
-    Call.NVLINK_ERRORS,
-    Call.CLOCKS,
-    Call.CODECS,
-    Call.ENERGY,
-)
-RESET_REQUIRED: Final[Values] = MappingProxyType({Signal.RECOVERY_ACTION: 1.0})
-"""Signals of a card whose error demands a reset; 1 is the recovery action "reset"."""
-
-_MEAN_OF_RATES: Final = 10
-"""Number of utilization readings to average where the driver keeps no samples."""
-
-_MEAN_SECONDS: Final = 15.0
-"""Maximum age of a reading in that average; older readings may be of a load that has ended."""
-
-_MAX_RATIO: Final = 1.1
 
 
 class CardReader:
@@ -515,7 +511,7 @@ class CardReader:
         self._failures[name, error.code.name] += 1
         if error.code in SESSION_CODES or error.code in LOST_CODES:
             raise error
-        if error.code in _UNSUPPORTED_CODES:
+        if error.code in UNSUPPORTED_CODES:
             self._unsupported.add((name, instance))
             return
         self._last_error = error

@@ -5,7 +5,7 @@ from ctypes import byref, c_void_p, cast
 from types import MappingProxyType
 from typing import Any, Final
 
-from agent.backend import Call, Code, Extra, Handle, NvmlError, Values
+from agent.backend import UNSUPPORTED_CODES, Call, Code, Extra, Handle, NvmlError, Values
 from agent.nvlink5 import LINK_COUNTERS
 from extender.core.devices.readings import Signal
 
@@ -40,17 +40,12 @@ NO_SUCH_LINK: Final = frozenset(
 """Errors for links, and for counters of links, that the card does not have."""
 
 _FABRIC_COMPLETED, _FABRIC_FAILED = 3, 4
-UNSUPPORTED_CODES: Final = frozenset(
-    {Code.FunctionNotFound, Code.ArgumentVersionMismatch, Code.NotSupported, Code.Deprecated}
-)
-"""Errors of a call that driver or card do not support; permanent until a driver upgrade."""
-
 _TYPE_FIELDS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Fields of NVML's value union by value type; only the field of the type is valid."""
 
 
 class Library:
-    """pynvml with errors mapped to `NvmlError`, and with a memory of unsupported calls.
+    """Calls pynvml, maps its errors to `NvmlError`, and remembers unsupported calls.
 
     Args:
         module: pynvml, or a test's substitute; untyped.
@@ -62,7 +57,7 @@ class Library:
         self._unsupported: set[tuple[str, str]] = set()
 
     def reset(self) -> None:
-        """Forget which calls are unsupported: the driver may have been upgraded."""
+        """Clear the record of unsupported calls: the driver may have been upgraded."""
         self._outdated.clear()
         self._unsupported.clear()
 
@@ -132,8 +127,8 @@ class Library:
     ) -> Any:
         """Return the result of `newer`, or of `older` if the card does not support `newer`.
 
-        Missing support is remembered for this card alone, whatever the error: one card of another
-        generation, or an odd answer of one card, must not cost the others the newer call.
+        Missing support is remembered per card: a card of another generation, or a malformed answer
+        of one card, must not cost the others the newer call.
 
         Args:
             name: name of the newer call.

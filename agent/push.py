@@ -55,7 +55,7 @@ from agent.sampler import LatestReport
 from extender.core.devices.readings import Signal
 from extender.runtime.supervision import keep
 
-# Build the updates of one connection; leave out what the connection has already carried.
+logger = logging.getLogger(__name__)
 
 MEAN_SECONDS: Final = 5.0
 """Minimum period of a mean; each mean counts as one reading in the extender's window."""
@@ -65,11 +65,34 @@ SHARES_SECONDS: Final = 60.0
 _SIGNALS: Final = tuple(signal.value for signal in Signal)
 _REST: Final = (AGE, XID_AGE, FOREIGN_MEMORY, FOREIGN_UTILIZATION, MEAN, MEAN_SQUARE)
 
+MAX_REPLICAS: Final = 32
+
+REOPEN_LIFETIME_RATIO: Final = (0.80, 0.90)
+"""Range of the token lifetime after which a connection is reopened. The kubelet renews tokens at
+80 %; the random part spreads the load of agents that started together."""
+
+BURST: Final = 10
+PER_SECOND: Final = 0.5
+"""Token bucket for news: number of updates in a burst, and sustained updates per second. Faster
+changes wait for the heartbeat."""
+
+CONFIRMATIONS: Final = 2
+"""Number of readings sent after foreign use began or ended. The extender requires two that agree,
+and the first one may cover both states."""
+
+WARN_AFTER: Final = 3
+"""Consecutive failures before a warning, because replicas come and go. A refusal, or an unsafe
+connection, is logged at once."""
+
+_SEND_BUFFER_BYTES: Final = 64 << 10
+_FAILURES: Final = (OSError, RefusedError, asyncio.IncompleteReadError)
+"""A timeout is an OSError."""
+
 Number = float | None
 
 
 class UpdateBuilder:
-    """Builds updates for one connection."""
+    """Builds the updates of one connection; omits what the connection has already carried."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -210,32 +233,6 @@ def _pack(columns: Sequence[Sequence[Number]]) -> bytes:
     return struct.pack(f"<{len(values)}d", *values)
 
 
-logger = logging.getLogger(__name__)
-
-MAX_REPLICAS: Final = 32
-
-REOPEN_LIFETIME_RATIO: Final = (0.80, 0.90)
-"""Range of the token lifetime after which a connection is reopened. The kubelet renews tokens at
-80 %; the random part spreads the load of agents that started together."""
-
-BURST: Final = 10
-PER_SECOND: Final = 0.5
-"""Token bucket for news: number of updates in a burst, and sustained updates per second. Faster
-changes wait for the heartbeat."""
-
-CONFIRMATIONS: Final = 2
-"""Number of readings sent after foreign use began or ended. The extender requires two that agree,
-and the first one may cover both states."""
-
-WARN_AFTER: Final = 3
-"""Consecutive failures before a warning, because replicas come and go. A refusal, or an unsafe
-connection, is logged at once."""
-
-_SEND_BUFFER_BYTES: Final = 64 << 10
-_FAILURES: Final = (OSError, RefusedError, asyncio.IncompleteReadError)
-"""A timeout is an OSError."""
-
-
 class ReportLink:
     """Connection to one extender address; sends the latest report, and keeps no queue.
 
@@ -251,7 +248,7 @@ class ReportLink:
         sent: updates sent.
         failures: connections that could not be opened, or broke.
         refusals: failures in which the extender gave a reason.
-        problem: why no reports are sent, "" if they are.
+        problem: why no reports are sent; "" while they are.
     """
 
     def __init__(
@@ -267,7 +264,7 @@ class ReportLink:
         self.sent = 0
         self.failures = 0
         self.refusals = 0
-        self.problem = "not tried yet"
+        self.problem = "no connection has been opened yet"
         self._address = address
         self._latest = latest
         self._digest_builder = digest_builder
@@ -535,7 +532,7 @@ class Pusher(Collector):
         links = list(self._links.values())
         replicas = GaugeMetricFamily(
             "idlegpu_agent_extender_replicas",
-            "Replicas of the extender: known by their address, and those that take reports.",
+            "Replicas of the extender: known addresses, and open connections.",
             labels=["state"],
         )
         replicas.add_metric(["known"], len(links))
@@ -543,7 +540,7 @@ class Pusher(Collector):
         yield replicas
         outcomes = CounterMetricFamily(
             "idlegpu_agent_reports",
-            "Reports that were sent, and connections that failed or that the extender refused.",
+            "Reports sent, and connections that failed or were refused.",
             labels=["outcome"],
         )
         for name, closed_count in self._closed_link_counts.items():

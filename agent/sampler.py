@@ -27,7 +27,7 @@ from extender.core.decision.signals import agreed_activity
 from extender.core.devices.readings import Signal
 from extender.core.xids import RECOVERY_CHANGED
 
-# Build the report from a pass's readings, the tenants and the verdicts.
+logger = logging.getLogger(__name__)
 
 _REPORTED: Final = tuple(signal.value for signal in Signal)
 _DIGITS: Final = 4
@@ -221,9 +221,6 @@ def _device(
         verdict=verdict,
         problem=reading.problem,
     )
-
-
-logger = logging.getLogger(__name__)
 
 
 class TenantSource(Protocol):
