@@ -1,4 +1,4 @@
-"""Build the agent from its parts; own every background task."""
+"""Build the agent, and run its background tasks."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ REFRESH_SECONDS: Final = 1.0
 """Interval of checks whether a kubelet call is due."""
 
 FREEZE_GC_AFTER: Final = 2
-"""Number of reports after which all objects of the steady state exist."""
+"""Number of reports after which all long-lived objects exist."""
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (arguments.watch or arguments.once or arguments.json):
         return _serve(options)
     logging.disable()  # the report contains the problems
-    if not Path(options.kubelet_socket).parent.is_dir():  # no Kubernetes here
+    if not Path(options.kubelet_socket).parent.is_dir():  # the machine is not a Kubernetes node
         options = dataclasses.replace(options, kubelet_socket="")
     return _watch(options) if arguments.watch else _print_once(options, as_json=arguments.json)
 
@@ -81,15 +81,14 @@ def _serve(options: Options) -> int:
         )
         return EXIT_CANNOT_SERVE
     except ExceptionGroup:
-        logger.critical("a background task ended in a fault", exc_info=True)
+        logger.critical("a background task failed", exc_info=True)
         return EXIT_CANNOT_SERVE
-    except KeyboardInterrupt:  # before the agent handles signals itself
+    except KeyboardInterrupt:  # before the agent has installed its signal handlers
         return EXIT_OK
     return EXIT_OK
 
 
 def _print_once(options: Options, *, as_json: bool) -> int:
-    """Print one report."""
     from agent.app import sample_once
     from agent.nvml import Nvml
 
@@ -130,18 +129,20 @@ def _status(report: Report) -> int:
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m agent",
-        description="Reads the GPUs of this machine through NVML: for idlegpu's extender, for "
-        "Prometheus, and for you.",
-        epilog="Variables IDLEGPU_AGENT_... of the environment come before the file.",
+        description="Read the GPUs of this machine through NVML. Without an action, serve metrics "
+        "and report to idlegpu's extender.",
+        epilog="Environment variables IDLEGPU_AGENT_... override the settings file.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="use these settings")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
     parser.add_argument(
-        "--dcgm-names", action="store_true", help="export the metrics of dcgm-exporter, too"
+        "--dcgm-names", action="store_true", help="also export the metrics of dcgm-exporter"
     )
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--once", action="store_true", help="print a table of the GPUs")
-    action.add_argument("--json", action="store_true", help="print the report")
-    action.add_argument("--watch", action="store_true", help="show the table, and refresh it")
+    action.add_argument("--once", action="store_true", help="print a table of the GPUs, and exit")
+    action.add_argument("--json", action="store_true", help="print the report as JSON")
+    action.add_argument(
+        "--watch", action="store_true", help="show the table, and refresh it until Ctrl-C"
+    )
     action.add_argument(
         "--check-config", type=Path, metavar="FILE", help="check the settings and show them"
     )

@@ -300,7 +300,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Loaded[Settings]:
     """Load the settings; the environment overrides the file, the file overrides the defaults.
 
     Args:
-        path: the settings file, None for none.
+        path: the settings file; None without one.
         environ: environment variables; only names that start with IDLEGPU_AGENT_ are used.
 
     Raises:
@@ -320,14 +320,14 @@ def describe_settings(settings: Settings) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the settings: encoded for the agent, for people, or as a table.
+    """Print the settings: encoded for the agent, as readable lines, or as a Markdown table.
 
     Returns:
         Exit status: 0, or 2 for invalid settings.
     """
     parser = argparse.ArgumentParser(prog="python -m agent.config", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="FILE")
-    parser.add_argument("--check", action="store_true", help="show them for people")
+    parser.add_argument("--check", action="store_true", help="print readable lines")
     parser.add_argument("--table", action="store_true", help="print them as a Markdown table")
     arguments = parser.parse_args(argv)
     if arguments.table:

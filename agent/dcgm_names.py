@@ -186,7 +186,7 @@ _METRICS: Final = (
         "DCGM_FI_DEV_CLOCKS_EVENT_REASONS",
         (Signal.CLOCK_EVENT_REASONS,),
         1,
-        "What holds the clocks back (bit mask).",
+        "Current clock event reasons (bit mask).",
     ),
     _Metric(
         "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION",

@@ -26,57 +26,57 @@ _IDENTITY: Final = _DEVICE_LABELS[:3]
 
 _HELP: Final[Mapping[str, str]] = {
     Signal.GPU_UTILIZATION: "Share of time in which a kernel ran: mean of the driver's samples.",
-    Signal.GRAPHICS_ACTIVE: "Share of time in which a context was busy, by GPM.",
+    Signal.GRAPHICS_ACTIVE: "Share of time in which compute or graphics was busy, by GPM.",
     Signal.SM_ACTIVE: "Share of the SMs that were busy, by GPM.",
     Signal.TENSOR_ACTIVE: "Share of time in which tensor cores were busy, by GPM.",
     Signal.DRAM_ACTIVE: "Share of the memory bandwidth that was used, by GPM.",
     Signal.MEMORY_COPY_UTILIZATION: "Share of time in which memory was read or written.",
-    Signal.MEMORY_USED: "Memory in use, without what the driver reserves.",
+    Signal.MEMORY_USED: "Memory in use, without the memory that the driver reserves.",
     Signal.MEMORY_FREE: "Free memory.",
     Signal.MEMORY_RESERVED: "Memory that the driver reserves.",
-    Signal.MEMORY_TOTAL: "All memory.",
+    Signal.MEMORY_TOTAL: "Total memory.",
     Signal.POWER: "Power draw.",
-    Signal.POWER_LIMIT: "Power limit that is enforced.",
+    Signal.POWER_LIMIT: "Enforced power limit.",
     Signal.TEMPERATURE: "Temperature of the chip.",
     Signal.MEMORY_TEMPERATURE: "Temperature of the memory.",
     Signal.CLOCK_EVENT_REASONS: "Bit mask of NVML's clock event reasons.",
     Signal.ROW_REMAP_FAILURE: "Whether remapping of a memory row failed.",
     Signal.ROW_REMAP_PENDING: "Whether a remapped memory row waits for a reset.",
     Signal.UNCORRECTABLE_REMAPPED_ROWS: "Memory rows remapped for uncorrectable errors.",
-    Signal.ROWS_REMAPPED_LATELY: "Memory rows remapped for uncorrectable errors within a day.",
+    Signal.ROWS_REMAPPED_LATELY: "Memory rows remapped for uncorrectable errors in the last day.",
     Signal.ECC_DOUBLE_BIT_VOLATILE: "Uncorrectable memory errors since the last reset.",
     Signal.RETIRED_PAGES_PENDING: "Whether memory pages wait to be retired.",
     Signal.RETIRED_PAGES_SINGLE_BIT: "Memory pages retired for correctable errors.",
     Signal.RETIRED_PAGES_DOUBLE_BIT: "Memory pages retired for uncorrectable errors.",
-    Signal.RECOVERY_ACTION: "Recovery action, as NVML numbers it; 0 for none.",
-    Signal.FABRIC_MANAGER_STATUS: "State of the NVLink fabric as DCGM numbers it; 3 is good.",
-    Signal.SRAM_THRESHOLD_EXCEEDED: "Whether SRAM errors are beyond their threshold.",
+    Signal.RECOVERY_ACTION: "Recovery action, by NVML's number; 0 for none.",
+    Signal.FABRIC_MANAGER_STATUS: "State of the NVLink fabric, by DCGM's number; 3 is good.",
+    Signal.SRAM_THRESHOLD_EXCEEDED: "Whether SRAM errors exceed their threshold.",
     Signal.FABRIC_HEALTH: "Health of the NVLink fabric: 1 good, 2 unhealthy, 3 limited.",
-    Signal.NVLINKS_DOWN: "NVLinks that were up, or are of other cards of the model, and are not.",
+    Signal.NVLINKS_DOWN: "NVLinks down, of those once up or up on cards of the same model.",
     Signal.INFOROM_CORRUPTED: "Whether the infoROM is damaged.",
-    Signal.PCIE_REPLAY_RATE: "PCIe packets sent again, over the last 5 minutes.",
-    Signal.NVLINK_REPLAY_RATE: "NVLink packets sent again, over the last 5 minutes.",
-    Signal.NVLINK_RECOVERY_RATE: "Recoveries of NVLinks, over the last 5 minutes.",
-    Signal.NVLINK_CRC_RATE: "Wrong checksums and other errors of NVLinks, over the last 5 minutes.",
-    Signal.TEMPERATURE_SHUTDOWN: "Temperature at which the card switches itself off.",
-    Extra.SM_OCCUPANCY: "Warps on the SMs, as a share of the most there could be, by GPM.",
+    Signal.PCIE_REPLAY_RATE: "PCIe replays per second, over the last 5 minutes.",
+    Signal.NVLINK_REPLAY_RATE: "NVLink replays per second, over the last 5 minutes.",
+    Signal.NVLINK_RECOVERY_RATE: "NVLink recoveries per second, over the last 5 minutes.",
+    Signal.NVLINK_CRC_RATE: "NVLink CRC and other errors per second, over the last 5 minutes.",
+    Signal.TEMPERATURE_SHUTDOWN: "Temperature at which the card shuts down.",
+    Extra.SM_OCCUPANCY: "Resident warps as a share of the maximum, by GPM.",
     Extra.SM_CLOCK: "Clock of the SMs.",
     Extra.MEMORY_CLOCK: "Clock of the memory.",
     Extra.ENERGY: "Energy used since the driver was loaded.",
     Extra.ENCODER_UTILIZATION: "Share of time in which the video encoder was busy.",
     Extra.DECODER_UTILIZATION: "Share of time in which the video decoder was busy.",
-    Extra.PCIE_REPLAYS: "PCIe packets sent again.",
-    Extra.NVLINK_REPLAYS: "NVLink packets sent again.",
-    Extra.NVLINK_RECOVERIES: "Errors from which NVLinks had to recover.",
-    Extra.NVLINK_CRC_FLITS: "Wrong checksums of NVLink flow control units.",
-    Extra.NVLINK_CRC_DATA: "Wrong checksums of NVLink data.",
+    Extra.PCIE_REPLAYS: "PCIe replays.",
+    Extra.NVLINK_REPLAYS: "NVLink replays.",
+    Extra.NVLINK_RECOVERIES: "Recoveries of NVLinks from errors.",
+    Extra.NVLINK_CRC_FLITS: "CRC errors in NVLink flow control units.",
+    Extra.NVLINK_CRC_DATA: "CRC errors in NVLink data.",
     Extra.PCIE_SENT: "Data sent over PCIe, by GPM.",
     Extra.PCIE_RECEIVED: "Data received over PCIe, by GPM.",
     Extra.NVLINK_SENT: "Data sent over NVLink, by GPM.",
     Extra.NVLINK_RECEIVED: "Data received over NVLink, by GPM.",
     Extra.CORRECTABLE_REMAPPED_ROWS: "Memory rows remapped for correctable errors.",
-    Signal.TEMPERATURE_SLOWDOWN: "Temperature at which the clocks are held back.",
-    Extra.TEMPERATURE_MEMORY_MAX: "Highest temperature that the memory may have.",
+    Signal.TEMPERATURE_SLOWDOWN: "Temperature at which the card lowers its clocks.",
+    Extra.TEMPERATURE_MEMORY_MAX: "Highest allowed temperature of the memory.",
     Extra.NVLINKS_UP: "NVLinks that are up.",
     **{counter.name: counter.text for counter in LINK_COUNTERS.values()},
 }
@@ -85,7 +85,7 @@ Family = GaugeMetricFamily | CounterMetricFamily
 
 
 def tenants_of(device: Device) -> tuple[Tenant, ...]:
-    """Return the known holders of a device, () if unknown."""
+    """Return the holders of a device; () if unknown."""
     return device.allocated_to or ()
 
 
@@ -119,33 +119,35 @@ class AgentCollector(Collector):
         sampler = self._sampler
         report = sampler.latest.report
         yield _counter("passes", "Passes over the GPUs.", [((), sampler.passes)])
-        yield _counter("pass_seconds", "Time that the passes took.", [((), sampler.pass_seconds)])
+        yield _counter(
+            "pass_seconds", "Total duration of the passes.", [((), sampler.pass_seconds)]
+        )
         yield _counter(
             "library_seconds",
-            "Time that the passes spent in the driver's library.",
+            "Time spent in the driver's library.",
             [((), sampler.library_seconds)],
         )
         yield _counter(
             "call_failures",
-            "Calls that failed, by the library's error.",
+            "Failed calls of the driver's library, by error.",
             [(key, count) for key, count in list(sampler.session.failures.items())],
             ("call", "error"),
         )
         yield _counter(
             "hung_calls",
-            "Calls that did not return and were given up.",
+            "Calls that did not return within their limit and were abandoned.",
             [((call,), count) for call, count in sampler.hung.items()],
             ("call",),
         )
         yield _counter(
             "xid_errors",
-            "XID errors that happened since the agent started.",
+            "XID errors since the agent started.",
             [((uuid, str(xid)), count) for (uuid, xid), count in sampler.xids.counts.items()],
             ("uuid", "xid"),
         )
         yield _gauge(
             "watches_xids",
-            "Whether XID errors of a card are seen as they happen.",
+            "Whether the agent receives the XID errors of a card.",
             [((uuid,), not problem) for uuid, problem in sampler.watcher.problems.items()],
             ("uuid",),
         )
@@ -154,7 +156,7 @@ class AgentCollector(Collector):
         problem = report.problem.code if report.problem is not None else ""
         yield _gauge(
             "reads_gpus",
-            "Whether the GPUs can be read; the label says why not.",
+            "Whether the GPUs can be read; if not, the label problem has the cause.",
             [((problem,), not problem)],
             ("problem",),
         )
@@ -186,7 +188,7 @@ def _signals(
 
 
 def _card_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the card's labels: card values appear once for all instances, so sums are right."""
+    """Return the card's labels: a card's values appear once, so that sums are right."""
     uuid, instance, index, *_ = labels
     return (uuid, "", index, "", "", "") if instance else labels
 
@@ -203,7 +205,7 @@ def _states(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
     verdicts = [(labels, one.verdict) for labels, one in rows if one.verdict is not None]
     yield _gauge(
         "device_idle",
-        "Whether the device is idle; no sample where that is unknown.",
+        "Whether the device is idle; no sample if unknown.",
         [
             (labels, one.verdict.is_idle)
             for (labels, one), is_fresh in zip(rows, fresh, strict=True)
@@ -213,20 +215,20 @@ def _states(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
     )
     yield _gauge(
         "device_unhealthy",
-        "What signs of ill health mean for placing pods; 1 for the action that counts.",
+        "Always 1, for an unhealthy device; the label action has the consequence for pods.",
         [((*labels, one.action), True) for labels, one in verdicts if one.action],
         (*_DEVICE_LABELS, "action"),
     )
     yield _gauge(
         "device_problem",
-        "Why the device is not read.",
+        "Always 1, for a device that cannot be read; the label has the cause.",
         [((*labels, one.problem.code), True) for labels, one in rows if one.problem is not None],
         (*_DEVICE_LABELS, "problem"),
     )
     xids = report.signals.get(Signal.XID, ())
     yield _gauge(
         "device_xid",
-        "The gravest XID error that still counts, or the last one.",
+        "The most severe recent XID error; if none is recent, the last one.",
         [(row[0], xid) for row, xid in zip(rows, xids, strict=False) if xid is not None],
         _DEVICE_LABELS,
     )
@@ -236,7 +238,7 @@ def _tenants(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
     """Yield holders, users and foreign use of each device."""
     yield _gauge(
         "device_tenant",
-        "A container that holds the device, or a share of it.",
+        "Always 1, for a container that holds the device or a share of it.",
         [
             ((*_identity(device), one.namespace, one.pod, one.container, replica), True)
             for device in report.devices
@@ -259,13 +261,13 @@ def _tenants(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
             used[labels] = used.get(labels, 0) + (process.memory_bytes or 0)
     yield _gauge(
         "process_memory_bytes",
-        "Memory that processes hold, by where they run.",
+        "Memory of processes, by pod or other location.",
         list(used.items()),
         (*_DEVICE_LABELS, "place"),
     )
     yield _gauge(
         "foreign_memory_bytes",
-        "Memory in use that no pod accounts for; no sample where that is unknown.",
+        "Memory in use that no pod accounts for; no sample if unknown.",
         [
             (_identity(device), device.foreign.memory_bytes)
             for device in measured
@@ -279,7 +281,7 @@ def _info(report: Report) -> Iterator[Family]:
     labels = ("model", "mig_profile", "pci_bus_id", "numa_node", "driver_version")
     yield _gauge(
         "device_info",
-        "What the device is.",
+        "Always 1; the labels describe the device.",
         [
             (
                 (

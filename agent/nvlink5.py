@@ -1,6 +1,6 @@
 """NVML's error counters of NVLink 5 and later, per link, with DCGM's names.
 
-NVLink 5 does not support the counters of earlier generations, and earlier ones not these.
+Earlier generations of NVLink have other counters.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         207: LinkCounter(
             Extra.NVLINK_OVERRUNS,
             "DCGM_FI_DEV_NVLINK_COUNT_RX_BUFFER_OVERRUN_ERRORS",
-            "Packets dropped on receipt over NVLink for lack of buffer space.",
+            "Packets received over NVLink and dropped for lack of buffer space.",
         ),
         208: LinkCounter(
             Extra.NVLINK_RECEIVE_ERRORS,
@@ -46,7 +46,7 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         209: LinkCounter(
             Extra.NVLINK_REMOTE_ERRORS,
             "DCGM_FI_DEV_NVLINK_COUNT_RX_REMOTE_ERRORS",
-            "Packets received over NVLink that the other end marked as bad.",
+            "Packets received over NVLink that the sender marked as bad.",
         ),
         210: LinkCounter(
             Extra.NVLINK_GENERAL_ERRORS,
@@ -56,7 +56,7 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         211: LinkCounter(
             Extra.NVLINK_INTEGRITY_ERRORS,
             "DCGM_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
-            "Times that local errors of NVLinks went beyond their threshold.",
+            "Times that local NVLink errors exceeded their threshold.",
         ),
         212: LinkCounter(
             Extra.NVLINK_DISCARDS,
@@ -82,7 +82,7 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         219: LinkCounter(
             Extra.NVLINK_EFFECTIVE_ERRORS,
             "DCGM_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
-            "Errors in packets received over NVLink that were left after correction.",
+            "Errors left after correction in packets received over NVLink.",
         ),
         221: LinkCounter(
             Extra.NVLINK_SYMBOL_ERRORS,

@@ -33,7 +33,7 @@ SYS_PCI: Final = Path("/sys/bus/pci/devices")
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _XID_EVENTS: Final = 0x8
-_MAX_CARDS: Final = 1024  # far above any node; a loop over an odd answer must end
+_MAX_CARDS: Final = 1024  # far above any node; bounds the loops if an answer is wrong
 _UTILIZATION_SAMPLES: Final = 1
 _NOTHING_NEW: Final = frozenset({Code.NotFound, Code.NoData, Code.Success})
 """Errors of calls that return data since a time, when there is none. pynvml raises Success if the
@@ -163,11 +163,11 @@ class Nvml:
         """Return the number of cards.
 
         Raises:
-            ValueError: the number is absurd; nothing can be listed by it.
+            ValueError: the number is out of range.
         """
         count = int(self._nvml.call("nvmlDeviceGetCount"))
         if not 0 <= count <= _MAX_CARDS:
-            raise ValueError(f"{count} cards")
+            raise ValueError(f"the driver reports {count} cards: must be 0 to {_MAX_CARDS}")
         return count
 
     def card(self, index: int) -> Card:
@@ -202,12 +202,12 @@ class Nvml:
     ) -> T | None:
         """Return a fixed value of a card, or its last known value if it cannot be read.
 
-        Otherwise one odd answer would look like another card or layout.
+        Otherwise one malformed answer would look like another card or layout.
         """
         try:
             answer = self._nvml.call_supported(name, uuid, handle)
             self._fixed[name, uuid] = None if answer is None else parse(answer)
-        except Exception as error:  # noqa: BLE001 - an odd answer costs this value, not the card
+        except Exception as error:  # noqa: BLE001 - a malformed answer costs this value, not the card
             unread.append(NvmlError.of(name, error))
         value: T | None = self._fixed.get((name, uuid))
         return value
@@ -257,7 +257,7 @@ class Nvml:
         peers: tuple[str, ...] = ()
         try:
             peers = self._nvlink_peers(card, cards)
-        except Exception as error:  # noqa: BLE001 - an odd answer costs this value, not the card
+        except Exception as error:  # noqa: BLE001 - a malformed answer costs this value, not the card
             unread = (NvmlError.of("nvlink_peers", error),)
         return Topology(numa_node=self._numa_node(card), nvlink_peers=peers, unread=unread)
 

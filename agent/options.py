@@ -53,14 +53,14 @@ class Options:
 
     Attributes:
         host: address of /metrics, /healthz and the report.
-        port: port of the same.
-        loads_host: address of the loads-only report, "" for none.
-        loads_port: port of the same.
+        port: their port.
+        loads_host: address of the report that has only loads; "" to not serve it.
+        loads_port: its port.
         node: name of the node.
         period_seconds: interval of passes.
         cadence: intervals of reads.
         call_seconds: time limit of an NVML call.
-        liveness_seconds: /healthz fails after the GPUs have been unreadable for so long.
+        liveness_seconds: time of unreadable GPUs after which /healthz fails.
         dcgm_names: also export the metrics of dcgm-exporter.
         kubelet_socket: socket of the pod-resources API, "" for none.
         proc: mount point of the host's /proc, "" for none.
@@ -103,7 +103,7 @@ class Options:
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} is no setting")
+    raise NotImplementedError(f"cannot encode a {type(value).__name__} as a setting")
 
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)

@@ -30,13 +30,13 @@ MAX_ANSWER_BYTES: Final = 64 << 20
 _REMEDIES: Final = MappingProxyType(
     {
         FileNotFoundError: "is the kubelet's directory /var/lib/kubelet/pod-resources mounted?",
-        ConnectionRefusedError: "the kubelet that made it is gone: is it starting?",
-        PermissionError: "the agent needs to run as root to open it",
+        ConnectionRefusedError: "the kubelet that created it has stopped: is it restarting?",
+        PermissionError: "the agent must run as root to open it",
     }
 )
 _STATUS_REMEDIES: Final = MappingProxyType(
     {
-        Status.UNIMPLEMENTED: "this kubelet does not offer it",
+        Status.UNIMPLEMENTED: "this kubelet does not support the call",
         Status.RESOURCE_EXHAUSTED: "the kubelet limits calls to 100 a second",
     }
 )
@@ -152,7 +152,7 @@ class PodResourcesClient:
         Raises:
             PodResourcesError: no answer within the deadline, or an answer that cannot be decoded.
         """
-        answer = await self._ask("List", v1.ListPodResourcesRequest(), v1.ListPodResourcesResponse)
+        answer = await self._call("List", v1.ListPodResourcesRequest(), v1.ListPodResourcesResponse)
         return tuple(_allocations(answer))
 
     async def allocatable(self) -> tuple[AllocatableDevice, ...]:
@@ -161,7 +161,7 @@ class PodResourcesClient:
         Raises:
             PodResourcesError: as for `list`.
         """
-        answer = await self._ask(
+        answer = await self._call(
             "GetAllocatableResources",
             v1.AllocatableResourcesRequest(),
             v1.AllocatableResourcesResponse,
@@ -182,7 +182,7 @@ class PodResourcesClient:
             self._channel.close()
             self._channel = None
 
-    async def _ask(self, call: str, question: Message, kind: type[_Answer]) -> _Answer:
+    async def _call(self, call: str, question: Message, kind: type[_Answer]) -> _Answer:
         if self._channel is None:
             self._channel = Channel(path=str(self._socket), codec=self._codec)
         method = UnaryUnaryMethod(
@@ -211,7 +211,7 @@ class PodResourcesClient:
                 self.close()  # the rest of a broken or late answer must not reach the next call
 
     def _failed(self, call: str, cause: str, remedy: str | None) -> PodResourcesError:
-        message = f"cannot ask the kubelet ({call}, {self._socket}): {cause}"
+        message = f"cannot call the kubelet ({call}, {self._socket}): {cause}"
         return PodResourcesError(f"{message}: {remedy}" if remedy else message)
 
 
@@ -234,7 +234,7 @@ class _BoundedCodec(CodecBase):
     @override
     def decode(self, data: bytes, message_type: type[Message]) -> Message:
         if len(data) > self._largest_bytes:
-            raise _TooLargeError(f"{len(data)} bytes, at most {self._largest_bytes} are read")
+            raise _TooLargeError(f"{len(data)} bytes: must be at most {self._largest_bytes} bytes")
         return decode_with(message_type.FromString, data)
 
 

@@ -49,7 +49,7 @@ class Digest:
         sequence: sequence number of the report.
         facts: facts about the node and each device; any change of them is news.
         busy: activity of each device, 0 to 1, NaN if unknown.
-        level: the same; averaged over some seconds for devices that pods hold or may hold.
+        level: activity of each device; averaged over some seconds if pods hold it or may hold it.
         filled: share of each device's memory in use, 0 to 1, NaN if unknown.
         is_used: whether each device is in use although no pod accounts for the use.
         totals: number of passes, sum of activity and sum of its square by device, since the start.

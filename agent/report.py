@@ -148,7 +148,7 @@ class Device(_Record, frozen=True, kw_only=True):
         activity_source: source of the utilization: `gpm`, `samples`, `rates`, `processes`, or "".
         age_seconds: age of the signals at the report's time, None if never measured.
         xid_age_seconds: age of the XID error at the report's time, None without one.
-        allocated_to: containers that hold the device, None if the kubelet cannot be asked.
+        allocated_to: containers that hold the device, None if the kubelet does not answer.
         used_by: processes that use the device, None if the driver does not list them.
         foreign: use that no pod accounts for, None if unknown.
         replicas: shares that the kubelet offers of the device, 1 for a whole one; None if unknown.

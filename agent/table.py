@@ -80,7 +80,6 @@ def _name(device: Device) -> str:
 
 
 def _busy(device: Device, values: dict[str, float]) -> str:
-    """Return the activity of a device by each source."""
     parts = [f"{values[signal]:.0%} {name}" for name, signal in _SHORT if signal in values]
     if Signal.GPU_UTILIZATION in values:
         parts.append(f"{values[Signal.GPU_UTILIZATION]:.0%} {device.activity_source}")
@@ -132,7 +131,7 @@ def _verdict(device: Device) -> Text:
     if verdict.action:
         lines.append((f"{verdict.action}: {verdict.cause}", "red"))
     if verdict.stress_cause:
-        lines.append((f"counts less: {verdict.stress_cause}", "yellow"))
+        lines.append((f"lower score: {verdict.stress_cause}", "yellow"))
     if device.foreign is not None and (device.foreign.memory_bytes or device.foreign.pids):
         lines.append((f"foreign use: {device.foreign.memory_bytes / _GIB:.1f} GiB", "magenta"))
     if device.age_seconds is not None and device.age_seconds > _STALE_SECONDS:

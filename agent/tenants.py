@@ -42,7 +42,7 @@ _NO_HOST_PID: Final = Problem(
     "set hostPID: true, and mount /proc without hidepid",
 )
 _NO_KUBELET: Final = Problem(
-    code="PodResources", text="the kubelet is not asked: kubelet_socket is null"
+    code="PodResources", text="the kubelet is not called: kubelet_socket is null"
 )
 
 
@@ -122,7 +122,7 @@ class Tenants:
     `refresh` calls the kubelet when a call is due.
 
     Args:
-        device_holders: source of holders; None if the kubelet is not asked.
+        device_holders: source of holders; None without a kubelet.
         processes: source of process locations; None if `/proc` is not read.
         names: pod names by UID.
         policy: when use counts as foreign; None for the defaults.

@@ -145,7 +145,7 @@ async def test_a_socket_without_server_is_an_error(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
 
-    with pytest.raises(PodResourcesError, match=r"left\.sock.*refused.*is it starting\?"):
+    with pytest.raises(PodResourcesError, match=r"left\.sock.*refused.*is it restarting\?"):
         await PodResourcesClient(path).list()
 
 
@@ -180,7 +180,7 @@ async def test_a_call_without_answer_times_out_and_the_next_one_works(
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        pytest.param(grpc.StatusCode.UNIMPLEMENTED, "does not offer it", id="switched-off"),
+        pytest.param(grpc.StatusCode.UNIMPLEMENTED, "does not support the call", id="switched-off"),
         pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "100 a second", id="rate-limit"),
         pytest.param(grpc.StatusCode.INTERNAL, "internal: no", id="fault"),
     ],
@@ -214,7 +214,7 @@ async def test_an_answer_above_the_size_limit_is_rejected(kubelet: FakeKubelet) 
     kubelet.pods = [pod("wide", container("main", "GPU-1" * 1_000))]
     client = PodResourcesClient(kubelet.socket, deadline_seconds=30, max_answer_bytes=4_096)
 
-    with pytest.raises(PodResourcesError, match="at most 4096 are read"):
+    with pytest.raises(PodResourcesError, match="must be at most 4096 bytes"):
         await client.list()
 
     kubelet.pods = []
@@ -291,7 +291,7 @@ async def test_a_malformed_answer_is_a_clear_error(
 ) -> None:
     with one_answer(tmp_path / "kubelet.sock", answer):
         async with asking(tmp_path / "kubelet.sock") as client:
-            with pytest.raises(PodResourcesError, match=r"cannot ask the kubelet \(List"):
+            with pytest.raises(PodResourcesError, match=r"cannot call the kubelet \(List"):
                 await client.list()
 
 

@@ -398,5 +398,5 @@ def test_an_invalid_token_is_not_sent(tmp_path: Path, content: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
 
-    with pytest.raises(OSError, match="holds no token"):
+    with pytest.raises(OSError, match="contains no token"):
         read_token(path)

@@ -105,7 +105,7 @@ def test_the_cause_of_stress_is_shown() -> None:
 
     text = printed(report(Device(uuid="GPU-1", index=0, verdict=verdict)))
 
-    assert "counts less: hardware thermal slowdown" in text
+    assert "lower score: hardware thermal slowdown" in text
 
 
 def test_problems_are_below_the_table() -> None:
