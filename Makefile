@@ -67,11 +67,11 @@ coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
 
 tools: $(VENV)/.dev ## build Kubernetes, kubectl, helm, kwok and Prometheus into the cache; get Chromium
-	@$(BIN)/python -m tests.controlplane.tools
-	@$(BIN)/python -m tests.extender.api.page.chromium
+	@$(BIN)/python -m testkit.controlplane.tools
+	@$(BIN)/python -m testkit.page.chromium
 
 neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler, actionlint and the oldest Kubernetes as well
-	@$(BIN)/python -m tests.controlplane.tools --neighbours
+	@$(BIN)/python -m testkit.controlplane.tools --neighbours
 
 # Servers written in Go collect garbage less often: tests need their CPU, not their memory.
 real repeated neighbours: export GOGC := 400
@@ -105,7 +105,7 @@ mutants: $(VENV)/.dev ## which small faults the tests of a room let pass (ROOM=c
 	@$(BIN)/python -m tests.mutants $(ROOM)
 
 cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
-	@$(BIN)/python -m tests.controlplane.cluster
+	@$(BIN)/python -m testkit.controlplane.cluster
 
 bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results
 	@$(BIN)/python -m bench

@@ -44,8 +44,8 @@ from bench.processes import watching_memory
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import BenchError, FleetSpec, World, open_world
 from extender.webhook.admission.webhook import PATH as ADMISSION_PATH
-from tests.controlplane.process import free_port
-from tests.extender.certificates import client_context, issue
+from testkit.certificates import client_context, issue
+from testkit.controlplane.process import free_port
 
 ANSWER_MS: Final = 1000.0
 """`httpTimeout` of the shipped scheduler configuration: a later answer is lost."""

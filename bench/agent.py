@@ -25,8 +25,8 @@ from typing_extensions import override  # in typing from Python 3.12 on
 from agent.report import UPGRADE, decode
 from bench.agent_process import CARDS, uuid_of
 from bench.machine import Bound, report
-from tests.agent.fake_kubelet import FakeKubelet, container, pod
-from tests.controlplane.process import free_port
+from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.controlplane.process import free_port
 
 SCRAPE_SECONDS: Final = 15.0
 WARM_SECONDS: Final = 12.0

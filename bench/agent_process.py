@@ -20,7 +20,7 @@ from agent.options import Options, ReportOptions
 from extender.core.devices.readings import Signal
 from extender.runtime import logs
 from extender.runtime.log_choices import LogFormat, LogLevel
-from tests.agent.scripted import GIB, ScriptedBackend, ScriptedCard
+from testkit.agent.scripted import GIB, ScriptedBackend, ScriptedCard
 
 CARDS: Final = 8
 

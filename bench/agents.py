@@ -27,7 +27,7 @@ from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import ROOT, FleetSpec, World, open_world, wait_until
 from extender.server.certificates.issuing import Wanted, renewed
 from extender.server.certificates.storing import write_folder
-from tests.controlplane.process import free_port
+from testkit.controlplane.process import free_port
 
 P99_LIMIT_MS: Final = 10.0
 CORE_LIMIT: Final = 20.0

@@ -45,16 +45,16 @@ from simulation.agents import SimulatedAgent, run_agents
 from simulation.devices import Load as DeviceLoad
 from simulation.devices import Loss
 from simulation.models import GIB
-from tests.controlplane.deployed import ExtenderServer, Manner, grant_rights
-from tests.controlplane.objects import Object
-from tests.controlplane.plane import EXTENDER, ControlPlane
-from tests.controlplane.service import Service, serving
-from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import Tokens
-from tests.e2e.services import Services
-from tests.e2e.ways import Setup
-from tests.e2e.world import World, open_world
-from tests.extender.certificates import issue, reissue
+from testkit.certificates import issue, reissue
+from testkit.controlplane.agents import Tokens
+from testkit.controlplane.deployed import ExtenderServer, Manner, grant_rights
+from testkit.controlplane.objects import Object
+from testkit.controlplane.plane import EXTENDER, ControlPlane
+from testkit.controlplane.service import Service, serving
+from testkit.controlplane.services import Services
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.ways import Setup
+from testkit.controlplane.world import World, open_world
 
 GOOD_NODES: Final = 4
 CARDS: Final = 8

@@ -15,7 +15,7 @@ from playwright.async_api import Page, expect
 
 from bench.machine import Bound, report
 from bench.world import FleetSpec, open_world
-from tests.extender.api.page.serving import browsing, looking_at
+from testkit.page.serving import browsing, looking_at
 
 NODES: Final = 5000
 CELLS: Final = (3, 5, 8, 14, 30, 60)

@@ -48,12 +48,12 @@ from bench.scheduler_cluster import (
 from bench.trivial_process import ROOT, STATE, base_url
 from bench.webhooks import SIZES, VERBS, Asker, Times, head_start_seconds, trivial_handler
 from bench.world import FleetSpec, open_world
-from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import grant_rights, scheduler_config
-from tests.controlplane.plane import EXTENDER, ControlPlane
-from tests.controlplane.process import ServerProcess, free_port
-from tests.controlplane.scheduler import kube_scheduler
-from tests.controlplane.tools import KUBERNETES_VERSION, prepare
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.deployed import grant_rights, scheduler_config
+from testkit.controlplane.plane import EXTENDER, ControlPlane
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.scheduler import kube_scheduler
+from testkit.controlplane.tools import KUBERNETES_VERSION, prepare
 
 TRIES: Final = 200
 BURST: Final = 300

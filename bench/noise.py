@@ -19,7 +19,7 @@ from typing import Final
 import uvloop
 
 from bench.asking import Connection
-from tests.controlplane.process import ProcessError, ServerProcess, free_port
+from testkit.controlplane.process import ProcessError, ServerProcess, free_port
 
 ROOT: Final = Path(__file__).parents[1]
 ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

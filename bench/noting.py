@@ -29,7 +29,7 @@ from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings
 from extender.sources.kubernetes.cluster import ClusterSource
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.waiting import wait_for
 
 HEAD_STARTS: Final = "/head-starts"
 START_SECONDS: Final = 60.0

@@ -10,10 +10,10 @@ from typing import Final
 
 import aiohttp
 
-from tests.controlplane.client import ApiError
-from tests.controlplane.kubelets import ENDS_AFTER
-from tests.controlplane.objects import pod
-from tests.e2e.world import World
+from testkit.controlplane.client import ApiError
+from testkit.controlplane.kubelets import ENDS_AFTER
+from testkit.controlplane.objects import pod
+from testkit.controlplane.world import World
 
 BETWEEN_PODS_SECONDS: Final = 0.25
 POD_SECONDS: Final = "3s"

@@ -42,9 +42,9 @@ from bench.scheduler_cluster import prometheus_server, register
 from bench.scheduler_names import GPUS
 from bench.scheduler_report import Pair, bounds, rows
 from bench.scheduler_run import Bench
-from tests.controlplane.deployed import ExtenderServer, grant_rights
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.tools import KUBERNETES_VERSION, prepare
+from testkit.controlplane.deployed import ExtenderServer, grant_rights
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.tools import KUBERNETES_VERSION, prepare
 
 PROMISED_NODES: Final = 5000
 """What the extender may cost is said of clusters of this size."""

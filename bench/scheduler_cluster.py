@@ -26,11 +26,11 @@ from bench.scheduler_names import (
     node_name,
     tenant_name,
 )
-from tests.controlplane.client import ApiClient
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.plane import ADMIN, ControlPlane
-from tests.controlplane.process import ServerProcess, free_port
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.plane import ADMIN, ControlPlane
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.waiting import wait_for
 
 ROOT: Final = Path(__file__).parents[1]
 PODS: Final = "bench"

@@ -18,12 +18,12 @@ from bench.processes import cpu_seconds, tree_of
 from bench.scheduler_cluster import PODS, delete_pods, gpu_pod, watch_bindings
 from bench.scheduler_report import Run
 from bench.trivial_process import base_url, trivial_process
-from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import ExtenderServer, scheduler_config
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import ServerProcess
-from tests.controlplane.scheduler import kube_scheduler
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.deployed import ExtenderServer, scheduler_config
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.scheduler import kube_scheduler
+from testkit.controlplane.waiting import wait_for
 
 WARM_UP: Final = 20
 """Pods that are placed before the clock runs: connections are open then, and caches filled."""

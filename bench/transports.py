@@ -34,7 +34,7 @@ from bench.backend_fleet import BenchFleet, FleetSpec
 from bench.machine import report as write_result
 from bench.world import ROOT, wait_until
 from extender.core.policy import Thresholds
-from tests.controlplane.process import free_port
+from testkit.controlplane.process import free_port
 
 CONNECTIONS: Final = 100
 PER_SECOND: Final = 1000

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.process import ServerProcess, free_port
 
 ROOT: Final = Path(__file__).parents[1]
 STATE: Final = "/healthz"

@@ -47,17 +47,22 @@ from simulation.exporter import run_exporter
 from simulation.fleet import SimulatedFleet
 from simulation.models import GIB, H100
 from simulation.nodes import NodeSpec
-from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import ExtenderServer, grant_rights, scheduler_config
-from tests.controlplane.kubelets import kwok
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.plane import ADMIN, EXTENDER, ControlPlane
-from tests.controlplane.process import free_port
-from tests.controlplane.scheduler import kube_scheduler
-from tests.controlplane.simulated import following, register_nodes
-from tests.controlplane.telemetry import PrometheusServer
-from tests.controlplane.tools import KUBERNETES_VERSION, OLDEST, OLDEST_KUBERNETES_VERSION, prepare
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.deployed import ExtenderServer, grant_rights, scheduler_config
+from testkit.controlplane.kubelets import kwok
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.plane import ADMIN, EXTENDER, ControlPlane
+from testkit.controlplane.process import free_port
+from testkit.controlplane.scheduler import kube_scheduler
+from testkit.controlplane.simulated import following, register_nodes
+from testkit.controlplane.telemetry import PrometheusServer
+from testkit.controlplane.tools import (
+    KUBERNETES_VERSION,
+    OLDEST,
+    OLDEST_KUBERNETES_VERSION,
+    prepare,
+)
+from testkit.controlplane.waiting import wait_for
 
 TOOLS: Final = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl", "kwok", "prometheus")
 WAYS: Final = ("object", "pod", "gated")

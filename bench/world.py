@@ -32,7 +32,7 @@ from bench.backend_fleet import FleetSpec
 from bench.calm import PAST_QUIET_SECONDS, PAST_SECONDS, Calm
 from bench.processes import Memory, memory_of, tree_of
 from simulation.cluster import kubeconfig_text
-from tests.controlplane.process import ProcessError, ServerProcess, free_port
+from testkit.controlplane.process import ProcessError, ServerProcess, free_port
 
 ROOT: Final = Path(__file__).parents[1]
 BACKEND_START_SECONDS: Final = 180.0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.controlplane.tools import build_minutes, cache_folder, missing, names_of
+from testkit.controlplane.tools import build_minutes, cache_folder, missing, names_of
 
 ENVIRONMENT: Final = Path(".venv/.dev")
 INSTALL_MINUTES: Final = 1

@@ -17,9 +17,9 @@ from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.internet import trust_no_authority
+from testkit.internet import trust_no_authority
 
-pytest_plugins = ["tests.controlplane.fixtures"]
+pytest_plugins = ["testkit.controlplane.fixtures"]
 
 SCENARIOS: Final = "tests/e2e/"
 ALL_IS_SEARCHED_AFTER: Final = 300

@@ -51,6 +51,7 @@ COPIED: Final = (
     "docs",
     "extender",
     "simulation",
+    "testkit",
     "tests",
     "worker_device",
     "pyproject.toml",

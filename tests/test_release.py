@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.controlplane.tools import (
+from testkit.controlplane.tools import (
     KUBERNETES_VERSION,
     OLDEST_KUBERNETES_VERSION,
     PROMETHEUS_VERSION,

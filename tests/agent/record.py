@@ -1,4 +1,4 @@
-"""Record the answers of a real GPU for `tests.agent.replay`: `python -m tests.agent.record FILE`.
+"""Record the answers of a real GPU for `testkit.agent.replay`: `python -m tests.agent.record FILE`.
 
 Reads the first card through NVML: constant values once, changing values five times a second under
 loads of known duty cycle. Needs Hopper or later, because GPM is the reference for the loads, and
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pynvml
 
-from tests.agent.loads import load
+from testkit.agent.loads import load
 
 UUID: Final = "GPU-00000000-1111-2222-3333-444444444444"
 PERIOD_SECONDS: Final = 0.2

@@ -14,9 +14,9 @@ from agent.backend import Call, Code
 from agent.options import Options
 from agent.report import Report, decode
 from agent.session import Cadence
-from tests.agent.fake_kubelet import FakeKubelet, container, pod
-from tests.agent.scripted import ScriptedBackend, ScriptedCard
-from tests.controlplane.process import free_port
+from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.agent.scripted import ScriptedBackend, ScriptedCard
+from testkit.controlplane.process import free_port
 from worker_device.agent_loads import SIGNALS, fetch_loads
 
 OPTIONS = Options(

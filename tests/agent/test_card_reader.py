@@ -9,7 +9,7 @@ from agent.card_reader import CardReader
 from agent.reading import INSTANCE_SIGNALS, DeviceReading
 from agent.worker import CallTracker
 from extender.core.devices.readings import Signal
-from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
+from testkit.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
 
 MICROSECONDS = 1_000_000
 NOW = 1_800_000_000.0

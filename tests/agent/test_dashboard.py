@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from agent.app import start
 from agent.options import Options
-from tests.agent.scripted import IDLE_GPM, ScriptedBackend, ScriptedCard, migs
-from tests.extender.sources.scraping import Job, prometheus_process
+from testkit.agent.scripted import IDLE_GPM, ScriptedBackend, ScriptedCard, migs
+from testkit.controlplane.scraping import Job, prometheus_process
 
 pytestmark = pytest.mark.prometheus
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent.backend import Card, Code, XidEvent
 from agent.events import XidLog, XidWatcher
-from tests.agent.scripted import ScriptedBackend, ScriptedCard
+from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 
 EVENT = XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=79)
 

@@ -16,7 +16,7 @@ from agent.sampler import Sampler
 from agent.tenants import DeviceTenants, DeviceUsage
 from extender.core.devices.readings import Signal
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS
-from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
+from testkit.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
 
 DASHBOARD_12239 = (
     "DCGM_FI_DEV_GPU_TEMP",

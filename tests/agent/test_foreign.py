@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from agent.report import Foreign, Process
-from tests.agent.fake_kubelet import FakeKubelet
-from tests.agent.fake_machine import HOST_CGROUP, pod_cgroup
-from tests.agent.fake_node import GIB, TRAINER, World, used
+from testkit.agent.fake_kubelet import FakeKubelet
+from testkit.agent.fake_machine import HOST_CGROUP, pod_cgroup
+from testkit.agent.fake_node import GIB, TRAINER, World, used
 
 
 @pytest.fixture

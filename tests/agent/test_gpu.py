@@ -17,8 +17,8 @@ from agent.options import Options
 from agent.report import Place, Report
 from agent.sampler import Sampler
 from extender.core.devices.readings import Signal
-from tests.agent.fake_kubelet import FakeKubelet, container, pod
-from tests.agent.loads import load, pod_cgroup, why_no_gpu
+from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.agent.loads import load, pod_cgroup, why_no_gpu
 
 GIB = 1 << 30
 POINTS = 0.05
@@ -193,7 +193,7 @@ async def test_an_xid_error_is_reported_immediately() -> None:
     async with sampler() as one:
         await watch(one, 1)
         started = time.monotonic()
-        result = await run("-m", "tests.agent.gpu_load", "--trespass")
+        result = await run("-m", "testkit.agent.gpu_load", "--trespass")
         report = await one.sample()
         while Signal.XID not in report.signals_of(0) and time.monotonic() - started < 20:
             await asyncio.sleep(0.1)
@@ -210,7 +210,7 @@ async def test_an_xid_error_is_reported_immediately() -> None:
 
 async def test_the_assigned_device_is_cudas_device_of_that_index() -> None:
     result = await run("-m", "worker_device", "--worker-id", "0")
-    meant = await run("-c", "from tests.agent.gpu_load import Cuda; print(Cuda(0).uuid())")
+    meant = await run("-c", "from testkit.agent.gpu_load import Cuda; print(Cuda(0).uuid())")
 
     assert result.stdout == "cuda:0\n"
     assert meant.stdout.startswith("GPU-"), meant.stderr

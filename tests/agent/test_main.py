@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from agent.report import decode
-from tests.agent.fake_driver import GIB, FakeDriver, card
+from testkit.agent.fake_driver import GIB, FakeDriver, card
 
 COMMAND = (sys.executable, "-m", "agent")
 TIMEOUT = 60

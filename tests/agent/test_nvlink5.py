@@ -26,7 +26,7 @@ from agent.sampler import Sampler
 from agent.session import Cadence
 from extender.core.devices.readings import Signal
 from extender.sources.prometheus.dcgm import build_table
-from tests.agent.replay import Replay, nvml_on
+from testkit.agent.replay import Replay, nvml_on
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=1.0))
 SECONDS = 60.0

@@ -10,8 +10,8 @@ import pytest
 from agent.backend import Call, Code, Extra, NvmlError, ProcessList
 from agent.nvml import Nvml
 from extender.core.devices.readings import Signal
-from tests.agent.fake_driver import FakeDriver, card
-from tests.agent.replay import Replay, nvml_on, refuse
+from testkit.agent.fake_driver import FakeDriver, card
+from testkit.agent.replay import Replay, nvml_on, refuse
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent.backend import NvmlError
 from agent.nvml import GpmMeter
-from tests.agent.replay import Replay, nvml_on, refuse
+from testkit.agent.replay import Replay, nvml_on, refuse
 
 
 def mig_replay() -> Replay:

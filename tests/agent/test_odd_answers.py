@@ -22,7 +22,7 @@ from agent.sampler import Sampler
 from agent.session import Cadence, Session
 from agent.worker import CallTracker
 from extender.core.devices.readings import Signal
-from tests.agent.replay import Replay, error, nvml_on, refuse
+from testkit.agent.replay import Replay, error, nvml_on, refuse
 
 LOST = 15
 RAISED = (

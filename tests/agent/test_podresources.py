@@ -20,7 +20,7 @@ from agent.podresources import (
     PodResourcesClient,
     PodResourcesError,
 )
-from tests.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.agent.fake_kubelet import FakeKubelet, container, pod
 
 ROOT = Path(__file__).parent.parent.parent
 

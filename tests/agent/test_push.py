@@ -27,8 +27,8 @@ from simulation.devices import Load
 from simulation.fleet import SimulatedFleet
 from simulation.models import GIB, H100
 from simulation.nodes import NodeSpec
-from tests.extender import fake_kube
-from tests.extender.sources.agents.reviews import token
+from testkit import fake_kube
+from testkit.agent.reviews import token
 
 eventually = partial(fake_kube.eventually, deadline_seconds=30.0)
 

@@ -15,7 +15,7 @@ from agent.session import Cadence
 from agent.verdict import VerdictPolicy
 from extender.core.decision.signals import IDLE_POWER_SHARE
 from extender.core.devices.readings import Signal
-from tests.agent.replay import LOADS, RECORDED, Replay
+from testkit.agent.replay import LOADS, RECORDED, Replay
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=2))  # short, so that slow reads occur
 POINTS = 0.05

@@ -22,10 +22,10 @@ from extender.core.devices.readings import NVML_ONLY, Column, Signal
 from extender.core.devices.thermal_stress import stress
 from extender.core.policy import Health, HealthAction
 from extender.sources.prometheus.dcgm import build_table
-from tests.agent.replay import Replay, error
-from tests.agent.scripted import ScriptedBackend, ScriptedCard
-from tests.extender.sources.asking import NOW, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, series, util
+from testkit.agent.replay import Replay, error
+from testkit.agent.scripted import ScriptedBackend, ScriptedCard
+from testkit.collecting import NOW, Asked
+from testkit.fake_prometheus import FakePrometheus, series, util
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=1.0))
 SECONDS = 60.0

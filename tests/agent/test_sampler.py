@@ -16,7 +16,7 @@ from agent.sampler import Sampler
 from agent.session import Cadence
 from agent.tenants import DeviceTenants, DeviceUsage
 from extender.core.devices.readings import Signal
-from tests.agent.scripted import ScriptedBackend, ScriptedCard, migs
+from testkit.agent.scripted import ScriptedBackend, ScriptedCard, migs
 
 LIMIT = 0.1
 NOW = 1_800_000_000.0

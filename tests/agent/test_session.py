@@ -12,7 +12,7 @@ from agent.reading import DeviceReading, NodeReading
 from agent.session import Cadence, Session
 from agent.worker import CallAbandonedError, CallTracker
 from extender.core.devices.readings import Signal
-from tests.agent.scripted import ScriptedBackend, ScriptedCard, migs
+from testkit.agent.scripted import ScriptedBackend, ScriptedCard, migs
 
 NOW: Final = 1_800_000_000.0
 

@@ -8,9 +8,9 @@ import pytest
 from agent.device_ids import DeviceIds
 from agent.report import Foreign, Place, Process, Tenant
 from agent.tenants import DeviceTenants
-from tests.agent.fake_kubelet import FakeKubelet, container, pod
-from tests.agent.fake_machine import HOST_CGROUP, pod_cgroup
-from tests.agent.fake_node import GIB, GPU, NOTEBOOK, TRAINER, World, used
+from testkit.agent.fake_kubelet import FakeKubelet, container, pod
+from testkit.agent.fake_machine import HOST_CGROUP, pod_cgroup
+from testkit.agent.fake_node import GIB, GPU, NOTEBOOK, TRAINER, World, used
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from agent.podresources import AllocatableDevice, Allocation, DeviceClaim, PodRe
 from agent.processes import ProcessFacts, ProcessTable
 from agent.report import Place
 from agent.tenants import Tenants
-from tests.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
+from testkit.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
 from worker_device.process_stat import process_stat, small_file
 
 UUIDS = [f"43202e14-7a41-4c0e-9d53-5e0b8c11000{number}" for number in range(3)]

@@ -9,12 +9,12 @@ from playwright.async_api import Browser, expect
 
 from bench.page_viewers import VIEWS, Told, pages
 from bench.world import BenchError
-from tests.controlplane.process import free_port
-from tests.extender.api.page.acting import decide, live
-from tests.extender.api.page.conftest import small_world
-from tests.extender.api.page.serving import Server, browsing, looking, serving
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import IDLE
+from testkit.controlplane.process import free_port
+from testkit.page.acting import decide, live
+from testkit.page.serving import Server, browsing, looking, serving
+from testkit.page.small_world import small_world
+from testkit.served import IDLE
+from testkit.whys import WhyWorld
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.trivial import build_app
-from tests.extender.served import Client, MakeClient
+from testkit.served import Client, MakeClient
 
 NODES = ["c", "a", "b"]
 

@@ -1,4 +1,4 @@
-"""How Go reads kube-scheduler's questions, for comparison: runs tests/controlplane/extenderargs."""
+"""How Go reads kube-scheduler's questions, for comparison: `extenderargs` of testkit."""
 
 import struct
 import subprocess
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from tests.controlplane.leash import leashed
+from testkit.controlplane.leash import leashed
 
 ARGS: Final = b"a"
 PREEMPTION_ARGS: Final = b"p"

@@ -11,8 +11,8 @@ from typing import Final
 
 from agent.push_handshake import Token, open_stream
 from agent.report import frame
-from tests.extender.sources.agents.desk import Desk, desk_with, raw, update
-from tests.extender.sources.agents.reviews import token
+from testkit.agent.desk import Desk, desk_with, raw, update
+from testkit.agent.reviews import token
 
 REQUEST: Final = "request.http"
 """What the agent asks."""

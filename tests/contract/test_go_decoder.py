@@ -13,6 +13,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_pod_ref, parse_request
 from extender.webhook import wire
 from extender.webhook.go_json import WireError
+from testkit.controlplane.tools import binary
 from tests.contract import go_bodies
 from tests.contract.go_decoder import (
     ARGS,
@@ -20,7 +21,6 @@ from tests.contract.go_decoder import (
     GoDecoder,
     running_decoder,
 )
-from tests.controlplane.tools import binary
 
 pytestmark = pytest.mark.e2e  # the program is built as the control plane is
 

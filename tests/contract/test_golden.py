@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.extender.served import IDLE, Client, Gpu, MakeClient, World
+from testkit.served import IDLE, Client, Gpu, MakeClient, World
 
 GOLDEN = Path(__file__).parent / "golden"
 DEAD = Gpu(xid=79.0)

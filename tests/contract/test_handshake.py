@@ -9,6 +9,8 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
+from testkit.agent.desk import Desk, desk_with, raw
+from testkit.agent.reviews import token
 from tests.agent.test_push import Extender, eventually, extender, reporting
 from tests.contract.handshake import (
     FAREWELL,
@@ -28,8 +30,6 @@ from tests.contract.reports import (
     project_version,
     reports,
 )
-from tests.extender.sources.agents.desk import Desk, desk_with, raw
-from tests.extender.sources.agents.reviews import token
 
 RELEASES: Final = sorted(RECORDINGS.iterdir())
 RECORD_ANEW: Final = "the programs greet otherwise now: python -m tests.contract.reports"

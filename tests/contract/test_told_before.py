@@ -12,7 +12,7 @@ from extender.core.nodes.node_index import NodeIndex
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import reduce_pod
 from extender.webhook import wire
-from tests.extender.served import IDLE, Client, MakeClient, World
+from testkit.served import IDLE, Client, MakeClient, World
 
 BODY = (Path(__file__).parent / "golden" / "filter-names.json").read_bytes()
 """What the real kube-scheduler has sent."""

@@ -9,16 +9,16 @@ import pytest
 from aiohttp import web
 
 from extender.core.request.scheduled_condition import last_word
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.fixtures import StartPrometheus, StartScheduler
-from tests.controlplane.kubelets import ENDS_AFTER, FAILS
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.plane import EXTENDER, ControlPlane
-from tests.controlplane.process import ProcessError, ServerProcess, free_port
-from tests.controlplane.record import record
-from tests.controlplane.scheduler import extender, scheduler_config
-from tests.controlplane.stub import StubExtender
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.fixtures import StartPrometheus, StartScheduler
+from testkit.controlplane.kubelets import ENDS_AFTER, FAILS
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.plane import EXTENDER, ControlPlane
+from testkit.controlplane.process import ProcessError, ServerProcess, free_port
+from testkit.controlplane.record import record
+from testkit.controlplane.scheduler import extender, scheduler_config
+from testkit.controlplane.stub import StubExtender
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -112,7 +112,7 @@ async def test_golden_requests_have_the_shape_that_the_scheduler_sends(
     for verb, body in recorded.items():
         kept = json.loads((golden / f"{verb}-{form}.json").read_bytes())
         sent = json.loads(body)
-        assert shape(kept) == shape(sent), f"{verb}: python -m tests.controlplane.record"
+        assert shape(kept) == shape(sent), f"{verb}: python -m testkit.controlplane.record"
 
 
 def shape(question: Object) -> Object:
@@ -208,7 +208,7 @@ async def test_a_server_that_ends_at_once_shows_its_last_words(tmp_path: Path) -
 async def test_servers_die_with_whoever_started_them(tmp_path: Path) -> None:
     start = (
         "import asyncio, pathlib, time\n"
-        "from tests.controlplane.process import ServerProcess\n"
+        "from testkit.controlplane.process import ServerProcess\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         "server = ServerProcess(name='sleeper', folder=folder, ready_url='',\n"
         "    command=['/bin/sh', '-c', 'echo $$ > pid.part; mv pid.part pid; exec sleep 600'])\n"

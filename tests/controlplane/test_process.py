@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.controlplane import process
+from testkit.controlplane import process
 
 TAKERS = 4
 EACH = 8
@@ -11,7 +11,7 @@ EACH = 8
 
 def test_nobody_is_given_a_port_that_another_was_given() -> None:
     wanted = (
-        "from tests.controlplane import process\n"
+        "from testkit.controlplane import process\n"
         f"process.PORTS = range(19_000, 19_000 + {TAKERS * EACH * 2})\n"
         f"print(*[process.free_port() for _ in range({EACH})], flush=True)\n"
         "input()\n"  # keeps what it was given until it is told to end

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.controlplane.gobuild import BuildError
-from tests.controlplane.tools import (
+from testkit.controlplane.gobuild import BuildError
+from testkit.controlplane.tools import (
     DESCHEDULER_VERSION,
     KUBERNETES_VERSION,
+    MODULES,
     OLDEST_KUBERNETES_VERSION,
     PROMETHEUS_VERSION,
     _installed,
@@ -159,7 +160,7 @@ def test_two_builds_at_once_wait_for_each_other(cache: Path, tmp_path: Path) -> 
         tmp_path / "bin" / "go",
         GO_BUILDS.replace("while", f'echo built >> "{tmp_path}/log"; sleep 0.3; while', 1),
     )
-    build = "from tests.controlplane import tools; tools.prepare(['kwok'])"
+    build = "from testkit.controlplane import tools; tools.prepare(['kwok'])"
     root = Path(__file__).parents[2]
 
     both = [subprocess.Popen([sys.executable, "-c", build], cwd=root) for _ in range(2)]
@@ -171,7 +172,7 @@ def test_two_builds_at_once_wait_for_each_other(cache: Path, tmp_path: Path) -> 
 
 def test_the_table_of_versions_names_those_that_are_built() -> None:
     page = (Path(__file__).parents[2] / "docs" / "versions.md").read_text()
-    modules = Path(__file__).parent
+    modules = MODULES
 
     for version, module in (
         (KUBERNETES_VERSION, modules),
@@ -186,7 +187,7 @@ def test_the_table_of_versions_names_those_that_are_built() -> None:
 
 
 def test_the_descheduler_that_is_built_is_the_one_that_the_docs_name() -> None:
-    module = Path(__file__).parent / "descheduler" / "go.mod"
+    module = MODULES / "descheduler" / "go.mod"
     beside = (Path(__file__).parents[2] / "docs" / "beside.md").read_text()
 
     assert f"sigs.k8s.io/descheduler {DESCHEDULER_VERSION} // indirect" in module.read_text()

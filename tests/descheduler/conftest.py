@@ -7,13 +7,13 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.controllers import kube_controller_manager
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import ServerProcess
+from testkit.controlplane.apart import services_on
+from testkit.controlplane.controllers import kube_controller_manager
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.services import Services
+from testkit.controlplane.world import World, open_world
 from tests.descheduler.replicas import dissolve_all
-from tests.e2e.apart import services_on
-from tests.e2e.services import Services
-from tests.e2e.world import World, open_world
 
 CONTROLLERS: Final = ("replicaset-controller", "disruption-controller")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import yaml
 
-from tests.controlplane.objects import Object
+from testkit.controlplane.objects import Object
 
 EXAMPLES: Final = Path(__file__).parents[2] / "manifests" / "examples" / "descheduler"
 KEEPS: Final = {"descheduler.alpha.kubernetes.io/prefer-no-eviction": "true"}

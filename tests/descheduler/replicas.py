@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tests.controlplane.client import ApiClient, address
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.client import ApiClient, address
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 SETS: Final = "/apis/apps/v1/namespaces/default/replicasets"
 MERGE: Final = "application/merge-patch+json"

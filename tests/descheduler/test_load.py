@@ -11,14 +11,14 @@ import pytest
 from simulation.devices import Load
 from simulation.kubelet import UTILIZATION_ANNOTATION
 from simulation.models import GIB
-from tests.controlplane.client import address
-from tests.controlplane.descheduler import descheduler
-from tests.controlplane.objects import Object
-from tests.controlplane.process import ServerProcess
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.client import address
+from testkit.controlplane.descheduler import descheduler
+from testkit.controlplane.objects import Object
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 from tests.descheduler.policies import example
 from tests.descheduler.replicas import Replicas
-from tests.e2e.world import World
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 

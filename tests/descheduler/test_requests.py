@@ -8,12 +8,12 @@ import pytest
 from simulation.devices import Load
 from simulation.kubelet import UTILIZATION_ANNOTATION
 from simulation.models import GIB
-from tests.controlplane.descheduler import deschedule
-from tests.controlplane.objects import GPU, Object, pod
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.descheduler import deschedule
+from testkit.controlplane.objects import GPU, Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 from tests.descheduler.policies import KEEPS, affinity, by_affinity, example, policy
 from tests.descheduler.replicas import Nodes, Replicas
-from tests.e2e.world import World
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 

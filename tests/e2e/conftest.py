@@ -12,11 +12,11 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.client import ApiClient
-from tests.controlplane.plane import ControlPlane
-from tests.e2e.services import Services
-from tests.e2e.ways import chosen_way, set_up, take_down
-from tests.e2e.world import World, open_world
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.services import Services
+from testkit.controlplane.ways import chosen_way, set_up, take_down
+from testkit.controlplane.world import World, open_world
 
 LOG_CHARACTERS: Final = 4_000
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.controlplane.plane import ADMIN
-from tests.controlplane.tools import binary
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.plane import ADMIN
+from testkit.controlplane.tools import binary
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pytest
 
 from simulation.kubelet import MEMORY_ANNOTATION, UTILIZATION_ANNOTATION
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.backfilling import Line, backfill
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 from tests.e2e.console import by_url
-from tests.e2e.world import World
-from tests.extender.sources.backfilling import Line, backfill
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

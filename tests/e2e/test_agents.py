@@ -12,16 +12,16 @@ from extender.sources.agents.tokens import NODE_NAME, POD_NAME
 from simulation.agents import REPORTS, SimulatedAgent, run_agents
 from simulation.devices import Load
 from simulation.models import GIB
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import (
+from testkit.certificates import issue
+from testkit.controlplane.agents import (
     POD_RIGHTS,
     Tokens,
     agents_on,
     tokens_of,
 )
-from tests.e2e.world import World
-from tests.extender.certificates import issue
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

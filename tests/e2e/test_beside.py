@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from tests.controlplane.client import address
-from tests.controlplane.objects import GPU, Object, node, pod
-from tests.e2e.world import World
+from testkit.controlplane.client import address
+from testkit.controlplane.objects import GPU, Object, node, pod
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

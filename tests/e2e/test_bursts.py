@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.controlplane.objects import pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World, spread
+from testkit.controlplane.objects import pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

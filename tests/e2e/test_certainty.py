@@ -4,8 +4,8 @@ import pytest
 
 from simulation.devices import Load, Loss
 from simulation.models import A100_40GB, GIB, V100
-from tests.controlplane.objects import Object, pod
-from tests.e2e.world import World
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -22,7 +22,7 @@ async def cluster(*arguments: str) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.controlplane.cluster",
+        "testkit.controlplane.cluster",
         *arguments,
         cwd=ROOT,
         stdout=PIPE,

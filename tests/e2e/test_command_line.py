@@ -9,14 +9,14 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.controlplane.forwarding import forwarding, machine_address
-from tests.controlplane.objects import GPU, Object, pod
-from tests.controlplane.plane import SCHEDULER
-from tests.controlplane.tools import binary
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.forwarding import forwarding, machine_address
+from testkit.controlplane.objects import GPU, Object, pod
+from testkit.controlplane.plane import SCHEDULER
+from testkit.controlplane.tools import binary
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.ways import Way, opted_in
+from testkit.controlplane.world import World
 from tests.e2e.console import CommandLine, by_kubectl, by_proxy, by_url
-from tests.e2e.ways import Way, opted_in
-from tests.e2e.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from extender.cli.__main__ import COMMANDS
-from tests.controlplane.tools import binary
+from testkit.controlplane.tools import binary
 
 pytestmark = pytest.mark.e2e
 

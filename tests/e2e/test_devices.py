@@ -4,10 +4,10 @@ import pytest
 
 from simulation.devices import Load, Loss
 from simulation.models import A100_40GB, GIB
-from tests.controlplane.kubelets import ENDS_AFTER, FAILS
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.kubelets import ENDS_AFTER, FAILS
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

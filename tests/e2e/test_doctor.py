@@ -14,13 +14,13 @@ import yaml
 
 from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, Sharing
-from tests.controlplane.deployed import grant_rights
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.plane import EXTENDER, ControlPlane
-from tests.controlplane.waiting import wait_for
+from testkit.certificates import issue
+from testkit.controlplane.deployed import grant_rights
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.plane import EXTENDER, ControlPlane
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 from tests.e2e.console import by_url
-from tests.e2e.world import World
-from tests.extender.certificates import issue
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

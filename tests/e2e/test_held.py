@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 from aiohttp import web
 
-from tests.controlplane.objects import GPU, Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.objects import GPU, Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

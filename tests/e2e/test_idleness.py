@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from simulation.models import A100_40GB, H100, V100
-from tests.controlplane.objects import Object, pod
-from tests.e2e.world import World, spread
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.world import World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -16,10 +16,10 @@ from extender.kube.client import KubeClient, KubeError
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.records import reduce_node, reduce_pod
 from extender.sources.kubernetes.reflector import FollowSettings
-from tests.controlplane.client import ApiClient
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -11,8 +11,8 @@ import pytest
 
 from simulation.devices import Load
 from simulation.models import GIB
-from tests.controlplane.objects import GPU, Object, node, pod
-from tests.e2e.world import World
+from testkit.controlplane.objects import GPU, Object, node, pod
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

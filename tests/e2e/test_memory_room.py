@@ -7,10 +7,10 @@ import pytest
 from simulation.devices import Load
 from simulation.kubelet import MEMORY_ANNOTATION
 from simulation.models import GIB
-from tests.controlplane.client import unschedulable
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.client import unschedulable
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

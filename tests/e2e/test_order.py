@@ -11,8 +11,8 @@ import pytest
 
 from simulation.devices import Load
 from simulation.models import A100_40GB, GIB, H100
-from tests.controlplane.objects import GPU, Object, pod
-from tests.e2e.world import World
+from testkit.controlplane.objects import GPU, Object, pod
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -7,10 +7,10 @@ import pytest
 
 from simulation.devices import Load, Loss
 from simulation.models import GIB
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.process import ServerProcess
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World, spread
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

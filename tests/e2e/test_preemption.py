@@ -4,9 +4,9 @@ import pytest
 
 from simulation.devices import Load, Loss
 from simulation.models import GIB
-from tests.controlplane.client import address
-from tests.controlplane.objects import Object, pod
-from tests.e2e.world import World
+from testkit.controlplane.client import address
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -15,12 +15,12 @@ import pytest
 from aiohttp import web
 
 from simulation.serving import serve
-from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import scheduler_config
-from tests.controlplane.objects import node, pod
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.scheduler import kube_scheduler
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.deployed import scheduler_config
+from testkit.controlplane.objects import node, pod
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.scheduler import kube_scheduler
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -16,15 +16,15 @@ import pytest
 
 from agent.report import Foreign, decode
 from simulation.models import GIB
-from tests.agent.fake_kubelet import FakeKubelet, container
-from tests.agent.fake_kubelet import pod as held
-from tests.agent.loads import load, pod_cgroup, uuids, why_no_gpu
-from tests.controlplane.deployed import merged
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.process import ServerProcess, free_port
-from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import Tokens, agents_on, tokens_of
-from tests.e2e.world import SETTINGS, World
+from testkit.agent.fake_kubelet import FakeKubelet, container
+from testkit.agent.fake_kubelet import pod as held
+from testkit.agent.loads import load, pod_cgroup, uuids, why_no_gpu
+from testkit.controlplane.agents import Tokens, agents_on, tokens_of
+from testkit.controlplane.deployed import merged
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import SETTINGS, World
 
 WHY_NOT = why_no_gpu()
 pytestmark = [

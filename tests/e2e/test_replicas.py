@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.controlplane.objects import pod
-from tests.controlplane.process import ServerProcess
-from tests.controlplane.service import Service, serving
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World, spread
+from testkit.controlplane.objects import pod
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.service import Service, serving
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -9,9 +9,9 @@ from extender.insight.decision_log.reader import LoggedBinding, LoggedDecision, 
 from extender.insight.replay.changes import Changes
 from extender.insight.replay.report import replay
 from simulation.devices import Loss
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

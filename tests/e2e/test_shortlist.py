@@ -8,9 +8,9 @@ from aiohttp import web
 
 from simulation.devices import Loss
 from simulation.serving import serve
-from tests.controlplane.objects import GPU, Object, pod
-from tests.controlplane.scheduler import extender
-from tests.e2e.world import World, spread
+from testkit.controlplane.objects import GPU, Object, pod
+from testkit.controlplane.scheduler import extender
+from testkit.controlplane.world import World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

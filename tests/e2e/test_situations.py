@@ -9,11 +9,11 @@ import pytest_asyncio
 from simulation.devices import Load
 from simulation.models import GIB
 from simulation.objects import timestamp
-from tests.controlplane.client import unschedulable
-from tests.controlplane.objects import GPU, Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.services import Services
-from tests.e2e.world import World, open_world
+from testkit.controlplane.client import unschedulable
+from testkit.controlplane.objects import GPU, Object, pod
+from testkit.controlplane.services import Services
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World, open_world
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 

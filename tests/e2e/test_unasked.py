@@ -12,13 +12,13 @@ import pytest
 
 from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, Sharing
-from tests.controlplane.deployed import ExtenderServer
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.process import free_port
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.deployed import ExtenderServer
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.process import free_port
+from testkit.controlplane.services import Services
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World, spread
 from tests.e2e.alternating import alternating
-from tests.e2e.services import Services
-from tests.e2e.world import World, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -16,11 +16,11 @@ from extender.core.request.scheduled_condition import GATE
 from extender.effects.waker import POD_ANNOTATION
 from simulation.devices import Load
 from simulation.models import GIB
-from tests.controlplane.deployed import ExtenderServer
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.plane import EXTENDER
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.deployed import ExtenderServer
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.plane import EXTENDER
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.extender.served import BUSY, IDLE, Client, Gpu, MakeClient, World
+from testkit.served import BUSY, IDLE, Client, Gpu, MakeClient, World
 
 DEAD = Gpu(xid=79.0)
 HALF = Gpu(busy=0.2, used_gib=8.0)

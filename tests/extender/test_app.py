@@ -20,7 +20,7 @@ from extender.settings.service import Ready
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject, pod_object
-from tests.extender.fake_kube import eventually
+from testkit.fake_kube import eventually
 from tests.extender.giving_way import makes_wait
 
 DEADLINE_SECONDS = 20.0

@@ -6,8 +6,8 @@ from typing import Any
 import aiohttp
 
 from simulation.objects import pod_object
-from tests.extender.certificates import issue
-from tests.extender.replicas import Replica, described, running
+from testkit.certificates import issue
+from testkit.replicas import Replica, described, running
 
 
 async def read(replica: Replica, path: str, status: int = 200) -> Any:

@@ -16,8 +16,8 @@ from extender.effects.peers import Peers as PeerDirectory
 from extender.placement.bypassed_pods import WATCH_SECONDS
 from extender.settings.service import Ready
 from simulation.objects import pod_object
-from tests.extender.fake_kube import eventually
-from tests.extender.replicas import DEADLINE_SECONDS, NODES, PROOF, Replica, described, running
+from testkit.fake_kube import eventually
+from testkit.replicas import DEADLINE_SECONDS, NODES, PROOF, Replica, described, running
 
 
 async def until_judged(*replicas: Replica, count: int = 1) -> None:

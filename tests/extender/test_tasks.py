@@ -12,10 +12,10 @@ import pytest
 from extender.app import start
 from extender.runtime import supervision
 from extender.settings.settings_file import SettingsFile
-from tests.controlplane.process import free_port
-from tests.extender.certificates import issue
-from tests.extender.fake_kube import FakeKube, eventually, running_kube
-from tests.extender.kube_objects import node
+from testkit.certificates import issue
+from testkit.controlplane.process import free_port
+from testkit.fake_kube import FakeKube, eventually, running_kube
+from testkit.kube_objects import node
 
 MOST_ROUNDS = 100
 """Some tasks are there only now and then, or end with another before they fail."""

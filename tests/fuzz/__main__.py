@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.machine import RESULTS, Bound, report
-from tests.controlplane.leash import leashed
+from testkit.controlplane.leash import leashed
 from tests.fuzz.corpus import corpus
 from tests.fuzz.judging import MOST_CPU_SECONDS
 from tests.fuzz.targets import NAMES

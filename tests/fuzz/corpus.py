@@ -11,7 +11,8 @@ from agent.report import PATH, UPGRADE, Farewell, Holders, Layout, Part, Update,
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.placement.request_log import AnsweredQuestion
 from extender.sources.agents.states import _ROWS
-from tests.extender.served import NOW, names_question, objects_question, pod
+from testkit.served import NOW, names_question, objects_question, pod
+from testkit.webhook_questions import meta
 from tests.extender.sources.test_hostile_objects import (
     CLAIM_OBJECT,
     NODE_OBJECT,
@@ -19,7 +20,6 @@ from tests.extender.sources.test_hostile_objects import (
     REVIEW_OBJECT,
     SLICE_OBJECT,
 )
-from tests.extender.webhook.asking import meta
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden"
 REPORTS: Final = Path(__file__).parents[1] / "data" / "reports"

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from extender.webhook.handlers import RequestOutcome
-from tests.extender.served import BUSY, IDLE, World
+from testkit.served import BUSY, IDLE, World
 from tests.fuzz.judging import FaultError, Target
 
 SHORTLIST: Final = 2

@@ -49,8 +49,8 @@ from extender.sources.prometheus.source import ReadingsBuilder, read_history
 from extender.sources.prometheus.worker import past_frames, round_frames
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook
-from tests.extender.served import IDLE, NOW, World
-from tests.extender.sources.asking import NODES
+from testkit.collecting import NODES
+from testkit.served import IDLE, NOW, World
 from tests.fuzz.judging import FaultError, Target
 from tests.fuzz.questions import webhooks
 

@@ -7,10 +7,10 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.plane import ControlPlane
-from tests.e2e.apart import services_on
-from tests.e2e.services import Services
-from tests.e2e.world import World, open_world
+from testkit.controlplane.apart import services_on
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.services import Services
+from testkit.controlplane.world import World, open_world
 
 FEATURES: Final = ("GenericWorkload",)
 """Beta in the release that the tests run with, and off by default."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.controlplane.gobuild import say
-from tests.controlplane.tools import cache_folder
+from testkit.controlplane.gobuild import say
+from testkit.controlplane.tools import cache_folder
 
 IMAGE_PACKAGES: Final = ("apt", "ca-certificates", "netbase", "tzdata", "python3.11")
 """What Debian's slim image has (apt brings libstdc++), and the Python of the Dockerfiles."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from testkit.internet import ENVIRONMENT
 from tests.images.platforms import Platform
-from tests.internet import ENVIRONMENT
 
 ROOT: Final = Path(__file__).parents[2]
 IMAGES: Final = ROOT / "images"

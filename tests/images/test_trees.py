@@ -16,12 +16,12 @@ from simulation.cluster import kubeconfig_text, run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.kube_scheduler import SimulatedScheduler
 from simulation.objects import pod_object
-from tests.agent.fake_driver import GIB, FakeDriver, card, uuid
-from tests.controlplane.process import free_port
-from tests.controlplane.waiting import wait_for
+from testkit.agent.fake_driver import GIB, FakeDriver, card, uuid
+from testkit.controlplane.process import free_port
+from testkit.controlplane.waiting import wait_for
+from testkit.internet import ENVIRONMENT
 from tests.images.dockerfile import IMAGES, ROOT, Image, build, fetch_wheels
 from tests.images.platforms import Platform, chosen
-from tests.internet import ENVIRONMENT
 
 # Builds for minutes, and needs a package index; slower in an emulator.
 pytestmark = [pytest.mark.e2e, pytest.mark.neighbours, pytest.mark.timeout(900)]

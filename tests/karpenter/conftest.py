@@ -9,15 +9,15 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.objects import GPU, Object
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import ServerProcess, free_port
-from tests.controlplane.tools import binary
-from tests.controlplane.waiting import wait_for
-from tests.e2e.apart import services_on
-from tests.e2e.services import Services
-from tests.e2e.world import World, open_world
+from testkit.controlplane.apart import services_on
+from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.objects import GPU, Object
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.services import Services
+from testkit.controlplane.tools import binary
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World, open_world
 
 POOLS: Final = "/apis/karpenter.sh/v1/nodepools"
 CLAIMS: Final = "/apis/karpenter.sh/v1/nodeclaims"

@@ -6,9 +6,9 @@ import pytest
 
 from simulation.devices import Load
 from simulation.models import GIB
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 from tests.karpenter.conftest import CLAIMS
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.waiting import wait_for
-from tests.manifests.installing import Installation, wait_authorized
-from tests.manifests.running import RunningExtender, running_extender
-from tests.manifests.shipped import EXTENDER_NAMESPACE, MANIFESTS
+from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.installing import Installation, wait_authorized
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.running import RunningExtender, running_extender
+from testkit.controlplane.shipped import EXTENDER_NAMESPACE, MANIFESTS
+from testkit.controlplane.waiting import wait_for
 
 AUDIENCE = "idlegpu-api"
 BLUE, RED = "blue", "red"

@@ -8,9 +8,9 @@ from typing import Final
 
 import yaml
 
-from tests.controlplane.objects import Object
-from tests.controlplane.tools import binary
-from tests.manifests.shipped import ROOT
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import ROOT
+from testkit.controlplane.tools import binary
 
 CHART: Final = ROOT / "charts" / "idlegpu"
 RELEASE: Final = "idlegpu"

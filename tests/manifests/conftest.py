@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.client import ApiClient
-from tests.controlplane.controllers import WORKLOADS, kube_controller_manager
-from tests.controlplane.deployed import grant_rights
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import ServerProcess
-from tests.e2e.services import Services
-from tests.e2e.world import World, open_world
-from tests.manifests.installing import Installation
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.controllers import WORKLOADS, kube_controller_manager
+from testkit.controlplane.deployed import grant_rights
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.services import Services
+from testkit.controlplane.world import World, open_world
 from tests.manifests.releases import Release
 
 

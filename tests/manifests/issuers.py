@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tests.controlplane.objects import Object
-from tests.manifests.shipped import find
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import find
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 SecretData = Mapping[str, bytes]

@@ -16,9 +16,9 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from tests.controlplane.objects import Object
-from tests.controlplane.plane import ControlPlane
-from tests.extender.certificates import issue
+from testkit.certificates import issue
+from testkit.controlplane.objects import Object
+from testkit.controlplane.plane import ControlPlane
 
 GROUP: Final = "external.metrics.k8s.io"
 VERSION: Final = f"{GROUP}/v1beta1"

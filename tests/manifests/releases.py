@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.objects import Object
-from tests.controlplane.plane import ControlPlane
+from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.objects import Object
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.shipped import ROOT, address_of, find
 from tests.manifests.chart import CHART, RELEASE, Values, helm, rendered, values_file
-from tests.manifests.shipped import ROOT, address_of, find
 
 OURS: Final = "idlegpu"
 

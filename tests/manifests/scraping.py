@@ -11,9 +11,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from tests.controlplane.objects import Object
-from tests.controlplane.process import ServerProcess, free_port
-from tests.controlplane.tools import binary
+from testkit.controlplane.objects import Object
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.tools import binary
 
 SCRAPE_SECONDS: Final = 0.25
 

@@ -14,13 +14,12 @@ import pytest_asyncio
 
 from extender.server.certificates.storing import SECRETS
 from extender.settings.config import load_settings
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.process import free_port
-from tests.controlplane.waiting import wait_for
-from tests.manifests.installing import Installation, may, rights, wait_authorized
-from tests.manifests.running import Certify, RunningExtender, running_extender
-from tests.manifests.shipped import (
+from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.installing import Installation, may, rights, wait_authorized
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.process import free_port
+from testkit.controlplane.running import Certify, RunningExtender, running_extender
+from testkit.controlplane.shipped import (
     EXTENDER_NAMESPACE,
     MANIFESTS,
     OVERLAYS,
@@ -28,6 +27,7 @@ from tests.manifests.shipped import (
     built,
     find,
 )
+from testkit.controlplane.waiting import wait_for
 from tests.manifests.test_issued import issued, issuing
 
 OVERLAY: Final = OVERLAYS / "admission"

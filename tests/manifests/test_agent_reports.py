@@ -13,15 +13,13 @@ import pytest_asyncio
 from agent.config import load_settings as load_agent_settings
 from agent.options import ReportOptions
 from simulation.agents import REPORTS, run_agents
-from tests.controlplane.objects import node
-from tests.controlplane.process import free_port
-from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import Tokens
-from tests.extender.sources.agents.desk import NAMES, two_nodes
-from tests.manifests.installing import Installation
-from tests.manifests.issuers import secrets_of_ones_own
-from tests.manifests.running import CA_PATH, RunningExtender, running_extender
-from tests.manifests.shipped import (
+from testkit.agent.desk import NAMES, two_nodes
+from testkit.controlplane.agents import Tokens
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import node
+from testkit.controlplane.process import free_port
+from testkit.controlplane.running import CA_PATH, RunningExtender, running_extender
+from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
     MANIFESTS,
     OVERLAYS,
@@ -30,6 +28,8 @@ from tests.manifests.shipped import (
     find,
     with_components,
 )
+from testkit.controlplane.waiting import wait_for
+from tests.manifests.issuers import secrets_of_ones_own
 from tests.manifests.test_certificates import ONES_OWN
 from tests.manifests.test_issued import create
 

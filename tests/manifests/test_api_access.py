@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from testkit.controlplane.installing import Installation
 from tests.manifests.api_readers import BLUE, READER, STRANGER, Read, reading
-from tests.manifests.installing import Installation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -17,10 +17,12 @@ from extender.api.access import COOKIE
 from extender.api.caller_cache import HEADER
 from extender.cli.client import Client, ClientError, Failure
 from extender.cli.remote.cluster import Cluster
-from tests.controlplane.forwarding import machine_address
-from tests.controlplane.kubeconfig import write_kubeconfig
-from tests.controlplane.objects import Object
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.forwarding import machine_address
+from testkit.controlplane.installing import Installation, wait_authorized
+from testkit.controlplane.kubeconfig import write_kubeconfig
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import EXTENDER_NAMESPACE, find, with_components
+from testkit.controlplane.waiting import wait_for
 from tests.manifests.api_readers import (
     BLUE,
     CLUSTER_READER,
@@ -30,8 +32,6 @@ from tests.manifests.api_readers import (
     Read,
     reading,
 )
-from tests.manifests.installing import Installation, wait_authorized
-from tests.manifests.shipped import EXTENDER_NAMESPACE, find, with_components
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -12,17 +12,17 @@ from yarl import URL
 
 from extender.api.metrics_route import FleetCollector
 from extender.core.devices.gpu_models import NAMES
-from tests.controlplane.controllers import kube_controller_manager
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
-from tests.extender.insight.advising import SHARED
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import GPU, IDLE
+from testkit.advising import SHARED
+from testkit.controlplane.controllers import kube_controller_manager
+from testkit.controlplane.monitoring import EXTENDER_JOB
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.shipped import EXAMPLES, address_of, find
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
+from testkit.served import GPU, IDLE
+from testkit.whys import WhyWorld
 from tests.manifests.metrics_adapter import external_metrics, query_of
-from tests.manifests.monitoring import EXTENDER_JOB
 from tests.manifests.scraping import ask, prometheus, serving
-from tests.manifests.shipped import EXAMPLES, address_of, find
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

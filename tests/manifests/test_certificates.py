@@ -19,11 +19,11 @@ from extender.server.certificates.__main__ import main as make_certificates
 from extender.server.certificates.storing import CA_SECRET, SECRETS
 from extender.settings.config import Settings, load_settings
 from simulation.cluster import run_cluster
-from tests.controlplane.objects import Object
-from tests.extender.fake_kube import eventually
-from tests.extender.replicas import DEADLINE_SECONDS, equal_nodes
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG, find
+from testkit.fake_kube import eventually
+from testkit.replicas import DEADLINE_SECONDS, equal_nodes
 from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
-from tests.manifests.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG, find
 
 SERVICE: Final = "idlegpu-extender.idlegpu.svc"
 EXTENDER: Final = SECRETS["extender"]

@@ -17,8 +17,8 @@ from extender.kube.client import KubeClient, KubeError
 from extender.server.certificates.__main__ import changed, main
 from extender.server.certificates.issuing import Wanted, expires_at
 from extender.server.certificates.storing import CA_SECRET, SECRETS, Secrets
-from tests.manifests.installing import Installation
-from tests.manifests.running import (
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.running import (
     CA_PATH,
     COORDINATION,
     LEASE_PATH,
@@ -26,7 +26,7 @@ from tests.manifests.running import (
     remove_certificates,
     wait_account,
 )
-from tests.manifests.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, MANIFESTS
+from testkit.controlplane.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, MANIFESTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

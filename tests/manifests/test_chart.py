@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from extender.settings.config import Settings, load_settings
-from tests.controlplane.objects import Object
-from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
-from tests.manifests.shipped import (
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import (
     COMPONENTS,
     MANIFESTS,
     OVERLAYS,
@@ -21,6 +20,7 @@ from tests.manifests.shipped import (
     find,
     with_components,
 )
+from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
 
 pytestmark = pytest.mark.e2e  # kubectl and helm are built first
 

@@ -5,11 +5,11 @@ from typing import Final
 
 import pytest
 
-from tests.controlplane.objects import Object
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import find
+from testkit.controlplane.waiting import wait_for
 from tests.manifests.chart import RELEASE, HelmError, Values, rendered
 from tests.manifests.releases import Release
-from tests.manifests.shipped import find
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -13,8 +13,8 @@ from extender.core.request.scheduled_condition import GATE
 from extender.effects.waker import POD_ANNOTATION
 from extender.server.certificates.storing import CA_CONFIG_MAP
 from extender.settings.config import Settings, load_settings
-from tests.controlplane.objects import Object
-from tests.manifests.shipped import (
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
     COMPONENTS,
     EXTENDER_NAMESPACE,

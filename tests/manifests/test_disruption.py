@@ -6,14 +6,14 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.client import ApiError
-from tests.controlplane.fixtures import StartScheduler
-from tests.controlplane.objects import Object, node
-from tests.controlplane.process import ServerProcess
-from tests.controlplane.scheduler import scheduler_config
-from tests.controlplane.waiting import wait_for
-from tests.manifests.installing import Installation
-from tests.manifests.shipped import EXTENDER_NAMESPACE, MANIFESTS
+from testkit.controlplane.client import ApiError
+from testkit.controlplane.fixtures import StartScheduler
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object, node
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.scheduler import scheduler_config
+from testkit.controlplane.shipped import EXTENDER_NAMESPACE, MANIFESTS
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [
     pytest.mark.e2e,

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from simulation.models import A100_40GB, A100_80GB, V100
-from tests.controlplane.objects import Object
-from tests.manifests.shipped import EXAMPLES
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import EXAMPLES
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20

@@ -12,13 +12,13 @@ from extender.core.request.annotations import PREFIX
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS
 from simulation.models import A10, A100_40GB, A100_80GB, H100, L40S, T4, V100
 from simulation.nodes import EXPORTER_4_8, Sharing
-from tests.controlplane.client import ApiError
-from tests.controlplane.controllers import kube_controller_manager
-from tests.controlplane.objects import Object, node
-from tests.controlplane.waiting import wait_for
-from tests.e2e.world import World
-from tests.manifests.installing import Installation
-from tests.manifests.shipped import EXAMPLES, address_of
+from testkit.controlplane.client import ApiError
+from testkit.controlplane.controllers import kube_controller_manager
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object, node
+from testkit.controlplane.shipped import EXAMPLES, address_of
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.controlplane.client import ApiError
-from tests.controlplane.objects import Object
-from tests.manifests.installing import Installation
-from tests.manifests.shipped import (
+from testkit.controlplane.client import ApiError
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import (
     COMPONENTS,
     MANIFESTS,
     OVERLAYS,

@@ -15,20 +15,20 @@ import pytest
 from extender.server.certificates.__main__ import main as make_certificates
 from extender.server.certificates.issuing import EXTENDER_NAME
 from extender.server.certificates.storing import CA_SECRET, SECRETS
-from tests.controlplane.certmanager import cert_manager
-from tests.controlplane.deployed import scheduler_config
-from tests.controlplane.fixtures import StartScheduler
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.waiting import wait_for
-from tests.manifests.installing import Installation
-from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
-from tests.manifests.running import (
+from testkit.controlplane.certmanager import cert_manager
+from testkit.controlplane.deployed import scheduler_config
+from testkit.controlplane.fixtures import StartScheduler
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.running import (
     SECRETS_PATH,
     Certify,
     remove_certificates,
     running_extender,
 )
-from tests.manifests.shipped import EXTENDER_NAMESPACE, OVERLAYS, ROOT
+from testkit.controlplane.shipped import EXTENDER_NAMESPACE, OVERLAYS, ROOT
+from testkit.controlplane.waiting import wait_for
+from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
 from tests.manifests.test_certificates import ONES_OWN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

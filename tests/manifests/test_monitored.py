@@ -19,14 +19,14 @@ import pytest_asyncio
 from simulation.agents import run_agents
 from simulation.models import H100
 from simulation.nodes import NodeSpec
-from tests.controlplane.deployed import merged
-from tests.controlplane.objects import pod
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.waiting import wait_for
-from tests.e2e.services import Services
-from tests.e2e.ways import Way, set_up, take_down
-from tests.e2e.world import World, open_world
-from tests.manifests.monitoring import alerts, always, asked_metrics, panel_queries
+from testkit.controlplane.deployed import merged
+from testkit.controlplane.monitoring import alerts, always, asked_metrics, panel_queries
+from testkit.controlplane.objects import pod
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.services import Services
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.ways import Way, set_up, take_down
+from testkit.controlplane.world import World, open_world
 from tests.manifests.watched import Watched, everything_watched
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 import yaml
 
-from tests.controlplane.objects import Object
-from tests.controlplane.tools import binary
-from tests.manifests.monitoring import AGENT_JOB, EXTENDER_JOB, alerts, dashboard, groups
-from tests.manifests.shipped import OVERLAYS, built, find
+from testkit.controlplane.monitoring import AGENT_JOB, EXTENDER_JOB, alerts, dashboard, groups
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import OVERLAYS, built, find
+from testkit.controlplane.tools import binary
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -7,13 +7,12 @@ from typing import Final
 
 import pytest
 
-from tests.controlplane.client import ApiError
-from tests.controlplane.fixtures import StartScheduler
-from tests.controlplane.objects import Object, node
-from tests.controlplane.scheduler import scheduler_config
-from tests.controlplane.waiting import wait_for
-from tests.manifests.installing import Installation
-from tests.manifests.shipped import (
+from testkit.controlplane.client import ApiError
+from testkit.controlplane.fixtures import StartScheduler
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object, node
+from testkit.controlplane.scheduler import scheduler_config
+from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
     EXTENDER_NAMESPACE,
     MANIFESTS,
@@ -22,6 +21,7 @@ from tests.manifests.shipped import (
     find,
     pod_of,
 )
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

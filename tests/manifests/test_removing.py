@@ -10,11 +10,8 @@ import pytest
 from extender.effects.waker import ANNOTATION, LEASE_NAME, OBJECT_NAME
 from extender.server.certificates.lease import LEASE_NAME as CERTS_LEASE
 from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
-from tests.controlplane.objects import Object, node
-from tests.controlplane.waiting import wait_for
-from tests.manifests.chart import RELEASE, Values, rendered
-from tests.manifests.releases import Release, guide, guides_commands
-from tests.manifests.shipped import (
+from testkit.controlplane.objects import Object, node
+from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
     EXTENDER_NAMESPACE,
     MANIFESTS,
@@ -23,6 +20,9 @@ from tests.manifests.shipped import (
     SECOND_SCHEDULER,
     collection_of,
 )
+from testkit.controlplane.waiting import wait_for
+from tests.manifests.chart import RELEASE, Values, rendered
+from tests.manifests.releases import Release, guide, guides_commands
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -9,11 +9,10 @@ import pytest
 
 from extender.core.request.scheduled_condition import GATE
 from extender.effects.waker import POD_ANNOTATION
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.waiting import wait_for
-from tests.manifests.installing import Installation, may, rights, wait_authorized
-from tests.manifests.shipped import (
+from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.installing import Installation, may, rights, wait_authorized
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
     EXTENDER_NAMESPACE,
     MANIFESTS,
@@ -22,6 +21,7 @@ from tests.manifests.shipped import (
     find,
     with_components,
 )
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

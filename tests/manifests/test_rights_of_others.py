@@ -9,11 +9,11 @@ import pytest_asyncio
 
 from extender.server.certificates.lease import LEASE_NAME
 from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.plane import SCHEDULER as KUBE_SCHEDULER
-from tests.manifests.installing import Installation, may, rights, wait_authorized
-from tests.manifests.shipped import (
+from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.installing import Installation, may, rights, wait_authorized
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.plane import SCHEDULER as KUBE_SCHEDULER
+from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
     EXTENDER_NAMESPACE,
     MANIFESTS,

@@ -11,14 +11,12 @@ import yaml
 
 from simulation import models
 from simulation.models import GpuModel
-from tests.controlplane.deployed import scheduler_config
-from tests.controlplane.fixtures import StartScheduler
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.process import ServerProcess, free_port
-from tests.controlplane.stub import StubExtender
-from tests.controlplane.tools import binary
-from tests.manifests.installing import Installation, wait_authorized
-from tests.manifests.shipped import (
+from testkit.controlplane.deployed import scheduler_config
+from testkit.controlplane.fixtures import StartScheduler
+from testkit.controlplane.installing import Installation, wait_authorized
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.shipped import (
     EXTENDER_NAMESPACE,
     MANIFESTS,
     SCHEDULER_CONFIG,
@@ -26,6 +24,8 @@ from tests.manifests.shipped import (
     built,
     find,
 )
+from testkit.controlplane.stub import StubExtender
+from testkit.controlplane.tools import binary
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -13,14 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extender.server.certificates.issuing import Files
 from extender.server.certificates.storing import CA_SECRET, SECRETS
-from tests.controlplane.deployed import scheduler_config
-from tests.controlplane.fixtures import StartScheduler
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.waiting import wait_for
-from tests.extender.certificates import issue
-from tests.manifests.installing import Installation
-from tests.manifests.running import CA_PATH, RunningExtender, running_extender
-from tests.manifests.shipped import MANIFESTS, ROOT
+from testkit.certificates import issue
+from testkit.controlplane.deployed import scheduler_config
+from testkit.controlplane.fixtures import StartScheduler
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.running import CA_PATH, RunningExtender, running_extender
+from testkit.controlplane.shipped import MANIFESTS, ROOT
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

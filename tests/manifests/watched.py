@@ -17,16 +17,16 @@ from agent.backend import Call, ProcessList, ProcessUse, XidEvent
 from agent.options import Options
 from extender.core.devices.readings import Signal
 from simulation.agents import PERIOD_SECONDS
-from tests.agent.fake_kubelet import FakeKubelet, container
-from tests.agent.fake_kubelet import pod as held
-from tests.agent.fake_machine import FakeMachine
-from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard
-from tests.controlplane.deployed import ExtenderServer
-from tests.controlplane.objects import Object
-from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import Tokens, tokens_of
-from tests.e2e.world import World
-from tests.manifests.monitoring import AGENT_JOB, EXTENDER_JOB
+from testkit.agent.fake_kubelet import FakeKubelet, container
+from testkit.agent.fake_kubelet import pod as held
+from testkit.agent.fake_machine import FakeMachine
+from testkit.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard
+from testkit.controlplane.agents import Tokens, tokens_of
+from testkit.controlplane.deployed import ExtenderServer
+from testkit.controlplane.monitoring import AGENT_JOB, EXTENDER_JOB
+from testkit.controlplane.objects import Object
+from testkit.controlplane.waiting import wait_for
+from testkit.controlplane.world import World
 from tests.manifests.scraping import ask
 
 FATAL_XID: Final = 48

@@ -15,8 +15,8 @@ from extender.settings.wake import Wake
 from simulation.cluster import run_cluster
 from simulation.demo import Demo
 from simulation.demo_fleet import demo_fleet
-from tests.extender.api.page.acting import counts, live
-from tests.extender.api.page.serving import browsing, looking_at
+from testkit.page.acting import counts, live
+from testkit.page.serving import browsing, looking_at
 
 pytestmark = [pytest.mark.page, pytest.mark.timeout(180)]
 

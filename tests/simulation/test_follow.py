@@ -12,7 +12,7 @@ from simulation.fleet import SimulatedFleet
 from simulation.follow import follow_pods
 from simulation.objects import bound_pod_object, pod_object
 from simulation.objectstore import Kind
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.waiting import wait_for
 from tests.simulation.builders import NOW, fleet, pod, spec
 
 

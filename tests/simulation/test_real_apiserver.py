@@ -10,8 +10,8 @@ from kubernetes_asyncio.config import new_client_from_config
 from simulation.demo_fleet import demo_fleet
 from simulation.follow import follow_pods
 from simulation.objects import node_object, pod_object, tenant_pods
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 

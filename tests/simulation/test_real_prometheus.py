@@ -15,8 +15,8 @@ from simulation.fleet import SimulatedFleet
 from simulation.nodes import ExporterState
 from simulation.prometheus import SimulatedPrometheus, build_app
 from simulation.serving import serve
-from tests.controlplane.telemetry import PrometheusServer
-from tests.controlplane.waiting import wait_for
+from testkit.controlplane.telemetry import PrometheusServer
+from testkit.controlplane.waiting import wait_for
 
 pytestmark = pytest.mark.prometheus
 

@@ -6,11 +6,11 @@ from itertools import count
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.tools import OLDEST
-from tests.e2e.apart import services_on
-from tests.e2e.services import Services
-from tests.e2e.world import World, open_world
+from testkit.controlplane.apart import services_on
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.services import Services
+from testkit.controlplane.tools import OLDEST
+from testkit.controlplane.world import World, open_world
 
 _numbers = count(1)
 

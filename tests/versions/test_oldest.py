@@ -6,10 +6,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.controlplane.client import ApiError
-from tests.controlplane.objects import Object
-from tests.controlplane.tools import OLDEST_KUBERNETES_VERSION
-from tests.e2e.services import Services
+from testkit.controlplane.client import ApiError
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object
+from testkit.controlplane.services import Services
+from testkit.controlplane.shipped import (
+    COMPONENTS,
+    EXAMPLES,
+    SECOND_SCHEDULER,
+    address_of,
+    with_components,
+)
+from testkit.controlplane.tools import OLDEST_KUBERNETES_VERSION
+from testkit.controlplane.world import World
 from tests.e2e.test_bursts import test_a_burst_spreads_evenly_although_no_metric_moves
 from tests.e2e.test_idleness import (
     test_a_pod_that_requires_idle_gpus_waits_for_them,
@@ -21,15 +30,6 @@ from tests.e2e.test_preemption import (
     test_nobody_is_evicted_for_load,
 )
 from tests.e2e.test_wakeup import make_idle, refused, start
-from tests.e2e.world import World
-from tests.manifests.installing import Installation
-from tests.manifests.shipped import (
-    COMPONENTS,
-    EXAMPLES,
-    SECOND_SCHEDULER,
-    address_of,
-    with_components,
-)
 from tests.manifests.test_installing import EVERY_COMPONENT, VARIANTS
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agent.report import Device, Report, encode
 from extender.core.devices.readings import Signal
-from tests.agent.fake_driver import GIB, FakeDriver, card, uuid
+from testkit.agent.fake_driver import GIB, FakeDriver, card, uuid
 from tests.worker_device.workers import Container
 from worker_device.agent_loads import REPORT_PATH, parse_loads
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.agent.fake_driver import GIB, FakeDriver, card, instance, uuid
+from testkit.agent.fake_driver import GIB, FakeDriver, card, instance, uuid
 from tests.worker_device.workers import ROOT, WORKER, Container
 from worker_device.__main__ import main
 from worker_device.choice import choose_device, device_for_worker, parse_worker_id

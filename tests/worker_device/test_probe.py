@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.fake_driver import FakeDriver, card, uuid
+from testkit.agent.fake_driver import FakeDriver, card, uuid
 from worker_device.probe import ProbePaths, find_cards
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.fake_driver import FakeDriver, card
+from testkit.agent.fake_driver import FakeDriver, card
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.agent.fake_driver import FakeDriver
+from testkit.agent.fake_driver import FakeDriver
 
 ROOT = Path(__file__).parent.parent.parent
 

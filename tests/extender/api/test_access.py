@@ -12,9 +12,9 @@ from extender.api.caller import GRACE
 from extender.api.caller_cache import HEADER, REFUSED_SECONDS
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
-from tests.extender.api.reviewers import EVERYWHERE
-from tests.extender.insight.door import BEARER, TOKEN, Door, door_in, shown
-from tests.extender.served import MakeClient, World
+from testkit.reviewers import EVERYWHERE
+from testkit.served import MakeClient, World
+from tests.extender.api.door import BEARER, TOKEN, Door, door_in, shown
 
 
 @pytest_asyncio.fixture

@@ -18,10 +18,10 @@ from extender.server.json_answers import json_answer
 from extender.server.redaction import ANOTHER_POD, pod_name
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
-from tests.extender.api.reviewers import EVERYWHERE
-from tests.extender.fake_kube import eventually
-from tests.extender.insight.door import BEARER, TOKEN, Door, door_in, shown
-from tests.extender.served import Client, MakeClient, World
+from testkit.fake_kube import eventually
+from testkit.reviewers import EVERYWHERE
+from testkit.served import Client, MakeClient, World
+from tests.extender.api.door import BEARER, TOKEN, Door, door_in, shown
 
 
 @pytest_asyncio.fixture

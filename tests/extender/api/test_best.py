@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from extender.core.nodes.inventory import Taint
 from extender.core.request.gpu_resources import ResourceNames
 from extender.insight.what_if import TAINTED
-from tests.extender.insight.asking import get, strict
-from tests.extender.served import (
+from testkit.http_questions import get, strict
+from testkit.served import (
     GPU,
     IDLE,
     Client,

@@ -20,9 +20,9 @@ from extender.runtime.metrics import Metrics
 from extender.server.json_answers import json_answer
 from extender.server.redaction import AccessError
 from extender.settings.api import ApiSettings
-from tests.extender.api.reviewers import Reviewers, reviewing
-from tests.extender.fake_kube import eventually
-from tests.extender.served import Client, MakeClient
+from testkit.fake_kube import eventually
+from testkit.reviewers import Reviewers, reviewing
+from testkit.served import Client, MakeClient
 
 NAMESPACES = frozenset({"blue", "green", "red"})
 TOKEN = "token-of-alice"

@@ -7,7 +7,7 @@ from extender.api.metrics_route import CertificateCollector, certificate_ends
 from extender.settings.agents import Agents
 from extender.settings.config import Settings
 from extender.settings.tls import Tls
-from tests.extender.certificates import issue, settings_for
+from testkit.certificates import issue, settings_for
 
 DAY = 86_400.0
 METRIC = "idlegpu_certificate_end_timestamp_seconds"

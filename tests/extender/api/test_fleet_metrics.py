@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extender.api.metrics_route import FleetCollector
 from extender.core.request.request import GpuRequest, PodRef, parse_pod_ref, parse_request
 from extender.server.readiness import SourceStatus
-from tests.extender.served import BUSY, IDLE, Gpu, World, names_question, pod
+from testkit.served import BUSY, IDLE, Gpu, World, names_question, pod
 
 SOURCES = (
     SourceStatus(name="apiserver/nodes", last_success_at=None, failures=0, error="not asked yet"),

@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from tests.extender.insight.asking import decide, get
-from tests.extender.insight.whys import SeesTeam
-from tests.extender.served import (
+from testkit.http_questions import decide, get
+from testkit.served import (
     CARD_BYTES,
     GIB,
     GPU,
@@ -15,6 +14,7 @@ from tests.extender.served import (
     names_question,
     pod,
 )
+from testkit.whys import SeesTeam
 
 # --- nodes and GPUs -------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.placement.bypass_causes import BypassVerdict
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
-from tests.extender.api.reviewers import reviewing
-from tests.extender.served import BUSY, GPU, IDLE, Client, Gpu, MakeClient, World, names_question
+from testkit.reviewers import reviewing
+from testkit.served import BUSY, GPU, IDLE, Client, Gpu, MakeClient, World, names_question
 
 HOSTILE, FRIEND = {"X-Idlegpu-Token": "hostile"}, {"X-Idlegpu-Token": "friend"}
 NAMESPACE = "hush-tenant"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.extender.cli.serving import Run, build_fleet, runner, serving
-from tests.extender.insight.test_holders import HoldersWorld
+from testkit.cli_serving import Run, build_fleet, runner, serving
+from testkit.holders import HoldersWorld
 
 
 @pytest.fixture(scope="package")

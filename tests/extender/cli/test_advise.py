@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from extender.cli.client import Client
-from tests.extender.cli.serving import Run, runner, serving
+from testkit.advising import SHARED, AdvisingWorld
+from testkit.cli_serving import Run, runner, serving
+from testkit.holders import card
 from tests.extender.cli.test_tables import missing
-from tests.extender.insight.advising import SHARED, AdvisingWorld
-from tests.extender.insight.test_holders import card
 
 TABLE = """\
 CARD   MODEL            SOLD AS   IN USE   ACTIVITY   MEMORY GiB   ADVICE         BETTER   HOW

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extender.cli.__main__ import COMMANDS
-from tests.extender.cli.serving import runner
+from testkit.cli_serving import runner
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")

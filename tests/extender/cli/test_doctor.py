@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from extender.cli.doctor.table import CHECKS
+from testkit.cli_serving import Run
 from tests.extender.cli.doctor.things import GPU, entry, node, pod
-from tests.extender.cli.serving import Run
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from extender.cli.client import Client, ClientError
 from extender.insight.replicas import ALONE
-from tests.extender.cli.serving import Run, ask, runner, serving
-from tests.extender.insight.others import FAR, Far, Replica
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import IDLE, Gpu
+from testkit.cli_serving import Run, ask, runner, serving
+from testkit.others import FAR, Far, Replica
+from testkit.served import IDLE, Gpu
+from testkit.whys import WhyWorld
 
 PODS = ("a", "b", "c")
 

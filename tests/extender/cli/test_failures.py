@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from extender.cli.__main__ import COMMANDS, module_of
-from tests.extender.certificates import issue
-from tests.extender.cli.serving import Run, runner, serving
+from testkit.certificates import issue
+from testkit.cli_serving import Run, runner, serving
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from extender.cli.__main__ import idlegpu
 from extender.core.devices.readings import Signal
-from tests.builders import GIB, request
-from tests.extender.insight.decision_log.logs import LoggedWorld
-from tests.worlds import World
+from testkit.builders import GIB, request
+from testkit.decision_logs import LoggedWorld
+from testkit.world import World
 
 EARLIEST = Path(__file__).parents[2] / "data/decisions/earliest.jsonl"
 POOL = {"spread": (0.05, 0.26), "roomy": (0.29, 0.0)}

@@ -12,7 +12,7 @@ from aiohttp import web
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from tests.extender.cli.serving import Run, runner, serving
+from testkit.cli_serving import Run, runner, serving
 
 Object = dict[str, Any]
 

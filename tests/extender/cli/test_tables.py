@@ -14,10 +14,10 @@ from rich.console import Console
 
 from extender.cli.client import Client
 from extender.cli.tables import sheet
-from tests.extender.cli.serving import Run, ask, build_fleet, runner, serving
-from tests.extender.insight.test_holders import HoldersWorld
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import IDLE, Gpu, World
+from testkit.cli_serving import Run, ask, build_fleet, runner, serving
+from testkit.holders import HoldersWorld
+from testkit.served import IDLE, Gpu, World
+from testkit.whys import WhyWorld
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 

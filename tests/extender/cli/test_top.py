@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from tests.extender.cli.serving import NO_ENVIRONMENT, runner, serving
+from testkit.cli_serving import NO_ENVIRONMENT, runner, serving
+from testkit.mig import mig_world
+from testkit.served import Gpu, World
 from tests.extender.cli.terminal import LINES, Terminal, at_terminal
-from tests.extender.insight.mig import mig_world
-from tests.extender.served import Gpu, World
 
 NODE = "node-1"
 ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"

@@ -11,7 +11,7 @@ from extender.core.devices.expected_devices import Expected, ExpectedDevice
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Assumed, SharedPolicy
-from tests.builders import GPU, NOW
+from testkit.builders import GPU, NOW
 
 WARM_UP = 120.0
 TENANCY = DeviceTenancy(

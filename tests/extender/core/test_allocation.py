@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import SharedPolicy
-from tests.builders import GIB, GPU, NOW
+from testkit.builders import GIB, GPU, NOW
 from tests.extender.core.holding import TENANCY, WARM_UP, pod, row_of, young
 
 UNMAPPED = replace(TENANCY, is_mapped=False)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from extender.core.policy import Policy, Thresholds
-from tests.builders import (
+from testkit.builders import (
     GIB,
     Gpu,
     Node,

@@ -6,7 +6,7 @@ from typing import Any
 from extender.core.nodes import assumed_pods
 from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.nodes.snapshot import Tenant
-from tests.builders import GPU
+from testkit.builders import GPU
 
 
 def assumption(name: str = "a", node: str = "node", **changes: Any) -> Assumption:

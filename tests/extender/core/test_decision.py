@@ -12,7 +12,7 @@ from extender.core.nodes.node_index import EMPTY_ROLL
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from extender.core.policy import LoadFilter, Policy
-from tests.builders import (
+from testkit.builders import (
     GIB,
     GPU,
     NOW,

@@ -10,7 +10,7 @@ from extender.core.decision.ranking_reasons import EARLY_FAILURES, ILL_HEALTH, P
 from extender.core.decision.verdicts import NodeVerdict, explain, gather
 from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
-from tests.builders import (
+from testkit.builders import (
     GIB,
     GPU,
     Gpu,

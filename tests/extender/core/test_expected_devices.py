@@ -12,7 +12,7 @@ from extender.core.devices.expected_devices import (
 )
 from extender.core.devices.readings import NO_INSTANCES
 from extender.core.nodes.inventory import NodeRecord
-from tests.builders import GPU
+from testkit.builders import GPU
 from tests.extender.core.holding import row_of
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from extender.core.decision.filtering import Code, Rejection
-from tests.builders import (
+from testkit.builders import (
     GIB,
     Node,
     busy,

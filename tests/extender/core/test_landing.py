@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.decision.landing import Landing, assume, count_freed, landing_set
 from extender.core.nodes.snapshot import Tenant
-from tests.builders import GIB, Gpu, Node, batch_of, busy, gpu, node, shared
+from testkit.builders import GIB, Gpu, Node, batch_of, busy, gpu, node, shared
 
 ONE_OF_TWO = {"allocatable": 4, "withdrawn": 4}
 

@@ -7,7 +7,7 @@ from extender.core.decision.assessment import assess
 from extender.core.decision.evaluation import estimates
 from extender.core.memo import MOST, Memo
 from extender.core.policy import Policy
-from tests.builders import GIB, ask, batch_of, busy, gpu, node
+from testkit.builders import GIB, ask, batch_of, busy, gpu, node
 
 
 def refuse() -> str:

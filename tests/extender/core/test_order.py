@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from extender.core.decision.certainty import STEPS, Band, bands, chance_of_all
 from extender.core.policy import Strategy, Thresholds
 from extender.core.request.request import GpuRequest
-from tests.builders import (
+from testkit.builders import (
     GIB,
     Gpu,
     Node,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.nodes.pod_owners import kin_of, owner_of
-from tests.extender.kube_objects import pod
-from tests.extender.sources.pods import reduced
+from testkit.kube_objects import pod
+from testkit.pod_records import reduced
 
 CREATED = "2026-11-24T06:30:07Z"
 MINUTES = 29925030  # 2026-11-24 06:30, since the epoch

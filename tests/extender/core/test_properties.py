@@ -19,7 +19,8 @@ from extender.core.decision.evaluation import EvaluationRequest, Overlay, asks, 
 from extender.core.nodes.snapshot import batch_rows
 from extender.core.policy import Policy, Weights
 from extender.core.request.request import GpuRequest
-from tests.builders import (
+from testkit import strategies as fleet
+from testkit.builders import (
     GIB,
     GPU,
     Gpu,
@@ -31,7 +32,6 @@ from tests.builders import (
     rejected,
     snapshot_of,
 )
-from tests.extender.core import strategies as fleet
 
 
 def decisions(data: st.DataObject, nodes: dict[str, Node], **how: Any) -> dict[str, Any]:

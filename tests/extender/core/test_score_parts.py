@@ -20,7 +20,7 @@ from extender.core.decision.score_parts import (
 from extender.core.decision.verdicts import NodeVerdict, explain, gather
 from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
-from tests.builders import (
+from testkit.builders import (
     GPU,
     Node,
     ask,
@@ -32,7 +32,7 @@ from tests.builders import (
     shared,
     snapshot_of,
 )
-from tests.extender.core.strategies import fleets, requests
+from testkit.strategies import fleets, requests
 
 MODELS = ("", "nvidia h100", "nvidia a100")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from extender.core.decision.scoring import WEIGHTS, unknown_score
 from extender.core.policy import Strategy, Thresholds
 from extender.core.request.request import GpuRequest
-from tests.builders import (
+from testkit.builders import (
     GIB,
     STRATEGIES,
     Gpu,

@@ -16,7 +16,7 @@ from extender.core.nodes.node_selection import has_preferences
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
-from tests.builders import Node, busy, gpu, node, request, snapshot_of
+from testkit.builders import Node, busy, gpu, node, request, snapshot_of
 
 COUNT = 12
 

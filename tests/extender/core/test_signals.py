@@ -23,7 +23,7 @@ from extender.core.decision.signals import (
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Foreign, Health, HealthAction, Policy
-from tests.builders import GIB, NOW
+from testkit.builders import GIB, NOW
 
 NAN = float("nan")
 

@@ -17,7 +17,7 @@ from extender.core.decision.verdicts import (
     scores_of,
 )
 from extender.core.policy import Policy, Strategy
-from tests.builders import (
+from testkit.builders import (
     GIB,
     GPU,
     Gpu,

@@ -11,7 +11,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import ParsedRequest, parse_request
 from extender.core.request.waiting_pods import REMEMBERED, WaitingRequests
 from extender.sources.kubernetes.records import reduce_pod
-from tests.extender.kube_objects import GPU, Object, pod
+from testkit.kube_objects import GPU, Object, pod
 
 MIG = "nvidia.com/mig-1g.10gb"
 REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9"}

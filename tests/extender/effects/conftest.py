@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from extender.kube.client import KubeClient
-from tests.extender.fake_kube import FakeKube, running_kube
-from tests.worlds import BUSY, World
+from testkit.fake_kube import FakeKube, running_kube
+from testkit.world import BUSY, World
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
 from extender.effects.events import EventSettings, EventType, EventWriter, event_name
 from extender.kube.client import KubeClient
+from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.effects.waking import Recorder
-from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 
 POD = PodRef(uid="u1", namespace="ns", name="train")
 PROBLEM = AnnotationProblem(

@@ -15,8 +15,8 @@ from extender.runtime import supervision
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
 from extender.settings import peers as settings
-from tests.extender.fake_kube import eventually
-from tests.extender.served import MakeClient
+from testkit.fake_kube import eventually
+from testkit.served import MakeClient
 
 Tell = Callable[[str, Collection[str] | None], Awaitable[None]]
 

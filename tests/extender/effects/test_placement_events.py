@@ -21,10 +21,10 @@ from extender.placement.history import EXPLAINABLE, DecisionRecord
 from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
 from extender.settings.peers import BypassSettings
+from testkit.fake_kube import FakeKube, eventually
+from testkit.served import BUSY, GPU, IDLE, Gpu, World, names_question, pod
 from tests.extender.effects.test_events import POD, PROBLEM
 from tests.extender.effects.waking import Recorder
-from tests.extender.fake_kube import FakeKube, eventually
-from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, names_question, pod
 
 HELD = Gpu(busy=0.9, used_gib=60.0, tenants=("team/tenant",))
 CARDS = {

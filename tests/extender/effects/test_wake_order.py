@@ -12,7 +12,9 @@ from extender.effects.wake_plan import MAX_NEEDS, MAX_PROMISING, LookOrder
 from extender.effects.waker import Waker, build_waker
 from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget
-from tests.builders import GPU
+from testkit.builders import GPU
+from testkit.fake_kube import FakeKube
+from testkit.world import World
 from tests.extender.effects.waking import (
     EAGER,
     IDLE_ONLY,
@@ -24,8 +26,6 @@ from tests.extender.effects.waking import (
     waits,
     waker,
 )
-from tests.extender.fake_kube import FakeKube
-from tests.worlds import World
 
 EACH = EAGER.model_copy(update={"target": WakeTarget.POD})
 GATED = {"is_unscheduled": False, "is_refused": False, "is_gated": True, "awaits_room": True}

@@ -21,8 +21,8 @@ from extender.effects.wake_plan import (
     open_to,
 )
 from extender.settings.wake import Wake
-from tests.builders import GPU, pod_ref, request
-from tests.worlds import World
+from testkit.builders import GPU, pod_ref, request
+from testkit.world import World
 
 NO_DISK = Requirement(key="disk", operator=Operator.DOES_NOT_EXIST)
 SETTINGS = Wake(

@@ -11,10 +11,10 @@ from extender.effects.wake_pods import PodWakes
 from extender.effects.waker import POD_ANNOTATION, Waker
 from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget
-from tests.builders import GPU
+from testkit.builders import GPU
+from testkit.fake_kube import FakeKube, refusal
+from testkit.world import World
 from tests.extender.effects.waking import EAGER, Clock, Leading, turn_idle, waits, waker
-from tests.extender.fake_kube import FakeKube, refusal
-from tests.worlds import World
 
 EACH = EAGER.model_copy(update={"target": WakeTarget.POD})
 PODS = "/api/v1/namespaces/ns/pods"

@@ -11,7 +11,9 @@ from extender.effects.wake_plan import Hope
 from extender.effects.waker import build_waker, describe, own_namespace
 from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget
-from tests.builders import GPU, pod_ref, request
+from testkit.builders import GPU, pod_ref, request
+from testkit.fake_kube import FakeKube, eventually, refusal
+from testkit.world import World
 from tests.extender.effects.waking import (
     EAGER,
     IDLE_ONLY,
@@ -23,8 +25,6 @@ from tests.extender.effects.waking import (
     waits,
     waker,
 )
-from tests.extender.fake_kube import FakeKube, eventually, refusal
-from tests.worlds import World
 
 
 async def test_a_waiting_pod_is_woken_once_a_gpu_is_idle(

@@ -11,6 +11,8 @@ from extender.effects.wake_plan import MAX_NEEDS
 from extender.effects.waker import LOOKED_AT, REST, _run_and_rest
 from extender.kube.client import KubeClient
 from extender.settings.wake import WakeTarget
+from testkit.fake_kube import FakeKube, eventually, refusal
+from testkit.world import World
 from tests.extender.effects.waking import (
     EAGER,
     IDLE_ONLY,
@@ -22,8 +24,6 @@ from tests.extender.effects.waking import (
     waits,
     waker,
 )
-from tests.extender.fake_kube import FakeKube, eventually, refusal
-from tests.worlds import World
 
 
 async def test_a_missing_right_is_logged_once_and_named(

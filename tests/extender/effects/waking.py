@@ -12,9 +12,9 @@ from extender.core.nodes.inventory import PodRecord
 from extender.effects.waker import Waker
 from extender.kube.client import KubeClient
 from extender.settings.wake import Wake
-from tests.builders import GPU
-from tests.extender.fake_kube import FakeKube
-from tests.worlds import IDLE, World
+from testkit.builders import GPU
+from testkit.fake_kube import FakeKube
+from testkit.world import IDLE, World
 
 OBJECTS = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities"
 EAGER = Wake(confirmations=1, check_seconds=0.1, min_interval_seconds=0.1)

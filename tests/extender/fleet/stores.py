@@ -11,7 +11,7 @@ from extender.core.nodes.snapshot import Telemetry
 from extender.core.policy import Policy
 from extender.fleet.device_holders import DeviceUse
 from extender.fleet.store import DeviceStore
-from tests.builders import GIB, NOW
+from testkit.builders import GIB, NOW
 
 NAN = float("nan")
 CARD = DeviceInfo(node="node", uuid="GPU-0", index=0, model="NVIDIA H100 80GB HBM3")

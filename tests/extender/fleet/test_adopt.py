@@ -27,9 +27,9 @@ from extender.core.policy import (
 from extender.core.steps import finish
 from extender.fleet import fleet as fleets
 from extender.fleet import staged_policy as drafting
-from tests.builders import GIB, GPU, request
+from testkit.builders import GIB, GPU, request
+from testkit.world import BUSY, World, one_node, time_sliced
 from tests.extender.fleet.test_steps import CHANGES, change, columns
-from tests.worlds import BUSY, World, one_node, time_sliced
 
 DEFAULT = Policy()
 SHAPING_LAYOUTS = (

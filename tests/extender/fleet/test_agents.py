@@ -11,9 +11,9 @@ from extender.core.policy import Policy
 from extender.core.steps import finish
 from extender.fleet.registry import MOST_ON_NODE
 from extender.insight.views import gpus_of
-from tests.builders import GIB, GPU, NOW, request
-from tests.extender.fleet.agents import HOLD, NAN, Agents, windows
-from tests.worlds import Device, World, one_node
+from testkit.agent.fleet_reports import HOLD, NAN, Agents, windows
+from testkit.builders import GIB, GPU, NOW, request
+from testkit.world import Device, World, one_node
 
 
 @pytest.fixture

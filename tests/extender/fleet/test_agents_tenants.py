@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from extender.core.policy import Policy
-from tests.builders import GIB, NOW
-from tests.extender.fleet.agents import HOLD, Agents
-from tests.worlds import World
+from testkit.agent.fleet_reports import HOLD, Agents
+from testkit.builders import GIB, NOW
+from testkit.world import World
 
 
 @pytest.fixture

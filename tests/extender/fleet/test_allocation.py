@@ -9,8 +9,8 @@ from extender.core.decision.filtering import Code
 from extender.core.devices.readings import DeviceKey, History, Signal
 from extender.core.nodes.inventory import PodPhase
 from extender.core.policy import Policy, SharedPolicy
-from tests.builders import GIB, NOW, rejected
-from tests.worlds import BUSY, IDLE, World, one_node
+from testkit.builders import GIB, NOW, rejected
+from testkit.world import BUSY, IDLE, World, one_node
 
 # --- tenants --------------------------------------------------------------------------------------
 

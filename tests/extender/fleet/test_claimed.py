@@ -7,8 +7,8 @@ import pytest
 from extender.core.devices.readings import DeviceInfo
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.fleet.device_holders import put_claimed
-from tests.builders import GPU
-from tests.worlds import World, one_node
+from testkit.builders import GPU
+from testkit.world import World, one_node
 
 
 def claimed(index: int, profile: str = "") -> ClaimedDevice:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.fleet.clocks import AGREE_SECONDS, PodClocks
-from tests.builders import NOW, ranking, request
-from tests.worlds import BUSY, World, time_sliced
+from testkit.builders import NOW, ranking, request
+from testkit.world import BUSY, World, time_sliced
 
 OFF = [-3600.0, -300.0, 0.0, 300.0, 3600.0]
 CONTAINED_MEMORY_ERROR = 94.0

@@ -1,6 +1,6 @@
 """What was once full and is empty again costs no more than what was never full."""
 
-from tests.extender.served import World
+from testkit.served import World
 
 
 def test_a_question_costs_no_more_after_all_nodes_have_changed_at_once() -> None:

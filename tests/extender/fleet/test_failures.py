@@ -13,8 +13,8 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_owners import owner_key
 from extender.core.policy import EarlyFailures
 from extender.fleet.failures import FailureLog
-from tests.builders import GPU, NOW, request
-from tests.worlds import World
+from testkit.builders import GPU, NOW, request
+from testkit.world import World
 
 RULE = EarlyFailures(half_life_seconds=600, weight=0.5)
 MALADY, OWN_FAULT = 94.0, 31.0  # XIDs: a contained memory error; the program's page fault

@@ -10,8 +10,8 @@ from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.policy import EarlyFailures, Policy
 from extender.fleet.snapshots import RENEW_SECONDS
-from tests.builders import GIB, GPU, NOW
-from tests.worlds import World, one_node
+from testkit.builders import GIB, GPU, NOW
+from testkit.world import World, one_node
 
 MIG = "nvidia.com/mig-1g.10gb"
 

@@ -14,7 +14,7 @@ from extender.core.policy import Policy
 from extender.core.steps import finish
 from extender.fleet import intake
 from extender.fleet.store import DeviceStore
-from tests.builders import GIB, NOW
+from testkit.builders import GIB, NOW
 from tests.extender.fleet.stores import CARD, NAN, free
 
 CARDS = tuple(replace(CARD, uuid=f"GPU-{number}", index=number) for number in range(5))

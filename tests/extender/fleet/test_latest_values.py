@@ -8,7 +8,7 @@ import pytest
 from extender.core.devices.readings import Readings, Signal
 from extender.core.policy import Policy
 from extender.fleet.store import DeviceStore
-from tests.builders import GIB, NOW
+from testkit.builders import GIB, NOW
 from tests.extender.fleet.stores import CARD, INSTANCE, NAN, estimated, free, readings, store_of
 
 ACTIVITY, MEMORY = {"GRAPHICS_ACTIVE"}, {"MEMORY_USED", "MEMORY_FREE"}

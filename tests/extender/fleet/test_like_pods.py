@@ -8,8 +8,8 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_owners import kin_of
 from extender.fleet.pod_memory import MOST_ALIKE, MOST_KEYS, LikePods
-from tests.builders import GIB, pod_ref, request
-from tests.worlds import World
+from testkit.builders import GIB, pod_ref, request
+from testkit.world import World
 
 IMAGE, REQUESTS = "ns images a", "ns requests b"
 

@@ -12,8 +12,8 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import PodPhase
 from extender.core.policy import Assumed, Policy
-from tests.builders import GPU, ask, ranking, request
-from tests.worlds import World, one_node, time_sliced
+from testkit.builders import GPU, ask, ranking, request
+from testkit.world import World, one_node, time_sliced
 
 MINUTE = 60.0
 

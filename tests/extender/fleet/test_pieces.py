@@ -13,9 +13,9 @@ from extender.fleet import pools, snapshots
 from extender.fleet.allocation import NodeAllocations
 from extender.fleet.fleet import PIECE_NODES
 from extender.fleet.snapshots import RENEW_SECONDS
-from tests.builders import GPU, request
+from testkit.builders import GPU, request
+from testkit.world import World
 from tests.extender.fleet.test_steps import bulk, node_record
-from tests.worlds import World
 
 
 def test_pods_that_end_in_bulk_wait_for_the_steps_and_one_that_comes_does_not() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from extender.core.decision.filtering import Code
 from extender.core.devices.readings import History, Signal
 from extender.core.policy import Policy
-from tests.agent.replay import RECORDED
-from tests.builders import GIB, ranking, rejected, request
-from tests.extender.fleet.agents import windows
-from tests.worlds import World, one_node
+from testkit.agent.fleet_reports import windows
+from testkit.agent.replay import RECORDED
+from testkit.builders import GIB, ranking, rejected, request
+from testkit.world import World, one_node
 
 MINUTE = 60.0
 NAN = float("nan")

@@ -12,9 +12,9 @@ from extender.core.devices.window import Windows
 from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.policy import EarlyFailures
 from extender.fleet.failures import FailureLog
-from tests.builders import GPU, NOW, ranking, request
+from testkit.builders import GPU, NOW, ranking, request
+from testkit.world import BUSY, World
 from tests.extender.fleet.stores import CARD, estimated, readings, row_of, store_of
-from tests.worlds import BUSY, World
 
 STEP = 600.0
 SILENT = 450.0

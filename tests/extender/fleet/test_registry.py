@@ -8,7 +8,7 @@ import pytest
 from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.policy import Policy
 from extender.fleet.store import DeviceStore
-from tests.builders import GIB, NOW
+from testkit.builders import GIB, NOW
 from tests.extender.fleet.stores import (
     CARD,
     INSTANCE,

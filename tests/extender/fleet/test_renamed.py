@@ -8,8 +8,8 @@ import pytest
 from extender.core.decision.filtering import Code
 from extender.core.devices.readings import Signal
 from extender.core.request.request import GpuRequest
-from tests.builders import GIB, GPU
-from tests.worlds import BUSY, World, one_node
+from testkit.builders import GIB, GPU
+from testkit.world import BUSY, World, one_node
 
 SHARED = "nvidia.com/gpu.shared"
 

@@ -8,9 +8,9 @@ import pytest
 from extender.core.decision.filtering import Code
 from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.nodes.inventory import NodeRecord
-from tests.builders import GIB, GPU, ranking, request
-from tests.extender.fleet.agents import Agents
-from tests.worlds import BUSY, World, one_node
+from testkit.agent.fleet_reports import Agents
+from testkit.builders import GIB, GPU, ranking, request
+from testkit.world import BUSY, World, one_node
 
 NEW = DeviceInfo(node="node", uuid="GPU-new", index=0)
 

@@ -21,8 +21,8 @@ from extender.fleet.fleet import PIECE_NODES, Fleet
 from extender.fleet.snapshots import NEWS_SECONDS, OVERDUE_SECONDS, RENEW_SECONDS
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
-from tests.builders import GPU, pod_ref, request
-from tests.worlds import World, one_node
+from testkit.builders import GPU, pod_ref, request
+from testkit.world import World, one_node
 
 
 def answer(world: World, **values: float) -> Readings:

@@ -10,8 +10,8 @@ from extender.core.decision.landing import BY_USE
 from extender.core.decision.verdicts import explain, gather
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import NodeRecord
-from tests.builders import GIB, GPU, ask, ranking, rejected, request
-from tests.worlds import BUSY, IDLE, World, one_node
+from testkit.builders import GIB, GPU, ask, ranking, rejected, request
+from testkit.world import BUSY, IDLE, World, one_node
 
 LOADED = {Signal.MEMORY_USED: 60 * GIB, Signal.MEMORY_FREE: 20 * GIB}
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey
-from tests.extender.insight.advising import SHARED, AdvisingWorld
-from tests.extender.insight.asking import get
-from tests.extender.insight.test_holders import card
-from tests.extender.insight.whys import SeesTeam
-from tests.extender.served import Client, Gpu, MakeClient
+from testkit.advising import SHARED, AdvisingWorld
+from testkit.holders import card
+from testkit.http_questions import get
+from testkit.served import Client, Gpu, MakeClient
+from testkit.whys import SeesTeam
 
 HOUR = 3600.0
 GIB = 1 << 30

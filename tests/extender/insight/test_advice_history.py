@@ -12,11 +12,11 @@ from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
 from extender.insight.last_hour import Values
 from extender.runtime.fair_queue import FairQueue
-from tests.extender.fake_kube import eventually
-from tests.extender.insight.advising import SHARED, AdvisingWorld
-from tests.extender.insight.asking import get
-from tests.extender.insight.test_holders import card
-from tests.extender.served import MakeClient
+from testkit.advising import SHARED, AdvisingWorld
+from testkit.fake_kube import eventually
+from testkit.holders import card
+from testkit.http_questions import get
+from testkit.served import MakeClient
 
 HOUR = 3600.0
 GIB = 1 << 30

@@ -10,9 +10,9 @@ from extender.insight.replicas import NoReplicas, Replicas
 from extender.placement.bypass_causes import BoundPods, BypassEvidence, BypassVerdict
 from extender.placement.bypassed_pods import BypassReport
 from extender.server.redaction import SEES_ALL, Viewer
-from tests.extender.insight.asking import get
-from tests.extender.insight.others import FAR, NEAR, Far, SeesTeam, serve_to
-from tests.extender.served import GPU, Client, MakeClient
+from testkit.http_questions import get
+from testkit.others import FAR, NEAR, Far, SeesTeam, serve_to
+from testkit.served import GPU, Client, MakeClient
 
 
 @dataclass

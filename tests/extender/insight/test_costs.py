@@ -11,10 +11,10 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.insight.costs import _first, _Group
 from extender.insight.holder_sums import Sums
 from extender.insight.holders import PIECE_PODS
-from tests.extender.insight.asking import get, meanwhile
-from tests.extender.insight.test_holders import HOUR, HoldersWorld, card
-from tests.extender.insight.whys import SeesTeam
-from tests.extender.served import Client, MakeClient
+from testkit.holders import HOUR, HoldersWorld, card
+from testkit.http_questions import get, meanwhile
+from testkit.served import Client, MakeClient
+from testkit.whys import SeesTeam
 
 PRICE = 2.5
 

@@ -8,8 +8,8 @@ from aiohttp import web
 from extender.insight.decisions import PEERS_PATH, DecisionRoutes
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer, write_json_in_full
-from tests.extender.insight.asking import get
-from tests.extender.insight.others import (
+from testkit.http_questions import get
+from testkit.others import (
     FAR,
     NEAR,
     THIRD,
@@ -17,7 +17,7 @@ from tests.extender.insight.others import (
     SeesTeam,
     serve_to,
 )
-from tests.extender.served import IDLE, Client, MakeClient, World, names_question, pod
+from testkit.served import IDLE, Client, MakeClient, World, names_question, pod
 
 
 def application(

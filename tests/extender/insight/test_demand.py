@@ -16,9 +16,9 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import POOL_LABELS, is_shown
 from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
 from extender.sources.kubernetes.records import wanted_model
-from tests.extender.insight.advising import SHARED, AdvisingWorld
-from tests.extender.insight.test_holders import card
-from tests.extender.served import BUSY, GPU, IDLE, Gpu
+from testkit.advising import SHARED, AdvisingWorld
+from testkit.holders import card
+from testkit.served import BUSY, GPU, IDLE, Gpu
 
 POOL = "karpenter.sh/nodepool"
 

@@ -10,10 +10,9 @@ import pytest
 from extender.core.decision.score_parts import Breakdown, Factor, Part
 from extender.core.nodes.inventory import PodRecord, Taint
 from extender.insight.what_if import NOT_SELECTED
-from tests.extender.insight.advising import SHARED
-from tests.extender.insight.asking import decide, get, strict
-from tests.extender.insight.whys import MESSAGE, SeesTeam, WhyWorld
-from tests.extender.served import (
+from testkit.advising import SHARED
+from testkit.http_questions import decide, get, strict
+from testkit.served import (
     BUSY,
     GPU,
     IDLE,
@@ -23,6 +22,7 @@ from tests.extender.served import (
     names_question,
     pod,
 )
+from testkit.whys import MESSAGE, SeesTeam, WhyWorld
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.extender.insight.asking import get
-from tests.extender.insight.others import FAR, THIRD, Far, Replica, SeesTeam
-from tests.extender.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
+from testkit.http_questions import get
+from testkit.others import FAR, THIRD, Far, Replica, SeesTeam
+from testkit.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
 
 CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
 

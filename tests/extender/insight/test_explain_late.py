@@ -1,8 +1,8 @@
 """A pod bound long after its decision: the node is shown as it was at the binding."""
 
-from tests.extender.insight.asking import decide, get
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import BUSY, IDLE, MakeClient
+from testkit.http_questions import decide, get
+from testkit.served import BUSY, IDLE, MakeClient
+from testkit.whys import WhyWorld
 
 
 async def test_a_node_shown_as_it_was_at_the_binding_says_so(

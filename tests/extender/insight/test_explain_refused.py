@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from extender.core.policy import LoadFilter, Policy
-from tests.extender.insight.asking import get
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
+from testkit.http_questions import get
+from testkit.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
+from testkit.whys import WhyWorld
 
 CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
 

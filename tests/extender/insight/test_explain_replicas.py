@@ -5,9 +5,9 @@ from aiohttp import web
 
 from extender.insight.explain import PEERS_PATH
 from extender.server.redaction import VIEWER, Viewer
-from tests.extender.insight.asking import decide, get
-from tests.extender.insight.others import FAR, Far, Replica, SeesTeam
-from tests.extender.served import Client, MakeClient, names_question, pod
+from testkit.http_questions import decide, get
+from testkit.others import FAR, Far, Replica, SeesTeam
+from testkit.served import Client, MakeClient, names_question, pod
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ from extender.placement.evidence import PIECE_NODES
 from extender.placement.history import DecisionRecord
 from extender.server.json_answers import PIECE_ITEMS, document_answer, write_in_pieces
 from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
-from tests.extender.insight.asking import decide, get
-from tests.extender.insight.others import FAR, Far, Replica
-from tests.extender.insight.whys import SeesTeam
-from tests.extender.served import BUSY, Client, Gpu, MakeClient
+from testkit.http_questions import decide, get
+from testkit.others import FAR, Far, Replica
+from testkit.served import BUSY, Client, Gpu, MakeClient
+from testkit.whys import SeesTeam
 
 NODES = 5 * PIECE_NODES + 3
 CARDS = {

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey
-from tests.extender.insight.asking import get
-from tests.extender.insight.test_holders import HOUR, HoldersWorld, card
-from tests.extender.served import Client, MakeClient
+from testkit.holders import HOUR, HoldersWorld, card
+from testkit.http_questions import get
+from testkit.served import Client, MakeClient
 
 CARDS = {"n": [card("team/nb"), card("team/nb")]}
 FIRST, SECOND = (DeviceKey((f"GPU-n-{index}", "")) for index in range(2))

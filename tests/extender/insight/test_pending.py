@@ -7,9 +7,9 @@ import pytest
 from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.inventory import PodPhase
 from extender.insight.scheduler_message import OF_THE_POD
-from tests.extender.insight.asking import decide, get
-from tests.extender.insight.whys import MESSAGE, SeesTeam, WhyWorld
-from tests.extender.served import GPU, IDLE, Client, MakeClient
+from testkit.http_questions import decide, get
+from testkit.served import GPU, IDLE, Client, MakeClient
+from testkit.whys import MESSAGE, SeesTeam, WhyWorld
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from extender.insight.last_decisions import PEERS_PATH
-from tests.extender.cli.serving import runner, serving
-from tests.extender.insight.asking import decide, get
-from tests.extender.insight.others import FAR, NEAR, Far, Replica
-from tests.extender.insight.whys import SeesTeam
-from tests.extender.served import IDLE, Client, MakeClient
+from testkit.cli_serving import runner, serving
+from testkit.http_questions import decide, get
+from testkit.others import FAR, NEAR, Far, Replica
+from testkit.served import IDLE, Client, MakeClient
+from testkit.whys import SeesTeam
 
 REFUSED = [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]
 

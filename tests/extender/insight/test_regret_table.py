@@ -22,9 +22,9 @@ from extender.insight.regret_table import (
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
 from extender.insight.replicas import Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
-from tests.extender.cli.serving import runner, serving
-from tests.extender.insight.asking import get, meanwhile
-from tests.extender.served import MakeClient, World
+from testkit.cli_serving import runner, serving
+from testkit.http_questions import get, meanwhile
+from testkit.served import MakeClient, World
 
 
 def outcome(name: str, *, got: float, choice: float | None, followed: bool) -> PlacementOutcome:

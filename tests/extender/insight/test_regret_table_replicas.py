@@ -10,10 +10,10 @@ from extender.insight.regret_table import PATH, PEERS_PATH, RegretTable
 from extender.insight.regret_watch import PlacementOutcome, RegretWatch
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
-from tests.extender.insight.asking import get
-from tests.extender.insight.others import FAR, NEAR, Far, SeesTeam, serve_to
+from testkit.http_questions import get
+from testkit.others import FAR, NEAR, Far, SeesTeam, serve_to
+from testkit.served import Client, MakeClient, World
 from tests.extender.insight.test_regret_table import outcome
-from tests.extender.served import Client, MakeClient, World
 
 
 def secret() -> PlacementOutcome:

@@ -7,8 +7,8 @@ import pytest
 
 from extender.core.nodes.inventory import PodRecord
 from extender.insight.regret_watch import MAX_WAITING, PIECES, PlacementOutcome, RegretWatch
-from tests.builders import pod_ref
-from tests.worlds import BUSY, IDLE, World
+from testkit.builders import pod_ref
+from testkit.world import BUSY, IDLE, World
 
 AFTER = 3600.0
 

@@ -12,7 +12,7 @@ from extender.insight.scheduler_message import (
     hints,
     read_message,
 )
-from tests.extender.insight.whys import MESSAGE
+from testkit.whys import MESSAGE
 
 
 def pairs(counted: tuple[CountedReason, ...]) -> list[tuple[int, str]]:

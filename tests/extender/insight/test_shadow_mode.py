@@ -9,7 +9,7 @@ from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.shadow_mode import DecisionLog, Mode, RegretSettings
-from tests.worlds import World
+from testkit.world import World
 
 
 def small() -> World:

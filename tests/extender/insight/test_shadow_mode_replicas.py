@@ -16,8 +16,8 @@ from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.peers import BypassSettings
-from tests.extender.placement.judging import Ears
-from tests.extender.served import GPU, IDLE, Client, MakeClient, World, names_question, pod
+from testkit.judging import Ears
+from testkit.served import GPU, IDLE, Client, MakeClient, World, names_question, pod
 
 HOUR = 3600.0
 CARDS = {"node-0": [IDLE], "node-1": [IDLE]}

@@ -11,8 +11,8 @@ from extender.core.request.request import PodRef, parse_request
 from extender.insight.views import decision_view, freshness_word, gpus_of, node_views
 from extender.placement.history import DecisionRecord
 from extender.server.redaction import write_json_in_full
-from tests.extender.insight.mig import mig_world
-from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, pod
+from testkit.mig import mig_world
+from testkit.served import BUSY, GPU, IDLE, Gpu, World, pod
 
 
 @pytest.fixture

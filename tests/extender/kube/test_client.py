@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from extender.kube.client import KubeClient, KubeError, LineSplitter
 from extender.kube.kubeconfig import KubeConfigError, load_kubeconfig
 from extender.kube.library import ConfigException, Configuration
-from tests.extender.fake_kube import FakeKube, answer, refusal, running_kube
-from tests.extender.kube_objects import Object, node
+from testkit.fake_kube import FakeKube, answer, refusal, running_kube
+from testkit.kube_objects import Object, node
 
 
 @pytest.fixture

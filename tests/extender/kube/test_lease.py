@@ -7,8 +7,8 @@ import pytest
 
 from extender.kube.client import KubeClient, KubeError
 from extender.kube.lease import Lease, make_identity
-from tests.extender.fake_kube import eventually
-from tests.extender.lease_server import LeaseServer, Object, serving, write_kubeconfig
+from testkit.fake_kube import eventually
+from testkit.lease_server import LeaseServer, Object, serving, write_kubeconfig
 
 
 class Clock:

@@ -9,7 +9,7 @@ from extender.placement.bypass_causes import CauseKind
 from extender.placement.bypassed_pods import MAX_SCHEDULERS
 from extender.placement.request_log import PRIORITIZE
 from extender.settings.peers import BypassSettings
-from tests.extender.placement.judging import DEFAULT, Part
+from testkit.judging import DEFAULT, Part
 
 
 @pytest.fixture

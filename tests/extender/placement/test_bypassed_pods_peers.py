@@ -10,7 +10,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.effects.peer_link import MAX_QUEUE
 from extender.placement.bypassed_pods import MAX_WAIT_SECONDS
 from extender.placement.request_log import FILTER, PRIORITIZE
-from tests.extender.peers_by_hand import GRACE_SECONDS, Replica, Truth, meet
+from tests.extender.placement.peers_by_hand import GRACE_SECONDS, Replica, Truth, meet
 
 SILENT_SECONDS = 10.0
 """After so long a replica that has no address any more is taken for gone."""

@@ -13,8 +13,8 @@ from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS
 from extender.placement import evaluation_cache
 from extender.placement.evaluation_cache import EXPECTED, EXPECTED_SECONDS
-from tests.builders import pod_ref, request
-from tests.worlds import World
+from testkit.builders import pod_ref, request
+from testkit.world import World
 
 
 @pytest.fixture

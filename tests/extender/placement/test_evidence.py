@@ -5,9 +5,9 @@ import pytest
 from extender.core.decision.verdicts import DeviceVerdict, ReportedSignal
 from extender.core.devices.readings import Signal
 from extender.placement.history import DecisionRecord
-from tests.builders import pod_ref, request
-from tests.extender.fleet.agents import NAN, Agents
-from tests.worlds import World
+from testkit.agent.fleet_reports import NAN, Agents
+from testkit.builders import pod_ref, request
+from testkit.world import World
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from extender.placement.history import (
     DecisionHistory,
     DecisionRecord,
 )
-from tests.builders import GPU, NOW, ask, decide_on, node, pod_ref, request, snapshot_of
+from testkit.builders import GPU, NOW, ask, decide_on, node, pod_ref, request, snapshot_of
 
 NOBODY = ReportedSignals(times=(), origins=(), names=())
 

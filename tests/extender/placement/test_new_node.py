@@ -6,8 +6,8 @@ from extender.core.decision.filtering import Code
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import LoadFilter, Policy
 from extender.core.steps import finish
-from tests.builders import GIB, GPU, request
-from tests.worlds import BUSY, World
+from testkit.builders import GIB, GPU, request
+from testkit.world import BUSY, World
 
 MANY = 50  # more than are laid out at once
 

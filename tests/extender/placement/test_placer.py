@@ -9,8 +9,8 @@ import pytest
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
-from tests.builders import GIB, GPU, pod_ref, rejected, request
-from tests.worlds import BUSY, World, time_sliced
+from testkit.builders import GIB, GPU, pod_ref, rejected, request
+from testkit.world import BUSY, World, time_sliced
 
 TWENTY = int(20 * GIB)
 

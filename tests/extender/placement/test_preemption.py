@@ -12,9 +12,9 @@ from extender.core.request.request import GpuRequest
 from extender.core.steps import finish
 from extender.fleet.allocation import MAX_DEVICES
 from extender.placement.placer import Victims
-from tests.builders import GIB, GPU, pod_ref, rejected, request
-from tests.extender.fleet.agents import Agents
-from tests.worlds import BUSY, IDLE, World, time_sliced
+from testkit.agent.fleet_reports import Agents
+from testkit.builders import GIB, GPU, pod_ref, rejected, request
+from testkit.world import BUSY, IDLE, World, time_sliced
 
 TWENTY = int(20 * GIB)
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import Signal
 from extender.core.request.request import GpuRequest
-from tests.builders import GIB, ranking, request
-from tests.worlds import World
+from testkit.builders import GIB, ranking, request
+from testkit.world import World
 
 READABLE = st.sampled_from([0.0, 0.1, 0.25, 0.35, 0.9, 1.0, float("nan"), -1.0, float("inf")])
 ACTIVITIES = (

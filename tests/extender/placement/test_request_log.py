@@ -16,7 +16,7 @@ from extender.placement.request_log import (
     AnsweredQuestion,
     RequestLog,
 )
-from tests.extender.served import GPU, IDLE, World
+from testkit.served import GPU, IDLE, World
 
 
 @pytest.fixture

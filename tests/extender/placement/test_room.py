@@ -9,9 +9,9 @@ from extender.core.decision.filtering import Code
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.placer import Victims
-from tests.builders import GIB, pod_ref, rejected, request
-from tests.extender.fleet.agents import Agents
-from tests.worlds import Device, World
+from testkit.agent.fleet_reports import Agents
+from testkit.builders import GIB, pod_ref, rejected, request
+from testkit.world import Device, World
 
 REFUSED = {"node": Code.NO_MEMORY}
 LATER = 300.0

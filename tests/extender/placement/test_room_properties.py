@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.placer import Victims
-from tests.builders import GIB, GPU, pod_ref, request
-from tests.worlds import World
+from testkit.builders import GIB, GPU, pod_ref, request
+from testkit.world import World
 
 SIZE = 80
 

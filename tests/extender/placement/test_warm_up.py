@@ -13,9 +13,9 @@ from extender.placement.evaluation_cache import EXPECTED
 from extender.placement.warm_up import GATHER_SECONDS, WarmUp
 from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.records import reduce_pod
-from tests.extender.fake_kube import eventually
-from tests.extender.kube_objects import pod
-from tests.worlds import World
+from testkit.fake_kube import eventually
+from testkit.kube_objects import pod
+from testkit.world import World
 
 LAID_OUT = SimpleNamespace(is_allocated=True)
 

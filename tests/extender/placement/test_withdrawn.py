@@ -6,8 +6,8 @@ import pytest
 
 from extender.core.decision.filtering import Code
 from extender.core.devices.readings import Signal
-from tests.builders import GIB, GPU, request
-from tests.worlds import World, one_node
+from testkit.builders import GIB, GPU, request
+from testkit.world import World, one_node
 
 TWENTY = int(20 * GIB)
 

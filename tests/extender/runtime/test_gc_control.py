@@ -12,7 +12,7 @@ import pytest
 
 from extender.runtime import native_memory
 from extender.runtime.gc_control import GcControl
-from tests.extender.fake_kube import eventually
+from testkit.fake_kube import eventually
 
 
 class Knot:

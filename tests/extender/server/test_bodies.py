@@ -17,8 +17,8 @@ from extender.server import ports
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from extender.settings.peers import PeersSettings
-from tests.extender.fake_kube import FakeKube, eventually, running_kube
-from tests.extender.kube_objects import node
+from testkit.fake_kube import FakeKube, eventually, running_kube
+from testkit.kube_objects import node
 
 SECRET = "s" * 32
 BOMB = gzip.compress(b" " * (16 << 20))

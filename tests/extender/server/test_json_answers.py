@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from extender.server.json_answers import stream_answer
-from tests.extender.served import MakeClient
+from testkit.served import MakeClient
 
 DEADLINE_SECONDS = 20.0
 

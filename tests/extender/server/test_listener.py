@@ -28,8 +28,8 @@ from extender.server.listener import (
 )
 from extender.server.tls import Certificates
 from extender.server.tls_errors import TlsFailure
-from tests.extender.certificates import client_context, issue, settings_for
-from tests.extender.fake_kube import eventually
+from testkit.certificates import client_context, issue, settings_for
+from testkit.fake_kube import eventually
 
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 Run = Callable[[Coroutine[object, object, None]], None]

@@ -25,9 +25,9 @@ from extender.server.tls_errors import TlsFailure
 from extender.settings.admission import Admission
 from extender.settings.api import ApiSettings
 from extender.settings.config import Settings
-from tests.controlplane.process import free_port
-from tests.extender.certificates import client_context, issue, settings_for
-from tests.extender.fake_kube import eventually
+from testkit.certificates import client_context, issue, settings_for
+from testkit.controlplane.process import free_port
+from testkit.fake_kube import eventually
 
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 GO_IDLE_SECONDS: Final = 90.0

@@ -17,10 +17,10 @@ from extender.settings.agents import Agents
 from extender.settings.config import Prometheus, Settings
 from extender.settings.service import ClusterSettings, Ready
 from simulation.cluster import SimulatedCluster, run_cluster
-from tests.controlplane.process import free_port
-from tests.extender.fake_kube import eventually
-from tests.extender.gates import Gate, gate
-from tests.extender.replicas import Replica, Replicas, described, equal_nodes
+from testkit.controlplane.process import free_port
+from testkit.fake_kube import eventually
+from testkit.replicas import Replica, Replicas, described, equal_nodes
+from tests.extender.server.gates import Gate, gate
 
 DEADLINE_SECONDS = 20.0
 PATIENT = Ready(wait_seconds=300, behind_seconds=1)

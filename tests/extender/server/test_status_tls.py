@@ -14,9 +14,9 @@ from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import ConfigError, Settings, load_settings
 from simulation.cluster import run_cluster
 from simulation.demo_fleet import demo_fleet
-from tests.extender.api.reviewers import EVERYWHERE, reviewing
-from tests.extender.certificates import client_context, issue
-from tests.extender.fake_kube import eventually
+from testkit.certificates import client_context, issue
+from testkit.fake_kube import eventually
+from testkit.reviewers import EVERYWHERE, reviewing
 
 TOKEN = "token-of-alice"
 

@@ -30,8 +30,8 @@ from extender.server.ports import ServerPorts
 from extender.server.tls import Certificates, TlsError, only_known
 from extender.settings.api import ApiSettings
 from extender.settings.config import ConfigError, Settings, load_settings
-from tests.controlplane.waiting import wait_for
-from tests.extender.certificates import WANTED, client_context, issue, reissue, settings_for
+from testkit.certificates import WANTED, client_context, issue, reissue, settings_for
+from testkit.controlplane.waiting import wait_for
 
 ANSWER: Final = "an answer"
 

@@ -13,9 +13,9 @@ from extender.server import tls as tls_module
 from extender.server.certificates.storing import read_folder
 from extender.server.tls import Certificates
 from simulation.objects import pod_object
-from tests.extender.certificates import client_context, issue, reissue, settings_for
-from tests.extender.fake_kube import eventually
-from tests.extender.replicas import running
+from testkit.certificates import client_context, issue, reissue, settings_for
+from testkit.fake_kube import eventually
+from testkit.replicas import running
 
 
 async def test_a_pod_placed_by_one_replica_counts_at_the_other_before_and_after_a_renewal(

@@ -4,7 +4,7 @@ import pytest
 
 from extender.core.policy import HealthAction, LoadFilter, Policy, SharedPolicy, Strategy
 from extender.settings.config import ConfigError, Settings, all_settings, load_settings
-from tests.extender.settings_files import load
+from tests.extender.settings.settings_files import load
 
 ROOT = Path(__file__).parents[3]
 EVERYTHING = """

@@ -9,7 +9,7 @@ from extender.core.quantity import parse_bytes
 from extender.settings.config import ConfigError, all_settings, load_settings
 from extender.settings.spec import Setting, SettingKind
 from extender.settings.table import BEGIN, END, render_table
-from tests.extender.settings_files import write_settings
+from tests.extender.settings.settings_files import write_settings
 
 ROOT = Path(__file__).parents[3]
 NUMERIC = {SettingKind.NUMBER, SettingKind.WHOLE, SettingKind.QUANTITY}

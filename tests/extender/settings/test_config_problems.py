@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from extender.settings.config import ConfigError, load_settings
-from tests.extender.settings_files import load, problems
+from tests.extender.settings.settings_files import load, problems
 
 
 @pytest.mark.parametrize(

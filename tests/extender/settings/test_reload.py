@@ -13,8 +13,15 @@ from extender.settings import reload, settings_file
 from extender.settings.agents import Agents
 from extender.settings.config import Settings
 from extender.settings.reload import LIVE, LIVE_PARTS, ReloadOutcome
-from tests.extender.config_map import NAME
-from tests.extender.reloading import NOW, Following, rewrite, source_manager, threshold, until
+from tests.extender.settings.config_map import NAME
+from tests.extender.settings.reloading import (
+    NOW,
+    Following,
+    rewrite,
+    source_manager,
+    threshold,
+    until,
+)
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:

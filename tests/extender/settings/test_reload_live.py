@@ -14,8 +14,8 @@ from extender.runtime import logs
 from extender.runtime.log_choices import LogFormat, LogLevel
 from extender.settings.config import Settings
 from simulation.objects import JsonObject, pod_object
-from tests.extender.fake_kube import eventually
-from tests.extender.reloading_live import DEADLINE_SECONDS, Live, live
+from testkit.fake_kube import eventually
+from tests.extender.settings.reloading_live import DEADLINE_SECONDS, Live, live
 
 IDLE, BUSY = "gpu-h100-01", "gpu-h100-02"
 

@@ -14,8 +14,8 @@ from extender.settings import reload as reload_module
 from extender.settings import settings_file
 from extender.settings.reload import ReloadOutcome
 from extender.settings.settings_file import Content, SettingsFile
-from tests.extender.config_map import NAME, ConfigMap
-from tests.extender.reloading import (
+from tests.extender.settings.config_map import NAME, ConfigMap
+from tests.extender.settings.reloading import (
     NOW,
     Following,
     is_watched,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from extender.sources.prometheus.rows import Rows
-from tests.extender.sources.asking import NOW
-from tests.extender.sources.fake_prometheus import FakePrometheus
+from testkit.collecting import NOW
+from testkit.fake_prometheus import FakePrometheus
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.reflector import FollowSettings
-from tests.extender.fake_kube import FakeKube, eventually
+from testkit.fake_kube import FakeKube, eventually
 
 FAST: Final = FollowSettings(
     page_size=2,

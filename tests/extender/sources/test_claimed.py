@@ -11,8 +11,8 @@ import pytest
 from extender.core.nodes.inventory import ClaimedDevice
 from extender.sources.kubernetes.claims import DeviceName, reduce_claim, reduce_slice
 from extender.sources.kubernetes.reflector import MAX_FAILURES
-from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
-from tests.extender.kube_objects import Object, pod
+from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
+from testkit.kube_objects import Object, pod
 from tests.extender.sources.following import FAST, Sink, source_manager
 
 FAST_RESYNC = replace(FAST, resync_seconds=0.05)

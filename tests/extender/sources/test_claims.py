@@ -5,7 +5,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import reduce_pod
-from tests.extender.kube_objects import Object, pod
+from testkit.kube_objects import Object, pod
 
 
 def reduced(raw: Object) -> PodRecord:

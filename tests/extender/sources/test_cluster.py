@@ -10,13 +10,13 @@ from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import NODES
 from extender.sources.kubernetes.object_cache import Pace
 from extender.sources.kubernetes.reflector import FollowSettings, Reflector
-from tests.extender.fake_kube import (
+from testkit.fake_kube import (
     FakeKube,
     eventually,
     line,
     running_kube,
 )
-from tests.extender.kube_objects import node, pod
+from testkit.kube_objects import node, pod
 from tests.extender.sources.following import source_manager
 
 

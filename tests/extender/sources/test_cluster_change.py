@@ -13,8 +13,8 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.reflector import FollowSettings
-from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
-from tests.extender.kube_objects import asking, node, pod
+from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
+from testkit.kube_objects import asking, node, pod
 from tests.extender.sources.following import FAST, Sink
 
 AMD = "amd.com/gpu"

@@ -11,7 +11,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes import cluster, reflector
 from extender.sources.kubernetes.records import reduce_node
 from extender.sources.kubernetes.reflector import FollowSettings
-from tests.extender.fake_kube import (
+from testkit.fake_kube import (
     FakeKube,
     Fault,
     Object,
@@ -22,7 +22,7 @@ from tests.extender.fake_kube import (
     running_kube,
     status_object,
 )
-from tests.extender.kube_objects import node, pod
+from testkit.kube_objects import node, pod
 from tests.extender.sources.following import FAST, source_manager
 
 

@@ -15,8 +15,8 @@ from extender.sources.kubernetes.records import (
     reduce_pod,
 )
 from extender.sources.kubernetes.timestamps import parse_time
-from tests.extender.kube_objects import Object, node, pod
-from tests.extender.sources.pods import NAMES, START, T0, T30, T61, container, ended, reduced
+from testkit.kube_objects import Object, node, pod
+from testkit.pod_records import NAMES, START, T0, T30, T61, container, ended, reduced
 
 
 def test_a_node_is_reduced_to_what_placing_needs() -> None:

@@ -9,8 +9,8 @@ from aiohttp import web
 from extender.core.devices.readings import DeviceKey, Signal
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.dcgm_devices import DeviceRow
-from tests.extender.sources.asking import NOW, PLAIN, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, read_sample, series, util
+from testkit.collecting import NOW, PLAIN, Asked
+from testkit.fake_prometheus import FakePrometheus, read_sample, series, util
 
 GIB: Final = 1 << 30
 

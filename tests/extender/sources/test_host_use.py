@@ -10,7 +10,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.host_use import HostUse, PlacedPod
 from extender.sources.kubernetes.json_text import PodGlance
 from extender.sources.kubernetes.object_cache import Pace
-from tests.extender.fake_kube import eventually, running_kube
+from testkit.fake_kube import eventually, running_kube
 from tests.extender.sources.following import source_manager
 
 ONE = HostResources(1000, 1 << 30)

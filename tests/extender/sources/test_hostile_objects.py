@@ -21,7 +21,7 @@ from extender.sources.kubernetes.records import reduce_exporter, reduce_node, re
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook
 from extender.webhook.go_json_case import POD, restore_case
-from tests.controlplane.objects import Object
+from testkit.controlplane.objects import Object
 
 NAMES: Final = ResourceNames()
 NESTED: Any = None

@@ -13,7 +13,7 @@ from extender.settings.config import Prometheus
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.rows import Recognized, Row, Rows
-from tests.extender.sources.fake_prometheus import FakePrometheus, Handler, series
+from testkit.fake_prometheus import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5
 PATIENCE = 60.0  # where it is not time that ends the question

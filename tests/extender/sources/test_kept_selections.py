@@ -8,7 +8,7 @@ from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.node_selection import Selection
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import MAX_SELECTION, reduce_node, reduce_pod
-from tests.extender.kube_objects import Object, node, pod
+from testkit.kube_objects import Object, node, pod
 
 SSD = {"disk": "ssd"}
 

@@ -17,9 +17,9 @@ from extender.settings.config import Prometheus
 from extender.sources.prometheus import past_use
 from extender.sources.prometheus.history import STEP_SECONDS
 from extender.sources.prometheus.past_use import PastUse
-from tests.extender.fake_kube import eventually
-from tests.extender.sources.backfilling import Line, backfill
-from tests.extender.sources.scraping import prometheus_process
+from testkit.controlplane.backfilling import Line, backfill
+from testkit.controlplane.scraping import prometheus_process
+from testkit.fake_kube import eventually
 from tests.extender.test_app import running
 
 HOUR: Final = 3600.0

@@ -11,8 +11,8 @@ import pytest
 from extender.core.devices.readings import DeviceKey
 from extender.settings.config import Prometheus
 from extender.sources.prometheus.plots import STEPS, PrometheusPlots
-from tests.extender.sources.backfilling import Line, backfill
-from tests.extender.sources.scraping import prometheus_process
+from testkit.controlplane.backfilling import Line, backfill
+from testkit.controlplane.scraping import prometheus_process
 
 pytestmark = pytest.mark.prometheus
 

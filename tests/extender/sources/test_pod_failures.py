@@ -4,8 +4,8 @@ import pytest
 
 from extender.sources.kubernetes.pod_failures import is_failed_early
 from extender.sources.kubernetes.timestamps import parse_time
-from tests.extender.kube_objects import Object, pod
-from tests.extender.sources.pods import EPOCH, T0, T30, T61, container, ended, reduced
+from testkit.kube_objects import Object, pod
+from testkit.pod_records import EPOCH, T0, T30, T61, container, ended, reduced
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.cluster import PodFeed
 from extender.sources.kubernetes.object_cache import Pace
-from tests.extender.kube_objects import asking
+from testkit.kube_objects import asking
 from tests.extender.sources.following import Sink
 
 

@@ -21,7 +21,7 @@ from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
 from extender.sources.prometheus.source import PrometheusSource
 from extender.sources.prometheus.worker import PART_ITEMS
-from tests.extender.sources.fake_prometheus import FakePrometheus, series
+from testkit.fake_prometheus import FakePrometheus, series
 
 DEADLINE_SECONDS = 20.0
 NODES = NodeIdentity(names=frozenset({"gpu-1"}))

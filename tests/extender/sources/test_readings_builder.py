@@ -17,7 +17,7 @@ from extender.sources.prometheus.dcgm_tenants import changes
 from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.source import ReadingsBuilder
 from extender.sources.prometheus.worker import PART_ITEMS, round_frames
-from tests.extender.sources.asking import vector_of
+from testkit.collecting import vector_of
 
 drivers = st.sampled_from(["580", "590"])
 fleets = st.dictionaries(st.integers(0, 8), st.tuples(drivers, st.booleans()))

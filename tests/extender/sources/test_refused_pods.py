@@ -9,7 +9,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.scheduled_condition import MAX_MESSAGE
 from extender.sources.kubernetes.records import MAX_WISHES, reduce_pod
-from tests.extender.kube_objects import Object, pod
+from testkit.kube_objects import Object, pod
 
 PREEMPTION = (
     " no new claims to deallocate, preemption: 0/4 nodes are available: 4 Preemption is not "

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import Column, Signal
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
 from extender.sources.prometheus.slow_metrics import FULL_SECONDS, SlowColumns
-from tests.extender.sources.asking import NOW, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, Series, series, util
+from testkit.collecting import NOW, Asked
+from testkit.fake_prometheus import FakePrometheus, Series, series, util
 
 NAN = float("nan")
 XID, TOTAL, TEMPERATURE = (

@@ -13,7 +13,7 @@ from extender.core.devices.readings import REMAPPED_SECONDS, DeviceKey, Signal
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, build_table
 from extender.sources.prometheus.dcgm_xids import xids_of
 from extender.sources.prometheus.promql import metric_query
-from tests.extender.sources.scraping import Job, Pages, prometheus_process
+from testkit.controlplane.scraping import Job, Pages, prometheus_process
 
 pytestmark = pytest.mark.prometheus
 

@@ -15,11 +15,11 @@ from extender.settings.config import Prometheus
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.history import collect_past
 from extender.sources.prometheus.http import PrometheusClient
-from tests.controlplane.process import ServerProcess
-from tests.controlplane.waiting import wait_for
-from tests.extender.sources.asking import EXPORTER, Asked
-from tests.extender.sources.fake_prometheus import SAMPLES
-from tests.extender.sources.scraping import Job, Pages, prometheus_process
+from testkit.collecting import EXPORTER, Asked
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.scraping import Job, Pages, prometheus_process
+from testkit.controlplane.waiting import wait_for
+from testkit.fake_prometheus import SAMPLES
 
 pytestmark = pytest.mark.prometheus
 

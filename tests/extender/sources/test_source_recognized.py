@@ -17,8 +17,8 @@ from extender.sources.prometheus.common import PrometheusError, read_rows
 from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus.response_template import Vector
 from extender.sources.prometheus.rows import Recognized, parse_document, recognize_rows
-from tests.extender.sources.asking import NOW, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus
+from testkit.collecting import NOW, Asked
+from testkit.fake_prometheus import FakePrometheus
 
 Labels = dict[str, str]
 

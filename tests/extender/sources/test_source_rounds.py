@@ -3,8 +3,8 @@
 import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
-from tests.extender.sources.asking import NOW, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, Series, util
+from testkit.collecting import NOW, Asked
+from testkit.fake_prometheus import FakePrometheus, Series, util
 
 
 def devices_questions(fake: FakePrometheus) -> int:

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
-from tests.extender.sources.asking import EXPORTER, NODES, NOW, PLAIN, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series, util
+from testkit.collecting import EXPORTER, NODES, NOW, PLAIN, Asked
+from testkit.fake_prometheus import FakePrometheus, Series, read_sample, series, util
 
 
 def _up(target: dict[str, str]) -> Series:

@@ -13,9 +13,9 @@ from extender.placement.bypass_causes import BypassVerdict
 from extender.placement.request_log import MAX_PATHS, SHOWN_PATH
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.handlers import ABOUT, Webhooks
-from tests.extender.fake_kube import eventually
-from tests.extender.served import Client, MakeClient, World, names_question, pod
-from tests.extender.webhook.asking import ask
+from testkit.fake_kube import eventually
+from testkit.served import Client, MakeClient, World, names_question, pod
+from testkit.webhook_questions import ask
 
 
 class Patience:

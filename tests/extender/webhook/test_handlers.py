@@ -2,8 +2,8 @@ import logging
 
 import pytest
 
-from tests.extender.served import Client, MakeClient, World, names_question, objects_question, pod
-from tests.extender.webhook.asking import ask, meta, scores_of
+from testkit.served import Client, MakeClient, World, names_question, objects_question, pod
+from testkit.webhook_questions import ask, meta, scores_of
 
 # --- filter ---------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.webhook import handlers, wire
-from tests.extender.fake_kube import eventually
-from tests.extender.served import (
+from testkit.fake_kube import eventually
+from testkit.served import (
     MIB,
     Client,
     MakeClient,
@@ -24,7 +24,7 @@ from tests.extender.served import (
     objects_question,
     pod,
 )
-from tests.extender.webhook.asking import VERBS, ask, meta
+from testkit.webhook_questions import VERBS, ask, meta
 
 
 class BrokenPlacer(Placer):

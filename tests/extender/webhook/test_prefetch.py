@@ -13,8 +13,8 @@ from extender.placement.placer import Placer, Weighed
 from extender.webhook import handlers
 from extender.webhook.handlers import Webhooks
 from extender.webhook.wire import JsonObject
-from tests.extender.served import BUSY, IDLE, Client, MakeClient, World, pod
-from tests.extender.webhook.asking import scores_of
+from testkit.served import BUSY, IDLE, Client, MakeClient, World, pod
+from testkit.webhook_questions import scores_of
 
 NODES = ["idle-b", "busy", "idle-a"]
 

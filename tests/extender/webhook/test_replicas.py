@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.extender.served import BUSY, IDLE, Gpu, MakeClient, World, names_question, pod
+from testkit.served import BUSY, IDLE, Gpu, MakeClient, World, names_question, pod
 
 WARM = Gpu(busy=0.1, used_gib=2.0)
 FOREIGN = Gpu(busy=0.0, used_gib=30.0)

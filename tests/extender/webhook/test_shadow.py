@@ -3,7 +3,7 @@
 import pytest
 
 from extender.placement.request_log import AnsweredQuestion
-from tests.extender.served import (
+from testkit.served import (
     BUSY,
     IDLE,
     Client,
@@ -13,7 +13,7 @@ from tests.extender.served import (
     objects_question,
     pod,
 )
-from tests.extender.webhook.asking import ask, meta
+from testkit.webhook_questions import ask, meta
 
 NODES = ("busy", "idle-b", "dead", "foreign", "idle-a")
 

@@ -11,8 +11,8 @@ from extender.api.page.fleet_feed import FleetFeed
 from extender.core.steps import finish
 from extender.insight.last_hour import LastHour
 from extender.insight.short_memory import STEPS, ShortMemory
-from tests.extender.api.page.conftest import CARDS, ZONE, small_world
-from tests.extender.served import BUSY, GPU, IDLE, MakeClient, World
+from testkit.page.small_world import CARDS, ZONE, small_world
+from testkit.served import BUSY, GPU, IDLE, MakeClient, World
 
 WORDS = {"idle": "idle", "busy": "busy", "unhealthy": "sick", "foreign": "foreign"}
 

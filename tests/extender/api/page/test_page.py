@@ -3,10 +3,10 @@ import asyncio
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.extender.api.page.acting import counts, live
-from tests.extender.api.page.conftest import CARDS
-from tests.extender.api.page.serving import Server, looking
-from tests.extender.served import BUSY, IDLE, World
+from testkit.page.acting import counts, live
+from testkit.page.serving import Server, looking
+from testkit.page.small_world import CARDS
+from testkit.served import BUSY, IDLE, World
 
 pytestmark = pytest.mark.page
 

@@ -12,11 +12,11 @@ from playwright.async_api import Browser, Page, Route, expect
 from extender.api.access import COOKIE, Access
 from extender.runtime.metrics import Metrics
 from extender.settings.api import ApiSettings
-from tests.extender.api.page.acting import choose, decide, hold, live
-from tests.extender.api.page.serving import Server, looking, serving
-from tests.extender.api.reviewers import Reviewers, reviewing
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import IDLE, World
+from testkit.page.acting import choose, decide, hold, live
+from testkit.page.serving import Server, looking, serving
+from testkit.reviewers import Reviewers, reviewing
+from testkit.served import IDLE, World
+from testkit.whys import WhyWorld
 
 pytestmark = pytest.mark.page
 

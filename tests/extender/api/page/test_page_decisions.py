@@ -9,10 +9,10 @@ from playwright.async_api import Browser, Page, expect
 
 from extender.core.policy import Policy, Strategy
 from extender.core.steps import finish
-from tests.extender.api.page.acting import decide, live
-from tests.extender.api.page.serving import Server, looking, serving
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import BUSY, IDLE
+from testkit.page.acting import decide, live
+from testkit.page.serving import Server, looking, serving
+from testkit.served import BUSY, IDLE
+from testkit.whys import WhyWorld
 
 pytestmark = pytest.mark.page
 

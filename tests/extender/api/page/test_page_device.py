@@ -8,12 +8,12 @@ from playwright.async_api import Browser, Locator, expect
 
 from extender.core.devices.readings import DeviceKey, Signal
 from extender.sources.prometheus.plots import PlottedHour
-from tests.extender.api.page.acting import live
-from tests.extender.api.page.serving import looking, serving
-from tests.extender.cli.serving import ask
-from tests.extender.insight.asking import strict
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import GPU, IDLE, Gpu, World
+from testkit.cli_serving import ask
+from testkit.http_questions import strict
+from testkit.page.acting import live
+from testkit.page.serving import looking, serving
+from testkit.served import GPU, IDLE, Gpu, World
+from testkit.whys import WhyWorld
 
 pytestmark = pytest.mark.page
 

@@ -4,11 +4,11 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from extender.server.readiness import SourceStatus
-from tests.extender.api.page.acting import decide, drawn, live
-from tests.extender.api.page.conftest import CARDS, wait_for_gpus
-from tests.extender.api.page.serving import PHONE, Server, looking, serving
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import BUSY, IDLE, Gpu, World
+from testkit.page.acting import decide, drawn, live
+from testkit.page.serving import PHONE, Server, looking, serving
+from testkit.page.small_world import CARDS, wait_for_gpus
+from testkit.served import BUSY, IDLE, Gpu, World
+from testkit.whys import WhyWorld
 
 GONE = ("Failed to load resource: net::",)
 """What the browser itself writes where no answer comes."""

@@ -8,10 +8,10 @@ from playwright.async_api import Browser, expect
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
-from tests.extender.api.page.acting import live
-from tests.extender.api.page.serving import looking, serving
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import BUSY, CARD_BYTES, IDLE, Gpu
+from testkit.page.acting import live
+from testkit.page.serving import looking, serving
+from testkit.served import BUSY, CARD_BYTES, IDLE, Gpu
+from testkit.whys import WhyWorld
 
 pytestmark = pytest.mark.page
 

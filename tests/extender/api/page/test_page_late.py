@@ -5,13 +5,13 @@ from collections.abc import Generator
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.extender.api.page.acting import choose, decide, hold, live
-from tests.extender.api.page.conftest import CARDS
-from tests.extender.api.page.serving import Server, looking, serving
+from testkit.page.acting import choose, decide, hold, live
+from testkit.page.serving import Server, looking, serving
+from testkit.page.small_world import CARDS
+from testkit.served import IDLE, World
+from testkit.whys import WhyWorld
 from tests.extender.api.page.test_page_holders import held_by
 from tests.extender.api.page.test_stream import until
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import IDLE, World
 
 pytestmark = pytest.mark.page
 

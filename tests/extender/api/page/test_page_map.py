@@ -7,11 +7,11 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
-from tests.extender.api.page.acting import live, stop_clock
-from tests.extender.api.page.conftest import ZONE
-from tests.extender.api.page.serving import PHONE, Server, looking, serving
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import CARD_BYTES, IDLE, Gpu, World
+from testkit.page.acting import live, stop_clock
+from testkit.page.serving import PHONE, Server, looking, serving
+from testkit.page.small_world import ZONE
+from testkit.served import CARD_BYTES, IDLE, Gpu, World
+from testkit.whys import WhyWorld
 
 pytestmark = pytest.mark.page
 

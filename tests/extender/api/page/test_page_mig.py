@@ -3,9 +3,9 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.extender.api.page.acting import counts, drawn, live
-from tests.extender.api.page.serving import looking, serving
-from tests.extender.insight.mig import PROFILES, mig_world
+from testkit.mig import PROFILES, mig_world
+from testkit.page.acting import counts, drawn, live
+from testkit.page.serving import looking, serving
 
 pytestmark = pytest.mark.page
 

@@ -3,12 +3,12 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.extender.api.page.acting import choose, live, stop_clock
-from tests.extender.api.page.conftest import CARDS, wait_for_gpus
-from tests.extender.api.page.serving import Server, looking, serving
+from testkit.page.acting import choose, live, stop_clock
+from testkit.page.serving import Server, looking, serving
+from testkit.page.small_world import CARDS, wait_for_gpus
+from testkit.served import IDLE, World
+from testkit.whys import WhyWorld
 from tests.extender.api.page.test_page_holders import held_by
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import IDLE, World
 
 pytestmark = pytest.mark.page
 

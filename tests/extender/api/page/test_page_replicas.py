@@ -4,9 +4,9 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from simulation.objects import pod_object
-from tests.extender.api.page.acting import live
-from tests.extender.api.page.serving import looking_at
-from tests.extender.replicas import NODES, Replica, running
+from testkit.page.acting import live
+from testkit.page.serving import looking_at
+from testkit.replicas import NODES, Replica, running
 
 pytestmark = pytest.mark.page
 

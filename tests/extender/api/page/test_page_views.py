@@ -5,11 +5,11 @@ from playwright.async_api import Browser, Locator, expect
 
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.policy import Policy, Strategy
-from tests.extender.api.page.acting import decide, live
-from tests.extender.api.page.conftest import wait_for_gpus
-from tests.extender.api.page.serving import looking, serving
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import BUSY, IDLE, Gpu
+from testkit.page.acting import decide, live
+from testkit.page.serving import looking, serving
+from testkit.page.small_world import wait_for_gpus
+from testkit.served import BUSY, IDLE, Gpu
+from testkit.whys import WhyWorld
 
 pytestmark = pytest.mark.page
 

@@ -15,9 +15,9 @@ from extender.server.redaction import (
     write_json,
     write_json_in_full,
 )
-from tests.extender.insight.others import FAR, THIRD, Far
+from testkit.others import FAR, THIRD, Far
+from testkit.served import Client, MakeClient, World
 from tests.extender.insight.test_decisions import application, decide, replica
-from tests.extender.served import Client, MakeClient, World
 
 
 @pytest.fixture

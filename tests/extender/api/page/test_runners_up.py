@@ -6,10 +6,10 @@ from aiohttp import web
 from extender.api.page.routes import MOST_IDS, PATH, PEERS_PATH, Lost
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
-from tests.extender.insight.asking import decide, get
-from tests.extender.insight.others import FAR, Far
-from tests.extender.insight.whys import WhyWorld
-from tests.extender.served import BUSY, IDLE, Client, MakeClient
+from testkit.http_questions import decide, get
+from testkit.others import FAR, Far
+from testkit.served import BUSY, IDLE, Client, MakeClient
+from testkit.whys import WhyWorld
 
 
 def replica(

@@ -16,10 +16,10 @@ from extender.api.page import broadcaster as hub_module
 from extender.api.page import routes as stream_module
 from extender.api.page.broadcaster import Broadcaster
 from extender.server.redaction import AccessError, SeesNone
-from tests.extender.api.page.conftest import CARDS, wait_for_gpus
-from tests.extender.api.page.serving import Server, serving
+from testkit.page.serving import Server, serving
+from testkit.page.small_world import CARDS, wait_for_gpus
+from testkit.served import IDLE, World, names_question, pod
 from tests.extender.api.page.test_fleet_feed import read
-from tests.extender.served import IDLE, World, names_question, pod
 
 STREAM = "/v1/page/stream"
 

@@ -11,7 +11,7 @@ from extender.cli.doctor.fact_collector import FactCollector
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.files import add_files
 from extender.cli.remote.errors import ClientError, Failure
-from tests.extender.certificates import issue
+from testkit.certificates import issue
 from tests.extender.cli.doctor.things import NOW, device, entry, node, pod
 
 DCGM = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-0",Hostname="node-1"} 5\n'

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from extender.cli.client import Client, ClientError, Failure
 from extender.cli.remote.cluster import Cluster
-from tests.extender.cli.serving import serving
+from testkit.cli_serving import serving
 
 
 class Proxy:

@@ -8,15 +8,15 @@ import pytest
 from extender.core.policy import Policy, Strategy, Weights
 from extender.insight.decision_log.columns import RecordError
 from extender.insight.decision_log.reader import LoggedBinding
-from tests.builders import GPU, gpu, node, request, snapshot_of
-from tests.extender.insight.decision_log.logs import (
+from testkit.builders import GPU, gpu, node, request, snapshot_of
+from testkit.decision_logs import (
     LoggedWorld,
     decisions_in,
     read,
     weighed,
     written,
 )
-from tests.worlds import BUSY, World, time_sliced
+from testkit.world import BUSY, World, time_sliced
 
 POLICY = Policy(strategy=Strategy.PACK, weights=Weights(memory=0.4))
 

@@ -13,8 +13,8 @@ from extender.insight.decision_log.reader import LoggedDecision, read_log
 from extender.insight.decision_log.writer import WAITING, DecisionLogWriter
 from extender.settings.section import MIB
 from extender.settings.shadow_mode import DecisionLog
-from tests.builders import node, request, snapshot_of
-from tests.extender.insight.decision_log.logs import decisions_in, record_of, weighed
+from testkit.builders import node, request, snapshot_of
+from testkit.decision_logs import decisions_in, record_of, weighed
 
 SNAPSHOT = snapshot_of({f"node-{index}": node() for index in range(50)})
 

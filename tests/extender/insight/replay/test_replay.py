@@ -11,15 +11,15 @@ from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
 from extender.insight.replay.changes import Changes, parse_changes
 from extender.insight.replay.replay import Replay, Replayed
-from tests.builders import Node, busy, gpu, node, request, snapshot_of
-from tests.extender.core.strategies import MODELS, fleets, overlays, policies, requests
-from tests.extender.insight.decision_log.logs import (
+from testkit.builders import Node, busy, gpu, node, request, snapshot_of
+from testkit.decision_logs import (
     LoggedWorld,
     decisions_in,
     weighed,
     written,
 )
-from tests.worlds import BUSY, IDLE, World, time_sliced
+from testkit.strategies import MODELS, fleets, overlays, policies, requests
+from testkit.world import BUSY, IDLE, World, time_sliced
 
 
 def again(log: bytes, *changes: str) -> list[Replayed]:

@@ -9,8 +9,8 @@ from extender.insight.decision_log.lines import LineWriter
 from extender.insight.replay.changes import parse_changes
 from extender.insight.replay.report import ReplayReport, replay
 from extender.placement.request_log import FILTER, PRIORITIZE
-from tests.builders import GIB, NOW, Node, busy, gpu, node, request, snapshot_of
-from tests.extender.insight.decision_log.logs import read, record_of, weighed
+from testkit.builders import GIB, NOW, Node, busy, gpu, node, request, snapshot_of
+from testkit.decision_logs import read, record_of, weighed
 
 FLEET: dict[str, Node] = {
     "calm": node(*[gpu(utilization=0.02, memory_used=0.31)] * 2),

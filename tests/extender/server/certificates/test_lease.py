@@ -6,8 +6,8 @@ import pytest
 
 from extender.kube.client import KubeClient, KubeError
 from extender.server.certificates.lease import LEASE_NAME, alone_with
-from tests.extender.fake_kube import eventually
-from tests.extender.lease_server import LeaseServer, serving, write_kubeconfig
+from testkit.fake_kube import eventually
+from testkit.lease_server import LeaseServer, serving, write_kubeconfig
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from extender.server.certificates.__main__ import main
 from extender.server.certificates.storing import read_folder
-from tests.extender.certificates import issue
+from testkit.certificates import issue
 
 
 def modes(folder: Path) -> set[int]:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from extender.kube.client import KubeClient, KubeError
 from extender.server.certificates.__main__ import PATH, main, write_ca_bundle
-from tests.extender.api.reviewers import kubeconfig
+from testkit.reviewers import kubeconfig
 
 WEBHOOKS: list[dict[str, Any]] = [
     {

@@ -7,7 +7,7 @@ import pytest
 from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
-from tests.extender.sources.agents.desk import (
+from testkit.agent.desk import (
     NAMES,
     Desk,
     desk_with,
@@ -18,7 +18,7 @@ from tests.extender.sources.agents.desk import (
     request,
     two_nodes,
 )
-from tests.extender.sources.agents.reviews import token
+from testkit.agent.reviews import token
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from agent.report import XID_AGE, Layout, Part, Update
 from extender.core.devices.readings import Signal
 from extender.core.policy import Foreign, Strategy
 from extender.sources.agents.states import _ROWS, AgentState, readings_of
-from tests.builders import request
-from tests.worlds import one_node
+from testkit.builders import request
+from testkit.world import one_node
 
 ODD = st.sampled_from(
     [0.0, -0.0, 0.5, 1.0, -1.0, 1e12, 1e300, -1e300, 5e-324, math.inf, -math.inf, math.nan]

@@ -15,7 +15,7 @@ from extender.sources.agents.refusal import AgentRefusal, RefusedError
 from extender.sources.agents.tokens import TokenReviews
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
-from tests.extender.sources.agents.desk import (
+from testkit.agent.desk import (
     FLEET_CLOCK,
     Desk,
     desk_with,
@@ -28,7 +28,7 @@ from tests.extender.sources.agents.desk import (
     two_nodes,
     update,
 )
-from tests.extender.sources.agents.reviews import reviewing, token
+from testkit.agent.reviews import reviewing, token
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import REPORTS, run_agents
 from simulation.devices import PodRef
 from simulation.fleet import SimulatedFleet
-from tests.extender.sources.agents.desk import (
+from testkit.agent.desk import (
     FLEET_CLOCK,
     NAMES,
     desk_with,
@@ -21,7 +21,7 @@ from tests.extender.sources.agents.desk import (
     two_nodes,
     update,
 )
-from tests.extender.sources.agents.reviews import token
+from testkit.agent.reviews import token
 
 
 @pytest.fixture

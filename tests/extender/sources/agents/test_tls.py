@@ -20,9 +20,9 @@ from extender.server import tls as tls_module
 from extender.server.tls import ServerContext, TlsError, follow_certificate
 from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import REPORTS, run_agents
-from tests.controlplane.waiting import wait_for
-from tests.extender.certificates import issue, reissue
-from tests.extender.sources.agents.desk import NAMES, Desk, desk_with, eventually, two_nodes
+from testkit.agent.desk import NAMES, Desk, desk_with, eventually, two_nodes
+from testkit.certificates import issue, reissue
+from testkit.controlplane.waiting import wait_for
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from extender.kube.client import KubeClient
 from extender.webhook.admission.webhook import SchedulerLease
-from tests.extender.api.reviewers import kubeconfig
+from testkit.reviewers import kubeconfig
 
 
 @dataclass

@@ -21,8 +21,8 @@ from extender.webhook.admission.webhook import (
     PATH,
     AdmissionWebhook,
 )
-from tests.extender.fake_kube import eventually
-from tests.extender.served import Client, MakeClient, pod
+from testkit.fake_kube import eventually
+from testkit.served import Client, MakeClient, pod
 from tests.extender.webhook.admission.test_review import review
 
 GPU_CONTAINER = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}

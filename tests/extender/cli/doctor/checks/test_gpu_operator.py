@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from extender.cli.doctor.facts import Facts
+from testkit.controlplane.shipped import MANIFESTS
 from tests.extender.cli.doctor.things import (
     NOW,
     evidence,
@@ -14,7 +15,6 @@ from tests.extender.cli.doctor.things import (
     pod,
     severities,
 )
-from tests.manifests.shipped import MANIFESTS
 
 DEPLOY = "nvidia.com/gpu.deploy."
 PAUSED = {f"{DEPLOY}device-plugin": "paused-for-mig-change"}

@@ -1,0 +1,1 @@
+"""Fakes and worlds that tests, benchmarks and the simulation share."""

@@ -1,0 +1,1 @@
+"""Fakes of what the node agent reads and talks to."""

@@ -1,0 +1,92 @@
+"""Nodes' own agents for tests of the fleet."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from extender.core.devices.readings import (
+    Column,
+    DeviceInfo,
+    DeviceKey,
+    Holders,
+    Own,
+    Readings,
+    Signal,
+)
+from testkit.world import IDLE, Device, World
+
+HOLD = 25.0
+NAN = float("nan")
+
+
+class Agents:
+    """What agents say of the devices of a world, and of those that Prometheus does not see."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.fleet.hold("agent", HOLD)
+        self.pods: dict[DeviceKey, tuple[str, ...]] | None = {}
+        self.uids: dict[str, str] = {}
+        self.replicas: dict[str, int] = {}
+        """Shares of each device by MIG profile, as the kubelet says."""
+
+    def report(
+        self,
+        node: str = "node",
+        *devices: DeviceInfo,
+        age: float = 0.0,
+        mean: tuple[float, float] | None = None,
+        is_foreign: bool = False,
+        foreign_bytes: float | None = None,
+        xid_age: float = NAN,
+        holders_age: float = 0.0,
+        **values: float,
+    ) -> None:
+        """Let one report of a node arrive; its devices are idle unless said otherwise."""
+        now = self.world.clock.now
+        known = [one.info for one in self.world.devices.values() if one.info.node == node]
+        infos = devices or tuple(known)
+        said = {**IDLE, **{Signal[name]: value for name, value in values.items()}}
+        count = len(infos)
+
+        def column(value: float) -> Column:
+            return np.full(count, value)
+
+        holders: Mapping[str, Holders | None] = {
+            node: None
+            if self.pods is None
+            else Holders(at=now - holders_age, pods=dict(self.pods), uids=dict(self.uids))
+        }
+        self.world.fleet.apply_readings(
+            Readings(
+                source="agent",
+                at=now,
+                devices=infos,
+                columns={signal: column(value) for signal, value in said.items()},
+                measured_at=column(now - age),
+                tenants=None,
+                own=Own(
+                    nodes=(node,),
+                    news=frozenset({node}),
+                    holders=holders,
+                    mean=column(NAN if mean is None else mean[0]),
+                    mean_square=column(NAN if mean is None else mean[1]),
+                    is_foreign=np.full(count, is_foreign),
+                    xid_age=column(xid_age),
+                    devices=count,
+                    replicas={node: dict(self.replicas)} if self.replicas else {},
+                    foreign_bytes=None if foreign_bytes is None else column(foreign_bytes),
+                ),
+            )
+        )
+
+
+def windows(world: World, device: Device) -> tuple[float, float, int]:
+    row = world.fleet.store.row_of(device.info.key)
+    assert row is not None
+    evidence = world.fleet.store.evidence(np.array([row]))
+    return (
+        float(evidence.window_mean[0]),
+        float(evidence.window_spread[0]),
+        int(evidence.window_count[0]),
+    )

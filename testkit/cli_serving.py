@@ -1,0 +1,96 @@
+"""A real extender's API in a thread of its own: clients and command lines wait for its answers."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from aiohttp import web
+from click.testing import CliRunner, Result
+
+from extender.cli.__main__ import idlegpu
+from testkit.holders import HoldersWorld, card
+from testkit.served import IDLE, Gpu, World, names_question, pod
+from testkit.whys import MESSAGE
+
+NO_ENVIRONMENT: Final = dict.fromkeys(
+    ("IDLEGPU_URL", "IDLEGPU_TOKEN", "IDLEGPU_TOKEN_FILE", "IDLEGPU_SERVICE", "KUBECONFIG")
+)
+TWO_HOURS: Final = 7200.0
+WAIT_SECONDS: Final = 60.0
+
+
+@contextmanager
+def serving(app: web.Application) -> Iterator[str]:
+    """Serve an application while the context is open; yield its URL."""
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+
+    async def start() -> int:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return int(runner.addresses[0][1])
+
+    thread = threading.Thread(target=loop.run_forever, name="server")
+    thread.start()
+    try:
+        port = asyncio.run_coroutine_threadsafe(start(), loop).result(WAIT_SECONDS)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(WAIT_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(WAIT_SECONDS)
+        loop.close()
+
+
+async def ask(world: World, verb: str, *nodes: str, **wishes: Any) -> None:
+    """Have kube-scheduler's question answered."""
+    question = json.dumps(names_question(*nodes, asker=pod(**wishes))).encode()
+    webhooks = world.webhooks()
+    await (webhooks.filter if verb == "filter" else webhooks.prioritize)(question)
+    for record in world.history:  # what else is done once the answer is on its way
+        world.placer.detail(record)
+        break
+
+
+def build_fleet() -> HoldersWorld:
+    """Return a small cluster with something of everything."""
+    world = HoldersWorld()
+    notebook = [card("team/notebook", used_gib=2.0), card("team/notebook")]
+    train = [card("team/train", busy=0.95, used_gib=70.0)] * 2
+    cards = {
+        "node-1": [*notebook, IDLE, IDLE],
+        "node-2": [*train, IDLE, IDLE],
+        "node-3": [IDLE, IDLE],
+    }
+    world.add(cards)
+    world.hold("notebook", "node-1", 2)
+    world.hold("train", "node-2", 2, owner="Job train")
+    world.live(cards, TWO_HOURS)
+    world.add({"node-4": [Gpu(xid=79.0), IDLE]})
+    world.add_waiting("big", is_unscheduled=True, is_refused=True, message=MESSAGE, owner="Job big")
+    asyncio.run(_place_one(world))
+    world.why.set_prices({"H100": 2.5})
+    return world
+
+
+async def _place_one(world: World) -> None:
+    await ask(world, "filter", "node-1", "node-2", "node-3", "node-4", name="fresh", gpus=2)
+    await ask(world, "prioritize", "node-1", "node-2", "node-3", name="fresh", gpus=2)
+    uid = world.add_pod("fresh", "node-1", gpus=2)
+    world.history.note_bound(uid, "node-1")
+
+
+Run = Callable[..., Result]
+
+
+def runner(url: str) -> Run:
+    """Return what runs the command line against an extender."""
+
+    def run(*arguments: str, standard_input: str = "", **environment: str) -> Result:
+        variables = {**NO_ENVIRONMENT, "IDLEGPU_URL": url, **environment}
+        return CliRunner(env=variables).invoke(idlegpu, arguments, input=standard_input)
+
+    return run

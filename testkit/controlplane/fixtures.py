@@ -1,0 +1,89 @@
+"""Fixtures of tests that need the control plane or Prometheus; tests/conftest.py offers them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.kubelets import kwok
+from testkit.controlplane.objects import Object
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.process import ServerProcess
+from testkit.controlplane.scheduler import kube_scheduler
+from testkit.controlplane.telemetry import PrometheusServer
+
+StartScheduler = Callable[[Object], Awaitable[ServerProcess]]
+StartPrometheus = Callable[..., Awaitable[PrometheusServer]]
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The session's etcd and kube-apiserver; use `cluster` to find them empty."""
+    plane = ControlPlane(tmp_path_factory.mktemp("controlplane"))
+    try:
+        # With a loop of its own: the tests' loops come and go.
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            runner.run(plane.start())
+        yield plane
+    finally:
+        plane.stop()
+
+
+@pytest_asyncio.fixture
+async def cluster(control_plane: ControlPlane) -> AsyncIterator[ApiClient]:
+    """An administrator's client of a cluster without nodes and pods."""
+    await control_plane.reset()
+    async with control_plane.client() as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def start_scheduler(
+    control_plane: ControlPlane,
+    cluster: ApiClient,  # noqa: ARG001 - empty before a scheduler looks at it
+) -> AsyncIterator[StartScheduler]:
+    """Start a kube-scheduler with a configuration (see `scheduler_config`) for one test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(config: Object) -> ServerProcess:
+            scheduler = kube_scheduler(control_plane, config)
+            stack.push_async_callback(scheduler.stop)
+            await scheduler.start()
+            return scheduler
+
+        yield start
+
+
+@pytest_asyncio.fixture
+async def kubelets(
+    control_plane: ControlPlane,
+    cluster: ApiClient,  # noqa: ARG001 - empty before kwok looks at it
+) -> AsyncIterator[ServerProcess]:
+    """A kwok that lets bound pods run, and end, for one test."""
+    process = kwok(control_plane)
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.stop()
+
+
+@pytest_asyncio.fixture
+async def start_prometheus(tmp_path: Path) -> AsyncIterator[StartPrometheus]:
+    """Start a Prometheus for one test: the exporter's URL, its nodes, the interval in seconds."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            exporter_url: str, nodes: list[str], interval_seconds: float = 1.0
+        ) -> PrometheusServer:
+            prometheus = PrometheusServer(tmp_path, exporter_url, interval_seconds=interval_seconds)
+            prometheus.set_targets(nodes)
+            stack.push_async_callback(prometheus.process.stop)
+            await prometheus.process.start()
+            return prometheus
+
+        yield start

@@ -1,0 +1,63 @@
+"""What is shipped to watch it with: the questions of dashboard and alerts."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from testkit.controlplane.objects import Object
+from testkit.controlplane.shipped import OVERLAYS, built, find
+
+EXTENDER_JOB: Final = "idlegpu-extender"
+AGENT_JOB: Final = "idlegpu-agent"
+
+OURS: Final = re.compile(r"\bidlegpu_[a-z0-9_]+")
+
+_LIMIT: Final = re.compile(r"(>|==) (?=[\d.]+(?:\)| or|$))")
+_SUFFIX: Final = re.compile(r"_(?:bucket|count|sum)$")
+
+
+def groups() -> list[Object]:
+    """Return the alerts as Prometheus has them in a file."""
+    rule = find(built(OVERLAYS / "monitoring"), "PrometheusRule", "idlegpu")
+    found: list[Object] = rule["spec"]["groups"]
+    return found
+
+
+def alerts() -> list[Object]:
+    """Return the alerts."""
+    return [rule for group in groups() for rule in group["rules"]]
+
+
+def dashboard() -> Object:
+    """Return the dashboard, as Grafana takes it."""
+    item = find(built(OVERLAYS / "monitoring"), "ConfigMap", "idlegpu-dashboard")
+    found: Object = json.loads(item["data"]["idlegpu.json"])
+    return found
+
+
+def panel_queries(interval: str) -> Iterator[str]:
+    """Yield what the panels ask.
+
+    Args:
+        interval: for Grafana's own, e.g. "1m".
+    """
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            yield target["expr"].replace("$__rate_interval", interval)
+
+
+def always(expression: str) -> str:
+    """Return an alert's expression as one that has a result while nothing is wrong, too.
+
+    Example:
+        >>> always("sum(increase(a_total[5m]) > 0 or b) > 0.5")
+        'sum(increase(a_total[5m]) > bool 0 or b) > bool 0.5'
+    """
+    return _LIMIT.sub(r"\1 bool ", re.sub(r"^absent\((.*)\)$", r"\1", expression))
+
+
+def asked_metrics() -> set[str]:
+    """Return the names of all metrics of ours that are asked for, of a histogram its own."""
+    asked = [*panel_queries("1m"), *(alert["expr"] for alert in alerts())]
+    return {_SUFFIX.sub("", name) for query in asked for name in OURS.findall(query)}

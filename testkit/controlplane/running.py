@@ -1,0 +1,220 @@
+"""The extender as its manifests have it run: its settings, certificates, and rights."""
+
+import asyncio
+import base64
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from extender.server.certificates.__main__ import main as make_certificates
+from extender.server.certificates.lease import LEASE_NAME
+from extender.server.certificates.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
+from testkit.controlplane.client import ApiError
+from testkit.controlplane.deployed import ExtenderServer, Manner
+from testkit.controlplane.installing import Installation, wait_authorized
+from testkit.controlplane.objects import Object
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, find
+
+SECRETS_PATH: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets"
+CA_PATH: Final = f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps/{CA_CONFIG_MAP}"
+COORDINATION: Final = "coordination.k8s.io"
+LEASE_PATH: Final = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases/{LEASE_NAME}"
+AUDIENCE: Final = "idlegpu-api"
+
+Certify = Callable[[Installation], Awaitable[None]]
+"""Has the Secrets made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningExtender:
+    """An extender that runs as its manifest says, but for addresses and where files are.
+
+    Attributes:
+        installation: what was applied.
+        server: the extender.
+        mounted: the Secrets, as volumes show them: a folder for each side.
+    """
+
+    installation: Installation
+    server: ExtenderServer
+    mounted: Path
+
+    @property
+    def process(self) -> ServerProcess:
+        """The extender's process."""
+        return self.server.process
+
+    @property
+    def webhooks(self) -> str:
+        """Where it is asked, over TLS."""
+        return self.server.webhooks
+
+    @property
+    def status(self) -> str:
+        """Where it is looked at."""
+        return self.server.url
+
+    async def make_certificates(self, *arguments: str) -> None:
+        """Do what the Job does, with further arguments."""
+        await run_job(self.installation, self.mounted, *arguments)
+
+    async def read(self, path: str, token: str = "") -> tuple[int, Object]:
+        """Ask the API with a token, "" for none; return status and answer."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with (
+            self.server.session() as session,
+            session.get(path, headers=headers) as response,
+        ):
+            answer: Object = await response.json()
+            return response.status, answer
+
+
+@asynccontextmanager
+async def running_extender(
+    installation: Installation,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    certify: Certify | None = None,
+) -> AsyncIterator[RunningExtender]:
+    """Run it, once what was applied is in force.
+
+    Args:
+        installation: with the base applied; and the component certs-job, unless `certify` is given.
+        folder: an empty one.
+        variables: of its environment, beside or in place of those that its container has.
+        certify: has the Secrets made; the Job unless given.
+    """
+    mounted = folder / "mounted"
+    manner = await shipped_manner(installation, mounted, variables, certify)
+    server = ExtenderServer(
+        installation.plane, name="running-extender", manner=manner, folder=folder
+    )
+    try:
+        await server.ensure({})
+        yield RunningExtender(installation=installation, server=server, mounted=mounted)
+    finally:
+        await server.process.stop()
+        await remove_certificates(installation)
+
+
+async def shipped_manner(
+    installation: Installation,
+    mounted: Path,
+    variables: Mapping[str, str] | None = None,
+    certify: Certify | None = None,
+) -> Manner:
+    """Wait until what was applied is in force, have certificates, and say how the extender runs.
+
+    Args:
+        installation: with the base applied; and the component certs-job, unless `certify` is given.
+        mounted: a folder for the certificates: see `show_secrets`.
+        variables: of its environment, beside or in place of those that its container has.
+        certify: has the Secrets made; the Job unless given.
+    """
+    here = {"namespace": EXTENDER_NAMESPACE}
+    await wait_account(installation, "extender", "list", "pods", **here)
+    for resource, group in (
+        ("tokenreviews", "authentication.k8s.io"),
+        ("subjectaccessreviews", "authorization.k8s.io"),
+    ):
+        await wait_account(installation, "extender", "create", resource, group=group)
+    if certify is None:
+        await wait_account(installation, "certs", "create", "secrets", **here)
+        await wait_account(installation, "certs", "create", "leases", **here, group=COORDINATION)
+        if _is_published(installation):
+            there = {"namespace": AGENT_NAMESPACE}
+            await wait_account(installation, "certs", "create", "configmaps", **there)
+        await run_job(installation, mounted)
+    else:
+        await certify(installation)
+        await show_secrets(installation, mounted)
+    config = find(installation.items, "ConfigMap", "idlegpu-extender")
+    settings: Object = yaml.safe_load(config["data"]["settings.yaml"])
+    settings["tls"] = {
+        name: str(mounted / "extender" / Path(path).name) for name, path in settings["tls"].items()
+    }
+    container = _container(installation, "Deployment", "idlegpu-extender")
+    words: list[str] = [*container["command"], *container["args"]]
+    assert (words[0], words[-1]) == ("python", "/etc/idlegpu/settings.yaml")
+    shipped = {
+        entry["name"]: _here(str(entry["value"]), mounted) for entry in container.get("env", [])
+    }
+    return Manner(
+        kubeconfig=await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-extender"),
+        settings=settings,
+        command=[sys.executable, *words[1:-1]],
+        environment={**shipped, **(variables or {})},
+        # The account may list all pods, so all of them are named.
+        token=await installation.token(EXTENDER_NAMESPACE, "idlegpu-extender", AUDIENCE),
+    )
+
+
+async def run_job(installation: Installation, mounted: Path, *arguments: str) -> None:
+    """Do what the Job of certificates does, with the rights of its service account.
+
+    Args:
+        installation: with the component certs-job applied.
+        mounted: see `show_secrets`.
+        arguments: on top of the Job's.
+    """
+    kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
+    container = _container(installation, "Job", "idlegpu-certs")
+    assert container["command"] == ["python", "-m", "extender.server.certificates"]
+    own = [f"--kubeconfig={kubeconfig}", "--address=127.0.0.1"]
+    given = [*container["args"], *own, *arguments]
+    assert await asyncio.to_thread(make_certificates, given) == 0
+    await show_secrets(installation, mounted)
+
+
+async def show_secrets(installation: Installation, mounted: Path) -> None:
+    """Write both sides' Secrets as volumes would show them: a folder for each side."""
+    for side, name in SECRETS.items():
+        secret = await installation.admin.request("GET", f"{SECRETS_PATH}/{name}")
+        (mounted / side).mkdir(parents=True, exist_ok=True)
+        for key, text in secret["data"].items():
+            (mounted / side / key).write_bytes(base64.b64decode(text))
+
+
+async def remove_certificates(installation: Installation) -> None:
+    """Delete what the Job has made, which is nobody's who applied the rest."""
+    paths = [f"{SECRETS_PATH}/{name}" for name in (CA_SECRET, *SECRETS.values())]
+    for path in (*paths, CA_PATH, LEASE_PATH):
+        try:
+            await installation.admin.request("DELETE", path)
+        except ApiError as error:
+            if error.status != 404:  # it did not come to that
+                raise
+
+
+async def wait_account(
+    installation: Installation, account: str, verb: str, resource: str, **where: str
+) -> None:
+    """Wait until a service account `idlegpu-...` may do something."""
+    async with await installation.client(EXTENDER_NAMESPACE, f"idlegpu-{account}") as client:
+        await wait_authorized(client, verb, resource, **where)
+
+
+def _here(value: str, mounted: Path) -> str:
+    """Return what stands here for a shipped value that is a file, or an address to listen on."""
+    path = Path(value)
+    if path.is_relative_to("/etc/idlegpu-tls"):
+        return str(mounted / "extender" / path.name)
+    return f"127.0.0.1:{free_port()}" if value.startswith("0.0.0.0:") else value
+
+
+def _is_published(installation: Installation) -> bool:
+    """Tell whether the Job has the CA in the agents' namespace, too."""
+    container = _container(installation, "Job", "idlegpu-certs")
+    return f"--ca-namespace={AGENT_NAMESPACE}" in container["args"]
+
+
+def _container(installation: Installation, kind: str, name: str) -> Object:
+    spec = find(installation.items, kind, name)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return dict(container)

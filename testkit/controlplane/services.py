@@ -1,0 +1,149 @@
+"""The processes behind all scenarios: started once, and anew only where a test changed them."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.deployed import ExtenderServer, scheduler_config
+from testkit.controlplane.kubelets import kwok
+from testkit.controlplane.monitoring import EXTENDER_JOB
+from testkit.controlplane.objects import Object
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.process import ServerProcess, free_port
+from testkit.controlplane.scheduler import kube_scheduler
+from testkit.controlplane.shipped import OVERLAYS, built, find
+from testkit.controlplane.telemetry import PrometheusServer
+from testkit.controlplane.ways import Setup, elected
+
+SCRAPE_SECONDS: Final = 0.5
+WITHOUT_EXTENDER: Final = "E2E_WITHOUT_EXTENDER"
+"""With this variable set kube-scheduler decides alone, and the scenarios must fail: a check of
+the scenarios themselves."""
+
+
+class Services:
+    """Prometheus, extender, kube-scheduler and kwok of one control plane; bound to no event loop.
+
+    Attributes:
+        plane: etcd and kube-apiserver.
+        setup: how extender and kube-scheduler are run.
+        exporter_port: where the fleet's exporter of every test is.
+        prometheus: scrapes that exporter.
+        extender: the extender.
+        kubelets: kwok.
+    """
+
+    def __init__(self, plane: ControlPlane, setup: Setup | None = None) -> None:
+        """Describe them.
+
+        Args:
+            plane: a control plane that runs.
+            setup: what was installed there; plainly where none is given.
+        """
+        self.plane = plane
+        self.setup = setup or Setup()
+        self.exporter_port = free_port()
+        self.prometheus = PrometheusServer(
+            plane.folder,
+            f"http://127.0.0.1:{self.exporter_port}/metrics",
+            interval_seconds=SCRAPE_SECONDS,
+            name="e2e-prometheus",
+            tls=_scraping(self.setup),
+        )
+        self.extender = self.replica("extender")
+        self.kubelets = kwok(plane)
+        self._scheduler: ServerProcess | None = None
+        self._scheduler_config = ""
+
+    @property
+    def scheduler(self) -> ServerProcess:
+        """The kube-scheduler that runs, or ran last."""
+        if self._scheduler is None:
+            raise RuntimeError("no kube-scheduler was started yet: call ensure_scheduler")
+        return self._scheduler
+
+    @property
+    def started(self) -> Iterator[ServerProcess]:
+        """Extender and kube-scheduler, where they were started."""
+        yield self.extender.process
+        if self._scheduler is not None:
+            yield self._scheduler
+
+    def client(self) -> ApiClient:
+        """Return an administrator's client of the API server, an async context manager."""
+        return self.setup.client(self.plane)
+
+    def replica(self, name: str) -> ExtenderServer:
+        """Describe an extender that is run as ours is; `ensure` that it runs."""
+        return ExtenderServer(self.plane, name=name, manner=self.setup.manner)
+
+    def scheduler_config(self, changes: Mapping[str, object] | None = None) -> Object:
+        """Return the shipped KubeSchedulerConfiguration, for the extender where it is.
+
+        Args:
+            changes: fields of the extender's entry to change, e.g. `{"ignorable": False}`.
+        """
+        setup = self.setup
+        return scheduler_config(
+            self.extender.webhooks,
+            changes,
+            file=setup.scheduler_file,
+            certificates=setup.certificates and setup.certificates / "kube-scheduler",
+        )
+
+    async def ensure_scheduler(self, config: Object) -> None:
+        """Have kube-scheduler run with a configuration."""
+        if os.environ.get(WITHOUT_EXTENDER):
+            config = {**config, "extenders": []}
+        text = json.dumps(config, sort_keys=True)
+        if self._scheduler is not None:
+            if self._scheduler.is_running and text == self._scheduler_config:
+                return
+            await self._scheduler.stop()
+        own: Object | None = None
+        if kubeconfig := self.setup.scheduler_kubeconfig:
+            connection = {**config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
+            election = await elected(self.plane, config)
+            own = {"clientConnection": connection, "leaderElection": election}
+        self._scheduler = kube_scheduler(self.plane, config, name="e2e-scheduler", own=own)
+        self._scheduler_config = text
+        await self._scheduler.start()
+
+    async def ensure_kubelets(self, *, are_wanted: bool) -> None:
+        """Have kwok run, or not."""
+        if are_wanted and not self.kubelets.is_running:
+            await self.kubelets.start()
+        if not are_wanted:
+            await self.kubelets.stop()
+
+    async def ensure_plane(self) -> None:
+        """Have etcd and kube-apiserver run."""
+        for process in (self.plane.etcd, self.plane.apiserver):
+            if not process.is_running:
+                await process.start()
+
+    async def ensure_prometheus(self) -> None:
+        """Have Prometheus run."""
+        if not self.prometheus.process.is_running:
+            await self.prometheus.process.start()
+
+    def stop(self) -> None:
+        """End all of them at once."""
+        if self._scheduler is not None:
+            self._scheduler.kill()
+        for process in (self.extender.process, self.kubelets, self.prometheus.process):
+            process.kill()
+
+
+def _scraping(setup: Setup) -> Mapping[str, str]:
+    """Return what the ServiceMonitor says of TLS, as Prometheus has it in its own file."""
+    if setup.certificates is None:
+        return {}
+    (endpoint,) = find(built(OVERLAYS / "monitoring"), "ServiceMonitor", EXTENDER_JOB)["spec"][
+        "endpoints"
+    ]
+    tls = endpoint["tlsConfig"]
+    ca_file = setup.certificates / "extender" / tls["ca"]["secret"]["key"]
+    return {"ca_file": str(ca_file), "server_name": tls["serverName"]}

@@ -1,0 +1,118 @@
+"""What is shipped for a cluster, as files and as kustomize puts it together."""
+
+import re
+import subprocess
+from collections.abc import Iterable
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from testkit.controlplane.objects import Object
+from testkit.controlplane.tools import binary
+
+ROOT: Final = Path(__file__).parents[2]
+MANIFESTS: Final = ROOT / "manifests"
+OVERLAYS: Final = MANIFESTS / "overlays"
+COMPONENTS: Final = MANIFESTS / "components"
+EXAMPLES: Final = MANIFESTS / "examples"
+SCHEDULER_CONFIG: Final = ROOT / "scheduler-config"
+SECOND_SCHEDULER: Final = SCHEDULER_CONFIG / "second-scheduler"
+CRDS: Final = Path(__file__).parent / "crds"
+
+EXTENDER_NAMESPACE: Final = "idlegpu"
+AGENT_NAMESPACE: Final = "idlegpu-agent"
+
+# Made of the resource's name alone: the API server refuses nothing else that we ship.
+_IRREGULAR: Final = {
+    "NetworkPolicy": "networkpolicies",
+    "CSIStorageCapacity": "csistoragecapacities",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+}
+
+
+@cache
+def _built(folder: Path) -> list[Object]:
+    command = [str(binary("kubectl")), "kustomize", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if result.returncode:
+        raise RuntimeError(f"cannot put {folder} together: {result.stderr}")
+    return [item for item in yaml.safe_load_all(result.stdout) if item]
+
+
+def built(folder: Path) -> list[Object]:
+    """Return the objects of a kustomization, as the real kubectl puts them together.
+
+    Raises:
+        RuntimeError: it is none, or refers to what is not there.
+    """
+    return deepcopy(_built(folder))  # to read the text again would take fifty times as long
+
+
+def with_components(folder: Path, names: Iterable[str]) -> Path:
+    """Write an overlay on everything, with components; return its folder.
+
+    Args:
+        folder: an empty one outside the repository.
+        names: of folders in manifests/components.
+    """
+    up = "/".join([".."] * len(folder.resolve().parts[1:]))
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [f"{up}{MANIFESTS}/base"],
+        "components": [f"{up}{COMPONENTS}/{name}" for name in names],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return folder
+
+
+def find(items: Iterable[Object], kind: str, name: str) -> Object:
+    """Return the one object of a kind and name.
+
+    Raises:
+        LookupError: there is none, or more than one.
+    """
+    found = [item for item in items if (item["kind"], item["metadata"]["name"]) == (kind, name)]
+    if len(found) != 1:
+        raise LookupError(f"{kind} {name}: {len(found)} found")
+    return found[0]
+
+
+def collection_of(item: Object) -> str:
+    """Return the path of the collection that an object belongs to, for kinds that we ship.
+
+    Example:
+        >>> role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
+        >>> collection_of(role | {"metadata": {"namespace": "a"}})
+        '/apis/rbac.authorization.k8s.io/v1/namespaces/a/roles'
+    """
+    version, kind = item["apiVersion"], item["kind"]
+    plural = _IRREGULAR.get(kind, f"{kind.lower()}s")
+    plural = re.sub(r"ss$", "sses", re.sub(r"sss$", "sses", plural))
+    group = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    namespace = item["metadata"].get("namespace")
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    return f"{group}{scope}/{plural}"
+
+
+def address_of(item: Object) -> str:
+    """Return the path of an object of a kind that we ship."""
+    return f"{collection_of(item)}/{item['metadata']['name']}"
+
+
+def pod_of(item: Object, name: str) -> Object:
+    """Return a pod of a Deployment, DaemonSet or Job, as its controller would create it."""
+    template = item["spec"]["template"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **template["metadata"],
+            "name": name,
+            "namespace": item["metadata"].get("namespace", "default"),
+        },
+        "spec": template["spec"],
+    }

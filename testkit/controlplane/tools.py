@@ -1,0 +1,351 @@
+"""The programs that the tests run: found where they are installed, else built once into a cache.
+
+`python -m testkit.controlplane.tools` makes ready what `make test` runs, with `--neighbours` what
+`make test-neighbours` runs. In order, a program is taken from `KUBE_ASSETS`, the cache, PATH, and
+else built from the module that pins it.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from testkit.controlplane.gobuild import BuildError, GoProgram, GoToolchain, say
+
+KUBERNETES_VERSION: Final = "v1.37.2"
+OLDEST_KUBERNETES_VERSION: Final = "v1.32.2"
+"""The oldest that docs/versions.md names, for the cases of tests/versions."""
+OLDEST: Final = "oldest-"
+"""Before the names of its programs."""
+DESCHEDULER_VERSION: Final = "v0.36.0"
+HELM_VERSION: Final = "v4.3.1"
+PROMETHEUS_VERSION: Final = "3.15.0"
+MODULES: Final = Path(__file__).parent
+VERSION_TIMEOUT_SECONDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A program that the tests need.
+
+    Attributes:
+        program: how it is built.
+        version_arguments: arguments that make it print its version.
+        fitting: what a version that will do prints; a regular expression.
+        build_seconds: about how long its build takes on two cores, after those listed before it.
+        is_neighbour: only the tests beside other projects and releases run it.
+    """
+
+    program: GoProgram
+    version_arguments: tuple[str, ...]
+    fitting: str
+    build_seconds: int
+    is_neighbour: bool = False
+
+
+def _kubernetes(
+    name: str,
+    *version_arguments: str,
+    build_seconds: int,
+    module: Path = MODULES,
+    version: str = KUBERNETES_VERSION,
+    is_neighbour: bool = False,
+) -> Tool:
+    minor = version.split(".")[1]
+    program = GoProgram(
+        module=module,
+        package=f"k8s.io/kubernetes/cmd/{name}",
+        variables={
+            "k8s.io/component-base/version.gitVersion": version,
+            "k8s.io/component-base/version.gitMajor": "1",
+            "k8s.io/component-base/version.gitMinor": minor,
+        },
+    )
+    return Tool(
+        program=program,
+        version_arguments=version_arguments,
+        fitting=rf"\bv1\.{minor}\.\d+\s",
+        build_seconds=build_seconds,
+        is_neighbour=is_neighbour,
+    )
+
+
+def _oldest_kubernetes(name: str, build_seconds: int) -> Tool:
+    return _kubernetes(
+        name,
+        "--version",
+        build_seconds=build_seconds,
+        module=MODULES / "oldest",
+        version=OLDEST_KUBERNETES_VERSION,
+        is_neighbour=True,
+    )
+
+
+def _prometheus(name: str, build_seconds: int) -> Tool:
+    program = GoProgram(
+        module=MODULES / "prometheus",
+        package=f"github.com/prometheus/prometheus/cmd/{name}",
+        variables={"github.com/prometheus/common/version.Version": PROMETHEUS_VERSION},
+        tags=("remove_all_sd",),  # file_sd and static targets stay; the clouds' clients go
+    )
+    return Tool(
+        program=program,
+        version_arguments=("--version",),
+        fitting=r"version 3\.\d+",
+        build_seconds=build_seconds,
+    )
+
+
+TOOLS: Final = {
+    "etcd": Tool(
+        program=GoProgram(module=MODULES, package="go.etcd.io/etcd/server/v3", variables={}),
+        version_arguments=("--version",),
+        fitting=r"etcd Version: 3\.7\.",
+        build_seconds=50,
+    ),
+    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=195),
+    "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=40),
+    # Compiled from what kube-scheduler has just been compiled from.
+    "extenderargs": Tool(
+        program=GoProgram(module=MODULES / "extenderargs", package=".", variables={}),
+        version_arguments=("-version",),
+        fitting=r"extenderargs of kube-scheduler v0\.37\.",
+        build_seconds=10,
+    ),
+    # A module of its own: it needs much that the others do not.
+    "kube-controller-manager": _kubernetes(
+        "kube-controller-manager",
+        "--version",
+        build_seconds=40,
+        module=MODULES / "controllers",
+    ),
+    "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=20),
+    "kwok": Tool(
+        program=GoProgram(
+            module=MODULES / "kwok",
+            package="sigs.k8s.io/kwok/cmd/kwok",
+            variables={},
+        ),
+        version_arguments=("--version",),
+        fitting=r"kwok version v?0\.8\.",
+        build_seconds=55,
+    ),
+    "cert-manager": Tool(
+        program=GoProgram(module=MODULES / "certmanager", package=".", variables={}),
+        version_arguments=("-help",),
+        fitting=r"where /healthz answers",
+        build_seconds=40,
+        is_neighbour=True,
+    ),
+    # With its provider of simulated nodes, which makes Node objects and nothing else.
+    "karpenter": Tool(
+        program=GoProgram(
+            module=MODULES / "karpenter", package="sigs.k8s.io/karpenter/kwok", variables={}
+        ),
+        version_arguments=("--help",),
+        fitting=r"-instance-types-file-path",
+        build_seconds=80,
+        is_neighbour=True,
+    ),
+    # Asks a Prometheus only where it finds the cluster's CA, which is in pods alone: here it looks
+    # for one where it runs. A release says "v20260526-v0.36.0", so that none is taken for ours.
+    "descheduler": Tool(
+        program=GoProgram(
+            module=MODULES / "descheduler",
+            package="sigs.k8s.io/descheduler/cmd/descheduler",
+            variables={
+                "sigs.k8s.io/descheduler/pkg/version.version": DESCHEDULER_VERSION,
+                "sigs.k8s.io/descheduler/pkg/descheduler/client.K8sPodCAFilePath": "ca.crt",
+            },
+        ),
+        version_arguments=("version",),
+        fitting=r"GitVersion:v0\.36\.",
+        build_seconds=100,
+        is_neighbour=True,
+    ),
+    "prometheus": _prometheus("prometheus", 80),
+    "promtool": _prometheus("promtool", 30),
+    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 140),
+    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 20),
+    "actionlint": Tool(
+        program=GoProgram(
+            module=MODULES / "actionlint",
+            package="github.com/rhysd/actionlint/cmd/actionlint",
+            variables={},
+        ),
+        version_arguments=("-version",),
+        fitting=r"built with go",
+        build_seconds=10,
+        is_neighbour=True,
+    ),
+    "helm": Tool(
+        program=GoProgram(
+            module=MODULES / "helm",
+            package="helm.sh/helm/v4/cmd/helm",
+            variables={"helm.sh/helm/v4/internal/version.version": HELM_VERSION},
+        ),
+        version_arguments=("version", "--short"),
+        fitting=r"\bv4\.\d+\.\d+",
+        build_seconds=80,
+    ),
+}
+
+
+@cache
+def binary(name: str) -> Path:
+    """Return the path of a tool; build the missing tools first.
+
+    Args:
+        name: one of `TOOLS`.
+
+    Raises:
+        BuildError: the tool is nowhere and cannot be built.
+    """
+    path = _installed(name)
+    if path is None:
+        # At once: one after another would compile what they share again.
+        prepare(names_of(neighbours=TOOLS[name].is_neighbour))
+        path = cached_path(name)
+    return path
+
+
+def names_of(*, neighbours: bool) -> list[str]:
+    """List the tools that `make test` runs, or those that `make test-neighbours` adds."""
+    return [name for name, tool in TOOLS.items() if tool.is_neighbour is neighbours]
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """List the tools that are neither installed nor in the cache."""
+    return [name for name in names if _installed(name) is None]
+
+
+def build_minutes(names: Iterable[str]) -> int:
+    """Estimate how long the builds of some tools take on two cores, in minutes, rounded up."""
+    return -(-sum(TOOLS[name].build_seconds for name in names) // 60)
+
+
+def prepare(names: Iterable[str]) -> None:
+    """Build the tools that are missing, and remove what only the build needed.
+
+    Raises:
+        BuildError: a tool cannot be built.
+    """
+    to_build = missing(names)
+    if not to_build:
+        return
+    minutes = build_minutes(to_build)
+    say(f"building {', '.join(to_build)} into {cache_folder()}: about {minutes} min, once")
+    with _build_lock():
+        toolchain = GoToolchain(cache_folder() / "scratch")
+        for name in to_build:
+            _build(name, toolchain)
+        toolchain.discard()
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps what is built, shared by all checkouts."""
+    own = os.environ.get("IDLEGPU_CACHE")
+    if own:
+        return Path(own).expanduser().resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "idlegpu"
+
+
+def cached_path(name: str) -> Path:
+    """Return where the cache keeps a tool.
+
+    The key is what the binary is made from: the module files, the flags, the platform. Not the
+    Go that compiles it: the module names the oldest that will do, and a newer one on the machine
+    is no reason to build for minutes again.
+    """
+    program = TOOLS[name].program
+    digest = hashlib.sha256()
+    for file in (program.module / "go.mod", program.module / "go.sum", *program.sources()):
+        digest.update(file.read_bytes())
+    digest.update("\0".join([program.package, *program.flags()]).encode())
+    digest.update(f"{platform.system()} {platform.machine()}".encode())
+    return cache_folder() / "tools" / f"{name}-{digest.hexdigest()[:12]}" / name
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make the tools ready, and print the path of each.
+
+    Args:
+        arguments: `--neighbours` adds the tools of `make test-neighbours`.
+    """
+    started = time.monotonic()
+    names = names_of(neighbours=False)
+    if "--neighbours" in arguments:
+        names += names_of(neighbours=True)
+    try:
+        prepare(names)
+    except BuildError as error:
+        say(str(error))
+        return 1
+    for name in names:
+        say(f"{name:15} {binary(name)}")
+    say(f"ready after {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def _installed(name: str) -> Path | None:
+    assets = os.environ.get("KUBE_ASSETS")
+    if assets and _fits(name, Path(assets) / name):
+        return Path(assets) / name
+    if cached_path(name).exists():
+        return cached_path(name)
+    on_path = shutil.which(name)
+    return Path(on_path) if on_path and _fits(name, Path(on_path)) else None
+
+
+def _fits(name: str, path: Path) -> bool:
+    """Ask a program for its version; whatever goes wrong, it does not fit."""
+    tool = TOOLS[name]
+    try:
+        result = subprocess.run(
+            [str(path), *tool.version_arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=VERSION_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return re.search(tool.fitting, result.stdout + result.stderr) is not None
+
+
+def _build(name: str, toolchain: GoToolchain) -> None:
+    path = cached_path(name)
+    if path.exists():  # another process built it while we waited for the lock
+        return
+    started = time.monotonic()
+    say(f"building {name} ...")
+    toolchain.build(TOOLS[name].program, path)
+    say(f"built {name} in {time.monotonic() - started:.0f} s")
+
+
+@contextmanager
+def _build_lock() -> Iterator[None]:
+    """Let one process at a time build; the kernel frees the lock when its holder ends."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that builds the same tools ...")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

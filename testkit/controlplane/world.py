@@ -1,0 +1,405 @@
+"""The world of one scenario: a simulated fleet in a real cluster, watched by a real Prometheus."""
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from typing import Any, Final
+
+import aiohttp
+
+from simulation.exporter import run_exporter
+from simulation.fleet import SimulatedFleet
+from simulation.kubelet import MEMORY_ANNOTATION, UTILIZATION_ANNOTATION
+from simulation.models import A10, H100, GpuModel
+from simulation.nodes import EXPORTER_4_8, NodeSpec, Sharing
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.comparison import first_difference
+from testkit.controlplane.deployed import merged
+from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.services import Services
+from testkit.controlplane.simulated import following, register_nodes
+from testkit.controlplane.waiting import DEADLINE_SECONDS, wait_for
+
+# Most of a node's CPU and memory, so that kube-scheduler by itself prefers any other node.
+BURDEN: Final = {"cpu": "110", "memory": "900Gi"}
+
+_marks: Final = count(1)
+
+SETTINGS: Final[Mapping[str, object]] = {
+    "prometheus": {"interval_seconds": 0.5, "timeout_seconds": 10, "exporter_interval_seconds": 0},
+    "cluster": {"max_backoff_seconds": 1},
+}
+"""What differs from the defaults in all scenarios: everything is quicker than in a real cluster."""
+
+
+class World:
+    """One scenario's nodes and pods; `add` nodes, then `start`.
+
+    Attributes:
+        services: the processes, which other scenarios use too.
+        client: an administrator's client of the API server.
+        fleet: the GPUs; follows the pods of the API server once started.
+    """
+
+    def __init__(self, services: Services, client: ApiClient, prefix: str) -> None:
+        self.services = services
+        self.client = client
+        self.fleet = SimulatedFleet()
+        self._prefix = prefix
+        self._registered: set[str] = set()
+
+    # --- the cluster --------------------------------------------------------------------------
+
+    def add(self, name: str, cards: int = 2, model: GpuModel = H100, **spec: Any) -> str:
+        """Add a node of whole, idle GPUs and return its name, which no other scenario has.
+
+        Args:
+            name: what it is to the scenario.
+            cards: how many GPUs it has.
+            model: what GPUs these are.
+            **spec: what else differs, as `NodeSpec` has it.
+        """
+        number = len(self.fleet.nodes) + 1
+        node = self.fleet.add(
+            NodeSpec(
+                name=f"{self._prefix}-{name}",
+                model=model,
+                cards=cards,
+                address=f"10.20.0.{number}",
+                **spec,
+            )
+        )
+        return node.name
+
+    def add_shared(
+        self, name: str, cards: int = 1, replicas: int = 4, model: GpuModel = A10
+    ) -> str:
+        """Add a node of idle, time-sliced GPUs and return its name.
+
+        Its exporter is new enough to show every pod of a shared GPU.
+        """
+        return self.add(
+            name,
+            cards,
+            model,
+            sharing=Sharing.TIME_SLICING,
+            replicas=replicas,
+            exporter=EXPORTER_4_8,
+        )
+
+    async def start(
+        self,
+        settings: Mapping[str, object] | None = None,
+        *,
+        kubelets: bool = True,
+        extender: Mapping[str, object] | None = None,
+    ) -> None:
+        """Register the nodes, have everything run, and wait until the extender sees the fleet.
+
+        Args:
+            settings: of the extender, section by section over `SETTINGS`.
+            kubelets: whether bound pods run (and end as their annotations say).
+            extender: fields to change in its entry of kube-scheduler's configuration.
+        """
+        services = self.services
+        await self.register()
+        await services.ensure_prometheus()
+        await services.ensure_kubelets(are_wanted=kubelets)
+        await services.extender.ensure(merged(self._settings(), settings or {}))
+        await services.ensure_scheduler(
+            {
+                **services.scheduler_config(extender),
+                "podInitialBackoffSeconds": 1,
+                "podMaxBackoffSeconds": 1,
+            }
+        )
+        await self.settled()
+
+    async def register(self, *, are_scraped: bool = True) -> None:
+        """Make the nodes that were added known to API server and, at once or not, Prometheus."""
+        new = self.fleet.nodes.keys() - self._registered
+        await register_nodes(self.client, self.fleet, sorted(new))
+        self._registered |= new
+        if are_scraped:
+            self.scrape()
+
+    def scrape(self) -> None:
+        """Make the nodes that are registered known to Prometheus.
+
+        Of one whose exporter calls it by another name, nothing else tells which node it is.
+        """
+        nodes = [self.fleet.node(name) for name in sorted(self._registered)]
+        named = {
+            node.name: {"instance": f"unknown-{number}:9400"}
+            for number, node in enumerate(nodes)
+            if node.spec.hostname
+        }
+        self.services.prometheus.set_targets([node.name for node in nodes], named)
+
+    def _settings(self) -> Object:
+        return merged(SETTINGS, {"prometheus": {"url": self.services.prometheus.url}})
+
+    async def tenants(
+        self,
+        node: str,
+        count: int = 1,
+        *,
+        gpus: Mapping[str, int | str] | int = 1,
+        utilization: float = 0.0,
+        memory: str = "1Gi",
+    ) -> list[Object]:
+        """Have pods hold GPUs of a node, placed there by nobody's decision, and return them.
+
+        Args:
+            node: where.
+            count: how many pods.
+            gpus: what each asks for.
+            utilization: ratio that each keeps each of its GPUs busy.
+            memory: what each uses of each of its GPUs.
+        """
+        annotations = {UTILIZATION_ANNOTATION: str(utilization), MEMORY_ANNOTATION: memory}
+        pods = [
+            pod(f"{node}-tenant-{number}", gpus, annotations=annotations, nodeName=node)
+            for number in range(count)
+        ]
+        uids = {(await self.client.create(item))["metadata"]["uid"] for item in pods}
+
+        async def are_placed() -> bool:
+            return uids <= self.fleet.placements.keys()
+
+        await wait_for(are_placed, f"tenants of {node} hold GPUs")
+        await self.settled()
+        return pods
+
+    async def burden(self, *nodes: str) -> None:
+        """Fill nodes with pods that ask for much CPU and memory and no GPU.
+
+        kube-scheduler left alone then prefers the other nodes.
+        """
+        for node in nodes:
+            burden = pod(f"burden-{node}", 0, nodeName=node)
+            burden["spec"]["containers"][0]["resources"] = {"requests": BURDEN}
+            await self.client.create(burden)
+
+    async def priority_class(self, name: str, value: int) -> str:
+        """Have a priority class, and return its name, which no other scenario has."""
+        own = f"{self._prefix}-{name}"
+        await self.client.create_priority_class(own, value)
+        return own
+
+    async def heard(self, *nodes: str) -> None:
+        """Wait until kube-scheduler has heard of nodes as they are now.
+
+        It watches nodes and pods apart: a pod may reach it before what was changed earlier.
+        """
+        for node in nodes:
+            mark = {"test.idlegpu.io/heard": str(next(_marks))}
+            item = {"kind": "Node", "metadata": {"name": node}}
+            await self.client.patch(item, {"metadata": {"labels": mark}})
+            everything = [{"operator": "Exists"}]
+            probe = pod(f"probe-{node}", 0, nodeSelector=mark, tolerations=everything)
+            await self.place(probe)
+            await self.client.delete(probe)
+            await self.gone(probe)
+
+    # --- pods ---------------------------------------------------------------------------------
+
+    async def place(self, item: Object) -> str:
+        """Create a pod and return the node that it is bound to."""
+        (node,) = await self.place_all([item])
+        return node
+
+    async def place_all(self, items: Iterable[Object]) -> list[str]:
+        """Create pods at once and return the nodes that they are bound to, in their order."""
+        pods = list(items)
+        await self.client.create_all(pods)
+        return await self.bound(pods)
+
+    async def bound(
+        self, pods: Iterable[Object], *, deadline_seconds: float = DEADLINE_SECONDS
+    ) -> list[str]:
+        """Wait until pods are bound and return their nodes, in their order.
+
+        Raises:
+            TimeoutError: one is not bound in time; the message says why the first is not.
+        """
+        names = [item["metadata"]["name"] for item in pods]
+
+        async def all_bound() -> list[str]:
+            listed = await self.client.list_pods()
+            nodes = {item["metadata"]["name"]: item["spec"].get("nodeName") for item in listed}
+            found = [nodes.get(name) for name in names]
+            return [node for node in found if node] if all(found) else []
+
+        try:
+            return await wait_for(all_bound, "all bound", deadline_seconds=deadline_seconds)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {await self._unbound()}") from error
+
+    async def count_bound(self, pods: Iterable[Object]) -> int:
+        """Return how many of the pods are bound now."""
+        names = {item["metadata"]["name"] for item in pods}
+        return sum(
+            bool(item["spec"].get("nodeName"))
+            for item in await self.client.list_pods()
+            if item["metadata"]["name"] in names
+        )
+
+    async def running(self, item: Object) -> Object:
+        """Wait until a pod runs, and return it."""
+        return await self.client.wait_pod(
+            item, lambda current: current["status"].get("phase") == "Running", "runs"
+        )
+
+    async def gone(self, item: Object) -> None:
+        """Wait until a pod is gone."""
+        name = item["metadata"]["name"]
+
+        async def is_gone() -> bool:
+            return name not in {each["metadata"]["name"] for each in await self.client.list_pods()}
+
+        await wait_for(is_gone, f"pod {name} is gone")
+
+    async def end(self, item: Object) -> None:
+        """Delete a pod and wait until the extender sees its GPUs free."""
+        await self.client.delete(item)
+        await self.gone(item)
+        await self.settled()
+
+    async def describe(self, item: Object, text: str) -> str:
+        """Wait until the real `kubectl describe pod` shows a text, and return all that it shows."""
+        name = item["metadata"]["name"]
+
+        async def described() -> str:
+            shown = await self.services.plane.kubectl("describe", "pod", name)
+            # Where a message is long, kubectl folds none of it, but spaces may double.
+            return shown if text in re.sub(r" +", " ", shown) else ""
+
+        try:
+            return await wait_for(described, f"kubectl describe shows {text!r}")
+        except TimeoutError as error:
+            shown = await self.services.plane.kubectl("describe", "pod", name)
+            raise TimeoutError(f"{error}: it shows {shown}") from error
+
+    async def touch(self, node: str) -> None:
+        """Change a node's annotation: kube-scheduler tries refused pods anew after any such."""
+        item = {"kind": "Node", "metadata": {"name": node}}
+        change = {"metadata": {"annotations": {"test.idlegpu.io/touched": str(self.fleet.clock())}}}
+        await self.client.patch(item, change)
+
+    async def _unbound(self) -> str:
+        """Say of the first pod that is not bound what is known of it."""
+        for item in await self.client.list_pods():
+            if not item["spec"].get("nodeName"):
+                messages = [
+                    event.get("message")
+                    for event in await self.client.events({"kind": "Pod", **item})
+                ]
+                return f"{item['metadata']['name']} waits: {messages}"
+        return "no pod waits"
+
+    # --- what the extender believes ------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Wait until the extender sees every GPU as its exporter shows it, with its pods.
+
+        Raises:
+            TimeoutError: the message names the first difference.
+        """
+        difference = ""
+
+        async def is_seen() -> bool:
+            nonlocal difference
+            difference = first_difference(self.fleet, self._registered, await self.gpus())
+            return not difference
+
+        try:
+            await wait_for(is_seen, "the extender sees the fleet as it is")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {difference}") from error
+
+    async def gpus(self) -> dict[tuple[str, str, str], Object]:
+        """Return the extender's view of each GPU, by node, UUID and GPU instance id."""
+        try:
+            listed = (await self.services.extender.get("/v1/gpus"))["gpus"]
+        except (aiohttp.ClientConnectionError, TimeoutError):
+            return {}  # it does not run: a 500 is another matter
+        return {(gpu["node"], gpu["uuid"], gpu["gpu_instance_id"]): gpu for gpu in listed}
+
+    async def gpu(self, node: str, index: int = 0) -> Object:
+        """Return the extender's view of one whole GPU."""
+        return (await self.gpus())[node, self.fleet.card(node, index).uuid, ""]
+
+    async def wait_gpu(
+        self, node: str, index: int, condition: Callable[[Object], object], what: str
+    ) -> None:
+        """Wait until the extender's view of a GPU is as a condition says."""
+        key = (node, self.fleet.card(node, index).uuid, "")
+        gpu: Object | None = None
+
+        async def is_so() -> bool:
+            nonlocal gpu
+            gpu = (await self.gpus()).get(key)
+            return gpu is not None and bool(condition(gpu))
+
+        try:
+            await wait_for(is_so, f"GPU {index} of {node} {what}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: it is {gpu}") from error
+
+    async def covered(self, *nodes: str) -> None:
+        """Wait until readings show all that the pods of these nodes do, and nothing is assumed."""
+        for node in nodes:
+            for card in self.fleet.node(node).cards:
+                await self.wait_gpu(
+                    node, card.index, lambda gpu: gpu["assumed"] == 0, "has nothing assumed on it"
+                )
+
+    async def wait_state(self, node: str, index: int, state: str) -> None:
+        """Wait until a GPU is idle, busy, unknown, unhealthy or foreign to the extender."""
+        await self.wait_gpu(node, index, lambda gpu: gpu["state"] == state, f"is {state}")
+
+    async def decisions(self, item: Object) -> list[Object]:
+        """Return the extender's decisions about a pod, newest first."""
+        metadata = item["metadata"]
+        name = f"{metadata['namespace']}/{metadata['name']}"
+        answer = await self.services.extender.get("/v1/decisions", {"pod": name, "limit": "100"})
+        decisions: list[Object] = answer["decisions"]
+        return decisions
+
+    async def decided(self, item: Object, *, more_than: int) -> None:
+        """Wait until the extender has decided about a pod more often than so many times."""
+
+        async def is_decided() -> bool:
+            return len(await self.decisions(item)) > more_than
+
+        await wait_for(is_decided, f"decision {more_than + 1} about the pod")
+
+
+@asynccontextmanager
+async def open_world(services: Services, prefix: str) -> AsyncIterator[World]:
+    """Run a scenario's exporter, and let its fleet follow the API server's pods.
+
+    The cluster is emptied first, not last, so that what a failed scenario left can be looked at.
+    """
+    await services.ensure_plane()
+    services.prometheus.set_targets(())
+    await services.plane.reset()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(services.client())
+        world = World(services, client, prefix)
+        await stack.enter_async_context(run_exporter(world.fleet, services.exporter_port))
+        await stack.enter_async_context(following(services.plane, world.fleet))
+        yield world
+
+
+def spread(nodes: Iterable[str]) -> dict[str, int]:
+    """Count how many pods each node got.
+
+    Example:
+        >>> spread(["b", "a", "b"])
+        {'b': 2, 'a': 1}
+    """
+    return dict(Counter(nodes))

@@ -1,0 +1,86 @@
+"""Judges pods of an inventory that is fed by hand, on a clock that tests set."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from extender.core.nodes.inventory import PodRecord
+from extender.placement.binding_attribution import BindingAttribution
+from extender.placement.bindings import InventoryTap
+from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
+from extender.placement.request_log import FILTER, AnsweredQuestion
+from extender.settings.peers import BypassSettings
+from testkit.served import GPU, World
+
+DEFAULT = "default-scheduler"
+
+
+@dataclass
+class Ears:
+    """Says how well other replicas are heard: of all times from `since` on, up to `until`."""
+
+    since: float = float("-inf")
+    until: float = float("inf")
+
+
+@dataclass
+class Part:
+    """Judges pods of a world whose inventory is fed by hand."""
+
+    settings: BypassSettings = field(default_factory=BypassSettings)
+    ears: Ears | None = None
+
+    def __post_init__(self) -> None:
+        self.world = World()
+        self.bypassed_pods = BypassedPods(
+            self.world.request_log,
+            self.world.metrics,
+            self.settings,
+            peers=self.ears,
+            is_ready=lambda: self.world.is_ready,
+        )
+        self.binding_attribution = BindingAttribution(
+            self.world.request_log, self.world.history, self.world.metrics, peers=self.ears
+        )
+        self.tap = InventoryTap(
+            self.world.fleet, self.world.history, self.binding_attribution, self.bypassed_pods
+        )
+        self.bypassed_pods.sweep()
+        self.world.now += START_SECONDS
+
+    def pod(self, name: str = "p", **rest: Any) -> PodRecord:
+        values: dict[str, Any] = {"resources": {GPU: 1}, **rest}
+        return PodRecord(uid=f"uid-{name}", namespace="team", name=name, **values)
+
+    def ask(self, name: str = "p", verb: str = FILTER, **rest: Any) -> None:
+        values: dict[str, Any] = {"choices": 1, **rest}
+        self.world.request_log.note(
+            AnsweredQuestion(
+                verb=verb,
+                uid=f"uid-{name}",
+                key=f"team/{name}",
+                at=self.world.now,
+                **values,
+            )
+        )
+
+    def create(self, record: PodRecord) -> None:
+        self.tap.apply_pod(record)
+        self.world.now += 0.1
+
+    def bind(self, record: PodRecord) -> None:
+        self.tap.apply_pod(replace(record, node="a"))
+        self.world.now += 0.1
+
+    def judge(self) -> None:
+        """Let the time pass after which pods are judged."""
+        self.world.now += self.settings.grace_seconds
+        self.bypassed_pods.sweep()
+
+    def counted(self, reason: str = "not-asked", scheduler: str = DEFAULT) -> float:
+        return self.world.count(
+            "idlegpu_pods_bound_unasked_total", scheduler=scheduler, reason=reason
+        )
+
+    @property
+    def unjudged(self) -> float:
+        return self.world.count("idlegpu_pods_bound_unjudged_total")

@@ -1,0 +1,1 @@
+"""The page behind a real server, in a real Chromium."""

@@ -1,0 +1,99 @@
+"""What tests of the page do again and again."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from playwright.async_api import Page, Request, Route, expect
+
+from testkit.served import World, names_question, pod
+
+
+async def live(page: Page) -> None:
+    await expect(page.locator("#status-text")).to_have_text("Live")
+
+
+async def stop_clock(page: Page) -> None:
+    """Load the page again, with a clock that only `page.clock.run_for` moves."""
+    now = datetime.now(UTC)
+    await page.clock.install(time=now)
+    await page.clock.pause_at(now + timedelta(hours=1))
+    await page.reload()
+    await live(page)
+
+
+async def drawn(page: Page) -> None:
+    """Wait until what was asked to be drawn is."""
+    # The first frame may be one whose drawing was asked for before.
+    await page.evaluate(
+        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+
+
+async def counts(page: Page) -> dict[str, str]:
+    chips = page.locator("#chips .chip")
+    return {
+        await chip.get_attribute("data-kind") or "": await chip.locator("b").inner_text()
+        for chip in await chips.all()
+    }
+
+
+async def decide(world: World, name: str, *nodes: str, **wishes: Any) -> None:
+    asked = names_question(*nodes, asker=pod(name, **wishes))
+    await world.webhooks().prioritize(json.dumps(asked).encode())
+
+
+async def choose(page: Page, **what: str) -> None:
+    """Change what is shown as a link of the page does, e.g. `node="node-a"`."""
+    await page.evaluate("async (what) => (await import('./url.js')).go(what, true)", what)
+
+
+@dataclass
+class Held:
+    """An answer that the server has given and the page has not got."""
+
+    page: Page
+    _is_taken: bool = False
+    _is_given: asyncio.Event = field(default_factory=asyncio.Event)
+    _may_pass: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def given(self) -> None:
+        """Wait until the server has answered."""
+        async with asyncio.timeout(60):
+            await self._is_given.wait()
+
+    async def release(self) -> None:
+        """Let the answer pass; return once the page has made of it what it does."""
+        self._may_pass.set()
+        async with asyncio.timeout(60):
+            await self._is_over.wait()
+        await drawn(self.page)
+
+    async def handle(self, route: Route) -> None:
+        """Have the server answer, and keep the answer; let other requests pass."""
+        if self._is_taken:
+            await route.fallback()
+            return
+        self._is_taken = True
+
+        def note(request: Request) -> None:
+            if request == route.request:
+                self._is_over.set()
+
+        self.page.on("requestfinished", note)
+        self.page.on("requestfailed", note)  # so it is where the page gives it up
+        response = await route.fetch()
+        self._is_given.set()
+        await self._may_pass.wait()
+        await route.fulfill(response=response)
+
+
+async def hold(page: Page, url: str) -> Held:
+    """Hold the next answer to a URL, a glob, until it is released."""
+    held = Held(page)
+    # Not for one time: a handler that expires ends what others hold.
+    await page.route(url, held.handle)
+    return held

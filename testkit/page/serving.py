@@ -1,0 +1,199 @@
+"""The page behind a real server, and a real browser that looks at it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+
+from extender.api.access import Access
+from extender.api.caller_cache import SESSION_PATH
+from extender.api.page.routes import PageRoutes as OurPage
+from extender.server.readiness import SourceStatus
+from extender.server.redaction import SEES_ALL, Viewer
+from testkit.controlplane.process import free_port
+from testkit.page.chromium import chromium
+from testkit.served import World
+
+WAIT_MS = 60_000
+"""A condition that holds at last is waited for: how fast it does is no test's business."""
+
+expect.set_options(timeout=WAIT_MS)
+
+DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+
+
+@dataclass
+class Server:
+    """Serves a world's webhooks, API and page on a port of its own.
+
+    Attributes:
+        world: what it shows.
+        viewer: what whoever asks may see.
+        sources: how the sources fare.
+        plots: asks a Prometheus.
+        access: who needs a token; None for nobody.
+        port: of 127.0.0.1.
+        asked: methods and paths that were asked for.
+        page: the page; another one after each start.
+    """
+
+    world: World
+    viewer: Viewer = SEES_ALL
+    sources: list[SourceStatus] = field(default_factory=list)
+    plots: Any = None
+    access: Access | None = None
+    port: int = field(default_factory=free_port)
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        app = self.world.build_app(viewer=self.viewer)
+        app.middlewares.append(self._note)
+        if self.access is None:
+            app.router.add_get(SESSION_PATH, _nobody)
+        else:
+            app.middlewares.append(self.access.guard())
+            app.add_routes(self.access.routes())
+        self.page = self.make_page()
+        self.page.add_to(app)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self._task = asyncio.create_task(self.page.run())
+
+    def make_page(self) -> OurPage:
+        """Return a page that nobody runs or serves yet."""
+        return OurPage(
+            self.world.fleet,
+            self.world.history,
+            states=self._states,
+            clock=lambda: self.world.now,
+            yield_control=lambda: asyncio.sleep(0),
+            plots=self.plots,
+        )
+
+    async def stop(self) -> None:
+        """Go away."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._runner.cleanup()
+
+    def _states(self) -> Iterable[SourceStatus]:
+        return self.sources
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.path}")
+        response: web.StreamResponse = await handler(request)
+        return response
+
+
+async def _nobody(_: web.Request) -> web.StreamResponse:
+    """Answer as where nobody needs a token."""
+    return web.json_response({"user": None, "sees_all": True, "namespaces": []})
+
+
+@asynccontextmanager
+async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:
+    """Serve a world while the context is open."""
+    server = Server(world, **rest)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+class Faults:
+    """What must not happen in a page: errors, policy violations, requests to elsewhere or that
+    change anything, but for the page's own session.
+
+    Attributes:
+        found: what did.
+        allowed: beginnings of messages of the console that are no faults of the page: those that
+            the browser writes where an answer does not come.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.found: list[str] = []
+        self.allowed: tuple[str, ...] = ()
+        self._url = url
+
+    def watch(self, context: BrowserContext) -> None:
+        """Watch every page of a context."""
+        context.on("request", self._note_request)
+        context.on("console", lambda message: self._note_console(message.type, message.text))
+        context.on("weberror", lambda error: self.found.append(f"error: {error.error}"))
+
+    def _note_request(self, request: Any) -> None:
+        if not request.url.startswith(self._url):
+            self.found.append(f"request: {request.url}")
+        is_session = request.url == f"{self._url}{SESSION_PATH}"
+        if request.method not in {"GET", "HEAD"} and not is_session:
+            self.found.append(f"method: {request.method} {request.url}")
+
+    def _note_console(self, kind: str, text: str) -> None:
+        if kind in {"error", "warning"} and not text.startswith(self.allowed or ("\0",)):
+            self.found.append(f"console: {text}")
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[Browser]:
+    """Run a browser while the context is open."""
+    program = chromium()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=program.path,
+            env=dict(program.environment),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"],
+        )
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+def looking(
+    browser: Browser, server: Server, query: str = "", **options: Any
+) -> AbstractAsyncContextManager[tuple[Page, Faults]]:
+    """Open the page of a server as `looking_at` does."""
+    return looking_at(browser, f"{server.url}/page/{query}", **options)
+
+
+@asynccontextmanager
+async def looking_at(
+    browser: Browser, url: str, **options: Any
+) -> AsyncIterator[tuple[Page, Faults]]:
+    """Open the page; at the end nothing may have gone wrong in it.
+
+    Args:
+        browser: the browser.
+        url: of the page, e.g. with `?view=holders`.
+        options: of the browser's context.
+    """
+    faults = Faults(url.partition("/page/")[0])
+    context = await browser.new_context(**{"viewport": DESK, **options})
+    context.set_default_timeout(WAIT_MS)
+    faults.watch(context)
+    page = await context.new_page()
+    # A violation of the policy is reported to the page itself, whatever the console says.
+    await page.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => "
+        "console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));"
+    )
+    try:
+        await page.goto(url)
+        yield page, faults
+    finally:
+        await context.close()
+    if faults.found:
+        raise AssertionError("\n".join(faults.found))

@@ -1,0 +1,199 @@
+"""Several extenders over one simulated cluster, that know each other's addresses."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from extender.app import Extender, start
+from extender.settings.api import ApiSettings
+from extender.settings.config import Settings
+from extender.settings.peers import BypassSettings, PeersSettings
+from simulation.cluster import SimulatedCluster, run_cluster
+from simulation.fleet import SimulatedFleet
+from simulation.models import A10
+from simulation.nodes import EXPORTER_4_8, NodeSpec, Sharing
+from simulation.objects import JsonObject
+from testkit.certificates import client_context, settings_for
+from testkit.controlplane.process import free_port
+from testkit.fake_kube import eventually
+
+DEADLINE_SECONDS = 20.0
+ANY = "127.0.0.1:0"
+"""Whichever port is free."""
+
+SECRET = "known to all replicas"
+PROOF = {"Authorization": f"Bearer {SECRET}"}
+"""What a replica shows where there is no TLS."""
+
+NODES = tuple(f"equal-{number}" for number in range(4))
+
+
+def equal_nodes() -> SimulatedFleet:
+    """Return a fleet of equal nodes with shared GPUs, all idle."""
+    fleet = SimulatedFleet()
+    for name in NODES:
+        fleet.add(
+            NodeSpec(
+                name=name,
+                model=A10,
+                cards=1,
+                sharing=Sharing.TIME_SLICING,
+                replicas=8,
+                exporter=EXPORTER_4_8,
+            )
+        )
+    return fleet
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of the extenders."""
+
+    extender: Extender
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.extender.addresses[0]
+
+    async def ask(self, pod: JsonObject, verb: str = "prioritize") -> Any:
+        """Ask about a pod and all nodes."""
+        question = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
+        async with self.session.post(f"{self.url}/{verb}", json=question) as answer:
+            return await answer.json()
+
+    async def choose(self, pod: JsonObject) -> str:
+        """Return the first choice for a pod."""
+        scores: Sequence[JsonObject] = await self.ask(pod)
+        return str(max(scores, key=lambda score: int(str(score["Score"])))["Host"])
+
+    def assumed(self, pod: JsonObject) -> str:
+        """Return the node that a pod is assumed on, "" for none."""
+        known = self.extender.fleet.ledger.get(str(pod["metadata"]["uid"]))  # type: ignore[index] # an object
+        return known.node if known else ""
+
+    async def until_assumed(self, pod: JsonObject, node: str = "") -> None:
+        """Wait until it assumes a pod: on this node, if one is named."""
+        await eventually(
+            lambda: self.assumed(pod) == node if node else self.assumed(pod),
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.extender.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def bypassed_count(self) -> float:
+        return self.count(
+            "idlegpu_pods_bound_unasked_total", scheduler="default-scheduler", reason="not-asked"
+        )
+
+    def hears_all(self, *, since: float, until: float) -> bool:
+        """Whether every other replica has told of all that it was asked in a time."""
+        peers = self.extender.peers
+        return peers is not None and peers.since <= since and peers.until >= until
+
+    async def hear_all(self) -> None:
+        """Wait until every other replica tells."""
+        began = time.monotonic()
+        await eventually(
+            lambda: self.hears_all(since=time.monotonic(), until=began),
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+
+
+class Replicas:
+    """Starts extenders at addresses that all of them know, their own included.
+
+    Args:
+        cluster: the cluster.
+        ports: where they will be.
+        session: for questions.
+        tls: folder of the certificates that they serve with, None for plain HTTP.
+        peers: settings that differ from the defaults.
+    """
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        ports: Sequence[int],
+        session: aiohttp.ClientSession,
+        *,
+        tls: Path | None = None,
+        **peers: Any,
+    ) -> None:
+        self.cluster = cluster
+        # What is looked at says nothing new over TLS.
+        beside: dict[str, Any] = {"status_listen": ANY, "api": ApiSettings(allow_plain=True)}
+        self._over_tls = {} if tls is None else {"tls": settings_for(tls), **beside}
+        self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+        self._session = session
+        self._peers = peers
+        self._secret = cluster.kubeconfig.with_name("peers-secret")
+        self._secret.write_text(SECRET)
+
+    def peers(self, addresses: Sequence[str] = (), **changes: Any) -> PeersSettings:
+        """Return settings of one that knows these addresses."""
+        return PeersSettings(addresses=tuple(addresses), secret_file=self._secret, **changes)
+
+    @asynccontextmanager
+    async def start(
+        self, number: int, peers: PeersSettings | None = None, **changes: Any
+    ) -> AsyncIterator[Replica]:
+        """Run one of them, and wait until it is ready.
+
+        Args:
+            number: which of them.
+            peers: its settings, None for those of all.
+            **changes: other settings.
+        """
+        values: dict[str, Any] = {
+            "listen": self.addresses[number],
+            "kubeconfig": self.cluster.kubeconfig,
+            "peers": peers or self.peers(self.addresses, **{"resolve_seconds": 0.5, **self._peers}),
+            "unasked": BypassSettings(grace_seconds=2),
+            **self._over_tls,
+            **changes,
+        }
+        async with start(Settings(**values)) as extender:
+            await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
+            yield Replica(extender, self._session)
+
+
+@asynccontextmanager
+async def described(
+    count: int, *, tls: Path | None = None, **peers: Any
+) -> AsyncIterator[Replicas]:
+    """Describe some replicas over a fleet of equal nodes; start them as a test needs.
+
+    Args:
+        count: how many.
+        tls: folder of certificates: those that they serve with, and kube-scheduler's, with which
+            they are asked; None for plain HTTP.
+        peers: settings that differ from the defaults.
+    """
+    context = True if tls is None else client_context(tls, shows=tls)
+    async with (
+        run_cluster(equal_nodes(), interval_seconds=0.5) as cluster,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+    ):
+        yield Replicas(cluster, [free_port() for _ in range(count)], session, tls=tls, **peers)
+
+
+@asynccontextmanager
+async def running(
+    count: int, *, tls: Path | None = None, **peers: Any
+) -> AsyncIterator[tuple[SimulatedCluster, list[Replica]]]:
+    """Run some replicas, and wait until they hear each other; arguments as `described` has them."""
+    async with described(count, tls=tls, **peers) as replicas, AsyncExitStack() as stack:
+        started = [
+            await stack.enter_async_context(replicas.start(number)) for number in range(count)
+        ]
+        for replica in started:
+            await replica.hear_all()
+        yield replicas.cluster, started

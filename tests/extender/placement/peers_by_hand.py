@@ -1,0 +1,279 @@
+"""Replicas that judge pods, whose clocks, messages and watches a test moves by hand.
+
+Nothing waits and nothing is by chance: a message arrives when the test says so, each replica sees
+a pod when the test says so, and the real code of the replicas does the rest.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from extender.core.nodes.inventory import PodRecord
+from extender.core.policy import Policy
+from extender.effects.peer_link import PeerLink
+from extender.effects.peer_wire import decode_message, decode_receipt, encode_receipt
+from extender.effects.peers import Address, Peers
+from extender.fleet.fleet import Fleet
+from extender.placement.bypass_causes import Answers, BypassVerdict
+from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
+from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
+from extender.runtime.metrics import Metrics
+from extender.settings import peers as settings
+from testkit.served import GPU, NOW
+
+GRACE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Truth:
+    """What happens in the cluster, by the API server's clock.
+
+    Attributes:
+        now: seconds since the epoch.
+        listed: the addresses that a look-up of the replicas' service gives.
+        asked: the pods about which kube-scheduler read an answer that it needs no other after.
+        stray: messages that their sender has given up, and where they may still arrive.
+    """
+
+    now: float = NOW
+    listed: dict[Address, "Replica"] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    stray: list[tuple[Address, bytes]] = field(default_factory=list)
+
+    @property
+    def replicas(self) -> list["Replica"]:
+        """Those that run."""
+        return [one for one in self.listed.values() if one.is_running]
+
+    def start(self, number: int, **rest: Any) -> "Replica":
+        """Start a replica at an address of its own, or in another one's place."""
+        replica = Replica(self, number, **rest)
+        self.listed[replica.address] = replica
+        return replica
+
+    def create(self, name: str) -> PodRecord:
+        """Create a pod; the watches are yet to show it."""
+        return self._show(
+            PodRecord(
+                uid=f"uid-{name}",
+                namespace="team",
+                name=name,
+                resources={GPU: 1},
+                scheduler_name=name,  # so no two pods are alike, and each is named
+                created_at=float(int(self.now)),  # the API server writes whole seconds
+            )
+        )
+
+    def bind(self, pod: PodRecord) -> PodRecord:
+        """Bind a pod likewise."""
+        return self._show(replace(pod, node="a"))
+
+    def _show(self, pod: PodRecord) -> PodRecord:
+        for replica in self.replicas:
+            replica.unseen.append(pod)
+        return pod
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def arrive_astray(self) -> None:
+        """Let the oldest of the messages that were given up arrive all the same."""
+        if self.stray:
+            to, body = self.stray.pop(0)
+            self.hear(to, body)
+
+    def hear(self, to: Address, body: bytes) -> bytes | None:
+        """Have a message heard at an address; return the receipt, None where no one is there."""
+        target, message = self.listed.get(to), decode_message(body)
+        if target is None or not target.is_running:
+            return None
+        if message.instance != target.instance:
+            target.peers.receive(message)
+        return encode_receipt(target.instance, target.monotonic())
+
+    def talk(self, seconds: float = 3.0, *, without: tuple["Replica", ...] = ()) -> None:
+        """Let time pass in which all replicas see all, hear each other and judge.
+
+        Args:
+            seconds: how long.
+            without: replicas that neither hear nor say anything meanwhile, nor see.
+        """
+        for _ in range(int(seconds * 2)):
+            self.wait(0.5)
+            up = [one for one in self.replicas if one not in without]
+            for one in up:
+                one.see_all()
+                one.look_up()
+            for sender, to in [(one, to) for one in up for to in one.links]:
+                sender.send(to)
+                if self.listed.get(to) not in without:
+                    sender.arrive(to)
+                    sender.acknowledge(to)
+                sender.fail(to)
+            for one in up:
+                one.sweep()
+
+
+class Replica:
+    """One replica: what it knows, and what is on its way from and to it.
+
+    Args:
+        truth: what happens.
+        number: its address; one that starts in another's place has the same.
+        life: which process at this address it is.
+        clock_ahead: by how much its monotonic clock differs from any other's.
+        wall_ahead: by how much its wall clock is ahead of the API server's.
+    """
+
+    def __init__(
+        self,
+        truth: Truth,
+        number: int,
+        *,
+        life: int = 0,
+        clock_ahead: float = 0.0,
+        wall_ahead: float = 0.0,
+    ) -> None:
+        self.truth = truth
+        self.number = number
+        self.address: Address = (f"10.0.0.{number}", 8888)
+        self.instance = f"replica-{number}-{life}"
+        self.is_running = True
+        self.unseen: deque[PodRecord] = deque()
+        self.metrics = Metrics()
+        self._clock_ahead = clock_ahead
+        self.request_log = RequestLog(
+            Fleet(Policy(), lambda: truth.now + wall_ahead),
+            clock=lambda: truth.now + wall_ahead,
+            monotonic=self.monotonic,
+        )
+        self.peers = Peers(
+            settings.PeersSettings(),
+            self.request_log.take,
+            self.metrics,
+            monotonic=self.monotonic,
+            instance=self.instance,
+        )
+        self.request_log.answered.subscribe(self.peers.report)
+        self.bypassed_pods = BypassedPods(
+            self.request_log,
+            self.metrics,
+            settings.BypassSettings(grace_seconds=GRACE_SECONDS),
+            peers=self.peers,
+        )
+        self.seen_by: set[Replica] = set()
+        self._messages: dict[Address, bytes] = {}
+        self._receipts: dict[Address, bytes] = {}
+
+    def monotonic(self) -> float:
+        return self.truth.now - NOW + START_SECONDS + self._clock_ahead
+
+    # --- what it is asked, and sees -----------------------------------------------------------
+
+    def answer(self, pod: PodRecord, verb: str = PRIORITIZE, **rest: Any) -> None:
+        """Answer about a pod; kube-scheduler reads it, unless it is lost."""
+        question = AnsweredQuestion(
+            verb=verb,
+            uid=pod.uid,
+            key=pod.key,
+            at=self.monotonic(),
+            **{"choices": 2, **rest},
+        )
+        if question.came_to in {Answers.LEFT_ONE, Answers.SCORED}:
+            self.truth.asked.add(pod.uid)
+        self.request_log.note(question)
+
+    def answer_all(self, pod: PodRecord) -> None:
+        for verb in (FILTER, PRIORITIZE):
+            self.answer(pod, verb)
+
+    def see(self) -> None:
+        """Let its watch show what happened next."""
+        if self.unseen:
+            self.bypassed_pods.see(self.unseen.popleft())
+
+    def see_all(self) -> None:
+        while self.unseen:
+            self.see()
+
+    # --- what it tells ------------------------------------------------------------------------
+
+    @property
+    def links(self) -> dict[Address, PeerLink]:
+        return self.peers._links
+
+    def look_up(self) -> None:
+        """Look up the others."""
+        listed = self.truth.listed
+        for address in self.links.keys() - listed:
+            self.peers._drop(address)
+            self._messages.pop(address, None)
+            self._receipts.pop(address, None)
+        for address in listed.keys() - self.links:
+            self.links[address] = PeerLink(
+                address,
+                None,  # type: ignore[arg-type] # nothing is sent over it
+                instance=self.instance,
+                interval_seconds=0.01,
+                monotonic=self.monotonic,
+                count=lambda _: None,
+            )
+        for other in listed.values():
+            other.seen_by.add(self)
+        self.peers._note_members(self.monotonic())
+
+    @property
+    def was_looked_up(self) -> bool:
+        """Whether all others that run have looked it up."""
+        return self.seen_by >= set(self.truth.replicas)
+
+    def sweep(self) -> None:
+        """Judge the pods of which enough is known."""
+        self.bypassed_pods.sweep()
+
+    def send(self, to: Address) -> None:
+        """Send a message, unless one is under way."""
+        if to in self.links and to not in self._messages:
+            self._receipts.pop(to, None)
+            self._messages[to] = self.links[to].compose()
+
+    def arrive(self, to: Address) -> None:
+        """Let a message arrive, if there is a replica; the receipt is on its way then."""
+        if to in self._messages:
+            receipt = self.truth.hear(to, self._messages[to])
+            if receipt is not None:
+                self._receipts[to] = receipt
+
+    def acknowledge(self, to: Address) -> None:
+        """Let the receipt arrive."""
+        if to in self._receipts:
+            del self._messages[to]
+            self.links[to].settle(decode_receipt(self._receipts.pop(to)))
+
+    def fail(self, to: Address) -> None:
+        """Give a message up that was not acknowledged: it may arrive later, or once more."""
+        if to in self._messages:
+            self.truth.stray.append((to, self._messages.pop(to)))
+            self._receipts.pop(to, None)
+            self.links[to]._note_failure(OSError("lost"))
+
+    # --- what it finds ------------------------------------------------------------------------
+
+    @property
+    def accused(self) -> list[str]:
+        """Names of the pods that it says were not asked about, or in vain."""
+        groups = self.bypassed_pods.report().bound
+        return [group.scheduler for group in groups if group.verdict is not BypassVerdict.ASKED]
+
+    @property
+    def unjudged(self) -> int:
+        return self.bypassed_pods.unjudged
+
+
+def meet(truth: Truth, *clocks_ahead: float) -> list[Replica]:
+    """Start replicas whose clocks differ, and let them hear each other for a while."""
+    started = [
+        truth.start(number, clock_ahead=ahead) for number, ahead in enumerate(clocks_ahead, 1)
+    ]
+    truth.talk(5.0)
+    return started
