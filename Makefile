@@ -4,7 +4,7 @@ CACHE ?= $(or $(IDLEGPU_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/idlegpu)
 VENV := .venv
 BIN := $(VENV)/bin
 export IDLEGPU_CACHE := $(CACHE)
-# Where it is set, each of hundreds of processes would compile all that it imports anew.
+# Where it is set, each of hundreds of processes would compile again all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 UNIT := "not prometheus and not e2e and not gpu and not page"
@@ -15,7 +15,7 @@ PARTS := "(prometheus or page or e2e) and not neighbours"
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants graph pictures arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -104,6 +104,13 @@ test-gpu: tools ## the node agent on a machine with an NVIDIA GPU, alone and in 
 mutants: $(VENV)/.dev ## which small faults the tests of a room let pass (ROOM=core)
 	@$(BIN)/python -m tests.mutants $(ROOM)
 
+graph: $(VENV)/.dev ## lines, files, rooms, layers, imports and public names of each program
+	@$(BIN)/python -m tests.graph
+
+pictures: $(VENV)/.dev ## write docs/pictures from the demo's page, with Chromium
+	@$(BIN)/python -m tests.extender.api.page.chromium
+	@$(BIN)/python -m tests.pictures
+
 cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
 	@$(BIN)/python -m testkit.controlplane.cluster
 
@@ -117,7 +124,7 @@ arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emul
 	@$(BIN)/python -m tests.images.arm64
 	@IMAGES_PLATFORM=arm64 $(BIN)/pytest -s -v tests/images/test_trees.py
 
-lock: $(VENV)/.dev ## write the lock files anew from pyproject.toml
+lock: $(VENV)/.dev ## write the lock files from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.txt
 	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml --group dev -o requirements-dev.txt

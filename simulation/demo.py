@@ -8,8 +8,8 @@ import argparse
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -149,12 +149,12 @@ class Demo:
                 pod = pod_object(name, scene.gpus, annotations=scene.annotations)
                 placement = await self._scheduler.schedule(pod)
                 placements.append(placement)
-                await self._tell(placement, is_brief=len(scene.pods) > 1)
-        await self._tell_events()
+                await self._print_placement(placement, is_brief=len(scene.pods) > 1)
+        await self._print_events()
         await self._watcher.wait_shown(placements)
         say(await self._watcher.table("\nThe fleet after"), LEGEND)
 
-    async def _tell(self, placement: Placement, *, is_brief: bool) -> None:
+    async def _print_placement(self, placement: Placement, *, is_brief: bool) -> None:
         """Print a pod's node, and the reasons unless `is_brief`."""
         line = Text(f"   {placement.pod:<13}", style="bold")
         if placement.node:
@@ -171,7 +171,7 @@ class Demo:
             for text in await self._watcher.why(placement):
                 self._console.print(f"      {text}")
 
-    async def _tell_events(self) -> None:
+    async def _print_events(self) -> None:
         """Print the Events that the extender wrote."""
         events = await self._watcher.wait_events()
         self._console.print("\n[bold]What the owner of a pod sees[/bold] (kubectl describe pod)")
@@ -194,14 +194,21 @@ def _free_port(wanted: int) -> int:
     return wanted
 
 
-async def run(*, once: bool) -> None:
-    """Run the demo; then serve until interrupted, unless `once`."""
-    console = Console(highlight=False)
-    console.width = max(console.width, NARROWEST)
+@asynccontextmanager
+async def playing(console: Console, port: int = 0) -> AsyncIterator[str]:
+    """Play the demo, then keep serving while the context is open.
+
+    Args:
+        console: receives the output.
+        port: port of the extender on 127.0.0.1, 0 for any.
+
+    Yields:
+        URL of the extender.
+    """
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(run_cluster(demo_fleet()))
         settings = Settings(
-            listen=f"127.0.0.1:{0 if once else _free_port(PORT)}",
+            listen=f"127.0.0.1:{port}",
             kubeconfig=cluster.kubeconfig,
             prometheus=Prometheus(url=cluster.prometheus_url, interval_seconds=1.0),
             wake=Wake(enabled=False),  # the simulated kube-scheduler tries each pod once
@@ -210,6 +217,14 @@ async def run(*, once: bool) -> None:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         url = extender.addresses[0]
         await Demo(cluster, url, session, console).play()
+        yield url
+
+
+async def run(*, once: bool) -> None:
+    """Run the demo; then serve until interrupted, unless `once`."""
+    console = Console(highlight=False)
+    console.width = max(console.width, NARROWEST)
+    async with playing(console, 0 if once else _free_port(PORT)) as url:
         if once:
             return
         console.print(

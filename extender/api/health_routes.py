@@ -11,20 +11,20 @@ READY: Final = "ready"
 
 
 def health_routes(
-    standing: Callable[[], str], degraded: Callable[[], Mapping[str, str]]
+    ready_state: Callable[[], str], degraded: Callable[[], Mapping[str, str]]
 ) -> list[web.RouteDef]:
     """Return the routes.
 
     Args:
-        standing: returns "ready", or the state that keeps the extender from answering; called for
-            each request.
+        ready_state: returns "ready", or the state that keeps the extender from answering; called
+            for each request.
         degraded: returns the cause of each degradation by component; without pod data, because
             every client may read it.
     """
 
     async def readyz(_: web.Request) -> web.Response:
         causes = dict(degraded())
-        state = standing()
+        state = ready_state()
         is_ready = state == READY
         body = {"status": "degraded" if causes and is_ready else state, "degraded": causes}
         return web.Response(

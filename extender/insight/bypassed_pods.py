@@ -21,7 +21,7 @@ VERSION: Final = 1
 """Version of the format; it grows when an older replica would misread it."""
 
 
-class _Told(msgspec.Struct, kw_only=True, frozen=True):
+class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica, not redacted.
 
     Attributes:
@@ -39,7 +39,7 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     asked_by: tuple[str, ...] = ()
 
 
-_FORM: Final = AnswerFormat(msgspec.json.Decoder(_Told).decode, VERSION)
+_FORM: Final = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, VERSION)
 
 
 class BypassedPodsTable:
@@ -63,8 +63,8 @@ class BypassedPodsTable:
         return [web.get(PEERS_PATH, self._answer_peer)]
 
     async def _answer(self, _: web.Request) -> web.StreamResponse:
-        heard = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
-        answers = [each for _, each in heard.told]
+        replies = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
+        answers = [each for _, each in replies.answers]
         own = self._bypassed_pods.report()
         known = merge((_from_now(own), *(each.evidence for each in answers)))
         examples = (group.example for group in known.pods if group.example)
@@ -89,7 +89,7 @@ class BypassedPodsTable:
                     {*own.asked_by, *(name for each in answers for name in each.asked_by)}
                 ),
                 "likely_causes": [asdict(cause) for cause in likely_causes(known)],
-                "unreachable": heard.unreachable,
+                "unreachable": replies.unreachable,
             }
         )
 
@@ -99,7 +99,7 @@ class BypassedPodsTable:
         if refusal is not None:
             return refusal
         report = self._bypassed_pods.report()
-        answer = _Told(
+        answer = _PeerAnswer(
             version=VERSION,
             replica=self._replicas.name,
             unjudged=report.unjudged,

@@ -85,7 +85,7 @@ class _Far:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Heard:
+class _Replies:
     """Decisions of the other replicas.
 
     Attributes:
@@ -130,16 +130,16 @@ class DecisionRoutes:
         pod = query.get("pod")
         # Pods of this name in namespaces that the caller may not read are left out below.
         asked = {"limit": str(limit)} if pod is None else {"limit": str(MAX_DECISIONS), "pod": pod}
-        heard = await self._hear(asked)
+        replies = await self._fetch(asked)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
-        far = [it for it in heard.decisions if pod is None or sees(_namespace(it.view))]
+        far = [it for it in replies.decisions if pod is None or sees(_namespace(it.view))]
         both: list[DecisionRecord | _Far] = [*near, *far]
         newest = sorted(both, key=lambda it: -it.at)[:limit]
         return await stream_answer(
             request,
             "decisions",
             self._pieces(newest, brief=brief),
-            {"unreachable": heard.unreachable},
+            {"unreachable": replies.unreachable},
         )
 
     async def _pieces(
@@ -172,11 +172,11 @@ class DecisionRoutes:
         wanted = request.match_info["id"]
         own = [record for record in self._history if self._is(record, wanted)]
         near = [await self._view(record, brief=False) for record in own]
-        heard = _Heard(decisions=(), unreachable=())
+        replies = _Replies(decisions=(), unreachable=())
         if not self._replicas.is_ours(wanted):
-            heard = await self._hear({"id": wanted})
-        found = [*near, *(veiled(it.view) for it in heard.decisions)]
-        rest: Json = {"unreachable": heard.unreachable} if heard.unreachable else {}
+            replies = await self._fetch({"id": wanted})
+        found = [*near, *(veiled(it.view) for it in replies.decisions)]
+        rest: Json = {"unreachable": replies.unreachable} if replies.unreachable else {}
         if len(found) == 1:
             return await document_answer(request, found[0] | rest)
         if found:
@@ -251,12 +251,12 @@ class DecisionRoutes:
         view = await run_in_steps(decision_in_steps(record, brief=brief))
         return named(self._replicas, record) | view
 
-    async def _hear(self, query: Mapping[str, str]) -> _Heard:
+    async def _fetch(self, query: Mapping[str, str]) -> _Replies:
         """Query the other replicas, and review the caller's rights for the answers' namespaces."""
-        heard = await ask_replicas(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
-        decisions = [it for address, answer in heard.told for it in _far(address, answer)]
+        replies = await ask_replicas(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
+        decisions = [it for address, answer in replies.answers for it in _far(address, answer)]
         await VIEWER.get().learn({_namespace(it.view) for it in decisions})
-        return _Heard(decisions=decisions, unreachable=heard.unreachable)
+        return _Replies(decisions=decisions, unreachable=replies.unreachable)
 
 
 def named(replicas: Replicas, record: DecisionRecord) -> Json:

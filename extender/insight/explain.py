@@ -34,7 +34,7 @@ from extender.insight.explain_views import (
     rejected_nodes,
     short_nodes,
 )
-from extender.insight.last_decisions import NOTHING_HEARD, LastReported
+from extender.insight.last_decisions import NOTHING_REPORTED, LastReported
 from extender.insight.pending import PIECE_SCANNED, Pending, waits
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json, decision_view, verdict_view
@@ -170,12 +170,12 @@ class Explain:
         """Send an explanation; of a waiting pod include the latest decision of any replica."""
         record, view = self._fleet.pods.get(known.uid), known.view
         if record is not None and waits(record) and view.get("pending") is not None:
-            view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
+            view = view | self._waiting(record, await self._pending.last.fetch(uid=known.uid))
         return await document_answer(request, view)
 
-    def _waiting(self, record: PodRecord, heard: LastReported) -> Json:
+    def _waiting(self, record: PodRecord, others: LastReported) -> Json:
         """Return the state and the reasons of a waiting pod."""
-        pending = self._pending.view(record, heard)
+        pending = self._pending.view(record, others)
         return {"state": pending["state"], "pending": pending}
 
     async def _own(self, name: str, wanted: str, wish: Wish) -> _Known | None:
@@ -354,7 +354,7 @@ class Explain:
             "asked_node": None,
         }
         if record is not None and waits(record):
-            view |= self._waiting(record, NOTHING_HEARD)
+            view |= self._waiting(record, NOTHING_REPORTED)
         if decided is None:
             return view
         filtered = filter_before(self._placer.history, decided)

@@ -23,7 +23,7 @@ from extender.server.query_parameters import check_parameters, refusing
 PEERS_PATH: Final = "/v1/peers/last"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 
-MOST_TOLD: Final = 10_000
+MOST_SENT: Final = 10_000
 """Largest number of pods in an answer to another replica, latest decisions first: some
 megabytes."""
 PIECE_DECISIONS: Final = 64
@@ -61,7 +61,7 @@ class Last(msgspec.Struct, kw_only=True, frozen=True):
     refused: tuple[CountedReason, ...]
 
 
-class _Told(msgspec.Struct, kw_only=True, frozen=True):
+class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica: decisions about waiting pods, by UID."""
 
     version: int
@@ -69,7 +69,7 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     last: dict[str, Last]
 
 
-_FORM: Final = AnswerFormat(msgspec.json.Decoder(_Told).decode, VERSION)
+_FORM: Final = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class LastReported:
     unreachable: Sequence[str] = ()
 
 
-NOTHING_HEARD: Final = LastReported()
+NOTHING_REPORTED: Final = LastReported()
 
 
 class LastDecisions:
@@ -106,16 +106,16 @@ class LastDecisions:
         """Return the route at which other replicas query the latest decisions."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
-    def of(self, uid: str, heard: LastReported) -> Last | None:
+    def of(self, uid: str, others: LastReported) -> Last | None:
         """Return the latest decision about a pod by any replica, None if there is none."""
         record = self._history.last_of(uid)
         own = None if record is None else self._last(record)
-        other = heard.last.get(uid)
+        other = others.last.get(uid)
         if own is None or other is None:
             return own or other
         return own if own.at >= other.at else other
 
-    async def hear(self, *, uid: str = "", namespace: str = "") -> LastReported:
+    async def fetch(self, *, uid: str = "", namespace: str = "") -> LastReported:
         """Query the other replicas.
 
         Args:
@@ -124,15 +124,15 @@ class LastDecisions:
         """
         asked = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
         path = f"{PEERS_PATH}?{urlencode(asked)}" if asked else PEERS_PATH
-        heard = await ask_replicas(self._replicas, path, _FORM)
+        replies = await ask_replicas(self._replicas, path, _FORM)
         last: dict[str, Last] = {}
-        for _, answer in heard.told:
+        for _, answer in replies.answers:
             for pod, one in answer.last.items():
                 known = last.get(pod)
                 if known is None or one.at > known.at:
                     last[pod] = one
             await asyncio.sleep(0)
-        return LastReported(last=last, unreachable=heard.unreachable)
+        return LastReported(last=last, unreachable=replies.unreachable)
 
     async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica, which redacts the answer for its caller.
@@ -146,7 +146,7 @@ class LastDecisions:
         check_parameters(query, frozenset({"uid", "namespace"}))
         records = self._waiting(query.get("uid", ""), query.get("namespace", ""))
         written: list[bytes] = []
-        for some in chunks(islice(records, MOST_TOLD), PIECE_DECISIONS):
+        for some in chunks(islice(records, MOST_SENT), PIECE_DECISIONS):
             written += [
                 b"%b:%b" % (msgspec.json.encode(it.pod.uid), msgspec.json.encode(self._last(it)))
                 for it in some

@@ -61,11 +61,11 @@ class Pending:
         namespace = request.query.get("namespace")
         limit = read_number(request.query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS)
         found = await self._waiting(namespace)
-        heard = await self.last.hear(namespace=namespace or "")
+        replies = await self.last.fetch(namespace=namespace or "")
         shown = sorted(found, key=lambda record: (record.created_at, record.key))[:limit]
-        pieces = ([self.view(one, heard) for one in some] for some in _pieces(shown))
+        pieces = ([self.view(one, replies) for one in some] for some in _pieces(shown))
         nodes = {name for pool in self._fleet.snapshot().pools.values() for name in pool.nodes}
-        rest = {"total": len(found), "nodes": len(nodes), "unreachable": heard.unreachable}
+        rest = {"total": len(found), "nodes": len(nodes), "unreachable": replies.unreachable}
         return await stream_answer(request, "pods", pieces, rest)
 
     async def _waiting(self, namespace: str | None) -> list[PodRecord]:
@@ -81,15 +81,15 @@ class Pending:
             await asyncio.sleep(0)
         return found
 
-    def view(self, record: PodRecord, heard: LastReported) -> Json:
+    def view(self, record: PodRecord, others: LastReported) -> Json:
         """Describe a waiting pod.
 
         Args:
             record: the pod.
-            heard: latest decisions of the other replicas.
+            others: latest decisions of the other replicas.
         """
         parsed = read_message(record.message)
-        decided = self.last.of(record.uid, heard)
+        decided = self.last.of(record.uid, others)
         by_us = parsed.by_us
         state = self._state(record, decided)
         # A newer try of ours counts only where kube-scheduler has not said anything yet.

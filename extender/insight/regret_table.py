@@ -27,7 +27,7 @@ DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
 
 PEERS_PATH = "/v1/peers/regret"
 """Path for other replicas; its prefix requires a replica's client certificate."""
-MOST_TOLD = 10_000
+MOST_SENT = 10_000
 """Largest number of outcomes in an answer to another replica, newest first: some megabytes."""
 PIECE_OUTCOMES = 100
 """Outcomes to encode for another replica between two yields to the event loop."""
@@ -48,7 +48,7 @@ _KINDS: Final[Mapping[str, Callable[[PlacementOutcome], bool]]] = {
 }
 
 
-class _Told(msgspec.Struct, kw_only=True, frozen=True):
+class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica, not redacted.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     outcomes: list[PlacementOutcome]
 
 
-_FORM = AnswerFormat(msgspec.json.Decoder(_Told).decode, VERSION)
+_FORM = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ class RegretTable:
             request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
         )
         watching = self._watch()
-        heard = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
-        answers = [each for _, each in heard.told]
+        replies = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
+        answers = [each for _, each in replies.answers]
         own = _outcomes_of(watching)
         known = await _newest(chain(own, *(each.outcomes for each in answers)))
         await VIEWER.get().learn({one.pod.namespace for one in known})
@@ -205,7 +205,7 @@ class RegretTable:
                 "total": len(shown),
                 **means,
                 "placements": [_view(one) for one in shown[:limit]],
-                "unreachable": heard.unreachable,
+                "unreachable": replies.unreachable,
             }
         )
 
@@ -234,7 +234,7 @@ class RegretTable:
 
 def _outcomes_of(watching: RegretWatch) -> list[PlacementOutcome]:
     """Copy the newest outcomes, because more may be added while they are encoded."""
-    return list(islice(reversed(watching.outcomes), MOST_TOLD))
+    return list(islice(reversed(watching.outcomes), MOST_SENT))
 
 
 async def _newest(outcomes: Iterable[PlacementOutcome]) -> list[PlacementOutcome]:

@@ -21,11 +21,11 @@ class ReplicaAnswer(Protocol):
         """Short name of the answering replica."""
 
 
-Word = TypeVar("Word", bound=ReplicaAnswer)
+Answer = TypeVar("Answer", bound=ReplicaAnswer)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat(Generic[Word]):
+class AnswerFormat(Generic[Answer]):
     """Decoder of a versioned answer.
 
     Attributes:
@@ -33,10 +33,10 @@ class AnswerFormat(Generic[Word]):
         version: version that can be decoded.
     """
 
-    decode: Callable[[bytes], Word]
+    decode: Callable[[bytes], Answer]
     version: int
 
-    def read(self, body: bytes | None) -> Word | None:
+    def read(self, body: bytes | None) -> Answer | None:
         """Decode an answer; return None if it is malformed or of another version."""
         try:
             answer = decode_with(self.decode, body or b"")
@@ -46,31 +46,31 @@ class AnswerFormat(Generic[Word]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaAnswers(Generic[Word]):
+class ReplicaAnswers(Generic[Answer]):
     """Answers of the other replicas.
 
     Attributes:
-        told: address and answer of each replica.
+        answers: address and answer of each replica.
         unreachable: addresses of replicas that did not answer or sent a malformed answer.
     """
 
-    told: Sequence[tuple[str, Word]]
+    answers: Sequence[tuple[str, Answer]]
     unreachable: Sequence[str]
 
 
 async def ask_replicas(
-    replicas: Replicas, path: str, form: AnswerFormat[Word]
-) -> ReplicaAnswers[Word]:
+    replicas: Replicas, path: str, form: AnswerFormat[Answer]
+) -> ReplicaAnswers[Answer]:
     """Query all other replicas at a path; return their decoded answers."""
-    answers: list[tuple[str, Word]] = []
+    answers: list[tuple[str, Answer]] = []
     unreachable: list[str] = []
     names = {replicas.name}  # a replica may have several addresses, and this one is among them
     for address, body in sorted((await replicas.others.ask(path)).items()):
-        word = form.read(body)
-        if word is None:
+        answer = form.read(body)
+        if answer is None:
             unreachable.append(address)
-        elif word.replica not in names:
-            names.add(word.replica)
-            answers.append((address, word))
+        elif answer.replica not in names:
+            names.add(answer.replica)
+            answers.append((address, answer))
         await asyncio.sleep(0)
-    return ReplicaAnswers(told=answers, unreachable=unreachable)
+    return ReplicaAnswers(answers=answers, unreachable=unreachable)

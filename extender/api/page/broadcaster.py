@@ -23,7 +23,7 @@ LOOK_SECONDS: Final = 1.0
 """Interval between updates."""
 LOOKS_A_FLEET: Final = 2
 """Refresh the fleet's state in every second update."""
-HEAR_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 2.0
 """Interval between queries to the other replicas."""
 LOOKS_A_BEAT: Final = 5
 """Send a heartbeat with every fifth update."""
@@ -179,7 +179,7 @@ class Broadcaster:
             self.fleet.forget()
             self._batches.clear()
 
-    async def hear(self) -> None:
+    async def poll_replicas(self) -> None:
         """Query the other replicas periodically while there are viewers, until cancelled."""
         while True:
             await self._is_watched.wait()
@@ -189,7 +189,7 @@ class Broadcaster:
                 if batch is not None:
                     self._add(batch)
                     await self._wake()
-                await asyncio.sleep(HEAR_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
     def _add(self, batch: Json) -> None:
         self._batches.append(_Batch(batch))

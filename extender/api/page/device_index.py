@@ -78,7 +78,7 @@ class DeviceIndex:
         nodes: node names, sorted.
         records: records of these nodes at the time of indexing.
         counts: number of devices of each node.
-        standing: state bits of each node.
+        node_state: state bits of each node.
         rows: telemetry row of each device.
         places: by resource, position of each device in the pool's matrix of slots; -1 for none.
         slots: by resource, that matrix.
@@ -99,7 +99,7 @@ class DeviceIndex:
     nodes: tuple[str, ...]
     records: tuple[NodeRecord, ...]
     counts: Words
-    standing: Small
+    node_state: Small
     rows: Rows
     places: Mapping[str, Rows]
     slots: Mapping[str, Rows]
@@ -137,7 +137,7 @@ class _Lister:
             resource: np.full_like(pool.batch.slots, -1) for resource, pool in self._pools.items()
         }
         self.counts: list[int] = []
-        self.standing: list[int] = []
+        self.node_state: list[int] = []
         self.records: list[NodeRecord] = []
         self._labels = {label: Names() for label in labels}
         self._label_numbers: dict[str, list[int]] = {label: [] for label in self._labels}
@@ -150,7 +150,7 @@ class _Lister:
         for node in nodes:
             record = self._fleet.nodes.get(node) or NodeRecord(name=node)
             self.records.append(record)
-            self.standing.append(_standing(record))
+            self.node_state.append(_node_state(record))
             for label, names in self._labels.items():
                 self._label_numbers[label].append(names.number(_group(record, label)))
             before = len(part)
@@ -230,7 +230,7 @@ def device_index_in_steps(
         nodes=nodes,
         records=tuple(lister.records),
         counts=_words(np.array(lister.counts, dtype=np.intp)),
-        standing=_small(np.array(lister.standing, dtype=np.intp)),
+        node_state=_small(np.array(lister.node_state, dtype=np.intp)),
         rows=rows,
         places=lister.places,
         slots={resource: pool.batch.slots for resource, pool in pools.items()},
@@ -273,7 +273,7 @@ def _group(record: NodeRecord, label: str) -> str:
     return " + ".join(sorted(roles))
 
 
-def _standing(record: NodeRecord) -> int:
+def _node_state(record: NodeRecord) -> int:
     return (
         NOT_READY * (not record.is_ready)
         + CORDONED * record.is_unschedulable

@@ -27,9 +27,9 @@ PIECE_NODES: Final = 64
 PIECE_ROWS: Final = 24
 """Single rows to evaluate between two yields; they must first be assembled into a batch."""
 
-LOOKS: Final = ("idle", "busy", "stale", "missing", "sick", "foreign")
+LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 """Display states; their codes are the positions."""
-IDLE, BUSY, STALE, MISSING, SICK, FOREIGN = range(6)
+IDLE, BUSY, STALE, UNKNOWN, UNHEALTHY, FOREIGN = range(6)
 
 HELD: Final = 8
 """Bit: a pod holds the device."""
@@ -62,7 +62,7 @@ class DeviceStates:
         """Return the state of devices without any readings."""
         unknown = np.full(count, UNKNOWN_BYTE, dtype=np.uint8)
         return cls(
-            state=np.full(count, MISSING, dtype=np.uint8),
+            state=np.full(count, UNKNOWN, dtype=np.uint8),
             activity=unknown,
             memory=unknown.copy(),
             used=np.zeros(count, dtype=np.uint8),
@@ -181,9 +181,9 @@ def _batch(pool: Pool, snapshot: Snapshot, some: slice, dirty: set[int]) -> Batc
     return with_rows(batch, [row - some.start for row in rows], _rows(pool, snapshot, rows))
 
 
-_GRAVEST: Final = {"unhealthy": SICK, "foreign": FOREIGN, "idle": IDLE}
+_GRAVEST: Final = {"unhealthy": UNHEALTHY, "foreign": FOREIGN, "idle": IDLE}
 """Display codes of definite states; those of the others depend on the freshness of readings."""
-_OF_STATE: Final = np.array([_GRAVEST.get(state, MISSING) for state in STATES], dtype=np.intp)
+_OF_STATE: Final = np.array([_GRAVEST.get(state, UNKNOWN) for state in STATES], dtype=np.intp)
 _IS_SURE: Final = np.array([state in _GRAVEST for state in STATES], dtype=np.bool_)
 _IS_BUSY: Final = np.array([state == "busy" for state in STATES], dtype=np.bool_)
 
@@ -191,7 +191,7 @@ _IS_BUSY: Final = np.array([state == "busy" for state in STATES], dtype=np.bool_
 def _states(batch: Batch, assessment: Assessment) -> Small:
     """Return each device's display code and bits; the states are those of /v1/gpus, except unknown.
 
-    A device without fresh readings is stale or missing, even if its last reading said busy.
+    A device without fresh readings is stale or unknown, even if its last reading said busy.
     """
     telemetry = batch.telemetry
     codes = state_codes(batch, assessment)
@@ -200,7 +200,7 @@ def _states(batch: Batch, assessment: Assessment) -> Small:
         (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0) | (batch.assumed > 0)
     )
     is_old = (telemetry.freshness > 0) & (telemetry.memory_freshness > 0)
-    fading = np.where(is_busy_now, BUSY, np.where(is_old, STALE, MISSING))
+    fading = np.where(is_busy_now, BUSY, np.where(is_old, STALE, UNKNOWN))
     look = np.where(_IS_SURE[codes], _OF_STATE[codes], fading)
     counts_less = (telemetry.penalty > 0) | telemetry.is_excluded_multi
     bits = (

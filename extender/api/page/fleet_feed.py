@@ -44,7 +44,7 @@ LISTED_A_SECOND: Final = 4_000
 """Budget for rebuilding the device index when nodes change, which takes five times as long."""
 
 PACKED: Final = (
-    *("standing", "counts", "card", "index", "model", "profile", "resource", "replicas"),
+    *("node_state", "counts", "card", "index", "model", "profile", "resource", "replicas"),
     "memory_total",
 )
 """Columns of the device index that a `fleet` event contains."""
@@ -59,14 +59,14 @@ class FleetFeed:
 
     Attributes:
         version: grows when any device's state changes; 0 before the first update.
-        roster_version: grows when the devices or their nodes change.
+        devices_version: grows when the devices or their nodes change.
         pool_labels: node labels for grouping, besides `GROUP_LABELS`.
     """
 
     def __init__(self, fleet: Fleet, pool_labels: tuple[str, ...] = ()) -> None:
         self.pool_labels = pool_labels
         self.version = 0
-        self.roster_version = 0
+        self.devices_version = 0
         self._fleet = fleet
         self._device_index: DeviceIndex | None = None
         self._looks = DeviceStates.blank(0)
@@ -138,7 +138,7 @@ class FleetFeed:
         self._note(snapshot, policy, looks)
         self._device_index, self._fixed = device_index, fixed
         self.version += 1
-        self.roster_version, self._delta = self.version, b""
+        self.devices_version, self._delta = self.version, b""
 
     def _note(self, snapshot: Snapshot, policy: Policy, looks: DeviceStates) -> None:
         self._seen, self._at = (snapshot.version, snapshot.at), snapshot.at
@@ -155,9 +155,9 @@ class FleetFeed:
         Args:
             version: the viewer's version, 0 for none.
         """
-        if version < self.roster_version:
+        if version < self.devices_version:
             # The cached event may be older than the current version: a delta follows.
-            return self._cached("fleet", self.roster_version, self._encode_fleet)
+            return self._cached("fleet", self.devices_version, self._encode_fleet)
         if version == self.version - 1 and self._delta:
             return self.version, self._delta
         return self._cached("looks", self.version, self._encode_looks)

@@ -105,7 +105,7 @@ MOST_IDS: Final = 50
 """Largest number of decisions in one request: no screen shows more."""
 MOST_KEPT: Final = 1000
 
-Told = tuple[str, str | None]
+LostNode = tuple[str, str | None]
 """A pod's `namespace/name`, and the reason why the runner-up lost."""
 
 
@@ -127,7 +127,7 @@ class Lost:
         self._history = history
         self._replicas = replicas
         self._yield_control = yield_control
-        self._cache: OrderedDict[int, Told] = OrderedDict()
+        self._cache: OrderedDict[int, LostNode] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/page/lost."""
@@ -159,9 +159,9 @@ class Lost:
         lost = await self._own(one for one in _read_ids(request) if self._replicas.is_ours(one))
         return web.Response(body=orjson.dumps(lost), content_type=CONTENT_TYPE)
 
-    async def _own(self, ids: Iterable[str]) -> dict[str, Told]:
+    async def _own(self, ids: Iterable[str]) -> dict[str, LostNode]:
         """Explain decisions of this replica."""
-        found: dict[str, Told] = {}
+        found: dict[str, LostNode] = {}
         for name in ids:
             number = name.rpartition("-")[2]
             record = self._history.get(int(number)) if number.isdecimal() else None
@@ -169,7 +169,7 @@ class Lost:
                 found[name] = await self._explain(record)
         return found
 
-    async def _explain(self, record: DecisionRecord) -> Told:
+    async def _explain(self, record: DecisionRecord) -> LostNode:
         cached = self._cache.get(record.number)
         if cached is not None:
             return cached
@@ -213,7 +213,7 @@ def _read_ids(request: web.Request) -> list[str]:
     return ids
 
 
-def _lost_nodes(body: bytes | None) -> dict[str, Told]:
+def _lost_nodes(body: bytes | None) -> dict[str, LostNode]:
     """Decode another replica's answer; empty if it is malformed."""
     try:
         document = mapping_of(decode_with(orjson.loads, body or b"{}"))
@@ -436,7 +436,7 @@ class PageRoutes:
         """Send updates to viewers and record the history, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.broadcaster.run(), name="page news")
-            group.create_task(self.broadcaster.hear(), name="page replicas")
+            group.create_task(self.broadcaster.poll_replicas(), name="page replicas")
             group.create_task(self.memory.run(self._yield_control), name="page memory")
 
     async def _close(self, _: web.Application) -> None:

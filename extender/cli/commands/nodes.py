@@ -8,7 +8,7 @@ from extender.cli.remote.answers import Node, Nodes
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
-COLUMNS = ["NODE", "MODEL", ">IDLE", ">HELD", ">ACTIVITY", ">MEMORY", "STATE"]
+COLUMNS = ["NODE", "MODEL", ">IDLE", ">HELD", ">ACTIVITY", ">MEMORY", "STATUS"]
 MIG_COLUMN = ">MIG IDLE"
 WIDE_COLUMNS = [">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
 
@@ -20,11 +20,12 @@ WIDE_COLUMNS = [">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
 )
 @click.option("--model", default="", help="Only nodes whose GPU model contains this text.")
 def command(session: Session, *, only_idle: bool, model: str) -> None:
-    """List nodes with GPUs: idle GPUs, activity, memory, state.
+    """List nodes with GPUs: idle GPUs, activity, memory, status.
 
     IDLE: GPUs that are idle by their readings, of all GPUs (a GPU in MIG mode is idle if all its
     instances are). MIG IDLE: idle MIG instances, if there are any. HELD: GPUs that pods hold, of
     the allocatable ones, as the API server counts. ACTIVITY and MEMORY: means over the node's GPUs.
+    STATUS: as kubectl shows it.
     """
     answer = session.client.nodes()
     answer.nodes = [
@@ -67,7 +68,7 @@ def _row(node: Node, *, is_wide: bool) -> list[Cell]:
         f"{used}/{offered}",
         formatting.percent(node.utilization_mean_ratio),
         formatting.percent(node.memory_used_mean_ratio),
-        word(state_of(node)),
+        word(status_of(node)),
     ]
     if is_wide:
         assumed = sum(counts.assumed for counts in node.resources.values())
@@ -81,8 +82,7 @@ def _row(node: Node, *, is_wide: bool) -> list[Cell]:
     return row
 
 
-def state_of(node: Node) -> str:
-    """Return in a word whether the node accepts pods."""
-    if not node.is_ready:
-        return "not ready"
-    return "cordoned" if node.is_unschedulable else "ready"
+def status_of(node: Node) -> str:
+    """Return the node's status in kubectl's words."""
+    status = "Ready" if node.is_ready else "NotReady"
+    return f"{status},SchedulingDisabled" if node.is_unschedulable else status

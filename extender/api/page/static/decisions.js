@@ -2,7 +2,7 @@
 
 import { clean, clock, count, h, percent, plural, show } from "./dom.js";
 import { Question } from "./question.js";
-import { toldBy } from "./signals.js";
+import { sourcesOf } from "./signals.js";
 import { go, state } from "./url.js";
 
 const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40, AGAIN_MS = 5000;
@@ -29,14 +29,14 @@ export class Decisions {
   setShown(isShown) {
     this.isShown = isShown;
     if (isShown && (!this.rows.size || this.before)) this.refresh();
-    if (isShown) this.tell(state, { decision: "" });
+    if (isShown) this.urlChanged(state, { decision: "" });
   }
 
   /** The stream has connected: fetch the decisions made while it was down. */
   isOpened() {
     if (this.isHeard && this.rows.size) {
       this.before ??= reach(this.rows);
-      this.tellCount();
+      this.showCount();
     }
     this.isHeard = true;
     this.askWhy();
@@ -51,7 +51,7 @@ export class Decisions {
       if (this.isPaused) return;
       this.renew(decisions.reverse(), before);
       if (this.before === before) this.before = null;
-      this.tellCount();
+      this.showCount();
     }, ({ message }) => {
       this.trouble = message;
       show(this.note, this.trouble);
@@ -60,11 +60,11 @@ export class Decisions {
 
   /** Update existing rows and insert missing ones; `before`: newest time and numbers when the stream was lost. */
   renew(decisions, before) {
-    const told = new Map(decisions.map((one) => [one.id, one]));
+    const known = new Map(decisions.map((one) => [one.id, one]));
     for (const [id, { row }] of this.rows) {
-      const now = told.get(id);
-      if (now?.bound_node) this.tellBound({ id, bound_node: now.bound_node, is_followed: now.is_followed });
-      else if (before && Number(row.dataset.at) <= before.until) this.tellBound({ id, isForgotten: !now });
+      const now = known.get(id);
+      if (now?.bound_node) this.showBound({ id, bound_node: now.bound_node, is_followed: now.is_followed });
+      else if (before && Number(row.dataset.at) <= before.until) this.showBound({ id, isForgotten: !now });
     }
     if (before) {
       const from = Date.parse(decisions[0]?.at), until = Date.parse(decisions.at(-1)?.at);
@@ -84,11 +84,11 @@ export class Decisions {
         this.before ??= reach(this.rows);
         this.waiting.shift();
       }
-      return this.tellCount();
+      return this.showCount();
     }
-    for (const bound of event.bound) this.tellBound(bound);
+    for (const bound of event.bound) this.showBound(bound);
     this.add(event.decisions, event.passed_over);
-    this.tellCount();
+    this.showCount();
   }
 
   setPaused(isPaused) {
@@ -96,11 +96,11 @@ export class Decisions {
     this.pause.setAttribute("aria-pressed", String(isPaused));
     show(this.pause, isPaused ? "Go on" : "Pause");
     if (!isPaused) for (const event of this.waiting.splice(0)) this.take(event);
-    this.tellCount();
+    this.showCount();
     if (!isPaused && this.before) this.refresh();
   }
 
-  tellCount() {
+  showCount() {
     const missed = this.waiting.reduce((sum, event) => sum + event.decisions.length + event.passed_over, 0);
     show(this.note, this.isPaused ? `${this.before ? "at least " : ""}${plural(missed, "decision")} since` : this.before && this.trouble ? this.trouble : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has not asked.");
   }
@@ -167,7 +167,7 @@ export class Decisions {
     return h("tr", { "data-id": one.id, "data-at": at }, cells);
   }
 
-  tellBound(bound) {
+  showBound(bound) {
     const kept = this.rows.get(bound.id);
     if (!kept) return;
     Object.assign(kept.one, bound);
@@ -206,8 +206,8 @@ export class Decisions {
     const ids = [...new Set(this.wanted)].filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_ASKED);
     this.wanted = ids; // until answered: a failed request is repeated with the next one
     if (!ids.length) return;
-    this.lost.ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`, (told) => {
-      for (const id of ids) this.tellWhy(id, told.lost_by[id] ?? "");
+    this.lost.ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`, (answer) => {
+      for (const id of ids) this.showWhy(id, answer.lost_by[id] ?? "");
       this.isResting = true;
       setTimeout(() => {
         this.isResting = false;
@@ -216,13 +216,13 @@ export class Decisions {
     });
   }
 
-  tellWhy(id, why) {
+  showWhy(id, why) {
     this.reasons.set(id, why);
     const box = this.rows.get(id)?.row.querySelector(".reason");
     if (box) show(box, why ? ` ${why}` : "");
   }
 
-  tell(now, before) {
+  urlChanged(now, before) {
     if (now.decision === before.decision) return;
     this.explanation.drop();
     this.side.hidden = !now.decision || !this.isShown;
@@ -235,9 +235,9 @@ export class Decisions {
     const { decision } = state;
     this.isExplained = false;
     show(this.side, h("p", { class: "muted" }, "Loading"));
-    this.explanation.ask(`explain?${/^\d+$/.test(decision) ? "number" : "id"}=${encodeURIComponent(decision)}`, (told) => {
+    this.explanation.ask(`explain?${/^\d+$/.test(decision) ? "number" : "id"}=${encodeURIComponent(decision)}`, (answer) => {
       this.isExplained = true;
-      show(this.side, explained(told));
+      show(this.side, explained(answer));
     }, ({ message }) => show(this.side, closer(), h("p", { class: "trouble" }, message)));
   }
 }
@@ -285,14 +285,14 @@ function followed(one) {
 }
 
 /** Render a decision in full: recorded nodes, parts of each score, rejected nodes. */
-function explained(told) {
-  const { decision } = told;
+function explained(answer) {
+  const { decision } = answer;
   return [
     closer(),
-    h("h3", {}, told.pod),
-    h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${told.bound_node ? `; the pod is on ${told.bound_node}` : ""}.` : `No node of ${decision?.candidates ?? 0} would do.`),
+    h("h3", {}, answer.pod),
+    h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${answer.bound_node ? `; the pod is on ${answer.bound_node}` : ""}.` : `No node of ${decision?.candidates ?? 0} would do.`),
     decision?.is_shadow ? h("p", { class: "muted" }, NOT_TOLD) : null,
-    (told.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), node.is_bound ? " " : null, node.is_bound ? h("span", { class: "state" }, "bound") : null),
+    (answer.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), node.is_bound ? " " : null, node.is_bound ? h("span", { class: "state" }, "bound") : null),
       node.rejection ? h("p", { class: "trouble" }, node.rejection) : null,
       node.reason ? h("p", { class: "why" }, node.reason) : null,
       node.lost_by ? h("p", { class: "muted" }, `Behind the first choice: ${node.lost_by}`) : null,
@@ -301,9 +301,9 @@ function explained(told) {
         node.factors.filter((one) => one.keeps < 1).map((one) => h("tr", {}, h("th", { scope: "row" }, `certainty without ${one.name}`), h("td", {}, ""), h("td", {}, ""), h("td", { class: "num" }, `× ${one.keeps.toFixed(3)}`)))))) : null,
       h("ul", { class: "plain-list" }, (node.devices ?? []).map((device) => h("li", { class: device.can_land ? null : "muted" }, `GPU ${device.index ?? "?"}${device.gpu_instance_id ? `/${clean(device.gpu_instance_id)}` : ""}: ${device.state}, ${percent(device.utilization_ratio)} busy, ${percent(device.memory_used_ratio)} of memory${device.can_land ? "" : ", not for this pod"}${device.assumed ? `, ${device.assumed} assumed` : ""}`,
         device.health ? h("div", { class: "trouble" }, device.health) : null,
-        toldBy(device).map((text) => h("div", { class: "told" }, text))))))),
-    told.rejected?.length ? h("section", {}, h("h4", {}, "Refused"), reasons(told.rejected)) : null,
-    told.kept?.note ? h("p", { class: "muted" }, told.kept.note) : null,
+        sourcesOf(device).map((text) => h("div", { class: "source" }, text))))))),
+    answer.rejected?.length ? h("section", {}, h("h4", {}, "Refused"), reasons(answer.rejected)) : null,
+    answer.kept?.note ? h("p", { class: "muted" }, answer.kept.note) : null,
   ];
 }
 

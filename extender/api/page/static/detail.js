@@ -5,20 +5,20 @@ import { meter } from "./fleet_view.js";
 import { signCanvas } from "./paint.js";
 import { plot } from "./plot.js";
 import { Question } from "./question.js";
-import { Renewal } from "./renewal.js";
+import { RefreshTimer } from "./refresh_timer.js";
 import { inUnit, nameOfSignal } from "./signals.js";
 import { bytes, clean, count, duration, h, percent, plural, renew } from "./dom.js";
 import { go, state } from "./url.js";
 
-const GAP_MS = 1500, SELDOM_MS = 5000, PAST_MS = 60000;
+const GAP_MS = 1500, LONGEST_MS = 5000, PAST_MS = 60000;
 
 export class Detail {
   constructor(box, fleet, view) {
     Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "", pastError: "", now: new Question(), before: new Question() });
-    this.renewal = new Renewal(() => this.load(), GAP_MS, SELDOM_MS);
+    this.refreshTimer = new RefreshTimer(() => this.load(), GAP_MS, LONGEST_MS);
   }
 
-  tell(now, before) {
+  urlChanged(now, before) {
     if (now.node !== before.node) this.open(now.node);
     else if (now.node && now.gpu !== before.gpu) this.render();
   }
@@ -46,14 +46,14 @@ export class Detail {
 
   /** Something may have changed here: fetch again, at a limited rate. */
   isChanged() {
-    this.renewal.isChanged();
+    this.refreshTimer.isChanged();
   }
 
   load() {
     if (!this.node) return;
     const name = encodeURIComponent(this.node);
     const inWords = ({ status, message }) => (status === 404 ? "This node is not known any more." : message);
-    this.renewal.note();
+    this.refreshTimer.note();
     this.now.ask(`page/nodes/${name}`, (document) => {
       this.document = document;
       this.error = "";
@@ -88,11 +88,11 @@ export class Detail {
   }
 
   summary(node) {
-    const standing = [node.is_ready ? "ready" : "not ready", node.is_unschedulable ? "cordoned" : null].filter(Boolean).join(", ");
+    const status = [node.is_ready ? "ready" : "not ready", node.is_unschedulable ? "cordoned" : null].filter(Boolean).join(", ");
     const resources = Object.entries(node.resources).map(([name, one]) => `${name}: ${one.held} of ${one.allocatable} held${one.assumed ? `, ${one.assumed} assumed` : ""}${one.capacity > one.allocatable ? `, ${one.capacity - one.allocatable} not offered` : ""}`);
     const zone = node.labels["topology.kubernetes.io/zone"];
     return h("dl", { class: "facts" },
-      fact("Model", node.model || "unknown"), fact("State", standing), node.driver_version ? fact("Driver", node.driver_version) : null, zone ? fact("Zone", zone) : null,
+      fact("Model", node.model || "unknown"), fact("Node", status), node.driver_version ? fact("Driver", node.driver_version) : null, zone ? fact("Zone", zone) : null,
       resources.map((text) => fact("GPUs", text)),
       node.early_failures ? fact("Early failures", `pods of ${plural(node.early_failures, "owner")} died soon after the start: counts against it`) : null,
       node.taints.length ? fact("Taints", node.taints.map((taint) => `${taint.key}${taint.value ? `=${taint.value}` : ""}:${taint.effect}`).join(", ")) : null);
@@ -155,8 +155,8 @@ export const nameOf = (gpu) => `${gpu.index === null ? "GPU" : `GPU ${gpu.index}
 
 /** Return the state in the map's terms. */
 function kindName(gpu) {
-  if (gpu.state === "unhealthy") return "sick";
-  if (gpu.state === "unknown" || (gpu.state === "busy" && gpu.freshness !== "fresh" && !gpu.assumed)) return gpu.freshness === "stale" ? "stale" : "missing";
+  if (gpu.state === "unhealthy") return "unhealthy";
+  if (gpu.state === "unknown" || (gpu.state === "busy" && gpu.freshness !== "fresh" && !gpu.assumed)) return gpu.freshness === "stale" ? "stale" : "unknown";
   return gpu.state;
 }
 

@@ -67,8 +67,8 @@ function match(element, other) {
   const keyed = new Map();
   for (const child of element.children) if (child.dataset.key !== undefined) keyed.set(child.dataset.key, child);
   // Remove missing rows first: then no other row moves and loses its selection.
-  const told = new Set([...other.children].map((child) => child.dataset.key));
-  for (const [key, child] of keyed) if (!told.has(key)) child.remove();
+  const keys = new Set([...other.children].map((child) => child.dataset.key));
+  for (const [key, child] of keyed) if (!keys.has(key)) child.remove();
   let next = element.firstChild;
   for (const child of [...other.childNodes]) {
     const key = child.dataset?.key;

@@ -1,6 +1,6 @@
 // Draw the visible part of the map on its canvas: cards as pixels, then labels and lines.
 
-import { BUSY, UNKNOWN, FULL, CORDONED, NOT_READY, kindOf, STALE, SICK, FOREIGN } from "./fleet.js";
+import { BUSY, NO_VALUE, FULL, CORDONED, NOT_READY, kindOf, STALE, UNHEALTHY, FOREIGN } from "./fleet.js";
 import { firstBelow } from "./layout.js";
 import { blit } from "./paint.js";
 import { clean, count, plural } from "./dom.js";
@@ -35,7 +35,7 @@ export class Drawing {
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.drawHeads(top);
     if (plan.labels) for (let spot = from; spot < to; spot++) this.drawLabel(spot, top);
-    else this.drawStanding(from, to, top);
+    else this.drawNodeState(from, to, top);
     if (this.map.cell >= TEXT_FROM) for (let spot = from; spot < to; spot++) this.drawTexts(spot, top);
     this.drawPick(this.map.hovered, top, 1);
     this.drawPick(this.map.picked, top, 2);
@@ -103,7 +103,7 @@ export class Drawing {
       context.textBaseline = "middle";
       context.font = `600 13px ${FONT}`;
       context.fillStyle = paint.css.text;
-      const name = shorten(context, head.name, head.wide * 0.6);
+      const name = shorten(context, head.name.replace(/^NVIDIA[ -]/, ""), head.wide * 0.6);
       context.fillText(name, head.x, stuck + 14);
       const left = head.x + context.measureText(name).width + 10;
       context.font = `12px ${FONT}`;
@@ -128,7 +128,7 @@ export class Drawing {
     const [gpus, ...instances] = fleet.sizeInWords(nodes);
     // If the room is short, drop the last ones.
     const words = [gpus, `${count(counts[0])} idle`];
-    if (counts[5]) words.push(`${count(counts[5])} sick`);
+    if (counts[5]) words.push(`${count(counts[5])} unhealthy`);
     if (counts[1]) words.push(`${count(counts[1])} idle, held`);
     words.push(plural(nodes.length, "node"), ...instances);
     this.words.set(nodes, { version: fleet.version, words });
@@ -140,11 +140,11 @@ export class Drawing {
     const { plan, paint, fleet } = this.map;
     const node = plan.nodes[spot];
     const y = plan.ys[spot] - top + 8;
-    const standing = fleet.standing[node];
+    const nodeState = fleet.nodeState[node];
     const width = plan.widths[spot];
     context.textBaseline = "middle";
     context.font = `11px ${FONT}`;
-    const mark = standing & NOT_READY ? "not ready" : standing & CORDONED ? "cordoned" : "";
+    const mark = nodeState & NOT_READY ? "not ready" : nodeState & CORDONED ? "cordoned" : "";
     let room = width;
     if (mark) {
       context.fillStyle = paint.css.held;
@@ -154,18 +154,18 @@ export class Drawing {
         room -= wide + 6;
       }
     }
-    context.fillStyle = standing & (NOT_READY | CORDONED) ? paint.css.muted : paint.css.text;
+    context.fillStyle = nodeState & (NOT_READY | CORDONED) ? paint.css.muted : paint.css.text;
     context.fillText(shorten(context, fleet.names[node], room), plan.xs[spot], y);
   }
 
   /** Without labels, underline the nodes that accept no pods. */
-  drawStanding(from, to, top) {
+  drawNodeState(from, to, top) {
     const { context } = this;
     const { plan, paint, fleet } = this.map;
     for (let spot = from; spot < to; spot++) {
-      const standing = fleet.standing[plan.nodes[spot]];
-      if (!(standing & (NOT_READY | CORDONED))) continue;
-      context.fillStyle = standing & NOT_READY ? paint.css.sick : paint.css.held;
+      const nodeState = fleet.nodeState[plan.nodes[spot]];
+      if (!(nodeState & (NOT_READY | CORDONED))) continue;
+      context.fillStyle = nodeState & NOT_READY ? paint.css.unhealthy : paint.css.held;
       context.fillRect(plan.xs[spot], plan.ys[spot] + plan.heights[spot] - top, plan.widths[spot], 1);
     }
   }
@@ -186,7 +186,7 @@ export class Drawing {
       const device = fleet.cardStart[card];
       if (fleet.cardStart[card + 1] - device !== 1) continue;
       const at = card - first, look = fleet.state[device] & 7;
-      if (look === SICK || look === FOREIGN || column[device] === UNKNOWN) continue;
+      if (look === UNHEALTHY || look === FOREIGN || column[device] === NO_VALUE) continue;
       const x = plan.xs[spot] + (at % plan.columns[spot]) * plan.pitch + cell / 2;
       const y = plan.ys[spot] + plan.labels + Math.floor(at / plan.columns[spot]) * plan.pitch - top + cell / 2;
       const isDim = this.map.kinds.size > 0 && !this.map.kinds.has(kindOf(fleet.state[device]));
@@ -199,7 +199,7 @@ export class Drawing {
       const lift = cell >= SECOND_LINE_FROM ? 9 : 0;
       context.font = `600 ${size}px ${FONT}`;
       write(String(Math.round((column[device] / FULL) * 100)), y - lift);
-      if (cell >= SECOND_LINE_FROM && fleet.memory[device] !== UNKNOWN) {
+      if (cell >= SECOND_LINE_FROM && fleet.memory[device] !== NO_VALUE) {
         context.font = `11px ${FONT}`;
         const gib = ((fleet.memory[device] / FULL) * fleet.memory_total[device] * fleet.unit) / 2 ** 30;
         write(`${gib < 10 ? gib.toFixed(1) : Math.round(gib)} GiB`, y + 9);

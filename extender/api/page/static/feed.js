@@ -12,7 +12,7 @@ export class Feed {
   /** `on` has a handler for each event name, and `state(name, why)` for the connection. */
   constructor(on) {
     this.on = on;
-    this.heardAt = 0;
+    this.receivedAt = 0;
     this.wait = FIRST_WAIT_MS;
     this.call = null;
     this.isPaused = false;
@@ -66,7 +66,7 @@ export class Feed {
 
   async listen() {
     const call = (this.call = begin(this));
-    const tell = (name, why) => isCounted(call) && this.on.state(name, why);
+    const notify = (name, why) => isCounted(call) && this.on.state(name, why);
     let dog;
     const watch = () => {
       clearTimeout(dog);
@@ -78,23 +78,23 @@ export class Feed {
         headers: { Accept: "text/event-stream" }, signal: call.signal, cache: "no-store",
       });
       if (!response.ok) {
-        tell(response.status === 401 || response.status === 403 ? "refused" : "lost", await reason(response));
+        notify(response.status === 401 || response.status === 403 ? "refused" : "lost", await reason(response));
         return;
       }
-      tell("open", "");
+      notify("open", "");
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
         if (done || !isCounted(call)) break;
         watch();
-        this.heardAt = Date.now();
+        this.receivedAt = Date.now();
         rest = this.take(rest + value);
         this.wait = FIRST_WAIT_MS;
       }
-      tell("lost", "the connection has ended");
+      notify("lost", "the connection has ended");
     } catch {
-      tell("lost", "the extender does not answer");
+      notify("lost", "the extender does not answer");
     } finally {
       clearTimeout(dog);
       end(call);

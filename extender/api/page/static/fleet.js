@@ -2,9 +2,9 @@
 
 import { plural } from "./dom.js";
 
-export const IDLE = 0, BUSY = 1, STALE = 2, MISSING = 3, SICK = 4, FOREIGN = 5;
+export const IDLE = 0, BUSY = 1, STALE = 2, UNKNOWN = 3, UNHEALTHY = 4, FOREIGN = 5;
 export const HELD = 8, ASSUMED = 16, LESS = 32;
-export const UNKNOWN = 255, FULL = 200;
+export const NO_VALUE = 255, FULL = 200;
 export const NOT_READY = 1, CORDONED = 2, TAINTED = 4;
 
 /** Meaning of the signs; an idle GPU has one of two signs, by whether a pod holds it. */
@@ -13,8 +13,8 @@ export const KINDS = [
   { id: "held", name: "idle, held", look: IDLE, held: true, about: "idle although a pod holds it" },
   { id: "busy", name: "busy", look: BUSY, about: "activity or memory in use is not below its threshold, or pods were just placed on it" },
   { id: "stale", name: "stale", look: STALE, about: "the last reading is too old to be sure" },
-  { id: "missing", name: "missing", look: MISSING, about: "no usable reading" },
-  { id: "sick", name: "sick", look: SICK, about: "cannot work: XID errors, broken memory, fallen off the bus, ..." },
+  { id: "unknown", name: "unknown", look: UNKNOWN, about: "no usable reading" },
+  { id: "unhealthy", name: "unhealthy", look: UNHEALTHY, about: "cannot work: XID errors, broken memory, fallen off the bus, ..." },
   { id: "foreign", name: "foreign", look: FOREIGN, about: "in use by something that Kubernetes does not know of" },
 ];
 const KIND_OF = new Uint8Array(64);
@@ -67,7 +67,7 @@ export class Fleet {
     this.profiles = event.profiles;
     this.resources = event.resources;
     this.slices = event.profiles.map((profile) => Number(/^(\d+)/.exec(profile)?.[1] ?? 1));
-    this.standing = unpack(event.standing, Uint8Array);
+    this.nodeState = unpack(event.node_state, Uint8Array);
     for (const name of ["card", "index", "profile", "resource"]) this[name] = unpack(event[name], Uint8Array);
     for (const name of ["model", "replicas", "memory_total"]) this[name] = unpack(event[name], Uint16Array);
     for (const name of LOOKS) this[name] = unpack(event[name], Uint8Array);
@@ -230,8 +230,8 @@ export class Fleet {
     for (let device = start; device < end; device++) {
       const look = this.state[device] & 7;
       if (sort === "idle") sum += look === IDLE ? (this.state[device] & HELD ? 0.3 : 1) : 0;
-      else if (sort === "busy") sum += this.activity[device] === UNKNOWN ? 0 : this.activity[device] / FULL / (end - start);
-      else sum += look >= STALE ? (look === SICK ? 3 : look === FOREIGN ? 2 : 1) : 0;
+      else if (sort === "busy") sum += this.activity[device] === NO_VALUE ? 0 : this.activity[device] / FULL / (end - start);
+      else sum += look >= STALE ? (look === UNHEALTHY ? 3 : look === FOREIGN ? 2 : 1) : 0;
     }
     return sum;
   }

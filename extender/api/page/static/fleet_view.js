@@ -1,6 +1,6 @@
 // Fleet view: search, filters, options, and the fleet as a map or a table.
 
-import { FULL, KINDS, UNKNOWN, kindOf } from "./fleet.js";
+import { FULL, KINDS, NO_VALUE, kindOf } from "./fleet.js";
 import { FleetMap } from "./map.js";
 import { Paint, signCanvas } from "./paint.js";
 import { FleetTable } from "./table.js";
@@ -17,7 +17,7 @@ const LABEL_NAMES = {
   "node-role.kubernetes.io/": "role",
 };
 const ZOOM_ENDS_MS = 150;
-const SAMPLE = [20, 0, 170, 120, UNKNOWN, UNKNOWN, UNKNOWN];
+const SAMPLE = [20, 0, 170, 120, NO_VALUE, NO_VALUE, NO_VALUE];
 const SAMPLE_STATE = [0, 8, 1, 2, 3, 4, 5];
 
 export class FleetView {
@@ -30,12 +30,12 @@ export class FleetView {
         hover: (device, x, y) => this.tip(device, x, y),
         open: (device) => this.open(device),
         speak: (device) => show(byId("spoken"), this.inWords(device)),
-        zoom: (zoom) => this.tellZoom(zoom),
+        zoom: (zoom) => this.showZoom(zoom),
       },
     });
     this.table = new FleetTable(byId("table"), this);
     this.groups = [];
-    this.recount = oncePerFrame(() => this.tellCounts());
+    this.recount = oncePerFrame(() => this.showCounts());
     this.bind();
   }
 
@@ -69,11 +69,11 @@ export class FleetView {
     this.paint = new Paint(isDark);
     this.paint.setColor(state.color === "memory" ? "memory" : "activity");
     this.map.paint = this.paint;
-    this.tellSigns();
+    this.showSigns();
     this.map.ask();
   }
 
-  tellSigns() {
+  showSigns() {
     this.chips.forEach(({ chip }, at) => chip.querySelector(".sign-box").replaceChildren(signCanvas(this.paint, SAMPLE_STATE[at], SAMPLE[at], 14)));
     const canvas = byId("ramp");
     canvas.width = 120;
@@ -89,13 +89,13 @@ export class FleetView {
   }
 
   /** Write the zoom to the URL when it has ended: browsers limit the number of URL changes. */
-  tellZoom(zoom) {
+  showZoom(zoom) {
     clearTimeout(this.zooming);
     this.zooming = setTimeout(() => go({ zoom: zoom ? String(zoom) : "" }), ZOOM_ENDS_MS);
   }
 
   /** Apply a change of the URL. */
-  tell(now, before) {
+  urlChanged(now, before) {
     const search = byId("search");
     if (search.value !== now.q) search.value = now.q;
     for (const id of ["color", "group", "model", "sort"]) byId(id).value = now[id];
@@ -103,16 +103,16 @@ export class FleetView {
     this.chips.forEach(({ chip }, at) => chip.setAttribute("aria-pressed", String(kinds.has(at))));
     if (now.color !== before.color) {
       this.paint.setColor(now.color === "memory" ? "memory" : "activity");
-      this.tellSigns();
+      this.showSigns();
       this.map.ask();
     }
     if (now.zoom !== before.zoom && now.zoom !== String(this.map.zoom || "")) this.map.setZoom(Number(now.zoom) || 0);
-    if (now.as !== before.as) this.tellAs();
+    if (now.as !== before.as) this.showAs();
     if (["q", "look", "model", "group", "sort"].some((name) => now[name] !== before[name])) this.choose();
-    if (now.node !== before.node || now.gpu !== before.gpu) this.tellPick();
+    if (now.node !== before.node || now.gpu !== before.gpu) this.showPick();
   }
 
-  tellAs() {
+  showAs() {
     const isTable = state.as === "table";
     byId("as-table").setAttribute("aria-pressed", String(isTable));
     byId("scroller").hidden = isTable;
@@ -131,9 +131,9 @@ export class FleetView {
     // Set the raw value: model names are compared, so they must not be sanitized here.
     byId("group").value = state.group;
     byId("model").value = state.model;
-    this.tellSigns();
+    this.showSigns();
     this.choose();
-    this.tellPick();
+    this.showPick();
   }
 
   /** Handle a change of device states. */
@@ -145,7 +145,7 @@ export class FleetView {
 
   isSeen() {
     this.map.resize();
-    this.tellCounts();
+    this.showCounts();
   }
 
   choose() {
@@ -154,10 +154,10 @@ export class FleetView {
     this.groups = fleet.select({ q: state.q, model: state.model, kinds, group: state.group, sort: state.sort });
     this.map.setGroups(this.groups, kinds);
     if (state.as === "table") this.table.show();
-    this.tellCounts();
+    this.showCounts();
   }
 
-  tellCounts() {
+  showCounts() {
     const { fleet } = this;
     const counts = fleet.counts(null);
     this.chips.forEach(({ chip, number }, at) => {
@@ -174,7 +174,7 @@ export class FleetView {
     if (!empty.hidden) show(empty, h("p", {}, all ? "No node is like that." : "No node with GPUs is known yet."), all ? h("button", { type: "button", onclick: () => go({ q: "", look: "", model: "" }) }, "Show all nodes") : null);
   }
 
-  tellPick() {
+  showPick() {
     const { fleet } = this;
     const node = state.node ? fleet.names.indexOf(state.node) : -1;
     if (node < 0) return this.map.pick(-1);
@@ -191,7 +191,7 @@ export class FleetView {
   inWords(device) {
     const { fleet } = this;
     const node = fleet.nodeOf[device];
-    const value = (byte) => (byte === UNKNOWN ? "unknown" : `${Math.round((byte / FULL) * 100)} %`);
+    const value = (byte) => (byte === NO_VALUE ? "unknown" : `${Math.round((byte / FULL) * 100)} %`);
     const shares = fleet.replicas[device] > 1 ? `, ${fleet.used[device]} of ${fleet.replicas[device]} shares in use` : "";
     return `${clean(fleet.names[node])}, ${this.nameOf(device)}: ${KINDS[kindOf(fleet.state[device])].name}, activity ${value(fleet.activity[device])}, memory ${value(fleet.memory[device])}${shares}`;
   }
@@ -212,7 +212,7 @@ export class FleetView {
       this.tipped = device;
       this.tippedVersion = fleet.version;
       const node = fleet.nodeOf[device];
-      const bar = (name, byte) => h("div", { class: "tip-row" }, h("span", {}, name), meter(byte === UNKNOWN ? null : byte / FULL), h("span", { class: "num" }, byte === UNKNOWN ? "?" : `${Math.round((byte / FULL) * 100)} %`));
+      const bar = (name, byte) => h("div", { class: "tip-row" }, h("span", {}, name), meter(byte === NO_VALUE ? null : byte / FULL), h("span", { class: "num" }, byte === NO_VALUE ? "?" : `${Math.round((byte / FULL) * 100)} %`));
       show(tip,
         h("div", { class: "tip-title" }, signCanvas(this.paint, fleet.state[device], fleet[this.paint.color][device], 12), h("b", {}, fleet.names[node]), h("span", {}, this.nameOf(device))),
         h("div", { class: "muted" }, `${KINDS[kindOf(fleet.state[device])].name} · ${fleet.models[fleet.model[device]] || "unknown model"}`),

@@ -3,7 +3,7 @@
 
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { Question } from "./question.js";
-import { Renewal } from "./renewal.js";
+import { RefreshTimer } from "./refresh_timer.js";
 import { go, state } from "./url.js";
 
 const GAP_MS = 15000;
@@ -20,7 +20,7 @@ export class Holders {
     this.idle = h("select", { onchange: () => go({ idle: this.idle.value }) }, TIMES.map(([seconds, name]) => h("option", { value: String(seconds) }, name)));
     this.by = h("select", { onchange: () => go({ by: this.by.value }) }, WAYS.map((name) => h("option", { value: name }, name)));
     show(box, h("div", { class: "bar" }, h("h2", {}, "Idle holders"), h("label", {}, "Idle for ", this.idle), h("label", {}, "By ", this.by), this.note), this.body);
-    this.renewal = new Renewal(() => this.refresh(), GAP_MS);
+    this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
   }
 
   setShown(isShown) {
@@ -29,32 +29,32 @@ export class Holders {
     else this.held.drop(); // the reader has left the view
   }
 
-  tell(now, before) {
+  urlChanged(now, before) {
     if (now.idle !== before.idle || now.by !== before.by) this.refresh();
   }
 
   isChanged() {
-    this.renewal.isChanged();
+    this.refreshTimer.isChanged();
   }
 
   refresh() {
     if (!this.isShown) return;
-    this.renewal.note();
+    this.refreshTimer.note();
     const by = WAYS.includes(state.by) ? state.by : "pod";
     const { idle } = state;
     this.idle.value = idle;
     this.by.value = by;
     const query = `idle_for=${encodeURIComponent(idle)}&some=true&limit=${MOST}`;
-    this.question.ask(by === "pod" ? `holders?${query}` : `costs?by=${by}&${query}`, (told) => this.render(by, told), ({ message }) => {
+    this.question.ask(by === "pod" ? `holders?${query}` : `costs?by=${by}&${query}`, (answer) => this.render(by, answer), ({ message }) => {
       show(this.note, message);
-      this.renewal.isChanged();
+      this.refreshTimer.isChanged();
     });
   }
 
-  render(by, told) {
-    const rows = by === "pod" ? told.holders : told.costs;
-    show(this.note, inWords(told, rows));
-    renew(this.body, !rows.length ? null : by === "pod" ? pods(told, (one) => this.open(one)) : sums(by, told));
+  render(by, answer) {
+    const rows = by === "pod" ? answer.holders : answer.costs;
+    show(this.note, inWords(answer, rows));
+    renew(this.body, !rows.length ? null : by === "pod" ? pods(answer, (one) => this.open(one)) : sums(by, answer));
   }
 
   /** Open the pod's longest-idle device; the node's record has the device's position. */
@@ -69,17 +69,17 @@ export class Holders {
 }
 
 /** Render the sums, and what they leave out. */
-function inWords(told, rows) {
-  const { sums: all } = told;
-  const inPart = told.holders?.filter(isInPart).length;
-  const hidden = told.hidden_pods ?? told.total - all.pods;
+function inWords(answer, rows) {
+  const { sums: all } = answer;
+  const inPart = answer.holders?.filter(isInPart).length;
+  const hidden = answer.hidden_pods ?? answer.total - all.pods;
   const parts = [all.pods ? `${plural(all.pods, "pod")}: ${hours(all.gpu_hours)} GPU-hours, ${hours(all.gpu_hours_idle)} of them idle` : "No pod is known to hold GPUs that were idle for so long"];
   if (inPart) parts.push(`${inPart === 1 ? "1 of those listed uses some of its GPUs" : `${count(inPart)} of those listed use some of their GPUs`}`);
   if (all.cost !== null) parts.push(`cost ${MONEY.format(all.cost_used)} used, ${MONEY.format(all.cost_idle)} idle`);
-  if (told.is_priced && all.unpriced_pods) parts.push(`${plural(all.unpriced_pods, "pod")} without a price`);
+  if (answer.is_priced && all.unpriced_pods) parts.push(`${plural(all.unpriced_pods, "pod")} without a price`);
   if (hidden) parts.push(`${plural(hidden, "pod")} of others not counted`);
-  if (told.unknown) parts.push(`the GPUs of ${plural(told.unknown, "pod")} are unknown`);
-  if (rows.length < told.total) parts.push(`the first ${count(rows.length)} of ${count(told.total)} are listed`);
+  if (answer.unknown) parts.push(`the GPUs of ${plural(answer.unknown, "pod")} are unknown`);
+  if (rows.length < answer.total) parts.push(`the first ${count(rows.length)} of ${count(answer.total)} are listed`);
   return parts.join("; ");
 }
 

@@ -9,7 +9,7 @@ export const gapOf = (cell) => (cell >= 26 ? 3 : cell >= 9 ? 2 : 1);
 export const hasLabels = (cell) => cell >= LABEL_FROM;
 
 /** Return the positions of groups and nodes in CSS pixels; nodes in display order. */
-export function layOut(fleet, groups, cell, width) {
+export function arrange(fleet, groups, cell, width) {
   const gap = gapOf(cell);
   const pitch = cell + gap;
   const labels = hasLabels(cell) ? LABEL_HEIGHT : 0;
@@ -102,7 +102,7 @@ export function fit(fleet, groups, width, height) {
   let low = SMALLEST, high = LARGEST;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
-    if (layOut(fleet, groups, middle, width).height <= height) low = middle;
+    if (arrange(fleet, groups, middle, width).height <= height) low = middle;
     else high = middle - 1;
   }
   return low;

@@ -18,54 +18,54 @@ const fleet = new Fleet();
 const fleetView = new FleetView(fleet);
 const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders")) };
 const detail = new Detail(byId("detail"), fleet, fleetView);
-const told = { state: "connecting", why: "", beat: null, beatAt: 0, changes: {} };
+const connection = { state: "connecting", why: "", beat: null, beatAt: 0, changes: {} };
 
 const feed = new Feed({
-  fleet: (event) => { fleet.take(event); fleetView.isNew(); detail.isChanged(); tellStatus(); },
+  fleet: (event) => { fleet.take(event); fleetView.isNew(); detail.isChanged(); showStatus(); },
   looks: (event) => { fleet.takeLooks(event); fleetView.isChanged(); detail.isChanged(); },
   delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(); },
   decisions: (event) => { views.decisions.take(event); views.pending.isChanged(); },
-  changes: (event) => tellChanges(event),
-  beat: (event) => { told.beat = event; told.beatAt = Date.now(); tellStatus(); },
+  changes: (event) => takeChanges(event),
+  beat: (event) => { connection.beat = event; connection.beatAt = Date.now(); showStatus(); },
   state: (name, why) => {
-    told.state = name;
-    told.why = why;
+    connection.state = name;
+    connection.why = why;
     if (name === "refused") askForToken(why);
     if (name === "open") {
       byId("sign-in").close(); // another page of this browser may have signed in
-      tellWho();
+      showUser();
       views.decisions.isOpened();
       views[state.view]?.refresh?.();
     }
-    tellStatus();
+    showStatus();
   },
 });
 
 /** Numbers that grow where pods change: the first ones say nothing that a view has not asked for itself. */
-function tellChanges(event) {
+function takeChanges(event) {
   for (const [name, number] of Object.entries(event)) {
-    if (name in told.changes && told.changes[name] !== number) views[name]?.isChanged();
+    if (name in connection.changes && connection.changes[name] !== number) views[name]?.isChanged();
   }
-  told.changes = event;
+  connection.changes = event;
 }
 
 // --- connection status -------------------------------------------------------------------------
 
 let lastStatus = "";
 
-function tellStatus() {
-  const silent = feed.heardAt ? (Date.now() - feed.heardAt) / 1000 : 0;
-  const isOld = told.state !== "open" || silent > OLD_SECONDS;
-  const since = feed.heardAt ? `the data is ${duration(silent)} old` : "nothing received yet";
+function showStatus() {
+  const silent = feed.receivedAt ? (Date.now() - feed.receivedAt) / 1000 : 0;
+  const isOld = connection.state !== "open" || silent > OLD_SECONDS;
+  const since = feed.receivedAt ? `the data is ${duration(silent)} old` : "nothing received yet";
   let text = "Live", lamp = "live", notice = "";
   // Until the fleet is known, nothing on the page can be live.
-  if (told.state === "connecting" || (told.state === "open" && !fleet.version)) [text, lamp] = ["Connecting", "wait"];
-  else if (told.state === "refused") [text, lamp] = ["Token needed", "old"];
+  if (connection.state === "connecting" || (connection.state === "open" && !fleet.version)) [text, lamp] = ["Connecting", "wait"];
+  else if (connection.state === "refused") [text, lamp] = ["Token needed", "old"];
   else if (isOld) {
-    [text, lamp] = [feed.heardAt ? `Old: ${duration(silent)}` : "No answer", "old"];
-    notice = `${capital(told.why || "no data arrives")}: ${since}. Trying again.`;
+    [text, lamp] = [feed.receivedAt ? `Old: ${duration(silent)}` : "No answer", "old"];
+    notice = `${capital(connection.why || "no data arrives")}: ${since}. Trying again.`;
   } else {
-    const trouble = (told.beat?.sources ?? []).filter((source) => source.error);
+    const trouble = (connection.beat?.sources ?? []).filter((source) => source.error);
     if (trouble.length) {
       [text, lamp] = ["Live, telemetry failing", "wait"];
       notice = trouble.map((source) => `${source.name}: ${source.error}${source.age_seconds === null ? "" : ` (last answer ${duration(source.age_seconds)} ago)`}`).join("; ");
@@ -79,7 +79,7 @@ function tellStatus() {
     lastStatus = spoken;
     byId("status-text").textContent = text.replace(/:.*/, "");
   }
-  byId("status").title = feed.heardAt ? `last update ${duration(silent)} ago` : "";
+  byId("status").title = feed.receivedAt ? `last update ${duration(silent)} ago` : "";
   const box = byId("notice");
   box.hidden = !notice;
   if (box.textContent !== clean(notice)) show(box, notice);
@@ -107,7 +107,7 @@ byId("sign-in-form").addEventListener("submit", (event) => {
 
 const whose = new Question();
 
-function tellWho() {
+function showUser() {
   const who = byId("who");
   whose.ask("session", ({ user, sees_all: seesAll, namespaces }) => {
     who.hidden = !user;
@@ -122,7 +122,7 @@ byId("sign-out").addEventListener("click", async () => {
 
 // --- views -------------------------------------------------------------------------------------
 
-function tellView() {
+function showView() {
   const view = VIEWS.includes(state.view) ? state.view : "fleet";
   for (const name of VIEWS) byId(name).hidden = name !== view;
   for (const link of document.querySelectorAll(".tabs a")) {
@@ -144,13 +144,13 @@ for (const link of document.querySelectorAll(".tabs a")) {
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 
-function tellTheme() {
+function showTheme() {
   const isDark = state.theme ? state.theme === "dark" : prefersDark.matches;
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
   fleetView.setTheme(isDark);
 }
 
-prefersDark.addEventListener("change", tellTheme);
+prefersDark.addEventListener("change", showTheme);
 byId("theme").addEventListener("click", () => go({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" }));
 
 addEventListener("keydown", (event) => {
@@ -175,17 +175,17 @@ addEventListener("keydown", (event) => {
 });
 
 onChange((now, before) => {
-  if (now.view !== before.view) tellView();
-  if (now.theme !== before.theme) tellTheme();
-  fleetView.tell(now, before);
-  detail.tell(now, before);
-  for (const view of Object.values(views)) view.tell?.(now, before);
+  if (now.view !== before.view) showView();
+  if (now.theme !== before.theme) showTheme();
+  fleetView.urlChanged(now, before);
+  detail.urlChanged(now, before);
+  for (const view of Object.values(views)) view.urlChanged?.(now, before);
 });
 
-tellTheme();
-tellView();
-fleetView.tell(state, {});
-detail.tell(state, {});
-setInterval(tellStatus, 1000);
-tellStatus();
+showTheme();
+showView();
+fleetView.urlChanged(state, {});
+detail.urlChanged(state, {});
+setInterval(showStatus, 1000);
+showStatus();
 feed.run();

@@ -1,7 +1,7 @@
 // The fleet map: layout, zoom and navigation.
 
 import { Drawing } from "./draw.js";
-import { LARGEST, SMALLEST, firstBelow, fit, layOut, legible } from "./layout.js";
+import { LARGEST, SMALLEST, firstBelow, fit, arrange, legible } from "./layout.js";
 import { oncePerFrame } from "./dom.js";
 
 export class FleetMap {
@@ -51,7 +51,7 @@ export class FleetMap {
   place(anchor = null) {
     if (!this.width) return;
     if (!this.zoom) this.fitted = Math.max(legible(this.fleet.size), fit(this.fleet, this.groups, this.width, this.tall));
-    this.plan = layOut(this.fleet, this.groups, this.cell, this.width);
+    this.plan = arrange(this.fleet, this.groups, this.cell, this.width);
     this.spotOf = new Int32Array(this.fleet.names.length).fill(-1); // position of each node, -1 if filtered out
     this.plan.nodes.forEach((node, spot) => (this.spotOf[node] = spot));
     this.spacer.style.height = `${Math.max(0, this.plan.height - this.tall)}px`;

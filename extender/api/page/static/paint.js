@@ -1,17 +1,17 @@
 // Signs for GPUs as blocks of pixels: the shape shows the state, the color activity or memory.
 
-import { ASSUMED, BUSY, FOREIGN, FULL, HELD, IDLE, LESS, MISSING, SICK, STALE, UNKNOWN } from "./fleet.js";
+import { ASSUMED, BUSY, FOREIGN, FULL, HELD, IDLE, LESS, UNKNOWN, UNHEALTHY, STALE, NO_VALUE } from "./fleet.js";
 
 const LIGHT = {
   back: "#f7f8fa", bed: "#e7eaef", line: "#cfd5dd", text: "#1c2128", muted: "#5d6773", pick: "#0b57d0",
-  idle: "#1f9d61", held: "#b35900", sick: "#c9252d", foreign: "#7a3fd0", missing: "#8b95a1", assumed: "#0b57d0",
+  idle: "#1f9d61", held: "#b35900", unhealthy: "#c9252d", foreign: "#7a3fd0", unknown: "#8b95a1", assumed: "#0b57d0",
   activity: ["#dcefe9", "#a9d5d1", "#63a9b8", "#2f7396", "#1b3f6b", "#15264a"],
   memory: ["#efe9f6", "#d0bfe6", "#a98bcf", "#8059b3", "#5a3490", "#3a1c66"],
   dark: false,
 };
 const DARK = {
   back: "#0f1318", bed: "#1e252d", line: "#333c47", text: "#e4e8ed", muted: "#939da9", pick: "#7ab7ff",
-  idle: "#3ddc8b", held: "#ffb057", sick: "#ff6b6b", foreign: "#bf94ff", missing: "#6d7884", assumed: "#7ab7ff",
+  idle: "#3ddc8b", held: "#ffb057", unhealthy: "#ff6b6b", foreign: "#bf94ff", unknown: "#6d7884", assumed: "#7ab7ff",
   activity: ["#15302c", "#1c5150", "#25797f", "#3ea6ad", "#8fd0c4", "#e6f5d9"],
   memory: ["#241c33", "#40295f", "#613f90", "#8a61bd", "#b995dd", "#eadcf8"],
   dark: true,
@@ -39,7 +39,7 @@ export class Paint {
     this.ratio = Math.min(devicePixelRatio || 1, 2);
     this.css = source;
     this.back = pack(rgb(source.back));
-    this.raw = Object.fromEntries(["back", "bed", "line", "idle", "held", "sick", "foreign", "missing", "assumed"].map((name) => [name, rgb(source[name])]));
+    this.raw = Object.fromEntries(["back", "bed", "line", "idle", "held", "unhealthy", "foreign", "unknown", "assumed"].map((name) => [name, rgb(source[name])]));
     this.ramps = { activity: ramp(source.activity), memory: ramp(source.memory) };
     this.setColor("activity");
   }
@@ -51,11 +51,11 @@ export class Paint {
   }
 
   bucket(value) {
-    return value === UNKNOWN ? BUCKETS + 1 : Math.round((Math.min(value, FULL) * BUCKETS) / FULL);
+    return value === NO_VALUE ? BUCKETS + 1 : Math.round((Math.min(value, FULL) * BUCKETS) / FULL);
   }
 
   fill(bucket) {
-    return bucket > BUCKETS ? mix(this.raw.bed, this.raw.missing, 0.35) : this.ramp[bucket];
+    return bucket > BUCKETS ? mix(this.raw.bed, this.raw.unknown, 0.35) : this.ramp[bucket];
   }
 
   /** Return whether text on a filled cell should be light. */
@@ -95,19 +95,19 @@ export class Paint {
       if (state & HELD) this.drawHeld(each, width, height);
     } else if (look === STALE) {
       each(raw.bed, () => true);
-      const color = mix(this.fill(bucket), raw.missing, 0.25);
+      const color = mix(this.fill(bucket), raw.unknown, 0.25);
       each(color, (x, y) => x * height <= y * width && (width < 8 || (x + y) % 4 !== 0));
-    } else if (look === MISSING) {
+    } else if (look === UNKNOWN) {
       each(raw.bed, () => true);
-      if (width < 6) each(raw.missing, (x, y) => y === height >> 1 && x > 0 && x < width - 1);
-      else this.drawDot(each, width, height, raw.missing, 0.16);
-    } else if (look === SICK) {
-      each(mix(raw.back, raw.sick, 0.2), () => true);
+      if (width < 6) each(raw.unknown, (x, y) => y === height >> 1 && x > 0 && x < width - 1);
+      else this.drawDot(each, width, height, raw.unknown, 0.16);
+    } else if (look === UNHEALTHY) {
+      each(mix(raw.back, raw.unhealthy, 0.2), () => true);
       // Large cells get a sign of moderate size in the middle, to keep the map calm.
       const [cx, cy, reach] = this.middle(width, height);
       const thick = Math.max(0.8, reach * 0.2);
       const slope = width / height;
-      each(raw.sick, (x, y) => {
+      each(raw.unhealthy, (x, y) => {
         const dx = x - cx, dy = (y - cy) * slope;
         return Math.max(Math.abs(dx), Math.abs(dy)) <= reach && Math.min(Math.abs(dx - dy), Math.abs(dx + dy)) < thick;
       });
@@ -127,9 +127,9 @@ export class Paint {
     const tests = {
       [BUSY]: [this.fill(bucket), () => true],
       [IDLE]: [raw.idle, (x, y) => y === 0 || y === height - 1],
-      [STALE]: [mix(this.fill(bucket), raw.missing, 0.4), (x, y) => y >= height / 2],
-      [MISSING]: [raw.missing, (x, y) => y === height >> 1],
-      [SICK]: [raw.sick, (x, y) => y % 2 === 0],
+      [STALE]: [mix(this.fill(bucket), raw.unknown, 0.4), (x, y) => y >= height / 2],
+      [UNKNOWN]: [raw.unknown, (x, y) => y === height >> 1],
+      [UNHEALTHY]: [raw.unhealthy, (x, y) => y % 2 === 0],
       [FOREIGN]: [raw.foreign, (x, y) => y >= height / 3 && y < (height * 2) / 3],
     };
     each(raw.bed, () => true);
@@ -161,7 +161,7 @@ export class Paint {
   drawMarks(state, each, width) {
     const size = Math.max(3, Math.min(Math.round(width * 0.25), Math.round(9 * this.ratio)));
     if (state & ASSUMED) each(this.raw.assumed, (x, y) => x + y < size);
-    if (state & LESS) each(this.raw.sick, (x, y) => width - 1 - x + y < size);
+    if (state & LESS) each(this.raw.unhealthy, (x, y) => width - 1 - x + y < size);
   }
 }
 

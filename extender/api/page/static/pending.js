@@ -3,7 +3,7 @@
 import { reasons } from "./decisions.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { Question } from "./question.js";
-import { Renewal } from "./renewal.js";
+import { RefreshTimer } from "./refresh_timer.js";
 import { go } from "./url.js";
 
 const GAP_MS = 5000;
@@ -18,7 +18,7 @@ export class Pending {
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.list = h("div", { class: "cards" });
     show(box, h("div", { class: "bar" }, h("h2", {}, "Waiting pods"), this.note), this.list);
-    this.renewal = new Renewal(() => this.refresh(), GAP_MS);
+    this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
   }
 
   setShown(isShown) {
@@ -27,19 +27,19 @@ export class Pending {
   }
 
   isChanged() {
-    this.renewal.isChanged();
+    this.refreshTimer.isChanged();
   }
 
   refresh() {
     if (!this.isShown || this.question.isUnderWay) return;
-    this.renewal.note();
-    this.question.ask("pending", (told) => {
-      const away = told.unreachable.length ? `; without ${plural(told.unreachable.length, "replica")} that did not answer` : "";
-      show(this.note, told.total ? `${plural(told.total, "pod")}, the longest wait first${told.pods.length < told.total ? `; ${count(told.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
-      renew(this.list, told.pods.map((pod) => this.card(pod)));
+    this.refreshTimer.note();
+    this.question.ask("pending", (answer) => {
+      const away = answer.unreachable.length ? `; without ${plural(answer.unreachable.length, "replica")} that did not answer` : "";
+      show(this.note, answer.total ? `${plural(answer.total, "pod")}, the longest wait first${answer.pods.length < answer.total ? `; ${count(answer.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
+      renew(this.list, answer.pods.map((pod) => this.card(pod)));
     }, ({ message }) => {
       show(this.note, message);
-      this.renewal.isChanged();
+      this.refreshTimer.isChanged();
     });
   }
 

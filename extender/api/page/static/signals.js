@@ -20,7 +20,7 @@ export function inUnit(signal, value) {
 }
 
 /** Return a line for each source and age of a device's signals; equal ones share a line. */
-export function toldBy({ signals, source, age_seconds: age }) {
+export function sourcesOf({ signals, source, age_seconds: age }) {
   const lines = new Map();
   for (const [name, one] of Object.entries(signals ?? {})) {
     const by = when(one.source, one.age_seconds);

@@ -1,6 +1,6 @@
 // The fleet as a table, the accessible form of the map, some nodes at a time.
 
-import { CORDONED, FULL, KINDS, NOT_READY, UNKNOWN, kindOf } from "./fleet.js";
+import { CORDONED, FULL, KINDS, NOT_READY, NO_VALUE, kindOf } from "./fleet.js";
 import { clean, count, h, plural, renew } from "./dom.js";
 import { go } from "./url.js";
 
@@ -52,15 +52,15 @@ export class FleetTable {
     for (let device = fleet.nodeStart[node]; device < fleet.nodeStart[node + 1]; device++) {
       kinds[kindOf(fleet.state[device])]++;
       for (const [name, sum] of Object.entries(sums)) {
-        if (fleet[name][device] !== UNKNOWN) {
+        if (fleet[name][device] !== NO_VALUE) {
           sum[0] += fleet[name][device] / FULL;
           sum[1]++;
         }
       }
     }
     const mean = ([sum, known]) => (known ? `${Math.round((sum / known) * 100)} %` : "unknown");
-    const standing = fleet.standing[node];
-    const note = standing & NOT_READY ? " (not ready)" : standing & CORDONED ? " (cordoned)" : "";
+    const nodeState = fleet.nodeState[node];
+    const note = nodeState & NOT_READY ? " (not ready)" : nodeState & CORDONED ? " (cordoned)" : "";
     const name = fleet.names[node];
     const { cards, instances } = fleet.sizes(node);
     return h("tr", { "data-key": name },

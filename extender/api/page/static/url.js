@@ -27,19 +27,19 @@ export function go(change, isStep = false) {
   const url = text ? `?${text}` : location.pathname;
   if (isStep) history.pushState(null, "", url);
   else history.replaceState(null, "", url);
-  tell(before);
+  notify(before);
 }
 
 export function onChange(listener) {
   listeners.add(listener);
 }
 
-function tell(before) {
+function notify(before) {
   for (const listener of listeners) listener(state, before);
 }
 
 addEventListener("popstate", () => {
   const before = { ...state };
   Object.assign(state, read());
-  tell(before);
+  notify(before);
 });

@@ -23,8 +23,8 @@ async def test_each_gpu_counts_as_what_it_is(browser: Browser, server: Server) -
             "held": "1",
             "busy": "1",
             "stale": "1",
-            "missing": "1",
-            "sick": "2",
+            "unknown": "1",
+            "unhealthy": "2",
             "foreign": "1",
         }
         await expect(page.locator("#totals")).to_have_text("4 nodes, 12 GPUs")
@@ -61,7 +61,7 @@ async def test_a_change_shows_by_itself(browser: Browser, server: Server, world:
         world.now += 10.0
         world.tell(CARDS | {"node-c": [IDLE, IDLE]})
 
-        await expect(page.locator("[data-kind=sick] b")).to_have_text("0")
+        await expect(page.locator("[data-kind=unhealthy] b")).to_have_text("0")
         await expect(page.locator("[data-kind=idle] b")).to_have_text("7")
 
 

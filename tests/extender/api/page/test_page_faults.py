@@ -33,7 +33,7 @@ async def test_an_extender_that_goes_away_and_comes_back(
 
         await live(page)
         await expect(page.locator("#notice")).to_be_hidden()
-        await expect(page.locator("[data-kind=sick] b")).to_have_text("0")
+        await expect(page.locator("[data-kind=unhealthy] b")).to_have_text("0")
 
 
 async def test_telemetry_that_fails_is_reported_while_the_page_is_live(

@@ -33,7 +33,7 @@ async def test_a_node_stays_as_it_was_asked_for_last(
 ) -> None:
     async with looking(browser, server, "?node=node-c&gpu=0") as (page, _):
         state = page.locator("#detail .gpu .state")
-        await expect(state).to_have_text("sick")
+        await expect(state).to_have_text("unhealthy")
         older = await hold(page, "**/page/nodes/node-c")
         await older.given()
         world.now += 10.0

@@ -306,7 +306,7 @@ async def test_a_phone_shows_the_table_without_scrolling_it_sideways(
 
         await expect(memory).to_be_in_viewport()
         await expect(row.locator("[data-label='stale']")).to_have_text("1")
-        await expect(row.locator("[data-label='sick']")).to_be_hidden()  # none is
+        await expect(row.locator("[data-label='unhealthy']")).to_be_hidden()  # none is
         caption = await page.locator("#table caption").bounding_box()
         assert caption is not None
         assert caption["height"] < 40  # one line
@@ -336,7 +336,7 @@ async def test_a_phone_shows_how_many_of_a_group_are_idle_and_unhealthy(
             }"""
         )
 
-        assert any(text.startswith("12 GPUs  ·  5 idle  ·  2 sick") for text in texts), texts
+        assert any(text.startswith("12 GPUs  ·  5 idle  ·  2 unhealthy") for text in texts), texts
 
 
 async def test_the_dot_of_a_held_gpu_is_beside_the_number_of_a_small_cell(

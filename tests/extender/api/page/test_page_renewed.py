@@ -113,7 +113,7 @@ async def test_a_node_in_full_is_renewed_with_the_focus_in_it(
 ) -> None:
     async with looking(browser, server, "?node=node-c&gpu=0") as (page, _):
         detail = page.locator("#detail")
-        await expect(detail.locator(".gpu .state")).to_have_text("sick")
+        await expect(detail.locator(".gpu .state")).to_have_text("unhealthy")
         close = detail.get_by_role("button", name="Close")
         await close.focus()
 

@@ -56,12 +56,12 @@ async def test_an_explanation_has_each_signal_with_its_source_and_age(
         await live(page)
         await page.get_by_role("button", name="Why, for team/asker").click()
         device = page.locator(".sheet li", has_text="GPU 0: idle").first
-        await expect(device.locator(".told")).to_have_text(
+        await expect(device.locator(".source")).to_have_text(
             ["utilization (GPU utilization), memory: prometheus, 5 s before"]
         )
 
         told = await page.evaluate(
-            """async () => (await import("./signals.js")).toldBy({ signals: {
+            """async () => (await import("./signals.js")).sourcesOf({ signals: {
                 utilization: { source: "agent", age_seconds: 2, signal: "sm_active_ratio" },
                 memory: { source: "prometheus", age_seconds: 40 },
                 temperature: { source: "agent", age_seconds: 2, temperature_celsius: 71.2 },

@@ -1,0 +1,26 @@
+// When to refresh: soon after a change, and otherwise at long intervals, because ages grow.
+
+const LOOK_MS = 1000, LONGEST_MS = 30000;
+
+export class RefreshTimer {
+  /** `refresh` is called at most every `gapMs` after changes, and every `longestMs` without one. */
+  constructor(refresh, gapMs, longestMs = LONGEST_MS) {
+    Object.assign(this, { refresh, gapMs, longestMs, askedAt: 0, isDue: false });
+    setInterval(() => this.look(), LOOK_MS);
+  }
+
+  isChanged() {
+    this.isDue = true;
+    this.look();
+  }
+
+  /** A request was sent, for any reason. */
+  note() {
+    this.askedAt = Date.now();
+    this.isDue = false;
+  }
+
+  look() {
+    if (!document.hidden && Date.now() - this.askedAt >= (this.isDue ? this.gapMs : this.longestMs)) this.refresh();
+  }
+}

@@ -1,0 +1,36 @@
+"""Write the pictures of the documentation, from the demo's page: `python -m tests.pictures`."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Final
+
+from playwright.async_api import expect
+from rich.console import Console
+
+from simulation.demo import NARROWEST, playing
+from tests.extender.api.page.serving import browsing, looking_at
+
+FOLDER: Final = Path(__file__).parent.parent / "docs" / "pictures"
+WIDTH: Final = 1360
+PICTURES: Final = {
+    "page.png": ("?theme=light&group=model", 470),
+    "decisions.png": ("?theme=light&view=decisions", 400),
+}
+"""Name of each picture, the view that it shows, and its height."""
+
+
+async def main() -> None:
+    """Play the demo and write every picture."""
+    quiet = Console(file=io.StringIO(), width=NARROWEST)
+    async with playing(quiet) as url, browsing() as browser:
+        for name, (view, height) in PICTURES.items():
+            size = {"width": WIDTH, "height": height}
+            async with looking_at(browser, f"{url}/page/{view}", viewport=size) as (page, _):
+                await expect(page.locator("#status-text")).to_have_text("Live")
+                await page.wait_for_timeout(2000)  # the map is drawn, and decisions have arrived
+                await page.screenshot(path=FOLDER / name)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
