@@ -76,7 +76,7 @@ class NvmlError(Exception):
 
     @classmethod
     def of(cls, call: str, error: Exception) -> "NvmlError":
-        """Return any exception of a call as an NVML error.
+        """Convert any exception of a call to an `NvmlError`.
 
         The bindings fail to parse answers of newer drivers (IndexError, AttributeError). Such a
         failure must cost only that value of that card, and name its cause.
@@ -293,7 +293,7 @@ class Backend(Protocol):
         """Load and initialize the library."""
 
     def stop(self) -> None:
-        """Release the driver, so that it can be upgraded."""
+        """Shut the library down, so that the driver can be upgraded."""
 
     def driver_version(self) -> str:
         """Return the driver's version."""
@@ -302,7 +302,7 @@ class Backend(Protocol):
         """Return the number of cards."""
 
     def card(self, index: int) -> Card:
-        """Return the card at an index; only an unknown UUID is an error."""
+        """Return the card at an index; `Card.unread` lists the values that cannot be read."""
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:
         """Return the MIG devices of a card, None if MIG is disabled."""

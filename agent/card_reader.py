@@ -170,7 +170,7 @@ class ProcessRates:
         return self._since or int((now - 1) * _MICROSECONDS)
 
     def update(self, lines: Sequence[ProcessRate]) -> None:
-        """Replace the rates by those of new samples; a process without samples was idle."""
+        """Replace the rates by those of new samples; a process without new samples is idle."""
         by_pid: defaultdict[int, list[float]] = defaultdict(list)
         for line in lines:
             self._since = max(self._since, line.at_microseconds)

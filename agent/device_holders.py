@@ -53,7 +53,7 @@ class HolderSnapshot:
 
 
 class DeviceHolders:
-    """Calls the kubelet periodically, and answers from its last answer.
+    """Calls the kubelet periodically, and keeps its last answer.
 
     Everything runs on the event loop's thread.
 

@@ -119,7 +119,7 @@ class XidWatcher:
 
 
 class _CardWatch:
-    """Waits for the events of one card; starts its thread at construction.
+    """Waits for the events of one card in a thread, which starts at construction.
 
     Args:
         backend: the driver's library.
@@ -162,7 +162,7 @@ class _CardWatch:
         return _NOT_WAITING if self.stopping.is_set() else self._problem
 
     def is_for(self, card: Card) -> bool:
-        """Return whether this thread still waits for the same card and handle."""
+        """Return whether this thread still waits for the events of this card."""
         return self.thread.is_alive() and not self.stopping.is_set() and card == self._card
 
     def _run(self) -> None:
@@ -195,7 +195,7 @@ class _CardWatch:
 
 
 def _stop(watches: Mapping[str, _CardWatch]) -> dict[str, _CardWatch]:
-    """Stop threads; return those that hang in the driver and will end when their call returns."""
+    """Stop threads; return those that hang in the driver. They end when their call returns."""
     for watch in watches.values():
         watch.stopping.set()
     deadline = time.monotonic() + _JOIN_SECONDS

@@ -467,7 +467,7 @@ class Pusher(Collector):
         return self._links
 
     async def run(self) -> None:
-        """Push reports to every replica until cancelled; all links are opened again after that."""
+        """Push reports to every replica until cancelled; a second run opens all links again."""
         for address in tuple(self._links):
             self._close(address)
         async with asyncio.TaskGroup() as group:

@@ -65,7 +65,7 @@ class Digest:
 
 
 class DigestBuilder:
-    """Builds the digest of each report once for all connections; keeps the running averages.
+    """Builds the digest of each report once for all connections, and keeps moving averages.
 
     Args:
         options: step sizes of changes that count as news.

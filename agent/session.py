@@ -200,7 +200,7 @@ class Session:
             )
 
     def _read_driver_version(self, tracker: CallTracker) -> str:
-        """Return the driver's version; "" if it cannot be read, which costs no card."""
+        """Return the driver's version; "" if it cannot be read."""
         name = "nvmlSystemGetDriverVersion"
         try:
             return tracker.call(NO_CARD, name, self._backend.driver_version)
@@ -232,7 +232,7 @@ class Session:
             return None
 
     def _count_unread(self, errors: Iterable[NvmlError]) -> None:
-        """Count the errors of values that a card can do without; raise those of the card itself."""
+        """Count errors of optional values; raise an error of the card or of the session."""
         for error in errors:
             if error.code in SESSION_CODES or error.code in LOST_CODES:
                 raise error
@@ -275,7 +275,7 @@ class Session:
         )
 
     def _read_topology(self, tracker: CallTracker, card: Card, cards: list[Card]) -> Topology:
-        """Read the topology; without it the card is read all the same."""
+        """Read the topology; unknown if the call fails, which affects no other value."""
         try:
             topology = tracker.call(card.uuid, "topology", self._backend.topology, card, cards)
         except NvmlError as error:
@@ -286,7 +286,7 @@ class Session:
     def _can_reuse(
         self, reader: CardReader, card: Card, instances: tuple[Instance, ...] | None
     ) -> bool:
-        """Return whether a reader still fits its card, and the card has not been lost since."""
+        """Return whether a reader still fits its card, and the card is not lost."""
         fits = (reader.card, reader.instances) == (card, instances)
         return fits and card.uuid not in self._lost
 
@@ -334,7 +334,7 @@ class Session:
                 one.expected_links = most if one.max_links or is_linked else 0.0
 
     def _update_needs_restart(self) -> None:
-        """Find out whether the container has lost access to all cards, not to single ones."""
+        """Set whether the container has lost access to all cards, so that it must restart."""
         problems = [device.problem for devices in self._last.values() for device in devices]
         codes = {problem.code for problem in problems if problem is not None}
         if not problems or None in problems:

@@ -116,7 +116,7 @@ class _HolderState:
 
 
 class Tenants:
-    """Joins the kubelet's, the kernel's and the driver's data about tenants.
+    """Joins data about tenants from the kubelet, the kernel and the driver.
 
     Everything runs on one thread. `attribute` reads a few small files of `/proc` for each process;
     `refresh` calls the kubelet when a call is due.

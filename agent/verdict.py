@@ -78,7 +78,7 @@ def most_severe_xid(
     *,
     reads_recovery: bool = False,
 ) -> tuple[float, int] | None:
-    """Return the (time, number) of the XID that counts for a device: the most severe recent one.
+    """Return (time, number) of the most severe recent XID of a device.
 
     The last one alone could hide the cause: application errors often follow a hardware error, and
     the "recovery action changed" XID follows the error that changed the action.

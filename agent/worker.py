@@ -31,7 +31,7 @@ _MAX_DOUBLINGS: Final = 4
 
 
 class CallAbandonedError(Exception):
-    """Ends an abandoned thread once its call returns; never leaves that thread."""
+    """Raised in an abandoned thread when its call returns, to end the thread."""
 
 
 class HungError(Exception):
