@@ -9,6 +9,7 @@ from aiohttp import web
 from multidict import MultiMapping
 
 from extender.core.decision.decision import Decision
+from extender.core.decision.evaluation import model_places
 from extender.core.decision.filtering import Code
 from extender.core.request.annotations import Annotation
 from extender.core.request.gpu_resources import ResourceNames
@@ -151,8 +152,28 @@ class FleetRoutes:
             [verdict_view(verdict) for verdict in self._placer.explain_nodes(gpu_request, some)]
             for some in chunks(best, PIECE_VERDICTS)
         )
-        rest = {"feasible": decision.feasible, "rejected": rejected}
+        rest = {
+            "feasible": decision.feasible,
+            "rejected": rejected,
+            "models": self._count_models(gpu_request),
+        }
         return await stream_answer(request, "best", pieces, rest)
+
+    def _count_models(self, request: GpuRequest) -> dict[str, Json]:
+        """Count the GPUs, and the free ones, of each model that a request names."""
+        snapshot = self._fleet.snapshot()
+        pool = snapshot.pools.get(request.resource)
+        if pool is None:
+            return {}
+        found: dict[str, Json] = {}
+        for model in (*request.required_models, *request.preferred_models):
+            is_it = model_places(snapshot.models, [model])[pool.batch.model_id] > 0
+            rows = [pool.rows[at] for at in np.flatnonzero(is_it).tolist()]
+            found[model] = {
+                "gpus": sum(row.allocatable for row in rows),
+                "free": sum(max(row.allocatable - row.held, 0) for row in rows),
+            }
+        return found
 
     def _read_best(self, query: MultiMapping[str]) -> tuple[GpuRequest, int]:
         """Parse the parameters of /v1/best with the parser of a pod's annotations.

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, explain, only
+from extender.core.request.targets import Target
 from extender.effects.events import EventType, EventWriter
 from extender.placement.history import DecisionRecord
 
@@ -84,9 +85,32 @@ def describe(record: DecisionRecord) -> str:
     if not verdicts:
         return ""
     texts = ["; ".join(_gpus(verdict) for verdict in verdicts)]
+    target = next((one for one in record.request.targets if one.node == node), None)
+    if target is not None and target.devices:
+        texts.append(_wanted(record, target))
     if record.decision.best not in {node, None}:
         texts.append(f"idlegpu's first choice was {record.decision.best}")
     return f"GPU placement: {node}, {', '.join(texts)}"
+
+
+def _wanted(record: DecisionRecord, target: Target) -> str:
+    """Say whether the pod gets the GPUs that its target names; the kubelet chooses among the free.
+
+    Args:
+        record: the decision.
+        target: the target with the pod's node.
+    """
+    verdicts = (one for part in record.evidence for one in part.explain())
+    devices = (
+        device for verdict in verdicts if verdict.node == target.node for device in verdict.devices
+    )
+    free = {device.index for device in devices if device.can_land and device.index is not None}
+    named, open_to = ",".join(map(str, target.devices)), ",".join(map(str, sorted(free)))
+    if not free:
+        return f"it is unknown whether it gets GPU {named} as asked"
+    if free <= set(target.devices):
+        return f"GPU {open_to} as asked"
+    return f"it asked for GPU {named}, and the kubelet chooses from GPU {open_to}"
 
 
 def _gpus(verdict: NodeVerdict) -> str:

@@ -26,6 +26,7 @@ from extender.fleet.snapshots import Snapshots
 from extender.fleet.source_state import SourceState
 from extender.fleet.staged_policy import StagedPolicy
 from extender.fleet.store import DeviceStore
+from extender.fleet.targets import aim, rows_by_index
 from extender.runtime.topic import Topic
 
 STEP_SECONDS = 1.0
@@ -406,6 +407,15 @@ class Fleet:
         info = self.store.info(row)
         return self._layouts.tenants_on(info.node).get(row, ()) if info else ()
 
+    def gpus_of(self, record: PodRecord) -> tuple[int, ...]:
+        """Return the indices of the GPUs that a source shows a pod to hold; () if none does."""
+        found = {
+            index
+            for index, rows in rows_by_index(record.node, self.store).items()
+            if any(record.key in self.tenants_of(row) for row in rows)
+        }
+        return tuple(sorted(found))
+
     def expected_bytes(self, record: PodRecord) -> int | None:
         """Return the memory that similar pods were measured to use.
 
@@ -414,12 +424,14 @@ class Fleet:
         return self._layouts.like.of(record)
 
     def informed(self, request: GpuRequest, kin: Kin) -> GpuRequest:
-        """Return a request with the nodes to avoid and the expected memory, from similar pods.
+        """Return a request with what the fleet knows: nodes to avoid, expected memory, targets.
 
         Args:
             request: a pod's GPU request.
             kin: keys of similar pods: owner, images, requests.
         """
+        if request.targets:
+            request = replace(request, targets=aim(request, self.snapshot(), self.store))
         if not kin:
             return request
         avoided = self._failures.of_owner(kin[0], self._clock())

@@ -342,6 +342,7 @@ class Explain:
             "is_hypothetical": False,
             "state": "gone" if record is None else "bound",
             "bound_node": bound or None,
+            "gpus": list(self._fleet.gpus_of(record)) if record is not None and bound else [],
             "is_followed": decided.decision.best == bound if decided and bound else None,
             "pending": None,
             "decision": None,

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from extender.core.decision.decision import Decision
-from extender.core.decision.filtering import Code
+from extender.core.decision.filtering import RELATIVE_CODES, Code
 from extender.core.decision.ranking_reasons import BETWEEN, PREFERRED
 from extender.core.decision.ranking_reasons import EARLY_FAILURES as COSTS_FAILURES
 from extender.core.decision.ranking_reasons import ILL_HEALTH as COSTS_HEALTH
@@ -65,12 +65,12 @@ def details_in_steps(
                 verdicts = yield from part.explain_in_steps()
                 found += (verdict for verdict in verdicts if verdict.node in refused)
                 yield from let_go(verdicts)
-    # "Busier than other nodes" is relative, so it is not in the node's own verdict: add it here.
+    # These rejections compare nodes, so they are not in a node's own verdict: add them here.
     asked = (filtered or decided).decision
-    busy = _refused_by(asked, Code.BUSY)
+    relative = {node: code.text for code in RELATIVE_CODES for node in _refused_by(asked, code)}
     return [
-        replace(verdict, rejection=Code.BUSY.text)
-        if verdict.node in busy
+        replace(verdict, rejection=relative[verdict.node])
+        if verdict.node in relative
         else _as_decided(verdict, asked)
         for verdict in found
     ]

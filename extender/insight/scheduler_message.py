@@ -122,6 +122,10 @@ _HELP_OURS: Final = {
     Rejection.BUSY: "load_filter rejects busy nodes while others are less busy: wait, or raise "
     "idlegpu.io/max-utilization",
     Rejection.RECONFIGURING: "their MIG layout is being changed: wait until that is done",
+    Rejection.WRONG_MODEL: "the pod says idlegpu.io/require-models: `idlegpu best --model MODEL` "
+    "shows whether such GPUs exist and are free",
+    Rejection.NOT_TARGET: "the pod names its nodes in idlegpu.io/target and none can take it now: "
+    'wait, name others, or set idlegpu.io/target-policy to "prefer"',
 }
 _HELP_VOLUMES: Final = "the pod's volumes cannot be used there: `kubectl describe pvc`"
 _HELP_SCHEDULER: Final = (

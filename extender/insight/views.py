@@ -327,6 +327,9 @@ def request_view(request: GpuRequest) -> Json:
         "max_memory_ratio": request.thresholds.memory,
         "strategy": request.strategy.value,
         "prefer_models": list(request.preferred_models),
+        "require_models": list(request.required_models),
+        "targets": list(map(str, request.targets)),
+        "target_policy": request.target_policy.value,
     }
 
 

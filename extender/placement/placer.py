@@ -259,8 +259,10 @@ class Placer:
         candidate: Victims,
     ) -> bool:
         """Return whether filter would accept a node without the victims."""
+        if request.target_nodes is not None and candidate.node not in request.target_nodes:
+            return False
         if candidate.node not in snapshot.nodes or candidate.node not in self.fleet.nodes:
-            return not request.requires_idle
+            return not (request.requires_idle or request.required_models)
         after = self.fleet.leaving(candidate.node, candidate.uids)
         estimated = len(snapshot.telemetry.latest)
         for resource, ask in asks(request):
@@ -269,7 +271,7 @@ class Placer:
             # Devices that were added while the snapshot was built are in the next one.
             is_late = leaving is not None and max(leaving.row.slots, default=0) >= estimated
             if leaving is None or not is_shown or is_late:
-                if request.requires_idle:
+                if request.requires_idle or request.required_models:
                     return False
                 continue
             tenants = overlays.get(resource, {}).get(candidate.node, ())

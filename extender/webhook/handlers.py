@@ -24,6 +24,7 @@ from extender.core.request.request import (
     parse_request,
 )
 from extender.core.request.waiting_pods import WaitingRequests
+from extender.fleet.targets import target_problems
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
@@ -369,9 +370,9 @@ class Webhooks:
     def _passes_all(self, request: GpuRequest) -> bool:
         """Return whether every candidate passes, because the inventory is not complete yet.
 
-        A pod with `require-idle` waits instead.
+        A pod that waits for its own demands does so now, too.
         """
-        return not self.is_ready() and not request.requires_idle
+        return not self.is_ready() and not request.may_wait
 
     def _decode(self, body: bytes) -> wire.ExtenderRequest:
         fleet = self.placer.fleet
@@ -397,7 +398,9 @@ class Webhooks:
             kin = asker.kin if isinstance(asker, PodRecord) else parsed.kin
             request = self.placer.fleet.informed(parsed.request, kin)
             if request is not parsed.request:
-                parsed = replace(parsed, request=request)
+                fleet = self.placer.fleet
+                problems = target_problems(request, fleet.snapshot(), fleet.store)
+                parsed = replace(parsed, request=request, problems=(*parsed.problems, *problems))
         for problem in parsed.problems:
             known = problem.annotation if problem.annotation in KNOWN else UNKNOWN
             self.metrics.annotation_problems.labels(known).inc()

@@ -58,6 +58,13 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
     left = answer.feasible - len(shown)
     if left > 0:
         parts.append(line(f"and {left} more that suit (--limit)", "dim"))
+    for model, count in answer.models.items():
+        if not count.gpus:
+            parts.append(
+                line(f"no node has a GPU of the model {model}: idlegpu nodes lists all", "yellow")
+            )
+        elif not count.free:
+            parts.append(line(f"no {model} is free: all {count.gpus} are held", "yellow"))
     counted = Counter(answer.rejected.values())
     parts += [line(f"{count} {reason}", "dim") for reason, count in counted.most_common()]
     return stack(parts)

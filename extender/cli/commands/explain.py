@@ -106,7 +106,8 @@ def _outcome(answer: Explanation) -> str:
     if answer.bound_node:
         choice = {True: "our first choice", False: f"not our first choice, {chosen}"}
         text = choice.get(bool(answer.is_followed), "") if decision else NOT_KNOWN
-        return f"is on {answer.bound_node}, {text}"
+        gpus = f" (GPU {', '.join(map(str, answer.gpus))})" if answer.gpus else ""
+        return f"is on {answer.bound_node}{gpus}, {text}"
     if answer.state == "gone":
         return f"is gone; our choice was {chosen or 'no node'}"
     return f"waits: {answer.state}"
@@ -118,6 +119,11 @@ def _asked(request: Request) -> str:
         parts.append(f"{formatting.gib(request.gpu_memory_bytes)} GiB on each")
     if request.prefer_models:
         parts.append(f"preferably {', '.join(request.prefer_models)}")
+    if request.require_models:
+        parts.append(f"only {', '.join(request.require_models)}")
+    if request.targets:
+        only = "" if request.target_policy == "prefer" else " and nowhere else"
+        parts.append(f"on {', else '.join(request.targets)}{only}")
     if request.require_idle:
         parts.append("idle for certain")
     if request.max_utilization_ratio is not None and request.max_memory_ratio is not None:

@@ -8,6 +8,7 @@ from extender.cli.formatting import Whole
 from extender.cli.manifests import Object, gpu_pod, job_of, name_for, pod_of, unique
 from extender.cli.remote.errors import ClientError
 from extender.cli.session import Session, connected, dump
+from extender.core.request.targets import parse_targets
 
 IMAGE = "nvidia/cuda:12.9.1-base-ubuntu24.04"
 HOLD = ["sleep", "infinity"]
@@ -33,6 +34,14 @@ PATHS = {
 )
 @click.option("--memory", metavar="QUANTITY", help="Memory needed on each GPU, such as 20Gi.")
 @click.option("--model", metavar="MODELS", help="Models to prefer, such as H100,A100.")
+@click.option("--require-model", metavar="MODELS", help="Models to accept, and no other.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NODE[::GPU,...]",
+    help="Node, and GPUs to prefer on it, such as gpu-1::0,2; repeat it for one Job each.",
+)
 @click.option("--strategy", type=click.Choice(["spread", "pack"]), help="Placement strategy.")
 @click.option("--require-idle", is_flag=True, help="Wait for GPUs known to be idle.")
 @click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
@@ -63,6 +72,8 @@ def command(
     resource: str,
     memory: str | None,
     model: str | None,
+    require_model: str | None,
+    targets: tuple[str, ...],
     strategy: str | None,
     require_idle: bool,
     image: str,
@@ -87,26 +98,47 @@ def command(
     wishes = {
         "gpu-memory": memory,
         "prefer-models": model,
+        "require-models": require_model,
         "strategy": strategy,
         "require-idle": "true" if require_idle else None,
     }
     if not scheduler:
         scheduler = _choose_scheduler(session)
     limits = {resource: str(gpus), "cpu": cpu, "memory": ram}
-    template = gpu_pod(
-        words,
-        image=image,
-        limits={key: value for key, value in limits.items() if value},
-        annotations={f"idlegpu.io/{key}": value for key, value in wishes.items() if value},
-        scheduler=scheduler,
-    )
     build = pod_of if hold else job_of
-    item_name = name or unique("hold" if hold else name_for(words))
-    item = build(template, name=item_name, namespace=namespace)
+    base = name or unique("hold" if hold else name_for(words))
+    items = []
+    for number, target in enumerate(targets or (None,)):
+        asked = wishes | {"target": _checked(target)}
+        template = gpu_pod(
+            words,
+            image=image,
+            limits={key: value for key, value in limits.items() if value},
+            annotations={f"idlegpu.io/{key}": value for key, value in asked.items() if value},
+            scheduler=scheduler,
+        )
+        item_name = f"{base}-{number}" if len(targets) > 1 else base
+        items.append(build(template, name=item_name, namespace=namespace))
     if is_applied:
-        _apply(session, item, namespace)
-    else:
-        click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
+        for item in items:
+            _apply(session, item, namespace)
+        return
+    document = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
+    click.echo(dump(document, "json" if session.output == "json" else "yaml"), nl=False)
+
+
+def _checked(target: str | None) -> str | None:
+    """Return a target that the extender can read.
+
+    Raises:
+        BadParameter: it is not a target.
+    """
+    if target is not None:
+        try:
+            parse_targets(target)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--target") from error
+    return target
 
 
 def _choose_scheduler(session: Session) -> str:

@@ -177,12 +177,20 @@ class VerdictAnswer(Answer):
     reason: str = ""
 
 
+class ModelCount(Answer):
+    """Number of GPUs, or of their replicas, of one model."""
+
+    gpus: int
+    free: int
+
+
 class Best(Answer):
     """Ranking of the nodes for a pod now; `rejected` gives the reasons by node."""
 
     best: list[VerdictAnswer]
     feasible: int
     rejected: dict[str, str]
+    models: dict[str, ModelCount] = {}
 
 
 class Request(Answer):
@@ -195,6 +203,9 @@ class Request(Answer):
     max_memory_ratio: float | None = None
     strategy: str | None = None
     prefer_models: list[str] | None = None
+    require_models: list[str] | None = None
+    targets: list[str] | None = None
+    target_policy: str | None = None
 
 
 class NodeSummary(Answer):
@@ -337,6 +348,7 @@ class Explanation(Answer):
     problems: list[ProblemAnswer] = []
     not_checked: list[str] = []
     asked_node: NodeDetail | None = None
+    gpus: list[int] = []
 
 
 class BypassedGroup(Answer):

@@ -18,6 +18,7 @@ from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Flags, Pool, Ratios, Rows, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
+from extender.core.request.targets import Target, TargetPolicy
 
 RELAXED_MARGIN = 0.10
 """If no node has enough idle devices, the load filter passes nodes whose load is at most this ratio
@@ -195,6 +196,9 @@ def decide(
         evaluate: function that evaluates a whole pool: `evaluate_pool`, or a cache in front of it.
         ranked: number of best candidates to order, None for all that pass.
     """
+    targets, target_policy = request.targets, request.target_policy
+    if targets:
+        request = replace(request, targets=())  # evaluations do not depend on them
     # Numbers instead of names: no strings are created or compared.
     candidates = snapshot.node_index.number(candidates)
     tally = _Tally(request, candidates, weighs_load=policy.load_filter.is_enabled)
@@ -213,6 +217,8 @@ def decide(
     codes = tally.codes
     if policy.load_filter.is_enabled:
         codes = _refuse_busy(codes, tally)
+    if targets:
+        codes = _refuse_others(candidates, codes, targets, target_policy)
     return Decision(
         candidates=candidates,
         codes=codes,
@@ -260,6 +266,7 @@ class _Tally:
     def _unknown_codes(self) -> Codes:
         """Verdict on candidates that are not known to offer a resource."""
         code = Code.NOT_IDLE if self._request.requires_idle else Code.PASSES
+        code = Code.WRONG_MODEL if self._request.required_models else code
         return np.full(len(self._candidates), code, dtype=np.uint8)
 
     def add(self, evaluation: Evaluation, rows: Rows, zones: Rows) -> None:
@@ -300,6 +307,21 @@ def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
     else:
         refused = passing & (tally.load > tally.load[passing].min() + RELAXED_MARGIN)
     return np.where(refused, np.uint8(Code.BUSY), codes)
+
+
+def _refuse_others(
+    candidates: Sequence[str], codes: Codes, targets: Sequence[Target], policy: TargetPolicy
+) -> Codes:
+    """Refuse all nodes but the first target that passes; if none passes, the policy decides."""
+    place = {node: at for at, node in enumerate(candidates)}
+    found = (place.get(target.node) for target in targets if target.is_usable)
+    at = next((at for at in found if at is not None and codes[at] == Code.PASSES), None)
+    if at is None and policy is TargetPolicy.PREFER:
+        return codes
+    after = np.where(codes == Code.PASSES, np.uint8(Code.NOT_TARGET), codes)
+    if at is not None:
+        after[at] = Code.PASSES
+    return after
 
 
 def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int | None) -> Rows:

@@ -116,6 +116,7 @@ class Wants:
         strategy: order among nodes of equal certainty, as a number of `scoring.KINDS`.
         requires_idle: whether the pod waits for devices known to be idle.
         model: rank of the node's model in the pod's list, `PLACES` for the first.
+        is_wrong_model: whether the node's model is none that the pod requires.
         hosts: CPU and memory requests.
     """
 
@@ -123,6 +124,7 @@ class Wants:
     strategy: Rows
     requires_idle: Flags
     model: Rows
+    is_wrong_model: Flags
     hosts: "HostAsks"
 
     @classmethod
@@ -134,6 +136,7 @@ class Wants:
             strategy=np.array([KINDS[request.strategy]]),
             requires_idle=np.array([request.requires_idle]),
             model=model_places(models, request.preferred_models)[batch.model_id],
+            is_wrong_model=model_places(models, request.required_models)[batch.model_id] == 0,
             hosts=HostAsks.of([request], [1]),
         )
 
@@ -153,7 +156,10 @@ class Wants:
         """
         lengths = list(map(len, model_ids))
         requests = [question.request for question in questions]
-        places = [model_places(models, request.preferred_models) for request in requests]
+
+        def places(wanted: Iterable[Sequence[str]]) -> Rows:
+            of = (model_places(models, listed) for listed in wanted)
+            return np.concatenate([each[ids] for each, ids in zip(of, model_ids, strict=True)])
 
         def column(values: Iterable[int]) -> Rows:
             return np.repeat(np.fromiter(values, np.intp, len(questions)), lengths)
@@ -162,7 +168,8 @@ class Wants:
             asks=DeviceRequests.joined([question.ask for question in questions], lengths),
             strategy=column(KINDS[request.strategy] for request in requests),
             requires_idle=column(request.requires_idle for request in requests) > 0,
-            model=np.concatenate([of[ids] for of, ids in zip(places, model_ids, strict=True)]),
+            model=places(request.preferred_models for request in requests),
+            is_wrong_model=places(request.required_models for request in requests) == 0,
             hosts=HostAsks.of(requests, lengths),
         )
 
@@ -180,7 +187,13 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
         policy.weights,
     )
     return Evaluation(
-        codes=reject(batch, wants.asks, assessment, requires_idle=wants.requires_idle),
+        codes=reject(
+            batch,
+            wants.asks,
+            assessment,
+            requires_idle=wants.requires_idle,
+            is_wrong_model=wants.is_wrong_model,
+        ),
         scores=scores,
         bands=bands.astype(np.int8),
         utilization=mean(assessment.utilization, assessment.works, assessment.working),

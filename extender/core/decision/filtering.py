@@ -1,6 +1,7 @@
 """Filter nodes: find the first reason to reject each node."""
 
 from enum import IntEnum, StrEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ class Rejection(StrEnum):
     NOT_IDLE = "node(s) had too few GPUs known to be idle"
     BUSY = "node(s) had busier GPUs than other nodes"
     RECONFIGURING = "node(s) had GPUs that are being reconfigured"
+    WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
+    NOT_TARGET = "node(s) were not the pod's target"
 
     @property
     def is_resolvable(self) -> bool:
@@ -39,6 +42,8 @@ class Code(IntEnum):
     NOT_IDLE = 5
     BUSY = 6
     RECONFIGURING = 7
+    WRONG_MODEL = 8
+    NOT_TARGET = 9
 
     @property
     def rejection(self) -> Rejection | None:
@@ -51,8 +56,17 @@ class Code(IntEnum):
         return "" if self is Code.PASSES else Rejection[self.name].value
 
 
+RELATIVE_CODES: Final = (Code.BUSY, Code.NOT_TARGET)
+"""Rejections that depend on the other candidates."""
+
+
 def reject(
-    batch: Batch, asks: DeviceRequests, assessment: Assessment, *, requires_idle: Flags
+    batch: Batch,
+    asks: DeviceRequests,
+    assessment: Assessment,
+    *,
+    requires_idle: Flags,
+    is_wrong_model: Flags,
 ) -> Codes:
     """Return the first rejection of each node, `Code.PASSES` without one.
 
@@ -62,6 +76,7 @@ def reject(
     too_small = assessment.full_bytes < assessment.asked_bytes
     foreign = _uncounted_foreign(batch, assessment)
     checks = (
+        (Code.WRONG_MODEL, is_wrong_model),
         (Code.RECONFIGURING, batch.is_reconfiguring),
         (Code.UNHEALTHY, assessment.working < needed),
         (Code.GPU_TOO_SMALL, (assessment.works & ~too_small).sum(axis=1) < needed),

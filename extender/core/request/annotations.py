@@ -12,6 +12,14 @@ from typing import Final, TypeVar
 
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.quantity import parse_bytes
+from extender.core.request.targets import (
+    TARGET_POLICY_ALLOWED,
+    TARGETS_ALLOWED,
+    Target,
+    TargetPolicy,
+    parse_target_policy,
+    parse_targets,
+)
 from extender.core.untyped import mapping_of
 
 T = TypeVar("T")
@@ -36,6 +44,9 @@ class Annotation(StrEnum):
     MAX_MEMORY = "idlegpu.io/max-memory"
     STRATEGY = "idlegpu.io/strategy"
     PREFER_MODELS = "idlegpu.io/prefer-models"
+    REQUIRE_MODELS = "idlegpu.io/require-models"
+    TARGET = "idlegpu.io/target"
+    TARGET_POLICY = "idlegpu.io/target-policy"
 
 
 OWN_ANNOTATIONS: Final = frozenset({"idlegpu.io/state", "idlegpu.io/decision", "idlegpu.io/reason"})
@@ -89,6 +100,9 @@ class Wishes:
         thresholds: a device below both thresholds is idle for this pod.
         strategy: order among nodes of equal certainty.
         preferred_models: preferred GPU models, best first, as the pod writes them.
+        required_models: GPU models of which the pod accepts any and no other; () for all.
+        targets: nodes that the pod names, in the order in which they are tried; () for any node.
+        target_policy: what the pod does while no target can take it.
         problems: invalid annotations.
     """
 
@@ -98,6 +112,9 @@ class Wishes:
     thresholds: Thresholds
     strategy: Strategy
     preferred_models: tuple[str, ...]
+    required_models: tuple[str, ...]
+    targets: tuple[Target, ...]
+    target_policy: TargetPolicy
     problems: tuple[AnnotationProblem, ...]
 
 
@@ -150,6 +167,27 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
             allowed=MODELS_ALLOWED,
             instead="no preference",
         ),
+        required_models=annotations.read(
+            Annotation.REQUIRE_MODELS,
+            parse_models,
+            default=(),
+            allowed=MODELS_ALLOWED,
+            instead="every model",
+        ),
+        targets=annotations.read(
+            Annotation.TARGET,
+            parse_targets,
+            default=(),
+            allowed=TARGETS_ALLOWED,
+            instead="every node",
+        ),
+        target_policy=annotations.read(
+            Annotation.TARGET_POLICY,
+            parse_target_policy,
+            default=TargetPolicy.REQUIRE,
+            allowed=TARGET_POLICY_ALLOWED,
+            instead=TargetPolicy.REQUIRE.value,
+        ),
         problems=(),
     )
     return replace(wishes, problems=(*annotations.problems, *annotations.unknown()))
@@ -165,6 +203,9 @@ def _silent(thresholds: Thresholds, strategy: Strategy) -> Wishes:
         thresholds=thresholds,
         strategy=strategy,
         preferred_models=(),
+        required_models=(),
+        targets=(),
+        target_policy=TargetPolicy.REQUIRE,
         problems=(),
     )
 

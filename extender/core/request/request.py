@@ -18,6 +18,7 @@ from extender.core.request.annotations import (
 )
 from extender.core.request.gpu_resources import ResourceNames, count_devices, has_claims
 from extender.core.request.scheduled_condition import last_word
+from extender.core.request.targets import Target, TargetPolicy
 from extender.core.untyped import mapping_of, text_of
 
 
@@ -65,6 +66,9 @@ class GpuRequest:
         thresholds: a device below both thresholds is idle for this pod.
         strategy: order among nodes of equal certainty.
         preferred_models: preferred GPU models, best first, as the pod writes them.
+        required_models: GPU models of which the pod accepts any and no other; () for all.
+        targets: nodes that the pod names, in the order in which they are tried; () for any node.
+        target_policy: what the pod does while no target can take it.
         millicores: requested CPU of the node.
         host_bytes: requested memory of the node.
         nominated_node: node on which preemption frees devices for the pod, "" if none.
@@ -84,6 +88,9 @@ class GpuRequest:
     thresholds: Thresholds = field(default_factory=Thresholds)
     strategy: Strategy = Strategy.AUTO
     preferred_models: tuple[str, ...] = ()
+    required_models: tuple[str, ...] = ()
+    targets: tuple[Target, ...] = ()
+    target_policy: TargetPolicy = TargetPolicy.REQUIRE
     millicores: int = 0
     host_bytes: int = 0
     nominated_node: str = ""
@@ -91,6 +98,19 @@ class GpuRequest:
     has_preferences: bool = field(default=False, compare=False)
     last_word: str | None = field(default=None, compare=False)
     own: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the pod waits for its own demands rather than go to an unsuitable node."""
+        is_bound = self.targets and self.target_policy is TargetPolicy.REQUIRE
+        return bool(self.requires_idle or self.required_models or is_bound)
+
+    @property
+    def target_nodes(self) -> frozenset[str] | None:
+        """The only nodes that the pod accepts, None for all."""
+        if not self.targets or self.target_policy is TargetPolicy.PREFER:
+            return None
+        return frozenset(target.node for target in self.targets if target.is_usable)
 
     def __post_init__(self) -> None:
         if not self.resources:
@@ -152,6 +172,9 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             thresholds=wishes.thresholds,
             strategy=wishes.strategy,
             preferred_models=wishes.preferred_models,
+            required_models=wishes.required_models,
+            targets=wishes.targets,
+            target_policy=wishes.target_policy,
             millicores=host.millicores,
             host_bytes=host.memory_bytes,
             nominated_node=text_of(status.get("nominatedNodeName")),

@@ -7,7 +7,7 @@ the full state that its decisions need.
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Final
 
 import msgspec
@@ -229,6 +229,9 @@ def _request(request: GpuRequest) -> Json:
         "thresholds": asdict(request.thresholds),
         "strategy": request.strategy.value,
         "preferred_models": request.preferred_models,
+        "required_models": request.required_models,
+        "targets": [astuple(target) for target in request.targets],
+        "target_policy": request.target_policy.value,
         "millicores": request.millicores,
         "host_bytes": request.host_bytes,
         "nominated_node": request.nominated_node,

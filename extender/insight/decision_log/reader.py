@@ -3,9 +3,9 @@
 import base64
 import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from extender.core.nodes.snapshot import (
 )
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request.request import GpuRequest, PodRef
+from extender.core.request.targets import Target, TargetPolicy
 from extender.core.untyped import mapping_of, text_of
 from extender.insight.decision_log.columns import (
     TELEMETRY,
@@ -381,6 +382,9 @@ def _read_tenant(count: int, memory: int | None, expected: int | None = None) ->
     return Tenant(uid="", count=int(count), memory_bytes=memory, expected_bytes=expected)
 
 
+_TARGET: Final = [column.name for column in fields(Target)]
+
+
 def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
     resources = tuple((str(name), int(count)) for name, count in encoded["resources"])  # type: ignore[attr-defined] # of a document
     memory, expected = encoded["memory_bytes"], encoded.get("expected_bytes")
@@ -394,6 +398,13 @@ def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
         thresholds=msgspec.convert(encoded["thresholds"], Thresholds, strict=False),
         strategy=Strategy(text_of(encoded["strategy"])),
         preferred_models=_names(encoded["preferred_models"]),
+        # Older logs lack these, because no pod could ask for them.
+        required_models=_names(encoded.get("required_models", ())),
+        targets=msgspec.convert(
+            [dict(zip(_TARGET, each, strict=True)) for each in encoded.get("targets", ())],  # type: ignore[attr-defined] # of a document
+            tuple[Target, ...],
+        ),
+        target_policy=TargetPolicy(text_of(encoded.get("target_policy")) or TargetPolicy.REQUIRE),
         # Older logs lack CPU and memory, which did not count then.
         millicores=int(_number(encoded.get("millicores", 0))),
         host_bytes=int(_number(encoded.get("host_bytes", 0))),

@@ -51,6 +51,21 @@ async def test_best_takes_what_a_pod_may_say(world: World, client: Client) -> No
     assert answer["feasible"] == 1
 
 
+async def test_best_counts_the_gpus_of_each_model_that_is_asked_for(
+    world: World, client: Client
+) -> None:
+    world.add({"other": [IDLE, IDLE]})
+    world.add_pod("tenant", "other", gpus=2)
+    cards = sum(record.allocatable.get(GPU, 0) for record in world.fleet.nodes.values())
+
+    answer = await get(client, "/v1/best", model="H100,T4")
+
+    assert set(answer["models"]) == {"H100", "T4"}
+    assert answer["models"]["T4"] == {"gpus": 0, "free": 0}
+    assert cards - 2 > answer["models"]["H100"]["free"] > 0
+    assert answer["models"]["H100"]["gpus"] == cards
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

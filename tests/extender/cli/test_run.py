@@ -134,6 +134,30 @@ def test_a_job_is_printed_that_asks_for_what_was_said(run: Run) -> None:
     assert parsed.request.memory_bytes == 20 << 30
 
 
+def test_there_is_one_job_for_each_target(run: Run) -> None:
+    made = printed(
+        run, "--require-model", "H100", "--target", "gpu-1::0,1", "--target", "gpu-2",
+        "--name", "t", "--", "true",
+        "--", "true",
+    )  # fmt: skip
+
+    jobs = made["items"]
+    assert [job["metadata"]["name"] for job in jobs] == ["t-0", "t-1"]
+    assert [job["spec"]["template"]["metadata"]["annotations"] for job in jobs] == [
+        {"idlegpu.io/require-models": "H100", "idlegpu.io/target": node}
+        for node in ("gpu-1::0,1", "gpu-2")
+    ]
+
+
+def test_a_target_that_cannot_be_read_is_refused(run: Run) -> None:
+    result = run("run", "--target", "gpu-1::x", "--", "true")
+
+    assert result.exit_code == 2
+    assert "'gpu-1::x': must be 1 to 32 nodes separated by semicolons" in " ".join(
+        result.stderr.split()
+    )
+
+
 def test_without_wishes_nothing_is_annotated(run: Run) -> None:
     job = printed(run, "--", "nvidia-smi")
 

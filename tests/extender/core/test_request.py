@@ -14,6 +14,7 @@ from extender.core.request.request import (
     parse_pod_ref,
     parse_request,
 )
+from extender.core.request.targets import Target, TargetPolicy
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -182,6 +183,9 @@ def test_every_annotation_is_read() -> None:
         max_memory="12.5 %",
         strategy="Pack",
         prefer_models="H100, A100-SXM4 ,V100,H100",
+        require_models="H100,A100",
+        target=" gpu-1::2, 0 ;gpu-2;gpu-1::0,2",
+        target_policy="Prefer",
     )
 
     assert parsed.problems == ()
@@ -193,6 +197,9 @@ def test_every_annotation_is_read() -> None:
         thresholds=Thresholds(utilization=0.2, memory=0.125),
         strategy=Strategy.PACK,
         preferred_models=("H100", "A100-SXM4", "V100"),
+        required_models=("H100", "A100"),
+        targets=(Target("gpu-1", (0, 2)), Target("gpu-2")),
+        target_policy=TargetPolicy.PREFER,
     )
 
 
@@ -219,6 +226,15 @@ def test_every_annotation_is_read() -> None:
         (Annotation.PREFER_MODELS, ","),
         (Annotation.PREFER_MODELS, "H100;DROP"),
         (Annotation.PREFER_MODELS, ",".join(f"m{n}" for n in range(17))),
+        (Annotation.REQUIRE_MODELS, ""),
+        (Annotation.TARGET, ";"),
+        (Annotation.TARGET, "gpu-1::"),
+        (Annotation.TARGET, "gpu-1::0-3"),
+        (Annotation.TARGET, "gpu-1::256"),
+        (Annotation.TARGET, "GPU 1"),
+        (Annotation.TARGET, "gpu-1:0"),
+        (Annotation.TARGET, ";".join("abcdefghijklmnopqrstuvwxyz0123456")),
+        (Annotation.TARGET_POLICY, "maybe"),
     ],
 )
 def test_an_invalid_value_is_reported_and_the_default_applies(

@@ -43,8 +43,11 @@ def placed() -> World:
     return world
 
 
-async def decide(world: World, *nodes: str, verb: str = "prioritize", gpus: int = 2) -> None:
-    question = json.dumps(names_question(*nodes, asker=pod("p", gpus=gpus))).encode()
+async def decide(
+    world: World, *nodes: str, verb: str = "prioritize", gpus: int = 2, target: str = ""
+) -> None:
+    asker = pod("p", gpus=gpus, **({"target": target} if target else {}))
+    question = json.dumps(names_question(*nodes, asker=asker)).encode()
     webhooks = world.webhooks()
     await (webhooks.prioritize if verb == "prioritize" else webhooks.filter)(question)
 
@@ -98,6 +101,31 @@ async def test_the_event_shows_the_readings_of_the_decision() -> None:
     world.tell({"n": [BUSY, BUSY]})
 
     assert "2 of 2 GPUs idle" in describe(bind(world, "n"))
+
+
+@pytest.mark.parametrize(
+    ("target", "gpus", "text"),
+    [
+        ("node-7::0,1", 2, "GPU 0,1 as asked"),
+        ("node-7::0,1,3", 1, "GPU 0,1 as asked"),
+        ("node-7::1", 1, "it asked for GPU 1, and the kubelet chooses from GPU 0,1"),
+        ("node-7::2", 1, "it asked for GPU 2, and the kubelet chooses from GPU 0,1"),
+    ],
+)
+async def test_whether_the_pod_gets_the_gpus_that_it_named(
+    placed: World, target: str, gpus: int, text: str
+) -> None:
+    await decide(placed, "node-7", "node-8", gpus=gpus, target=target, verb="filter")
+
+    assert describe(bind(placed, "node-7")).endswith(f", {text}")
+
+
+async def test_nothing_is_promised_of_gpus_without_an_index() -> None:
+    world = World()
+    world.add_node("dark", gpus=1)
+    await decide(world, "dark", gpus=1, target="dark::0")
+
+    assert describe(bind(world, "dark")).endswith("it is unknown whether it gets GPU 0 as asked")
 
 
 async def test_a_node_of_which_nothing_is_known_says_so() -> None:

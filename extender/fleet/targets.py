@@ -1,0 +1,99 @@
+"""Compare the targets that a pod names with the nodes and GPUs that exist."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from extender.core.nodes.snapshot import Snapshot
+from extender.core.request.annotations import Annotation, AnnotationProblem
+from extender.core.request.request import GpuRequest
+from extender.core.request.targets import Target, TargetPolicy
+from extender.fleet.store import DeviceStore
+
+MAX_LISTED: Final = 8
+"""Most node names in a message."""
+
+
+def aim(request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> tuple[Target, ...]:
+    """Return the targets of a request: marked if unusable, and those with their GPUs free first.
+
+    Args:
+        request: a request with targets.
+        snapshot: the current snapshot.
+        store: the devices.
+    """
+    marked = [_mark(target, store) for target in request.targets]
+    return tuple(sorted(marked, key=lambda target: not _is_free(target, request, snapshot, store)))
+
+
+def _mark(target: Target, store: DeviceStore) -> Target:
+    """Return a target that says whether its GPUs exist; they may, while no source reports any."""
+    known = rows_by_index(target.node, store)
+    return replace(target, is_usable=not known or known.keys() >= set(target.devices))
+
+
+def rows_by_index(node: str, store: DeviceStore) -> Mapping[int, set[int]]:
+    """Return the device rows of a node by GPU index; MIG instances have the index of their card."""
+    found: dict[int, set[int]] = {}
+    for row in store.rows_of_node(node):
+        info = store.info(row)
+        if info is not None and info.index is not None:
+            found.setdefault(info.index, set()).add(row)
+    return found
+
+
+def _is_free(target: Target, request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> bool:
+    """Return whether the pod can get the GPUs that a target names."""
+    if not target.devices or not target.is_usable:
+        return True
+    pool = snapshot.pools.get(request.resource)
+    if pool is None or target.node not in pool.row_of:
+        return False
+    row = pool.rows[pool.row_of[target.node]]
+    free = {slot for slot, used in zip(row.slots, row.used, strict=True) if used < row.replicas}
+    known = rows_by_index(target.node, store)
+    suitable = sum(not free.isdisjoint(known.get(index, ())) for index in target.devices)
+    return suitable >= min(request.count, len(target.devices))
+
+
+def target_problems(
+    request: GpuRequest, snapshot: Snapshot, store: DeviceStore
+) -> Iterator[AnnotationProblem]:
+    """Yield a problem for each target whose node or GPU does not exist.
+
+    Args:
+        request: a request from `Fleet.informed`.
+        snapshot: the current snapshot.
+        store: the devices.
+    """
+    is_bound = request.target_policy is TargetPolicy.REQUIRE
+    instead = "nothing, the pod waits for it" if is_bound else "every node"
+    pool = snapshot.pools.get(request.resource)
+    for target in request.targets:
+        if target.node not in snapshot.nodes:
+            allowed = f"a node of the cluster: {_near(target.node, pool.nodes if pool else ())}"
+        elif not target.is_usable:
+            indices = sorted(rows_by_index(target.node, store))
+            allowed = f"GPUs of {target.node}: {', '.join(map(str, indices))}"
+        else:
+            continue
+        yield AnnotationProblem(
+            annotation=Annotation.TARGET,
+            value=str(target),
+            allowed=allowed,
+            default_used=instead,
+        )
+
+
+def _near(name: str, nodes: Sequence[str]) -> str:
+    """Return the GPU nodes next to a name in alphabetical order, as one text.
+
+    Args:
+        name: a name that no node has.
+        nodes: sorted names of the GPU nodes.
+    """
+    start = max(min(bisect_left(nodes, name) - MAX_LISTED // 2, len(nodes) - MAX_LISTED), 0)
+    shown = nodes[start : start + MAX_LISTED]
+    more = len(nodes) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "") or "none has such GPUs"

@@ -1,0 +1,195 @@
+"""Pods that name their node, its GPUs, or the models that they accept."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.request.request import GpuRequest
+from extender.core.request.targets import Target, TargetPolicy, parse_targets
+from extender.fleet.targets import target_problems
+from tests.builders import GPU, request
+from tests.extender.served import MakeClient, names_question, pod
+from tests.extender.served import World as ServedWorld
+from tests.extender.webhook.asking import ask, meta
+from tests.worlds import BUSY, World
+
+NOT_TARGET = "node(s) were not the pod's target"
+WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
+
+
+def aimed(world: World, target: str, **wishes: Any) -> GpuRequest:
+    asked = request(targets=parse_targets(target), **wishes)
+    return world.fleet.informed(asked, ())
+
+
+def three_nodes(cards: int = 4) -> World:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.add_node(name, cards)
+    world.read()
+    return world
+
+
+def passing(world: World, asked: GpuRequest, *nodes: str) -> list[str]:
+    decision = world.rank(asked, nodes or ("a", "b", "c"))
+    return [decision.candidates[at] for at in decision.order]
+
+
+@pytest.mark.parametrize("target", ["c", "c::3", "gone;c", "gone::0;c;a"])
+def test_only_the_first_target_that_can_take_the_pod_passes(target: str) -> None:
+    world = three_nodes()
+
+    assert passing(world, aimed(world, target)) == ["c"]
+
+
+def test_a_busy_target_still_wins_over_idle_nodes() -> None:
+    world = three_nodes()
+    for index in range(4):
+        world.card("b", index).values.update(BUSY)
+    world.bind("tenant", "b", 2)
+    world.read()
+
+    assert passing(world, aimed(world, "b;a")) == ["b"]
+
+
+def test_the_next_target_is_tried_if_kube_scheduler_found_the_first_one_full() -> None:
+    world = three_nodes()
+
+    assert passing(world, aimed(world, "c;a"), "a", "b") == ["a"]
+
+
+def test_without_a_usable_target_the_pod_waits_or_goes_anywhere() -> None:
+    world = three_nodes()
+
+    assert passing(world, aimed(world, "gone")) == []
+    assert passing(world, aimed(world, "a::7")) == []
+    prefer = {"target_policy": TargetPolicy.PREFER}
+    assert passing(world, aimed(world, "gone", **prefer)) == ["a", "b", "c"]
+    assert passing(world, aimed(world, "a::7", **prefer)) == ["a", "b", "c"]
+    assert passing(world, aimed(world, "c", **prefer)) == ["c"]
+
+
+def test_a_target_whose_gpus_are_held_comes_after_one_whose_gpus_are_free() -> None:
+    world = three_nodes()
+    world.bind("tenant", "a", on=[world.card("a", 0)])
+    world.read()
+
+    assert passing(world, aimed(world, "a::0;b::0")) == ["b"]
+    assert passing(world, aimed(world, "a::0,1;b::0")) == ["a"]
+    assert passing(world, aimed(world, "a::0,1;b::0,1", count=2)) == ["b"]
+    assert passing(world, aimed(world, "a::0")) == ["a"], "the node is binding, its GPUs are not"
+
+
+def test_mig_instances_are_found_by_the_index_of_their_card() -> None:
+    world = World()
+    world.add_instances("a", 3, ["1g.10gb", "1g.10gb"])
+    offered = {"nvidia.com/mig-1g.10gb": 2}
+    world.fleet.apply_node(NodeRecord(name="a", allocatable=offered, capacity=offered))
+    world.read()
+    asked = {"resource": "nvidia.com/mig-1g.10gb", "resources": (("nvidia.com/mig-1g.10gb", 1),)}
+
+    assert aimed(world, "a::3", **asked).targets[0].is_usable
+    assert not aimed(world, "a::0", **asked).targets[0].is_usable
+
+
+def test_no_gpu_is_called_missing_while_no_source_reports_any() -> None:
+    world = World()
+    world.add_node("a", 0, allocatable={GPU: 4}, capacity={GPU: 4})
+
+    assert aimed(world, "a::2").targets == (Target("a", (2,)),)
+
+
+def test_what_does_not_exist_is_named_with_what_does() -> None:
+    world = three_nodes()
+    asked = aimed(world, "gone::1;a::1,7;b")
+
+    problems = target_problems(asked, world.fleet.snapshot(), world.fleet.store)
+
+    assert sorted(problem.message for problem in problems) == [
+        'annotation idlegpu.io/target: "a::1,7" is not allowed: must be GPUs of a: 0, 1, 2, 3; '
+        "used instead: nothing, the pod waits for it",
+        'annotation idlegpu.io/target: "gone::1" is not allowed: must be a node of the cluster: '
+        "a, b, c; used instead: nothing, the pod waits for it",
+    ]
+
+
+def test_few_names_are_listed_and_the_others_counted() -> None:
+    world = World()
+    for number in range(30):
+        world.add_node(f"gpu-{number:02}")
+    world.read()
+    asked = aimed(world, "gpu-14x", target_policy=TargetPolicy.PREFER)
+
+    (problem,) = target_problems(asked, world.fleet.snapshot(), world.fleet.store)
+
+    assert problem.allowed == (
+        "a node of the cluster: gpu-11, gpu-12, gpu-13, gpu-14, gpu-15, gpu-16, gpu-17, gpu-18 "
+        "and 22 more"
+    )
+    assert problem.default_used == "every node"
+
+
+def test_only_required_models_pass_however_idle_the_others_are() -> None:
+    world = World()
+    models = {"a": "NVIDIA A100-SXM4-40GB", "h": "NVIDIA H100 80GB HBM3", "u": ""}
+    for name, model in models.items():
+        world.add_node(name)
+        card = world.card(name)
+        card.info = replace(card.info, model=model)
+    world.card("h").values.update(BUSY)
+    world.read()
+    asked = request(required_models=("H100", "H200"))
+    decision = world.rank(asked, ["a", "h", "u", "unseen"])
+
+    assert [code.item() for code in decision.codes] == [8, 0, 8, 8]
+    assert passing(world, request(required_models=("V100",)), "a", "h", "u") == []
+
+
+async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeClient) -> None:
+    world = ServedWorld()
+    world.add({name: [] for name in ("a", "b")})
+    for name in ("a", "b"):
+        world.add_node(name)
+    client = await aiohttp_client(world.build_app())
+    question = names_question("a", "b", asker=pod(target="b"))
+
+    answer = await ask(client, "filter", question)
+
+    assert answer["NodeNames"] == ["b"]
+    assert answer["FailedAndUnresolvableNodes"] == {"a": NOT_TARGET}
+    assert world.problems == []
+
+    answer = await ask(client, "filter", names_question("a", "b", asker=pod(target="c")))
+
+    assert answer["NodeNames"] == []
+    assert [problem.value for problem in world.problems] == ["c"]
+
+
+async def test_no_pod_is_evicted_from_a_node_that_is_not_the_target(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = ServedWorld()
+    for name in ("a", "b"):
+        world.add_node(name)
+        world.add_pod(f"holder-{name}", name, gpus=2)
+    client = await aiohttp_client(world.build_app())
+    victims = meta("a", "b", uids=("uid-holder-a", "uid-holder-b"))
+    question = {"Pod": pod(target="b;gone"), **victims}
+
+    answer = await ask(client, "preempt", question)
+
+    assert list(answer["NodeNameToMetaVictims"]) == ["b"]
+
+
+async def test_a_target_is_binding_while_the_inventory_is_incomplete(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = ServedWorld(is_ready=False)
+    client = await aiohttp_client(world.build_app())
+    question = names_question("a", "b", asker=pod(target="b"))
+
+    answer = await ask(client, "filter", question)
+
+    assert answer["NodeNames"] == ["b"]
