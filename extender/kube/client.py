@@ -13,6 +13,8 @@ from typing import Final, Self
 
 import aiohttp
 import orjson
+from kubernetes_asyncio import config
+from kubernetes_asyncio.client import ApiClient, Configuration
 
 from extender.kube.kubeconfig import (
     SERVICE_ACCOUNT,
@@ -20,7 +22,6 @@ from extender.kube.kubeconfig import (
     load_kubeconfig,
     load_service_account,
 )
-from extender.kube.library import ApiClient, Configuration, config
 from extender.runtime.decoding import MalformedError, decode_with
 
 Params = Mapping[str, str | int]

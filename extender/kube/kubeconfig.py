@@ -3,7 +3,21 @@
 from pathlib import Path
 from typing import Final
 
-from extender.kube.library import KUBECONFIG_ERRORS, Configuration, cause_of, config
+import yaml
+from kubernetes_asyncio import config
+from kubernetes_asyncio.client import Configuration
+
+KUBECONFIG_ERRORS: Final = (
+    config.ConfigException,
+    OSError,
+    yaml.YAMLError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""Exceptions from the kubeconfig loader, which does not check the structure of its YAML."""
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -49,6 +63,11 @@ def load_service_account(folder: Path) -> Configuration:
             f"account: {error}: set kubeconfig (IDLEGPU_KUBECONFIG)"
         ) from error
     return configuration
+
+
+def cause_of(error: Exception) -> str:
+    """Return an error's message on one line, or its type name if the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _require_file(path: Path) -> None:

@@ -7,11 +7,12 @@ even for odd values in `extra`.
 import contextlib
 import logging
 import math
+import queue
 import sys
-import threading
-from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
+from time import monotonic, sleep
 from typing import Final, TextIO
 
 import orjson
@@ -20,76 +21,61 @@ from typing_extensions import override  # in typing from Python 3.12 on
 from extender.runtime.log_choices import LogFormat, LogLevel
 from extender.runtime.terminal_escapes import escape_json, escape_text
 
-# Write log lines from a separate thread, so that a slow reader of the log delays no request.
-
 WAITING_LINES: Final = 20_000
 """Most lines that wait to be written; further lines are dropped and counted."""
-
-GATHER_SECONDS: Final = 0.05
-"""Time to collect lines for one write: waking a thread costs more than formatting a line."""
 
 CLOSE_SECONDS: Final = 2.0
 """Longest wait for the last lines at shutdown."""
 
+POLL_SECONDS: Final = 0.01
 
-class BackgroundHandler(logging.StreamHandler[TextIO]):
-    """A stream handler whose `emit` never waits for the stream: a thread writes the lines."""
+
+class BackgroundHandler(QueueHandler):
+    """Formats lines at once and writes them from a thread: a slow reader delays no request."""
+
+    queue: queue.Queue[logging.LogRecord]
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self._lines: deque[str] = deque()
+        super().__init__(queue.Queue(WAITING_LINES))
         self._dropped = 0
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
-        self._thread.start()
+        self._writer = QueueListener(self.queue, logging.StreamHandler(stream))
+        self._writer.start()
 
     @override
-    def emit(self, record: logging.LogRecord) -> None:
-        """Format a record and queue the line for the thread."""
-        if len(self._lines) >= WAITING_LINES:
-            self._dropped += 1
-            return
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a formatted line; drop it if the queue is full."""
         try:
-            self._lines.append(self.format(record))
-        except Exception:  # noqa: BLE001 - as logging has it: a log line is worth no failure
-            self.handleError(record)
-        if not self._wake.is_set():
-            self._wake.set()
+            self._report_dropped(0)
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
 
     @override
     def close(self) -> None:
         """Write the queued lines within `CLOSE_SECONDS`, and stop the thread."""
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(CLOSE_SECONDS)
+        deadline = monotonic() + CLOSE_SECONDS
+        with contextlib.suppress(queue.Full):
+            self._report_dropped(CLOSE_SECONDS)
+        while self.queue.unfinished_tasks and monotonic() < deadline:
+            sleep(POLL_SECONDS)
+        if not self.queue.unfinished_tasks:  # else the stream is blocked: `stop` would wait for it
+            self._writer.stop()
         super().close()
 
-    def _write(self) -> None:
-        while not (self._closing.is_set() and not self._lines):
-            self._wake.wait()
-            if not self._closing.wait(GATHER_SECONDS):
-                self._wake.clear()
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            dropped, self._dropped = self._dropped, 0
-            if dropped:
-                lines.append(
-                    self.format(
-                        logging.LogRecord(
-                            __name__,
-                            logging.WARNING,
-                            __file__,
-                            0,
-                            "log lines dropped: they came faster than they were read: %d",
-                            (dropped,),
-                            None,
-                        )
-                    )
-                )
-            if lines:
-                with contextlib.suppress(OSError, ValueError):  # the reader is gone
-                    self.stream.write("".join(f"{line}\n" for line in lines))
-                    self.stream.flush()
+    def _report_dropped(self, seconds: float) -> None:
+        """Queue a line with the number of dropped lines, if there are any.
+
+        Args:
+            seconds: longest wait for room in the queue.
+
+        Raises:
+            Full: the queue has no room.
+        """
+        if self._dropped:
+            text = "log lines dropped: they came faster than they were read: %d"
+            about = (__name__, logging.WARNING, __file__, 0, text, (self._dropped,), None)
+            self.queue.put(self.prepare(logging.LogRecord(*about)), bool(seconds), seconds)
+            self._dropped = 0
 
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -26,12 +26,8 @@ SHOWN = 10
                                                                  path_type=Path))  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
               help="Change a setting: weights.memory=0.4; repeatable.")  # fmt: skip
-@click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              metavar="FILE", help="Write a plot to this file, as SVG.")  # fmt: skip
 @output_option
-def command(
-    *, log: tuple[Path, ...], settings: tuple[str, ...], plot: Path | None, output: str
-) -> None:
+def command(*, log: tuple[Path, ...], settings: tuple[str, ...], output: str) -> None:
     """Repeat the decisions of the decision log LOG, with other settings.
 
     The server's own code decides, offline, from the recorded state of the cluster. Name several
@@ -44,7 +40,6 @@ def command(
     # Server code, which takes half a second to import.
     from extender.insight.decision_log.reader import read_log
     from extender.insight.replay.changes import parse_changes
-    from extender.insight.replay.plot import draw
     from extender.insight.replay.report import replay
 
     changes = dict(one.split("=", 1) for one in settings if "=" in one)
@@ -52,8 +47,6 @@ def command(
         report = replay(read_log(log), parse_changes(settings), changes)
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error
-    if plot is not None:
-        plot.write_text(draw(_title(report), report.activities), encoding="utf-8")
     session = Session(ConnectionOptions(), output)
     if session.is_table:
         show_table(session.console, _render(report))
@@ -61,11 +54,6 @@ def command(
         session.write(report)
     if report.exact < report.decisions or not report.decisions:
         click.get_current_context().exit(1)
-
-
-def _title(report: "ReplayReport") -> str:
-    changed = ", ".join(f"{name}={value}" for name, value in report.changes.items())
-    return f"Where pods landed, by {changed or 'the settings of the log'}"
 
 
 def _render(report: "ReplayReport") -> RenderableType:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from kubernetes_asyncio import config
+from kubernetes_asyncio.client import Configuration
 
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.remote.transports import Login, Params, UrlTransport
-from extender.kube.library import KUBECONFIG_ERRORS, Configuration, cause_of, config
+from extender.kube.kubeconfig import KUBECONFIG_ERRORS, cause_of
 from extender.runtime.decoding import MalformedError, decode_with
 
 TOKEN_HEADER: Final = "X-Idlegpu-Token"  # noqa: S105 - the header's name

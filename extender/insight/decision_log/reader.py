@@ -399,7 +399,7 @@ def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
         strategy=Strategy(text_of(encoded["strategy"])),
         preferred_models=_names(encoded["preferred_models"]),
         # Older logs lack these, because no pod could ask for them.
-        required_models=_names(encoded.get("required_models", ())),
+        required_models=_names(encoded.get("required_models", [])),
         targets=msgspec.convert(
             [dict(zip(_TARGET, each, strict=True)) for each in encoded.get("targets", ())],  # type: ignore[attr-defined] # of a document
             tuple[Target, ...],

@@ -82,7 +82,7 @@ class ReplayReport:
         after: first choices under the changed settings.
         actual: nodes that kube-scheduler bound the pods to.
         moves: the first of the moved pods.
-        activities: for the plot: activity by pod of before, after and actual.
+        activities: mean activity of each pod's GPUs, as a ratio, for before, after and actual.
     """
 
     changes: dict[str, str]

@@ -8,10 +8,11 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes_asyncio.client import Configuration
+from kubernetes_asyncio.config import ConfigException
 
 from extender.kube.client import KubeClient, KubeError, LineSplitter
 from extender.kube.kubeconfig import KubeConfigError, load_kubeconfig
-from extender.kube.library import ConfigException, Configuration
 from testkit.fake_kube import FakeKube, answer, refusal, running_kube
 from testkit.kube_objects import Object, node
 
