@@ -44,7 +44,11 @@ def evaluate(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Eva
     is_clean = assessment.is_clean & ~batch.telemetry.is_foreign
     idle_chance = np.where(is_clean & assessment.fits, assessment.idle_chance, 0.0)
     codes = reject(
-        batch, asks, assessment, requires_idle=np.array([question.request.requires_idle])
+        batch,
+        asks,
+        assessment,
+        requires_idle=np.array([question.request.requires_idle]),
+        is_wrong_model=np.zeros(len(batch), dtype=np.bool_),
     )
     is_closed = is_clean.sum(axis=1) < assessment.landing.needed
     codes[(codes == Code.PASSES) & is_closed] = Code.FOREIGN_USE

@@ -116,7 +116,7 @@ def retired(text: str) -> Iterator[tuple[int, str]]:
 
 def places() -> dict[str, list[str]]:
     """Return by room where retired words are."""
-    found = defaultdict(list)
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for name, text in texts():
         found[room(name)] += [f"{name}:{number}: {word}" for number, word in retired(text)]
     return found

@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 
 from agent import options as coded
-from agent.config import ConfigError, Settings, all_settings, load_settings
+from agent.config import Settings, all_settings, load_settings
 from agent.options import Options
 from extender.core.policy import HealthAction
+from extender.settings.loading import ConfigError
 
 
 def test_without_settings_the_defaults_apply() -> None:

@@ -369,9 +369,9 @@ def agent_connection(runner: asyncio.Runner) -> Target:
     source = _Agents(
         AgentSettings(),
         cast(KubeClient, None),
+        world.fleet,
         knows=world.fleet.nodes.__contains__,
         deliver=deliver,
-        foreign=Foreign,
         clock=lambda: NOW,
         monotonic=lambda: 0.0,
     )
