@@ -3,8 +3,8 @@
 import pytest
 
 from simulation.models import A100_40GB, V100
-from tests.controlplane.objects import pod
-from tests.e2e.world import World
+from testkit.controlplane.objects import pod
+from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -9,11 +9,11 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy, parse_targets
 from extender.fleet.targets import target_problems
-from tests.builders import GPU, request
-from tests.extender.served import MakeClient, names_question, pod
-from tests.extender.served import World as ServedWorld
-from tests.extender.webhook.asking import ask, meta
-from tests.worlds import BUSY, World
+from testkit.builders import GPU, request
+from testkit.served import MakeClient, names_question, pod
+from testkit.served import World as ServedWorld
+from testkit.webhook_questions import ask, meta
+from testkit.world import BUSY, World
 
 NOT_TARGET = "node(s) were not the pod's target"
 WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
