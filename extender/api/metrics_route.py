@@ -36,8 +36,6 @@ class FleetCollector(Collector):
         sources: returns the status of each source.
         dropped_events: returns the number of events that could not be written.
         clock: seconds since the epoch.
-
-    Attributes:
         pool_labels: node labels that name a node pool; they override the cloud providers' labels.
     """
 
@@ -47,13 +45,18 @@ class FleetCollector(Collector):
         sources: Callable[[], Iterable[SourceStatus]],
         dropped_events: Callable[[], int],
         clock: Callable[[], float],
+        pool_labels: tuple[str, ...] = (),
     ) -> None:
         self._fleet = fleet
         self._sources = sources
         self._dropped_events = dropped_events
         self._clock = clock
-        self.pool_labels: tuple[str, ...] = ()
+        self.pool_labels = pool_labels
         self._counted: list[Metric] | None = None
+
+    def adopt(self, settings: Settings) -> None:
+        """Apply new settings."""
+        self.pool_labels = settings.pool_labels
 
     def count_in_steps(self) -> Steps[None]:
         """Count GPUs and pods in steps, so that the next scrape does not block the event loop."""
@@ -345,8 +348,7 @@ def export_state(
         clock: seconds since the epoch.
     """
     register = metrics.registry.register
-    collector = FleetCollector(fleet, follower.states, dropped_events, clock)
-    collector.pool_labels = settings.pool_labels
+    collector = FleetCollector(fleet, follower.states, dropped_events, clock, settings.pool_labels)
     register(collector)
     register(AgentCollector(follower.agent_figures))
     register(CertificateCollector(lambda: certificate_ends(settings)))

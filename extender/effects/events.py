@@ -10,7 +10,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from http import HTTPStatus
@@ -19,6 +19,7 @@ from typing import Final
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef
 from extender.kube.client import KubeClient, KubeError
+from extender.settings.config import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class EventWriter:
     Args:
         client: client of the API server.
         instance: name of the reporting instance: the pod's name.
-        settings: limits; may be changed, except the size of the queue.
+        settings: limits.
         clock: seconds since the epoch.
     """
 
@@ -131,6 +132,10 @@ class EventWriter:
         self._known: OrderedDict[_Text, _Series] = OrderedDict()
         self._per_pod: dict[str, int] = {}
         self._last_failure = ""
+
+    def adopt(self, settings: Settings) -> None:
+        """Apply a new rate."""
+        self.settings = replace(self.settings, per_second=settings.events.rate_per_second)
 
     @property
     def waiting(self) -> int:

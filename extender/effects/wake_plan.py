@@ -177,7 +177,7 @@ class WakePlan:
     """Selects the pods to wake.
 
     Args:
-        settings: limits of rate and repetition; may be changed.
+        settings: limits of rate and repetition.
     """
 
     def __init__(self, settings: Wake) -> None:
@@ -191,6 +191,10 @@ class WakePlan:
         self._last_at = float("-inf")
         self._not_before = float("-inf")
         self._retry_seconds = FIRST_RETRY_SECONDS
+
+    def adopt(self, settings: Wake) -> None:
+        """Apply new limits."""
+        self.settings = settings
 
     def note_retries(self, at: Sequence[float]) -> None:
         """Measure kube-scheduler's time for one retry from the times of the retries after a wake.

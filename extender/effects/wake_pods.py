@@ -57,7 +57,7 @@ class PodWakes:
     """Selects the pods to wake, and the node for each.
 
     Args:
-        settings: limits of rate and repetition; may be changed.
+        settings: limits of rate and repetition.
 
     Attributes:
         helped: number of pods that were bound after a wake for them.
@@ -71,6 +71,10 @@ class PodWakes:
         self._streaks: dict[object, dict[str, int]] = {}
         self._failures = 0
         self._not_before = float("-inf")
+
+    def adopt(self, settings: Wake) -> None:
+        """Apply new limits."""
+        self.settings = settings
 
     def forget(self) -> None:
         """Forget everything, because another replica takes over waking."""

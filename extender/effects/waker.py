@@ -173,6 +173,13 @@ class Waker:
             logger, "cannot wake waiting pods", "waiting pods can be woken again"
         )
 
+    def continue_from(self, before: "Waker") -> None:
+        """Take over the counts and the history of a waker with other settings."""
+        self.counts, self.order = before.counts, before.order
+        self.plan, self.pods = before.plan, before.pods
+        self.plan.adopt(self._settings)
+        self.pods.adopt(self._settings)
+
     @property
     def helped(self) -> int:
         """Number of pods that were bound after a wake for them."""
@@ -543,9 +550,7 @@ def build_waker(
     )
     waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
     if before is not None:
-        waker.counts, waker.plan, waker.pods = before.counts, before.plan, before.pods
-        waker.order = before.order
-        waker.plan.settings = waker.pods.settings = settings
+        waker.continue_from(before)
     return waker
 
 

@@ -39,6 +39,7 @@ from extender.runtime.cooperative import run_in_steps
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.json_answers import document_answer, error_answer
 from extender.server.query_parameters import check_parameters, refusing
+from extender.settings.config import Settings
 
 # The route POST /v1/explain: predict the placement of a pod that does not exist.
 
@@ -193,6 +194,10 @@ class ExplainRoutes:
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the routes at which other replicas query explanations and latest decisions."""
         return [*self.explain.peer_routes(), *self.pending.last.peer_routes()]
+
+    def adopt(self, settings: Settings) -> None:
+        """Apply new settings."""
+        self.set_prices(settings.prices)
 
     def set_prices(self, prices: Mapping[str, float]) -> None:
         """Replace the price list."""

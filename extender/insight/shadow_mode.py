@@ -18,7 +18,6 @@ from extender.placement.placer import Placer, Weighed
 from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
-from extender.settings.shadow_mode import Mode
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +59,12 @@ class ShadowMode:
         self._metrics = RegretMetrics(metrics.registry, lambda: self.regret)
         self.regret = self._make_regret(settings)
         metrics.registry.register(_LogCounts(lambda: self.log, lambda: self._placer.is_shadow))
-        placer.is_shadow = settings.mode is Mode.SHADOW
         placer.decided.subscribe(self._log_decision)
         self._open_log(settings)
 
     async def adopt(self, settings: Settings) -> None:
         """Apply new settings."""
         before, self._settings = self._settings, settings
-        self._placer.is_shadow = settings.mode is Mode.SHADOW
         if settings.regret != before.regret:
             self.regret = self._make_regret(settings)
         if settings.decision_log != before.decision_log:

@@ -50,6 +50,7 @@ class BindingAttribution:
         metrics: counts whether kube-scheduler took the first choice.
         peers: state of the reports from other replicas; None without others.
         on_own: called with the decision of each bound pod of this replica, if it is still recorded.
+        yield_control: yields to requests between steps.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class BindingAttribution:
         *,
         peers: PeerReports | None = None,
         on_own: Iterable[Callable[[DecisionRecord], None]] = (),
+        yield_control: YieldControl = yield_to_loop,
     ) -> None:
         self._request_log = request_log
         self._history = history
         self._metrics = metrics
         self._peers = peers
         self._on_own = tuple(on_own)
+        self._yield_control = yield_control
         self._waiting: OrderedDict[str, _Bound] = OrderedDict()
         for choice in (FIRST, OTHER):
             metrics.followed.labels(choice)
@@ -89,11 +92,11 @@ class BindingAttribution:
             if len(self._waiting) > MAX_BOUND:
                 self._waiting.popitem(last=False)
 
-    async def run(self, yield_control: YieldControl = yield_to_loop) -> None:
-        """Count bound pods until cancelled; `yield_control` yields to requests between steps."""
+    async def run(self) -> None:
+        """Count bound pods until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            await run_in_steps(self.sweep_in_steps(), yield_control)
+            await run_in_steps(self.sweep_in_steps(), self._yield_control)
 
     def sweep(self) -> None:
         """Count the pods that are known to belong to this replica by now."""

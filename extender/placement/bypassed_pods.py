@@ -19,6 +19,7 @@ from extender.placement.bypass_causes import (
 )
 from extender.placement.request_log import RequestLog
 from extender.runtime.metrics import Metrics
+from extender.settings.config import Settings
 from extender.settings.peers import BypassSettings
 
 logger = logging.getLogger(__name__)
@@ -154,10 +155,10 @@ class BypassedPods:
         self._example: tuple[PodRecord, BypassVerdict] | None = None
         self._told_at = float("-inf")
 
-    def change(self, settings: BypassSettings) -> None:
-        """Judge by other settings from now on."""
-        self._settings = settings
-        self._expect(settings)
+    def adopt(self, settings: Settings) -> None:
+        """Apply new settings."""
+        self._settings = settings.unasked
+        self._expect(settings.unasked)
 
     def see(self, record: PodRecord) -> None:
         """Take a GPU pod that was added or changed."""

@@ -30,6 +30,8 @@ from extender.placement.evaluation_cache import EvaluationCache
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.topic import Topic
+from extender.settings.config import Settings
+from extender.settings.shadow_mode import Mode
 
 RUNNER_UP = 2
 """Nodes that every decision ranks at least: the first choice and the next one."""
@@ -78,7 +80,7 @@ class Placer:
         fleet: state of the fleet.
         history: records of the last decisions.
         clock: seconds since the epoch.
-        detailed: number of best nodes to record in full; may be replaced later.
+        detailed: number of best nodes to record in full.
 
     Attributes:
         is_shadow: shadow mode: answers change nothing, so a pod counts only where it is bound.
@@ -98,6 +100,11 @@ class Placer:
         self.evaluation_cache = EvaluationCache(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
         self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
+
+    def adopt(self, settings: Settings) -> None:
+        """Apply new settings."""
+        self.detailed = settings.decisions.detailed_nodes
+        self.is_shadow = settings.mode is Mode.SHADOW
 
     @property
     def policy(self) -> Policy:

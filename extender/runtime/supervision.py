@@ -1,10 +1,11 @@
-"""Keep background tasks going: one that fails is logged, counted and started again."""
+"""Run background tasks: one that fails is logged, counted and started again."""
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from extender.runtime.log_throttle import LogThrottle
 
@@ -63,6 +64,45 @@ async def keep(
             seconds = FIRST_SECONDS
         await asyncio.sleep(seconds)
         seconds = min(2 * seconds, MOST_SECONDS)
+
+
+class Tasks:
+    """Background tasks by name; each restarts after a failure, and can be stopped.
+
+    Tasks run while the context is open; leaving it waits for them, or cancels them after a fault.
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._group.__aexit__(kind, error, traceback)
+
+    def start(
+        self,
+        name: str,
+        run: Callable[[], Awaitable[None]],
+        fatal: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """Start a background task; arguments as in `keep`."""
+        self._tasks[name] = self._group.create_task(keep(name, run, fatal=fatal), name=name)
+
+    async def stop(self, name: str) -> None:
+        """Cancel a task if it exists, and wait until it has ended."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 def _is_cancelled() -> bool:

@@ -1,7 +1,7 @@
 """Run the sources that update the fleet: API server, Prometheus and agents."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
@@ -10,7 +10,7 @@ from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.kube.client import KubeClient
 from extender.runtime.cooperative import YieldControl, run_in_steps, yield_to_loop
-from extender.runtime.supervision import keep
+from extender.runtime.supervision import Tasks
 from extender.server.listener import Listener, spare_for
 from extender.server.readiness import SourceStatus
 from extender.server.tls import ServerContext, follow_certificate
@@ -28,33 +28,6 @@ from extender.sources.prometheus.source import PrometheusSource, PrometheusStatu
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
 AGENTS_CERTIFICATE, PAST_USE = "agents' certificate", "past use"
 """Names of the background tasks."""
-
-Run = Callable[[], Coroutine[None, None, None]]
-
-
-class Tasks:
-    """Background tasks by name; each can be stopped and started again."""
-
-    def __init__(self) -> None:
-        self._group: asyncio.TaskGroup | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def own(self, group: asyncio.TaskGroup) -> None:
-        """Set the task group in which `start` creates tasks."""
-        self._group = group
-
-    def start(self, name: str, run: Run, fatal: tuple[type[Exception], ...] = ()) -> None:
-        """Start a background task that restarts after a failure; see `keep`."""
-        if self._group is None:
-            raise RuntimeError("a task was started before `own` set the task group")
-        self._tasks[name] = self._group.create_task(keep(name, run, fatal=fatal), name=name)
-
-    async def stop(self, name: str) -> None:
-        """Cancel a task if it exists, and wait until it has ended."""
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 class SourceManager:
@@ -144,8 +117,12 @@ class SourceManager:
         """The port to which agents report; empty if it is not set."""
         return () if self.agents is None else (self.agents.port,)
 
-    def start(self) -> None:
-        """Start the background task of each source."""
+    def start(self, past_use: Watch) -> None:
+        """Start the background task of each source.
+
+        Args:
+            past_use: receives Prometheus's records of earlier device use.
+        """
         self._tasks.start(INVENTORY, self.cluster.run)
         if self.prometheus is not None:
             self._tasks.start(PROMETHEUS, self.prometheus.run)
@@ -153,17 +130,16 @@ class SourceManager:
             self._tasks.start(AGENTS, self.agents.run, fatal=(AddressError,))
         if self._agents_certificate is not None:
             self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
+        reader = PastUse(
+            self._settings.prometheus, self._clock, past_use, is_busy=self._is_history_due
+        )
+        self._tasks.start(PAST_USE, reader.run)
 
-    def start_past_use(self, watch: Watch) -> None:
-        """Start a task that passes Prometheus's records of earlier device use to `watch`."""
-
-        def is_history_due() -> bool:
-            if self.prometheus is None or not self._settings.window_seconds:
-                return False
-            return not self.prometheus.status().has_history
-
-        past_use = PastUse(self._settings.prometheus, self._clock, watch, is_busy=is_history_due)
-        self._tasks.start(PAST_USE, past_use.run)
+    def _is_history_due(self) -> bool:
+        """Return whether the windows are still to be filled from Prometheus's history."""
+        if self.prometheus is None or not self._settings.window_seconds:
+            return False
+        return not self.prometheus.status().has_history
 
     async def adopt(self, settings: Settings) -> None:
         """Apply new settings; a source whose settings are unchanged is not restarted."""
@@ -265,6 +241,19 @@ class SourceManager:
         """Return namespace and name of the objects last found unreadable, by resource."""
         status = self.cluster.status.items()
         return {name: one.unreadable_names for name, one in status if one.unreadable_since_list}
+
+    def degraded(self) -> dict[str, str]:
+        """Return the current problems of the sources by name."""
+        degraded: dict[str, str] = {}
+        for source in self.states():
+            if source.error:
+                degraded[source.name] = source.error
+            if source.is_unreadable_in_part:
+                text = "some objects cannot be read, and are left out: GET /v1/nodes names them"
+                degraded[f"{source.name} objects"] = text
+        if self.prometheus is None and self.agents is None:
+            degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"
+        return degraded
 
     def states(self) -> Iterable[SourceStatus]:
         """Yield the status of each source: last success, failures and current error."""

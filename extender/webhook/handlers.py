@@ -29,6 +29,7 @@ from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
 from extender.runtime.metrics import Metrics
+from extender.settings.config import Settings
 from extender.webhook import wire
 from extender.webhook.abandoned import is_gone
 from extender.webhook.go_json import WireError
@@ -171,8 +172,6 @@ Answer = tuple[RequestOutcome, web.Response]
 class Webhooks:
     """HTTP handlers of filter, prioritize and preempt.
 
-    Attributes that come from settings may be replaced between two requests.
-
     Attributes:
         placer: decides.
         resources: returns the names of the GPU resources.
@@ -205,6 +204,12 @@ class Webhooks:
 
     def __post_init__(self) -> None:
         create_series(self.metrics)
+
+    def adopt(self, settings: Settings) -> None:
+        """Apply new settings from the next request on."""
+        self.max_score = settings.wire.max_score
+        self.shortlist = settings.wire.shortlist
+        self.max_body_bytes = settings.max_body_bytes
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the verbs."""

@@ -32,6 +32,7 @@ from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.server.redaction import write_json
+from extender.settings.config import Settings
 
 Json = Mapping[str, object]
 
@@ -78,6 +79,10 @@ class FleetFeed:
         self._fixed: Mapping[str, orjson.Fragment] = {}
         self._delta = b""
         self._encoded: dict[str, tuple[int, bytes]] = {}
+
+    def adopt(self, settings: Settings) -> None:
+        """Group nodes by the labels of new settings."""
+        self.pool_labels = settings.pool_labels
 
     @property
     def is_there(self) -> bool:

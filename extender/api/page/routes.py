@@ -40,6 +40,7 @@ from extender.server.json_answers import CONTENT_TYPE, error_answer, json_answer
 from extender.server.query_parameters import QueryError, check_parameters, refusing
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import VIEWER, AccessError, namespace_of, sees
+from extender.settings.config import Settings
 
 # Server-sent events: send updates to each viewer, and disconnect viewers that do not read.
 
@@ -414,9 +415,9 @@ class PageRoutes:
             yield_control=yield_control,
         )
 
-    def set_pool_labels(self, labels: tuple[str, ...]) -> None:
-        """Group nodes by other labels from the next update on."""
-        self.broadcaster.fleet.pool_labels = labels
+    def adopt(self, settings: Settings) -> None:
+        """Apply new settings from the next update on."""
+        self.broadcaster.fleet.adopt(settings)
 
     def add_to(self, app: web.Application) -> None:
         """Add the page's routes to an application."""

@@ -34,15 +34,15 @@ def bind(world: World, shadow_mode: ShadowMode, name: str) -> None:
 
 async def test_the_mode_may_be_changed_while_it_runs() -> None:
     world, metrics = small(), Metrics()
-    shadow_mode = ShadowMode(Settings(), world.placer, metrics, world.clock, RequestTracker())
+    ShadowMode(Settings(), world.placer, metrics, world.clock, RequestTracker())
     assert metrics.registry.get_sample_value("idlegpu_shadow_mode") == 0
 
-    await shadow_mode.adopt(Settings(mode=Mode.SHADOW))
+    world.placer.adopt(Settings(mode=Mode.SHADOW))
     world.place("a")
 
     assert len(world.fleet.ledger) == 0
     assert metrics.registry.get_sample_value("idlegpu_shadow_mode") == 1
-    await shadow_mode.adopt(Settings())
+    world.placer.adopt(Settings())
     world.place("b")
     assert len(world.fleet.ledger) == 1
 

@@ -107,7 +107,7 @@ async def test_fault_midway_leaves_nothing_of_the_new_settings_in_force(
         assert (len(tried), extender.settings) == (2, before)
         assert extender.fleet.policy == before.policy()
         assert extender.webhooks.shortlist == before.wire.shortlist
-        assert extender.waker is not None
+        assert extender.waker_runner.waker is not None
 
         part.mounted.write(yaml.safe_dump(part.values))
         await part.degraded("settings", is_so=False)
@@ -233,11 +233,11 @@ async def test_resources_that_come_and_go_are_counted_and_forgotten(tmp_path: Pa
 
 async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
-        waker = part.extender.waker
+        waker = part.extender.waker_runner.waker
         assert waker is not None
         waker.counts.wakes = 7
         await part.change(wake={"check_seconds": 0.1})
-        other = part.extender.waker
+        other = part.extender.waker_runner.waker
         assert other is not None
         assert (other is waker, other.counts.wakes, other.plan.settings.check_seconds) == (
             False,
@@ -246,12 +246,12 @@ async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path:
         )
 
         await part.change(wake={"enabled": False})
-        is_off = part.extender.waker is None
+        is_off = part.extender.waker_runner.waker is None
         assert is_off
         assert "waker" not in {task.get_name() for task in asyncio.all_tasks()}
 
         await part.change(wake=None)
-        assert part.extender.waker is not None
+        assert part.extender.waker_runner.waker is not None
         assert "waker" in {task.get_name() for task in asyncio.all_tasks()}
 
 

@@ -7,6 +7,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
+from extender.settings.config import Settings
 from testkit.page.acting import live, stop_clock
 from testkit.page.serving import PHONE, Server, looking, serving
 from testkit.page.small_world import ZONE
@@ -110,7 +111,7 @@ async def test_a_label_that_the_settings_name_is_the_first_to_group_by(browser: 
         await live(page)
         await expect(page.locator("#group")).not_to_contain_text("disk")
 
-        server.page.set_pool_labels(("disk",))
+        server.page.adopt(Settings(pool_labels=("disk",)))
         server.world.now += 10.0
 
         await expect(page.locator("#group option").nth(1)).to_have_text("disk")
