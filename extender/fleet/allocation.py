@@ -26,6 +26,7 @@ from extender.core.nodes.labels import ZONE
 from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
 from extender.core.policy import Policy
 from extender.core.steps import Steps
+from extender.fleet.clocks import PodClocks
 from extender.fleet.departures import Departures, UnseenEnds, count_hidden
 from extender.fleet.device_holders import (
     DeviceUse,
@@ -37,7 +38,7 @@ from extender.fleet.device_holders import (
     put_claimed,
 )
 from extender.fleet.holder_sources import HolderSources
-from extender.fleet.pod_memory import LikePods, Share
+from extender.fleet.pod_memory import LikePods, PodMemory, Share
 from extender.fleet.share_evidence import OfferChanges, ShareEvidence
 from extender.fleet.store import DeviceStore
 
@@ -71,10 +72,8 @@ class NodeAllocations:
     Args:
         policy: settings of the decision.
         store: devices and their readings.
-        started_at: returns when a pod started.
-        works_since: returns when a pod's GPU containers last started.
-        last_used: returns the memory that a pod (UID) was last seen to use on a device, None if
-            unknown.
+        clocks: corrected times of pods.
+        pod_memory: memory that pods were last seen to use.
         is_out: returns which devices are estimated to be out of order, as in `Telemetry.is_out`.
 
     Attributes:
@@ -89,16 +88,14 @@ class NodeAllocations:
         policy: Policy,
         store: DeviceStore,
         *,
-        started_at: Callable[[PodRecord], float | None],
-        works_since: Callable[[PodRecord], float | None],
-        last_used: Callable[[str, DeviceKey], int | None],
+        clocks: PodClocks,
+        pod_memory: PodMemory,
         is_out: Callable[[], Flags],
     ) -> None:
         self._policy = policy
         self._store = store
         self._is_out = is_out
-        self._started_at = started_at
-        self._works_since = works_since
+        self._clocks = clocks
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
         self._zone_ids: dict[str, int] = {"": 0}
@@ -113,12 +110,11 @@ class NodeAllocations:
         self._unseen_ends = UnseenEnds(store)
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
-        self.departures = Departures(store, self._rows, self._held, last_used)
+        self.departures = Departures(store, self._rows, self._held, pod_memory.last)
         self.sharing = ShareEvidence(store)
         self.like = LikePods()
         self.surplus: list[int] = []
-        """Rows of unneeded placeholders and of replaced devices; the caller of `settle` frees
-        them."""
+        """Rows that are not needed any more; the caller of `settle` frees them."""
 
     @property
     def rows(self) -> Mapping[str, Mapping[str, PoolRow]]:
@@ -127,10 +123,7 @@ class NodeAllocations:
 
     @property
     def young(self) -> frozenset[str]:
-        """Nodes to allocate again after the next readings.
-
-        Their readings do not cover all pods yet, or do not show which devices are gone.
-        """
+        """Nodes to allocate again after the next readings, which may cover more of their pods."""
         return frozenset(self._young)
 
     @property
@@ -451,8 +444,8 @@ class NodeAllocations:
             shared_policy=policy.shared_policy,
             is_out=self._is_out(),
             assumed=policy.assumed,
-            started_at=self._started_at,
-            works_since=self._works_since,
+            started_at=self._clocks.started_at,
+            works_since=self._clocks.works_since,
             expected=self.like.of,
         )
         is_counted = bool(node.capacity or node.allocatable)
@@ -494,7 +487,7 @@ class NodeAllocations:
 
     def _is_measured(self, pod: PodRecord, row: int) -> bool:
         """Return whether the readings of a device cover the whole use of a pod on it."""
-        started_at, told_at = self._started_at(pod), self._store.told_at(row)
+        started_at, told_at = self._clocks.started_at(pod), self._store.told_at(row)
         if started_at is None or told_at is None:
             return False
         return told_at >= started_at + self._policy.assumed.warm_up_seconds
@@ -508,7 +501,7 @@ class NodeAllocations:
         self._loading_until.pop(name, None)
         if any(any(row.loading) for row in self._rows[name].values()):
             seconds = self._policy.assumed.loading_seconds
-            starts = [at for pod in pods if (at := self._works_since(pod)) is not None]
+            starts = [at for pod in pods if (at := self._clocks.works_since(pod)) is not None]
             # Readings are late: a pod that has loaded may not be measured yet.
             late = now - seconds - self._policy.freshness.max_age_seconds
             first = min((at for at in starts if at > late), default=late)
@@ -524,7 +517,7 @@ class NodeAllocations:
         """Return the devices that the node must have behind each resource."""
         return expected_devices(
             node,
-            _seen(devices),
+            Counter(resource_profile(device.mig_profile) for device in devices),
             told=self.sharing.told(node.name),
             is_divided=self.sharing.is_divided(node),
         )
@@ -599,16 +592,6 @@ class NodeAllocations:
         for row in sorted(rows.values(), key=lambda row: row.allocatable > 0):
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
         self._store.set_tenancy(list(device_uses(pods, tenants, rows)))
-
-
-def is_allocated_by(policy: Policy) -> tuple[object, ...]:
-    """Return the settings that affect allocations."""
-    return policy.assumed, policy.shared_policy
-
-
-def _seen(devices: Sequence[ExpectedDevice]) -> Counter[str]:
-    """Return the number of reported devices by MIG profile, as written in resource names."""
-    return Counter(resource_profile(device.mig_profile) for device in devices)
 
 
 def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:

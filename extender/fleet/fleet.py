@@ -16,7 +16,7 @@ from extender.core.nodes.snapshot import Leaving, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish
-from extender.fleet.allocation import AllocationChange, NodeAllocations, is_allocated_by
+from extender.fleet.allocation import AllocationChange, NodeAllocations
 from extender.fleet.clocks import PodClocks
 from extender.fleet.failures import FailureLog
 from extender.fleet.pod_memory import Share
@@ -24,7 +24,7 @@ from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.source_state import SourceState
-from extender.fleet.staged_policy import StagedPolicy
+from extender.fleet.staged_policy import StagedPolicy, is_allocated_by
 from extender.fleet.store import DeviceStore
 from extender.fleet.targets import aim, rows_by_index
 from extender.runtime.topic import Topic
@@ -83,9 +83,8 @@ class Fleet:
         self._layouts = NodeAllocations(
             policy,
             self.store,
-            started_at=self._clocks.started_at,
-            works_since=self._clocks.works_since,
-            last_used=self.pod_memory.last,
+            clocks=self._clocks,
+            pod_memory=self.pod_memory,
             is_out=lambda: self._snapshots.is_out(),  # noqa: PLW0108 - they are built later
         )
         self._failures = FailureLog(policy.early_failures, self.store.had_fault)

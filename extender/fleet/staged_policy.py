@@ -101,3 +101,8 @@ class StagedPolicy:
             for resource, pool in pools.items()
         )
         return self._pools if is_same else None
+
+
+def is_allocated_by(policy: Policy) -> tuple[object, ...]:
+    """Return the settings that affect allocations."""
+    return policy.assumed, policy.shared_policy
