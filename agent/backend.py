@@ -75,7 +75,7 @@ class NvmlError(Exception):
         super().__init__(f"{call}: {self.text} ({code})")
 
     @classmethod
-    def of(cls, call: str, error: Exception) -> "NvmlError":
+    def from_exception(cls, call: str, error: Exception) -> "NvmlError":
         """Convert any exception of a call to an `NvmlError`.
 
         The bindings fail to parse answers of newer drivers (IndexError, AttributeError). Such a

@@ -233,7 +233,7 @@ class XidLog:
         key = (event.uuid, event.xid)
         self.counts[key] = self.counts.get(key, 0) + 1
 
-    def of(self, uuid: str, gpu_instance_id: str) -> tuple[tuple[float, int], ...]:
+    def latest_of(self, uuid: str, gpu_instance_id: str) -> tuple[tuple[float, int], ...]:
         """Return (time, number) of the latest event of each XID on a device, oldest first."""
         return tuple(
             (at, event.xid)

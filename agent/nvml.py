@@ -208,7 +208,7 @@ class Nvml:
             answer = self._nvml.call_supported(name, uuid, handle)
             self._fixed[name, uuid] = None if answer is None else parse(answer)
         except Exception as error:  # noqa: BLE001 - a malformed answer costs this value, not the card
-            unread.append(NvmlError.of(name, error))
+            unread.append(NvmlError.from_exception(name, error))
         value: T | None = self._fixed.get((name, uuid))
         return value
 
@@ -258,7 +258,7 @@ class Nvml:
         try:
             peers = self._nvlink_peers(card, cards)
         except Exception as error:  # noqa: BLE001 - a malformed answer costs this value, not the card
-            unread = (NvmlError.of("nvlink_peers", error),)
+            unread = (NvmlError.from_exception("nvlink_peers", error),)
         return Topology(numa_node=self._numa_node(card), nvlink_peers=peers, unread=unread)
 
     def _nvlink_peers(self, card: Card, cards: Sequence[Card]) -> tuple[str, ...]:

@@ -48,18 +48,17 @@ class Digest:
     Attributes:
         sequence: sequence number of the report.
         facts: facts about the node and each device; any change of them is news.
-        busy: activity of each device, 0 to 1, NaN if unknown.
-        level: activity of each device; averaged over some seconds if pods hold it or may hold it.
-        filled: share of each device's memory in use, 0 to 1, NaN if unknown.
+        activity: activity of each device, 0 to 1, NaN if unknown; averaged over some seconds if a
+            pod holds the device or may hold it.
+        memory_used: share of each device's memory in use, 0 to 1, NaN if unknown.
         is_used: whether each device is in use although no pod accounts for the use.
         totals: number of passes, sum of activity and sum of its square by device, since the start.
     """
 
     sequence: int = 0
     facts: tuple[object, ...] = ()
-    busy: tuple[float, ...] = ()
-    level: tuple[float, ...] = ()
-    filled: tuple[float, ...] = ()
+    activity: tuple[float, ...] = ()
+    memory_used: tuple[float, ...] = ()
     is_used: tuple[bool, ...] = ()
     totals: Mapping[tuple[str, str], tuple[int, float, float]] = field(default_factory=dict)
 
@@ -74,12 +73,12 @@ class DigestBuilder:
     """
 
     def __init__(self, options: ReportOptions, thresholds: Thresholds, foreign: Threshold) -> None:
-        self._steps = (options.utilization_step, options.memory_step)
-        self._limits = (thresholds.utilization, thresholds.memory)
+        self._options = options
+        self._thresholds = thresholds
         self._foreign = foreign
         self._last = Digest()
         self._at = -math.inf
-        self._levels: dict[tuple[str, str], float] = {}
+        self._averages: dict[tuple[str, str], float] = {}
 
     def build(self, report: Report) -> Digest:
         """Return the digest of a report; call it with reports in their order."""
@@ -94,26 +93,30 @@ class DigestBuilder:
             before: digest of the last report sent.
             after: digest of the report to send.
         """
-        return before.facts != after.facts or any(
+        if before.facts != after.facts:
+            return True
+        step, limit = self._options.utilization_step, self._thresholds.utilization
+        memory_step, memory_limit = self._options.memory_step, self._thresholds.memory
+        return any(
             _has_changed(then, now, step, limit)
-            for column, step, limit in zip(
-                ("level", "filled"), self._steps, self._limits, strict=True
-            )
-            for then, now in zip(getattr(before, column), getattr(after, column), strict=True)
+            for then, now in zip(before.activity, after.activity, strict=True)
+        ) or any(
+            _has_changed(then, now, memory_step, memory_limit)
+            for then, now in zip(before.memory_used, after.memory_used, strict=True)
         )
 
     def _digest(self, report: Report) -> Digest:
         passed = max(report.at - self._at, 0.0)
         self._at = report.at
-        busy, filled = _load(report)
+        activities, memory_used = _load(report)
         totals: dict[tuple[str, str], tuple[int, float, float]] = {}
-        levels: dict[tuple[str, str], float] = {}
+        averages: dict[tuple[str, str], float] = {}
         is_used = []
         for row, device in enumerate(report.devices):
-            now, is_free = busy[row], device.allocated_to == ()
-            before = self._levels.get(device.key, math.nan)
+            now, is_free = activities[row], device.allocated_to == ()
+            before = self._averages.get(device.key, math.nan)
             share = 1.0 if is_free or math.isnan(before) else -math.expm1(-passed / SMOOTH_SECONDS)
-            levels[device.key] = (
+            averages[device.key] = (
                 now if share == 1.0 or math.isnan(now) else (before + share * (now - before))
             )
             count, total, square = self._last.totals.get(device.key, (0, 0.0, 0.0))
@@ -128,13 +131,12 @@ class DigestBuilder:
                 self._has_foreign_use(device)
                 or (is_free and exceeds(int(used or 0), ratio, self._foreign))
             )
-        self._levels = levels
+        self._averages = averages
         return Digest(
             sequence=report.sequence,
             facts=self._facts(report, is_used),
-            busy=tuple(busy),
-            level=tuple(levels.values()),
-            filled=tuple(filled),
+            activity=tuple(averages.values()),
+            memory_used=tuple(memory_used),
             is_used=tuple(is_used),
             totals=totals,
         )
@@ -195,11 +197,11 @@ def _load(report: Report) -> tuple[list[float], list[float]]:
         for signal in _LOAD_SIGNALS
         if signal.value in report.signals
     }
-    busy = activity(columns, nothing).busiest
+    busiest = activity(columns, nothing).busiest
     used, _, total = memory(columns, nothing)
     with np.errstate(invalid="ignore"):
-        filled = used / np.where(total > 0, total, np.nan)
-    return busy.tolist(), filled.tolist()
+        memory_used = used / np.where(total > 0, total, np.nan)
+    return busiest.tolist(), memory_used.tolist()
 
 
 def _value(report: Report, signal: Signal, row: int) -> float | None:

@@ -134,7 +134,7 @@ class ReportBuilder:
             at=now,
             driver_version=node_reading.driver_version,
             devices=tuple(
-                _device(reading, xid, verdict, _of(tenants, row), now)
+                _device(reading, xid, verdict, _tenants_of(tenants, row), now)
                 for row, (reading, xid, verdict) in enumerate(rows)
             ),
             signals=signals,
@@ -144,7 +144,7 @@ class ReportBuilder:
         )
 
     def _xid(self, reading: DeviceReading, now: float) -> tuple[float, int] | None:
-        events = self._xids.of(reading.card.uuid, reading.gpu_instance_id)
+        events = self._xids.latest_of(reading.card.uuid, reading.gpu_instance_id)
         reads_recovery = Signal.RECOVERY_ACTION in reading.values
         return most_severe_xid(events, self._health, now, reads_recovery=reads_recovery)
 
@@ -183,7 +183,7 @@ def _device_signals(reading: DeviceReading) -> Values:
     return {name: value for name, value in reading.values.items() if name not in of_card}
 
 
-def _of(tenants: TenantSnapshot, row: int) -> DeviceTenants | None:
+def _tenants_of(tenants: TenantSnapshot, row: int) -> DeviceTenants | None:
     return None if tenants.devices is None else tenants.devices[row]
 
 

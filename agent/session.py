@@ -29,14 +29,14 @@ class Cadence:
     Attributes:
         slow_seconds: interval of slow-changing values, whose calls cost more, and of layout checks.
         process_seconds: interval of process utilization.
-        relayout_seconds: delay until cards and instances are listed again after an instance failed.
+        relist_seconds: delay until cards and instances are listed again after an instance failed.
         start_limit_seconds: time limit for starting NVML.
         retry_seconds: longest wait before NVML is started again.
     """
 
     slow_seconds: float = 10.0
     process_seconds: float = 5.0
-    relayout_seconds: float = 0.5
+    relist_seconds: float = 0.5
     start_limit_seconds: float = 60.0
     retry_seconds: float = 30.0
 
@@ -134,7 +134,7 @@ class Session:
         if any(
             one.has_stale_handles for uuid, one in self._readers.items() if uuid not in self._lost
         ):
-            self._slow_at = min(self._slow_at, now + self._cadence.relayout_seconds)
+            self._slow_at = min(self._slow_at, now + self._cadence.relist_seconds)
         self._update_needs_restart()
 
     def request_slow_read(self) -> None:

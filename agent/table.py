@@ -61,7 +61,7 @@ def _table(report: Report) -> Table:
             device.model.removeprefix("NVIDIA "),
             _busy(device, values),
             _memory(values),
-            _of(values, Signal.POWER, Signal.POWER_LIMIT),
+            _with_limit(values, Signal.POWER, Signal.POWER_LIMIT),
             _number(values, Signal.TEMPERATURE),
             *((_holders(device),) if with_holders else ()),
             _users(device.used_by),
@@ -97,7 +97,7 @@ def _number(values: dict[str, float], signal: Signal) -> str:
     return f"{values[signal]:.0f}" if signal in values else _UNKNOWN
 
 
-def _of(values: dict[str, float], signal: Signal, limit: Signal) -> str:
+def _with_limit(values: dict[str, float], signal: Signal, limit: Signal) -> str:
     return f"{_number(values, signal)} / {_number(values, limit)}"
 
 

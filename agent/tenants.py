@@ -108,7 +108,7 @@ class _HolderState:
     answered_at: float
     is_settled: bool
 
-    def is_of(self, name: PodName | None) -> bool:
+    def is_held_by(self, name: PodName | None) -> bool:
         """Return whether the pod holds the device."""
         return name is not None and any(
             (one.namespace, one.pod) == (name.namespace, name.pod) for one in self.holders or ()
@@ -288,7 +288,7 @@ class Tenants:
         ):
             return Attribution.UNKNOWN
         name = self._names.name(facts.location.pod_uid)
-        if holder_state.is_of(name):
+        if holder_state.is_held_by(name):
             return Attribution.ACCOUNTED
         if holder_state.holders and name is None:
             return Attribution.UNKNOWN  # the unnamed pod may be one of the holders

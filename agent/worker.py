@@ -108,7 +108,7 @@ class CallTracker:
         except NvmlError:
             raise
         except Exception as error:
-            raise NvmlError.of(name, error) from error
+            raise NvmlError.from_exception(name, error) from error
         finally:
             with self._lock:
                 self.pending_call = None

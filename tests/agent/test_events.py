@@ -221,9 +221,9 @@ def test_the_log_separates_cards_and_instances() -> None:
     log.add(EVENT, 1.0)
     log.add(XidEvent(uuid="GPU-0", gpu_instance_id=5, xid=43), 2.0)
 
-    assert log.of("GPU-0", "5") == ((1.0, 79), (2.0, 43))
-    assert log.of("GPU-0", "3") == ((1.0, 79),)
-    assert log.of("GPU-1", "") == ()
+    assert log.latest_of("GPU-0", "5") == ((1.0, 79), (2.0, 43))
+    assert log.latest_of("GPU-0", "3") == ((1.0, 79),)
+    assert log.latest_of("GPU-1", "") == ()
 
 
 def test_the_log_counts_all_events_and_keeps_the_latest_of_each_xid() -> None:
@@ -233,4 +233,4 @@ def test_the_log_counts_all_events_and_keeps_the_latest_of_each_xid() -> None:
         log.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=(13, 31)[at % 2]), float(at))
 
     assert log.counts == {("GPU-0", 48): 1, ("GPU-0", 31): 500, ("GPU-0", 13): 499}
-    assert log.of("GPU-0", "") == ((0.0, 48), (998.0, 13), (999.0, 31))
+    assert log.latest_of("GPU-0", "") == ((0.0, 48), (998.0, 13), (999.0, 31))
