@@ -178,6 +178,12 @@ CHECKS: Final[tuple[Check, ...]] = (
         find=pods.unlike_parallel,
     ),
     Check(
+        code="IG304",
+        title="the targets of waiting pods exist",
+        needs=("nodes", "pods"),
+        find=pods.lost_targets,
+    ),
+    Check(
         code="IG401",
         title="the extender accepts the agents' reports",
         needs=("metrics",),

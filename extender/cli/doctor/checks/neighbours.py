@@ -30,6 +30,8 @@ REFUSALS: Final = (
     "node(s) had too few GPUs known to be idle",
     "node(s) had busier GPUs than other nodes",
     "node(s) had GPUs that are being reconfigured",
+    "node(s) had GPUs of other models than the pod requires",
+    "node(s) were not the pod's target",
 )
 """Rejection reasons of the extender, as kube-scheduler counts them in a pod's condition."""
 REQUIRES_IDLE: Final = "idlegpu.io/require-idle"

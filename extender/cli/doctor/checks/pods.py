@@ -10,6 +10,7 @@ from typing import Final
 from extender.cli.doctor.facts import Facts, Object
 from extender.cli.doctor.findings import Problem, Severity
 from extender.cli.doctor.objects import (
+    annotations_of,
     asked_by,
     command_of,
     containers,
@@ -33,6 +34,8 @@ _IMAGE_CUDA: Final = (
 ...-cu124."""
 _REQUIREMENT: Final = re.compile(r"cuda>=([0-9]+)\.([0-9]+)")
 _UNMET: Final = re.compile(r"unsatisfied condition: [^\n]*?(cuda>=[0-9.]+|driver>=[0-9.]+)")
+
+TARGET: Final = "idlegpu.io/target"
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _ASSIGNMENT: Final = re.compile(
@@ -89,6 +92,25 @@ def old_driver(facts: Facts) -> Iterator[Problem]:
             evidence=tuple(evidence),
             remedy="a newer driver there (CUDA 12: 525 or newer, CUDA 13: 580 or newer), an image "
             "with an older CUDA, or a nodeSelector on nvidia.com/cuda.driver-version.major",
+        )
+
+
+def lost_targets(facts: Facts) -> Iterator[Problem]:
+    """Find waiting pods whose targets are all missing from the cluster."""
+    known = {name_of(node) for node in facts.nodes or ()}
+    evidence = []
+    for pod in gpu_pods(facts):
+        targets = annotations_of(pod).get(TARGET, "").split(";")
+        nodes = [name for each in targets if (name := each.partition("::")[0].strip())]
+        if nodes and not node_of(pod) and known.isdisjoint(nodes):
+            evidence.append(f"{key_of(pod)} names {', '.join(nodes)}")
+    if evidence:
+        yield Problem(
+            severity=Severity.WARNING,
+            what=f"pods name nodes in {TARGET} that do not exist",
+            evidence=tuple(evidence),
+            remedy="correct the names (kubectl get nodes), or set idlegpu.io/target-policy to "
+            '"prefer" in the pod\'s template',
         )
 
 

@@ -290,6 +290,11 @@ FAULTS: Final[dict[str, Fault]] = {
         "--tensor-parallel-size N",
         {"pods": beside(pod("vllm", 2, command=["vllm", "serve", "m", "-tp", "4"]))},
     ),
+    "a target that does not exist": Fault(
+        "IG304",
+        "correct the names",
+        {"pods": beside(pod("lost", 1, annotations={"idlegpu.io/target": "gone"}, node=""))},
+    ),
     "agents refused": Fault(
         "IG401",
         "service_accounts",

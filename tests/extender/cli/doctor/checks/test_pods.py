@@ -204,3 +204,25 @@ def test_a_size_may_stand_in_a_variable(command: list[str], gpus: int, expected:
     server = pod("server", gpus, command=command, env={"TP": "4"})
 
     assert severities("IG303", at(server)) == expected
+
+
+# --- IG304 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "placed", "expected"),
+    [
+        ("gone::0; away", "", ["warning"]),
+        ("gone; node-1::2", "", []),
+        ("gone", "node-1", []),
+        (" ; ", "", []),
+    ],
+)
+def test_a_waiting_pod_whose_targets_do_not_exist_is_reported(
+    target: str, placed: str, expected: list[str]
+) -> None:
+    waiting = pod("new", 1, node=placed, annotations={"idlegpu.io/target": target})
+
+    assert severities("IG304", at(waiting)) == expected
+    if expected:
+        assert "team/new names gone, away" in evidence("IG304", at(waiting))
