@@ -172,7 +172,7 @@ def test_the_load_filter_passes_the_nominated_node_while_readings_show_its_victi
 
 
 def test_the_load_filter_passes_nodes_whose_held_devices_may_be_the_busy_ones() -> None:
-    """Without a mapping nobody knows; four of eight are idle, and four are held."""
+    """Without a mapping the held devices are unknown; four of eight are idle, and four are held."""
     half = node(*[gpu()] * 4, *[busy()] * 4, held=4, is_agreed=False)
 
     assert filtered({"half": half, "idle": node(), "busy": node(busy())}) == {"busy": Code.BUSY}

@@ -107,7 +107,7 @@ EXAMPLES = {
     "freed-without-labels": Example(
         texts=(
             "1 GPU",
-            "8 busy GPUs, 7 held, nobody knows which; a pod ended a second ago",
+            "8 busy GPUs, 7 held, which ones is unknown; a pod ended a second ago",
             "8 free, silent",
         ),
         asked=request(),
