@@ -108,7 +108,7 @@ graph: $(VENV)/.dev ## lines, files, rooms, layers, imports and public names of 
 	@$(BIN)/python -m tests.graph
 
 pictures: $(VENV)/.dev ## write docs/pictures from the demo's page, with Chromium
-	@$(BIN)/python -m tests.extender.api.page.chromium
+	@$(BIN)/python -m testkit.page.chromium
 	@$(BIN)/python -m tests.pictures
 
 cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running

@@ -9,7 +9,7 @@ from playwright.async_api import expect
 from rich.console import Console
 
 from simulation.demo import NARROWEST, playing
-from tests.extender.api.page.serving import browsing, looking_at
+from testkit.page.serving import browsing, looking_at
 
 FOLDER: Final = Path(__file__).parent.parent / "docs" / "pictures"
 WIDTH: Final = 1360
