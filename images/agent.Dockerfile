@@ -2,9 +2,9 @@
 #
 #   docker build -f images/agent.Dockerfile -t idlegpu-agent:0.1.0 .
 #
-# docker buildx build --platform linux/amd64,linux/arm64 makes it for both.
+# `docker buildx build --platform linux/amd64,linux/arm64` builds it for both.
 #
-# The same Python as the tests run with: an index of both platforms, pinned by what it holds.
+# The Python that the tests run with, for both platforms, pinned by digest.
 ARG PYTHON=docker.io/library/python:3.11.15-slim-bookworm@sha256:b18992999dbe963a45a8a4da40ac2b1975be1a776d939d098c647482bcad5cba
 
 FROM ${PYTHON} AS build
@@ -18,9 +18,9 @@ RUN images/build.sh agent /opt/idlegpu
 
 FROM ${PYTHON}
 COPY --from=build /opt/idlegpu /opt/idlegpu
-# Modules come from there and from Python itself, never from the folder that a command runs in.
+# Import modules only from there and from Python itself, never from the working directory.
 ENV PYTHONPATH=/opt/idlegpu PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-# A number, for Kubernetes to see that it is not root (runAsNonRoot).
+# A numeric user, so that Kubernetes sees that it is not root (runAsNonRoot).
 USER 65532:65532
 WORKDIR /
 EXPOSE 9402

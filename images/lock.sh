@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes the images' lock files anew: what *.in name, in the versions of requirements.txt, which the
-# tests run with. Needs uv; `make lock` has it.
+# Writes the images' lock files: the packages in *.in, in the versions of requirements.txt, with which
+# the tests run. Needs uv; `make lock` installs it.
 #
 #   UV=uv images/lock.sh
 set -eu

@@ -19,7 +19,7 @@
 {{- $file := splitn "=" 2 . }}
 {{- $_ := set $data $file._0 ($.root.Files.Get (printf "%s/%s" $.folder (default $file._0 $file._1))) }}
 {{- end }}
-{{- /* As kustomize does, by a hash of ours: what reads the file but once starts anew when it changes. */}}
+{{- /* As kustomize does, with a hash of our own: a program that reads the file once is restarted when the file changes. */}}
 {{- $name := $generator.name }}
 {{- if not $generator.options.disableNameSuffixHash }}
 {{- if ne $name "idlegpu-scheduler-config" }}{{ fail (printf "the chart does not know what refers to %s" $name) }}{{ end }}

@@ -37,7 +37,7 @@
 {{- $_ := set $item.spec.template.spec "runtimeClassName" $values.runtimeClassName }}
 {{- end }}
 {{- if $values.agent.settings }}
-{{- /* An agent reads its file when it starts: other settings are another template, so it starts anew. */}}
+{{- /* An agent reads its file at start: changed settings change the template, so the agent is restarted. */}}
 {{- $sum := dict "idlegpu.io/settings" ($values.agent.settings | toJson | sha256sum) }}
 {{- $metadata := $item.spec.template.metadata }}
 {{- $_ := set $metadata "annotations" (merge $sum (default dict $metadata.annotations)) }}
