@@ -27,18 +27,18 @@ from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.clocks import PodClocks
-from extender.fleet.departures import Departures, UnseenEnds, count_hidden
+from extender.fleet.departures import Departures, UnattributedEnds, count_hidden
 from extender.fleet.device_holders import (
     DeviceUse,
     TenantsByRow,
     device_uses,
-    grounds,
-    is_young,
+    estimate_inputs,
+    has_unsettled_pods,
     may_hold,
     put_claimed,
 )
 from extender.fleet.holder_sources import HolderSources
-from extender.fleet.pod_memory import LikePods, PodMemory, Share
+from extender.fleet.pod_memory import PodMemory, Share, SimilarPods
 from extender.fleet.share_evidence import OfferChanges, ShareEvidence
 from extender.fleet.store import DeviceStore
 
@@ -56,7 +56,7 @@ class AllocationChange(IntEnum):
     NOTHING = 0
     ROWS = 1
     """Holders have changed, but no input of the devices' estimates."""
-    BELIEFS = 2
+    ESTIMATES = 2
     """Inputs of the devices' estimates have changed."""
     DEVICES = 3
     """The node has other devices."""
@@ -80,7 +80,7 @@ class NodeAllocations:
         offers: when nodes began to offer fewer devices, or came back.
         departures: what pods release when they end.
         sharing: which nodes share their devices among pods.
-        like: memory that pods were measured to use, for similar pods.
+        similar_pods: memory that pods were measured to use, for similar pods.
     """
 
     def __init__(
@@ -99,20 +99,20 @@ class NodeAllocations:
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
         self._zone_ids: dict[str, int] = {"": 0}
-        self._mappings = HolderSources()
+        self._holder_sources = HolderSources()
         self._nodes: dict[str, NodeRecord] = {}
         self._rows: dict[str, dict[str, PoolRow]] = {}
         self._live: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._young: set[str] = set()
+        self._unsettled: set[str] = set()
         self._loading_until: dict[str, float] = {}
         self._ended: dict[str, dict[str, float]] = {}
-        self._unseen_ends = UnseenEnds(store)
+        self._unattributed_ends = UnattributedEnds(store)
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
         self.departures = Departures(store, self._rows, self._held, pod_memory.last)
         self.sharing = ShareEvidence(store)
-        self.like = LikePods()
+        self.similar_pods = SimilarPods()
         self.surplus: list[int] = []
         """Rows that are not needed any more; the caller of `settle` frees them."""
 
@@ -122,9 +122,9 @@ class NodeAllocations:
         return self._rows
 
     @property
-    def young(self) -> frozenset[str]:
+    def unsettled(self) -> frozenset[str]:
         """Nodes to allocate again after the next readings, which may cover more of their pods."""
-        return frozenset(self._young)
+        return frozenset(self._unsettled)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -135,36 +135,36 @@ class NodeAllocations:
         """Return the pods that are known to hold each device of a node."""
         return self._live.get(node, {})
 
-    def map_tenants(self, readings: Readings) -> Steps[set[str]]:
+    def apply_holders(self, readings: Readings) -> Steps[set[str]]:
         """Apply which pods hold which devices; return the nodes where that may have changed.
 
-        If the source cannot tell, its last mapping stays valid as long as a reading is fresh.
+        If the source cannot report them, its last mapping stays valid while a reading is fresh.
         """
-        replaced = self._mappings.replace(readings, self._policy.freshness.max_age_seconds)
+        replaced = self._holder_sources.replace(readings, self._policy.freshness.max_age_seconds)
         if replaced is None:
             return set()
-        if replaced.is_turned:
-            return {name for name in self._rows if not self._mappings.is_own(name)}
+        if replaced.is_availability_changed:
+            return {name for name in self._rows if not self._holder_sources.is_own(name)}
         nodes: set[str] = set()
         keys = iter(replaced.devices)
         while some := list(islice(keys, PIECE_KEYS)):
-            rows = (self._store.row_of(key) for key in some if replaced.is_other(key))
+            rows = (self._store.row_of(key) for key in some if replaced.has_changed(key))
             infos = (self._store.info(row) for row in rows if row is not None)
             nodes |= {info.node for info in infos if info is not None}
             yield
-        return {name for name in nodes if not self._mappings.is_own(name)}
+        return {name for name in nodes if not self._holder_sources.is_own(name)}
 
-    def map_own(self, holders: Mapping[str, Holders | None]) -> set[str]:
+    def apply_own_holders(self, holders: Mapping[str, Holders | None]) -> set[str]:
         """Apply which pods hold the devices of some nodes, as the nodes' agents report.
 
         Args:
-            holders: by node; None if the agent cannot tell.
+            holders: by node; None if the agent cannot report them.
 
         Returns:
             The nodes whose holders have changed.
         """
-        noted = self._mappings.note_own
-        return {name for name, told in holders.items() if noted(name, told)}
+        noted = self._holder_sources.note_own
+        return {name for name, reported in holders.items() if noted(name, reported)}
 
     def note_requested(self, node: str, requested: HostResources) -> bool:
         """Record the CPU and memory that all pods request of a node.
@@ -182,25 +182,25 @@ class NodeAllocations:
 
     def expire_own(self, now: float) -> set[str]:
         """Use other sources for nodes whose agents are silent; return these nodes."""
-        return set(self._mappings.expire(now, self._policy.freshness.max_age_seconds))
+        return set(self._holder_sources.expire(now, self._policy.freshness.max_age_seconds))
 
     def put_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
-        for dated in (self._mappings, self._unseen_ends, self.offers, self.departures):
+        for dated in (self._holder_sources, self._unattributed_ends, self.offers, self.departures):
             dated.put_back(seconds)
         for ended in self._ended.values():
             ended.update({key: at - seconds for key, at in ended.items()})
         self._loading_until.update(dict.fromkeys(self._loading_until, 0.0))
 
-    def hold_own(self, seconds: float) -> None:
+    def prefer_own(self, seconds: float) -> None:
         """Prefer agents to newer mappings of other sources for this many seconds."""
-        self._mappings.hold_seconds = seconds
+        self._holder_sources.preference_seconds = seconds
 
     def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> AllocationChange:
         """Allocate a node's devices and record who holds them; return what has changed."""
         name = node.name
         self._forget_ended(name, now)
-        self._unseen_ends.expire(name, now, self._policy.freshness)
+        self._unattributed_ends.expire(name, now, self._policy.freshness)
         tenants = self._tenants(name, pods)
         self.sharing.note(node, pods, tenants)
         if replaced := self._replaced(node, tenants):
@@ -211,22 +211,22 @@ class NodeAllocations:
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
         self._rows[name] = after
-        is_afresh = self._note_tenants(name, pods, tenants, now)
+        has_new_tenant = self._note_tenants(name, pods, tenants, now)
         self._note_tenancy(pods, tenants, after)
         used = {slot for row in after.values() for slot in row.slots}
         self.surplus.extend(self._store.surplus(name, used))
         is_unsettled = (
-            is_young(after)
-            or name in self._unseen_ends
-            or self.offers.is_news(name, now, self._policy.freshness)
+            has_unsettled_pods(after)
+            or name in self._unattributed_ends
+            or self.offers.is_recent(name, now, self._policy.freshness)
         )
-        (self._young.add if is_unsettled else self._young.discard)(name)
+        (self._unsettled.add if is_unsettled else self._unsettled.discard)(name)
         self._note_loading(name, pods, now)
         self._learn(pods, tenants)
         if before is None or _slots(before) != _slots(after):
             return AllocationChange.DEVICES
-        if is_afresh or not is_same_node or grounds(before) != grounds(after):
-            return AllocationChange.BELIEFS
+        if has_new_tenant or not is_same_node or estimate_inputs(before) != estimate_inputs(after):
+            return AllocationChange.ESTIMATES
         return AllocationChange.ROWS if before != after else AllocationChange.NOTHING
 
     def forget(self, node: str, now: float) -> None:
@@ -236,11 +236,11 @@ class NodeAllocations:
         self._rows.pop(node, None)
         self._live.pop(node, None)
         self._held.pop(node, None)
-        self._young.discard(node)
+        self._unsettled.discard(node)
         self._loading_until.pop(node, None)
         self._ended.pop(node, None)
-        self._unseen_ends.forget(node)
-        self._mappings.forget(node)
+        self._unattributed_ends.forget(node)
+        self._holder_sources.forget(node)
         self.departures.forget(node)
         self.sharing.forget(node)
 
@@ -262,7 +262,7 @@ class NodeAllocations:
             for resource, row in after.items()
         }
 
-    def draft(
+    def allocate_under(
         self, node: NodeRecord, pods: Sequence[PodRecord], policy: Policy
     ) -> tuple[dict[str, PoolRow], list[DeviceUse]]:
         """Return a node's rows and the use of its devices under another policy."""
@@ -271,19 +271,19 @@ class NodeAllocations:
         return rows, list(device_uses(pods, tenants, rows))
 
     def adopt(
-        self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], young: AbstractSet[str]
+        self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], unsettled: AbstractSet[str]
     ) -> None:
         """Switch to another policy.
 
         Args:
             policy: the policy.
             rows: rows of nodes under this policy, by node and resource.
-            young: nodes among them with pods that the readings do not cover yet.
+            unsettled: nodes among them with pods that the readings do not cover yet.
         """
         self._policy = policy
         self._rows.update(rows)
         self._loading_until.update(dict.fromkeys(rows, 0.0))
-        self._young = (self._young - rows.keys()) | young
+        self._unsettled = (self._unsettled - rows.keys()) | unsettled
 
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
         """Release the devices of an ended pod; readings from before count for no pod.
@@ -316,7 +316,7 @@ class NodeAllocations:
             if may_hold(pod, resource, rows)
         }
         is_foreign = self._store.is_foreign
-        if self._mappings.of(pod.node).is_known or not has_others:
+        if self._holder_sources.of(pod.node).is_known or not has_others:
             any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
             self.departures.end(pod, any_of, at)
             return
@@ -324,11 +324,11 @@ class NodeAllocations:
         for resource, slots in unheld.items():
             own = [slot for slot in slots if not is_foreign(slot)]
             if rows[resource].is_shared:
-                self._store.start_afresh(own, at, is_freed=False, held_since=-inf, staying=kept)
+                self._store.restart_history(own, at, is_freed=False, held_since=-inf, staying=kept)
             elif resource in pod.resources:
-                self._unseen_ends.note(pod, resource, slots, at)
+                self._unattributed_ends.note(pod, resource, slots, at)
             else:
-                self._store.start_afresh(own, at, is_freed=False)
+                self._store.restart_history(own, at, is_freed=False)
 
     def note_shares(self, node: str, pods: Sequence[PodRecord], shares: Iterable[Share]) -> None:
         """Apply the memory that pods use of shared devices.
@@ -340,16 +340,16 @@ class NodeAllocations:
             pods: pods that hold devices of it.
             shares: memory by device and pod, without duplicates.
         """
-        told: dict[int, dict[str, int]] = {}
+        reported: dict[int, dict[str, int]] = {}
         for device, uid, count in shares:
             row = self._store.row_of(device)
             if row is not None:
-                told.setdefault(row, {})[uid] = count
+                reported.setdefault(row, {})[uid] = count
         by_key = {pod.key: pod for pod in pods}
-        for row, of_pods in told.items():
+        for row, of_pods in reported.items():
             for pod in pods:
                 if pod.uid in of_pods and self._is_measured(pod, row):
-                    self.like.note(pod, of_pods[pod.uid])
+                    self.similar_pods.note(pod, of_pods[pod.uid])
             on_it = [by_key[key] for key in self.tenants_on(node).get(row, ()) if key in by_key]
             if on_it and all(pod.uid in of_pods for pod in on_it):
                 declared = self.departures.declared
@@ -358,7 +358,7 @@ class NodeAllocations:
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
         """Return the pods on each device of a node, by mapping, earlier reports and claims."""
-        mapping = self._mappings.of(name)
+        mapping = self._holder_sources.of(name)
         keys = {pod.key for pod in pods if mapping.is_of(pod)}
         ended = self._ended.get(name, {})
         # A name without UID may mean an ended pod of that name, until a later reading.
@@ -368,7 +368,7 @@ class NodeAllocations:
             info = self._store.info(row)
             found[row] = keys.intersection(mapping.pods.get(info.key, ())) if info else set()
             if reused:
-                read_at = self._store.told_at(row) or 0.0
+                read_at = self._store.reported_at(row) or 0.0
                 found[row] -= {key for key, ended_at in reused.items() if read_at <= ended_at}
         seen = set().union(*found.values())
         held = self._held.get(name, {})
@@ -408,7 +408,7 @@ class NodeAllocations:
         """Return a node's rows, each with the state after its terminating pods are gone."""
         rows = self._allocate(node, pods, tenants, policy)
         leaving = [pod for pod in pods if pod.is_deleting]
-        if not leaving and not self.departures.has_gone(node.name):
+        if not leaving and not self.departures.has_ended_pods(node.name):
             return rows
         after = rows
         if leaving:
@@ -440,13 +440,13 @@ class NodeAllocations:
         """Return a node's row in the pool of each of its resources."""
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
         tenancy = DeviceTenancy(
-            is_mapped=self._mappings.of(node.name).is_known,
+            is_mapped=self._holder_sources.of(node.name).is_known,
             shared_policy=policy.shared_policy,
             is_out=self._is_out(),
             assumed=policy.assumed,
             started_at=self._clocks.started_at,
             works_since=self._clocks.works_since,
-            expected=self.like.of,
+            expected=self.similar_pods.of,
         )
         is_counted = bool(node.capacity or node.allocatable)
         zone_id = self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids))
@@ -465,7 +465,7 @@ class NodeAllocations:
                 free=free,
                 zone_id=zone_id,
             )
-            rows[resource] = self._unseen_ends.counted(node.name, resource, row)
+            rows[resource] = self._unattributed_ends.counted(node.name, resource, row)
         return rows
 
     def _learn(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
@@ -483,14 +483,14 @@ class NodeAllocations:
             on_it = tenants.get(slot, ())
             if len(on_it) == 1 and self._is_measured(by_key[on_it[0]], slot):
                 used, _, foreign = self._store.occupancy(slot)
-                self.like.note(by_key[on_it[0]], int(used - foreign))
+                self.similar_pods.note(by_key[on_it[0]], int(used - foreign))
 
     def _is_measured(self, pod: PodRecord, row: int) -> bool:
         """Return whether the readings of a device cover the whole use of a pod on it."""
-        started_at, told_at = self._clocks.started_at(pod), self._store.told_at(row)
-        if started_at is None or told_at is None:
+        started_at, reported_at = self._clocks.started_at(pod), self._store.reported_at(row)
+        if started_at is None or reported_at is None:
             return False
-        return told_at >= started_at + self._policy.assumed.warm_up_seconds
+        return reported_at >= started_at + self._policy.assumed.warm_up_seconds
 
     def expire_loading(self, now: float) -> set[str]:
         """Return the nodes whose pods have had enough time to load."""
@@ -518,7 +518,7 @@ class NodeAllocations:
         return expected_devices(
             node,
             Counter(resource_profile(device.mig_profile) for device in devices),
-            told=self.sharing.told(node.name),
+            by_kubelet=self.sharing.replicas_on(node.name),
             is_divided=self.sharing.is_divided(node),
         )
 
@@ -528,7 +528,7 @@ class NodeAllocations:
             row=row,
             mig_profile=info.mig_profile if info else "",
             tenants=tenants,
-            measured_at=self._store.told_at(row),
+            measured_at=self._store.reported_at(row),
             model_id=self._model_id(info.model) if info else 0,
         )
 
@@ -542,10 +542,12 @@ class NodeAllocations:
         if missing <= 0:
             return behind
         label_model = self._model_id(node.labels.get("nvidia.com/gpu.product", ""))
-        rows = self._store.stand_ins(node.name, expected.resource, missing, expected.memory_bytes)
+        rows = self._store.placeholders(
+            node.name, expected.resource, missing, expected.memory_bytes
+        )
         self._store.set_lost(rows, is_lost=bool(behind))
-        stand_ins = [ExpectedDevice(row=row, model_id=label_model) for row in rows]
-        return (*behind, *stand_ins)
+        placeholders = [ExpectedDevice(row=row, model_id=label_model) for row in rows]
+        return (*behind, *placeholders)
 
     def _model_id(self, model: str) -> int:
         if model not in self._model_ids:
@@ -560,7 +562,7 @@ class NodeAllocations:
 
         The history of a device with a new tenant starts afresh.
         """
-        is_afresh = False
+        has_new_tenant = False
         bound_at = {
             pod.key: now if pod.bound_at is None else min(pod.bound_at, now) for pod in pods
         }
@@ -570,8 +572,8 @@ class NodeAllocations:
             if new := [bound_at[key] for key in on_it if key not in was_on_it]:
                 is_used_on = bool(was_on_it) or self._store.is_foreign(row)
                 held_since = -inf if is_used_on else min(new)
-                self._store.start_afresh((row,), max(new), is_freed=False, held_since=held_since)
-                is_afresh = True
+                self._store.restart_history((row,), max(new), is_freed=False, held_since=held_since)
+                has_new_tenant = True
         known = self._held.get(name, {})
         if any(pod.uid not in known for pod in pods):
             since = min(bound_at[pod.key] for pod in pods if pod.uid not in known)
@@ -582,7 +584,7 @@ class NodeAllocations:
             pod.uid: tuple(row for row, on_it in tenants.items() if pod.key in on_it)
             for pod in pods
         }
-        return is_afresh
+        return has_new_tenant
 
     def _note_tenancy(
         self, pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]

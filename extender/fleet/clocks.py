@@ -12,8 +12,8 @@ AGREE_SECONDS = 10.0
 class _Time:
     """A time as reported by the API server and as corrected, seconds since the epoch."""
 
-    told: float
-    counted: float
+    reported: float
+    corrected: float
 
 
 class PodClocks:
@@ -50,28 +50,28 @@ class PodClocks:
         return replace(pod, bound_at=bound_at, failed_at=failed_at)
 
     def _bound(self, pod: PodRecord, now: float) -> float | None:
-        told, known = pod.bound_at, self._bound_at.get(pod.uid)
-        if told is None or (known is not None and known.told == told):
-            return told if known is None else known.counted
-        if told <= now:
-            return told
-        self._bound_at[pod.uid] = _Time(told, now)
+        reported, known = pod.bound_at, self._bound_at.get(pod.uid)
+        if reported is None or (known is not None and known.reported == reported):
+            return reported if known is None else known.corrected
+        if reported <= now:
+            return reported
+        self._bound_at[pod.uid] = _Time(reported, now)
         return now
 
     def _failed(
         self, before: PodRecord | None, pod: PodRecord, bound_at: float | None, now: float
     ) -> float | None:
-        told, known = pod.failed_at, self._failed_at.get(pod.uid)
-        if told is None:
+        reported, known = pod.failed_at, self._failed_at.get(pod.uid)
+        if reported is None:
             return None
-        if known is not None and known.told == told:
-            return known.counted
+        if known is not None and known.reported == reported:
+            return known.corrected
         if before is not None and not before.phase.is_terminal:
-            counted = _recent(told, now)
+            corrected = _recent(reported, now)
         else:
-            counted = min(max(told, bound_at or told), now)
-        self._failed_at[pod.uid] = _Time(told, counted)
-        return counted
+            corrected = min(max(reported, bound_at or reported), now)
+        self._failed_at[pod.uid] = _Time(reported, corrected)
+        return corrected
 
     def works_since(self, pod: PodRecord) -> float | None:
         """Return when a pod's GPU containers last started; None if they have not."""
@@ -113,9 +113,9 @@ class PodClocks:
 
     def put_back(self, seconds: float) -> None:
         """Move corrected times back after our clock was set back by this many seconds."""
-        for told_times in (self._bound_at, self._failed_at):
-            for uid, time in told_times.items():
-                told_times[uid] = replace(time, counted=time.counted - seconds)
+        for reported_times in (self._bound_at, self._failed_at):
+            for uid, time in reported_times.items():
+                reported_times[uid] = replace(time, corrected=time.corrected - seconds)
         for times in (self._started_at, self._works_since):
             times.update({uid: at - seconds for uid, at in times.items()})
 
@@ -129,6 +129,6 @@ class PodClocks:
         return now if pod.ended_at is None else _recent(pod.ended_at, now)
 
 
-def _recent(told: float, now: float) -> float:
+def _recent(reported: float, now: float) -> float:
     """Return the time of a new event: as reported if plausible, else now."""
-    return told if now - AGREE_SECONDS <= told <= now else now
+    return reported if now - AGREE_SECONDS <= reported <= now else now

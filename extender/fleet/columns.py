@@ -14,15 +14,15 @@ from extender.core.devices.window import Windows
 from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Foreign, Policy
 from extender.core.steps import Steps
-from extender.fleet.latest_values import ALL, FILLING, LatestValues
+from extender.fleet.latest_values import ALL, MEMORY_SIGNALS, LatestValues
 
 AnyArray = TypeVar("AnyArray", Column, npt.NDArray[np.bool_], Rows)
 
 _INITIAL: Mapping[str, float] = {
     "measured_at": np.nan,
-    "led_at": np.nan,
+    "lead_measured_at": np.nan,
     "freed_at": -np.inf,
-    "afresh_at": -np.inf,
+    "tenants_since": -np.inf,
     "held_at": -np.inf,
     "was_used_at": -np.inf,
     "used_bytes": np.nan,
@@ -34,18 +34,18 @@ _INITIAL: Mapping[str, float] = {
     "board_watts": np.nan,
     "rest_watts": np.nan,
     "known_total_bytes": np.nan,
-    "told_at": np.nan,
+    "reported_at": np.nan,
     "xid_since": np.nan,
     "seen_at": -np.inf,
-    "new_at": -np.inf,
+    "first_seen_at": -np.inf,
 }
 """Initial values of a device; times in seconds since the epoch.
 
-Times of the readings: `measured_at` the last measurement, `led_at` that of the leading source,
-`told_at` the older one of activity and memory, `seen_at` the last answer with the device, `new_at`
-the first one.
+Times of the readings: `measured_at` the last measurement, `lead_measured_at` that of the leading
+source, `reported_at` the older one of activity and memory, `seen_at` the last answer with the
+device, `first_seen_at` the first one.
 
-Times of the tenants: `afresh_at` when they last changed; windows and streaks ignore older
+Times of the tenants: `tenants_since` when they last changed; windows and streaks ignore older
 measurements. `held_at` since when pods hold the device without a pause; the recent window ignores
 past readings from before. `freed_at` when the last tenant ended; older measurements count for no
 pod. `was_used_at` when use without a tenant was first measured.
@@ -54,8 +54,16 @@ Memory: as in `core.devices.foreign_memory`. `released_bytes` is the part of the
 that ended pods used."""
 
 _TIMES = (
-    *("measured_at", "led_at", "freed_at", "afresh_at", "held_at", "was_used_at", "told_at"),
-    *("xid_since", "seen_at", "new_at"),
+    *(
+        "measured_at",
+        "lead_measured_at",
+        "freed_at",
+        "tenants_since",
+        "held_at",
+        "was_used_at",
+        "reported_at",
+    ),
+    *("xid_since", "seen_at", "first_seen_at"),
 )
 _FLAGS = (
     *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),
@@ -115,7 +123,7 @@ class DeviceColumns:
         )
         used, _, _ = memory(self.latest.columns, self.total_bytes(ALL))
         is_known = ~(np.isnan(used) & np.isnan(seen.measured))
-        self.forget_use(np.flatnonzero(is_known & ~shows_use(used, seen.agreed, foreign)))
+        self.clear_use(np.flatnonzero(is_known & ~shows_use(used, seen.agreed, foreign)))
 
     def grow(self, needed: int) -> None:
         """Make room for this many rows."""
@@ -154,24 +162,24 @@ class DeviceColumns:
             column[index] = _INITIAL[name]
         for flag in self.flags.values():
             flag[index] = False
-        self.forget_use(index)
+        self.clear_use(index)
         self.counts["source_row"][index] = self.counts["withdrawn"][index] = 0
         self.windows.reset(index)
         self.recent.reset(index)
 
-    def forget_use(self, rows: Rows) -> None:
+    def clear_use(self, rows: Rows) -> None:
         """Clear the use and foreign use of devices."""
         self.counts["use_streak"][rows] = self.counts["foreign_streak"][rows] = 0
         self.flags["is_in_use"][rows] = self.flags["is_foreign"][rows] = False
 
-    def doubt_use(self, rows: Rows) -> None:
+    def soften_use(self, rows: Rows) -> None:
         """Clear foreign use, and let a single reading clear use."""
         streaks = self.counts["use_streak"]
         streaks[rows] = np.minimum(streaks[rows], 1)
         self.counts["foreign_streak"][rows] = 0
         self.flags["is_foreign"][rows] = False
 
-    def recall_use(self, rows: Rows, readings: int) -> None:
+    def restore_foreign_use(self, rows: Rows, readings: int) -> None:
         """Restore foreign use from before the pods that have just ended.
 
         A single reading confirms or clears it.
@@ -184,13 +192,14 @@ class DeviceColumns:
         self.flags["is_foreign"][rows] = True
         self.counts["foreign_streak"][rows] = readings - 1
 
-    def account(self, rows: Rows, used: Column, told_foreign: Column) -> None:
+    def account(self, rows: Rows, used: Column, reported_foreign: Column) -> None:
         """Attribute the memory in use on devices from a new reading.
 
         Args:
             rows: the devices.
             used: memory in use, in bytes.
-            told_foreign: foreign memory that the node's agent reports, in bytes; NaN if unreported.
+            reported_foreign: foreign memory that the node's agent reports, in bytes; NaN if none is
+                reported.
         """
         numbers, flags = self.numbers, self.flags
         before = self.occupancy(rows)
@@ -204,7 +213,7 @@ class DeviceColumns:
                 is_free=flags["is_free_for_sure"][rows],
             ),
             used,
-            told_foreign,
+            reported_foreign,
         )
         self.set_occupancy(rows, after)
         flags["is_emptying"][rows], numbers["released_bytes"][rows] = False, 0.0
@@ -248,7 +257,7 @@ class DeviceColumns:
             columns={signal: column[rows] for signal, column in columns.items()},
             measured_at=self.numbers["measured_at"][rows],
             activity_at=self.latest.activity_at(rows),
-            memory_at=self.latest.measured_at(*FILLING, rows=rows),
+            memory_at=self.latest.measured_at(*MEMORY_SIGNALS, rows=rows),
             freed_at=self.numbers["freed_at"][rows],
             others_bytes=self.numbers["others_bytes"][rows],
             foreign_bytes=self.numbers["foreign_bytes"][rows],

@@ -36,8 +36,8 @@ class _End:
     read_at: float | None = None
 
 
-class UnseenEnds:
-    """Ends of pods on whole devices of nodes where no source tells who holds which device.
+class UnattributedEnds:
+    """Ends of pods on whole devices of nodes where no source reports who holds which device.
 
     It is known how many devices they left, but not which ones. So many devices count as free,
     whatever their last readings show, until two readings since show what is in use.
@@ -91,14 +91,14 @@ class UnseenEnds:
         )
         self._ends[pod.node] = (*self._ends.get(pod.node, ()), end)
         own = [row for row in rows if not store.is_foreign(row)]
-        store.start_afresh(own, at, is_freed=False, is_use_known=True)
+        store.restart_history(own, at, is_freed=False, is_use_known=True)
 
     def expire(self, node: str, now: float, freshness: Freshness) -> None:
         """Forget ends that two readings have followed, or that are too old."""
         if node not in self._ends:
             return
-        told = [self._store.told_at(row) for row in self._store.rows_of_node(node)]
-        read_at = min((at for at in told if at is not None), default=0.0)
+        times = [self._store.reported_at(row) for row in self._store.rows_of_node(node)]
+        read_at = min((at for at in times if at is not None), default=0.0)
         left = tuple(
             replace(end, read_at=read_at) if end.read_at is None and read_at > end.at else end
             for end in self._ends[node]
@@ -212,14 +212,14 @@ class Departures:
         """
         is_last = staying is None
         self._note(pod, rows, at, is_last=is_last)
-        told = np.array([self.told_of(pod, row) for row in rows])
+        seen = np.array([self.seen_bytes(pod, row) for row in rows])
         has_declared = pod.memory_bytes is not None
         declared = [self.declared(pod, row) if has_declared else math.nan for row in rows]
-        self._store.release(rows, np.array(declared), told, is_last=is_last)
+        self._store.release(rows, np.array(declared), seen, is_last=is_last)
         if staying is None:
-            self._store.start_afresh(rows, at, is_freed=True)
+            self._store.restart_history(rows, at, is_freed=True)
         else:
-            self._store.start_afresh(rows, at, is_freed=False, held_since=-inf, staying=staying)
+            self._store.restart_history(rows, at, is_freed=False, held_since=-inf, staying=staying)
 
     def declared(self, pod: PodRecord, row: int) -> int:
         """Return the memory that a pod declared for all its shares of a device."""
@@ -282,12 +282,12 @@ class Departures:
 
     def _is_released(self, pod: _Gone, row: int) -> bool:
         """Return whether a reading since the pod's end shows only the other memory in use."""
-        rest, read_at = pod.left[row].rest, self._store.told_at(row)
+        rest, read_at = pod.left[row].rest, self._store.reported_at(row)
         return (
             read_at is not None and read_at > pod.at and self._store.occupancy(row)[0] <= rest.used
         )
 
-    def has_gone(self, node: str) -> bool:
+    def has_ended_pods(self, node: str) -> bool:
         """Return whether pods of a node have just ended."""
         return node in self._gone
 
@@ -374,18 +374,18 @@ class Departures:
         all undeclared memory that is not foreign is theirs.
         """
         used, others, foreign = self._store.occupancy(row)
-        own, of_others, untold, is_untold = 0.0, 0.0, 0.0, False
+        own, of_others, unreported, is_unreported = 0.0, 0.0, 0.0, False
         for pod in pods:
-            declared, told = self.declared(pod, row), self.told_of(pod, row)
-            if math.isnan(told):
-                untold += declared
-                is_untold |= pod.memory_bytes is None
+            declared, seen = self.declared(pod, row), self.seen_bytes(pod, row)
+            if math.isnan(seen):
+                unreported += declared
+                is_unreported |= pod.memory_bytes is None
             else:
-                own += min(told, declared)
-                of_others += max(told - declared, 0.0)
-        own += min(untold, max(used - others - own, 0.0))
+                own += min(seen, declared)
+                of_others += max(seen - declared, 0.0)
+        own += min(unreported, max(used - others - own, 0.0))
         at_most = max(others - foreign, 0.0)
-        if all_undeclared and is_untold:
+        if all_undeclared and is_unreported:
             of_others = max(of_others, at_most)
         return _Release(used=min(own + of_others, used), others=min(of_others, at_most))
 
@@ -394,11 +394,11 @@ class Departures:
         used, others, foreign = self._store.occupancy(row)
         return _Release(used=max(used - foreign, 0.0), others=max(others - foreign, 0.0))
 
-    def told_of(self, pod: PodRecord, row: int) -> float:
+    def seen_bytes(self, pod: PodRecord, row: int) -> float:
         """Return the bytes that a pod was last seen to use on a device; NaN if unknown."""
         info = self._store.info(row)
-        told = None if info is None else self._last_used(pod.uid, info.key)
-        return math.nan if told is None else told
+        seen = None if info is None else self._last_used(pod.uid, info.key)
+        return math.nan if seen is None else seen
 
     def _late(self, left: _Left, row: int) -> tuple[_Release, bool]:
         """Return the memory of an ended pod that still shows, and whether no other memory does."""

@@ -37,7 +37,7 @@ class DeviceUse(NamedTuple):
     is_filling: bool
 
 
-def is_young(rows: Mapping[str, PoolRow]) -> bool:
+def has_unsettled_pods(rows: Mapping[str, PoolRow]) -> bool:
     """Return whether a node has pods that readings do not cover yet, or that are terminating."""
     return any(row.taken or row.leaving or any(row.assumed) for row in rows.values())
 
@@ -70,7 +70,7 @@ def put_claimed(
     """Add pods to the devices that they hold by resource claims.
 
     For a MIG instance, a claim names card and profile. If the card has more such instances than the
-    pod holds, only the mapping tells which ones. Mappings do not always distinguish the instances
+    pod holds, only the mapping shows which ones. Mappings do not always distinguish the instances
     of a card. So once all claimed devices of a pod without other requests are reported, the pod is
     removed from devices of other kinds.
 
@@ -167,7 +167,7 @@ def _merged(one: DeviceUse, other: DeviceUse) -> DeviceUse:
     )
 
 
-def grounds(rows: Mapping[str, PoolRow]) -> list[tuple[object, ...]]:
+def estimate_inputs(rows: Mapping[str, PoolRow]) -> list[tuple[object, ...]]:
     """Return the parts of a node's rows that affect the estimates of its devices."""
     return [
         (

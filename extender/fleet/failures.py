@@ -27,20 +27,22 @@ class _Failure:
     Attributes:
         at: time of the first failure, seconds since the epoch.
         last_at: time of the last failure.
-        told_at: when a pod's status last named a device as the cause, None if never.
+        reported_at: when a pod's status last named a device as the cause, None if never.
         measured_at: time of the last failure during which a device of the node had a fault, None if
             there was none.
     """
 
     at: float
     last_at: float
-    told_at: float | None = None
+    reported_at: float | None = None
     measured_at: float | None = None
 
     @property
     def device_at(self) -> float | None:
         """When a device last was the cause, None if never."""
-        return max((at for at in (self.told_at, self.measured_at) if at is not None), default=None)
+        return max(
+            (at for at in (self.reported_at, self.measured_at) if at is not None), default=None
+        )
 
     @property
     def fades_from(self) -> float:
@@ -52,7 +54,7 @@ class _Failure:
         """Move all times back by this many seconds."""
         self.at -= seconds
         self.last_at -= seconds
-        self.told_at = None if self.told_at is None else self.told_at - seconds
+        self.reported_at = None if self.reported_at is None else self.reported_at - seconds
         self.measured_at = None if self.measured_at is None else self.measured_at - seconds
 
 
@@ -92,7 +94,7 @@ class FailureLog:
         failure.last_at = max(failure.last_at, at)
         self._by_owner.setdefault(owner, {})[pod.node] = failure
         if pod.is_device_fault:
-            failure.told_at = max(at, failure.told_at or at)
+            failure.reported_at = max(at, failure.reported_at or at)
 
     def put_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
@@ -184,7 +186,7 @@ class FailureLog:
         by_device = (
             owner
             for owner, failure in failed
-            if failure.told_at is not None and failure.measured_at is None
+            if failure.reported_at is not None and failure.measured_at is None
         )
         return Counter(by_device), Counter(owner for owner, _ in failed)
 
@@ -194,10 +196,10 @@ class FailureLog:
         """Return the failures that count against a node: by a device, and others."""
         counting: tuple[list[_Failure], list[_Failure]] = ([], [])
         for owner, failure in self._by_node.get(node, {}).items():
-            is_other = failure.device_at is None
-            spread = (at_all if is_other else by_device)[owner]
+            has_changed = failure.device_at is None
+            spread = (at_all if has_changed else by_device)[owner]
             if failure.measured_at is not None or spread == 1:
-                counting[is_other].append(failure)
+                counting[has_changed].append(failure)
         return counting
 
     def _weight(self, age_seconds: float) -> float:

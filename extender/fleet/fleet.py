@@ -10,7 +10,7 @@ from extender.core.devices.readings import DeviceKey, History, Own, Readings
 from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
+from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.nodes.pod_owners import Kin
 from extender.core.nodes.snapshot import Leaving, Snapshot
 from extender.core.policy import Policy
@@ -80,7 +80,7 @@ class Fleet:
         self._nodes: dict[str, NodeRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}
         self._clocks = PodClocks()
-        self._layouts = NodeAllocations(
+        self._allocations = NodeAllocations(
             policy,
             self.store,
             clocks=self._clocks,
@@ -93,7 +93,7 @@ class Fleet:
         self._ended: set[str] = set()
         self._shares: dict[str, Sequence[Share]] = {}
         self._snapshots = Snapshots(
-            self.store, self._layouts, self._failures, clock, in_steps=in_steps
+            self.store, self._allocations, self._failures, clock, in_steps=in_steps
         )
 
     # --- API server -----------------------------------------------------------------------------
@@ -109,14 +109,14 @@ class Fleet:
     def apply_node(self, record: NodeRecord) -> None:
         """Add or update a node."""
         before, self._nodes[record.name] = self._nodes.get(record.name), record
-        self._layouts.offers.note(before, record, self._clock())
+        self._allocations.offers.note(before, record, self._clock())
         if before is None or not before.offers_as(record):
             self._late.add(record.name)
 
     def remove_node(self, name: str) -> None:
         """Remove a node and its devices."""
         if self._nodes.pop(name, None) is not None:
-            self._layouts.forget(name, self._clock())
+            self._allocations.forget(name, self._clock())
             self._shares.pop(name, None)
             self._unmark(name)
             self._failures.forget(name)
@@ -155,11 +155,11 @@ class Fleet:
         self.changed.publish()
         if record.is_failed_early:
             self._failures.note(record, record.failed_at or now)
-            self._snapshots.doubt()
+            self._snapshots.mark_stale()
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:
         """Update the sum of CPU and memory that all pods of a node request."""
-        if self._layouts.note_requested(node, requested):
+        if self._allocations.note_requested(node, requested):
             self._late.add(node)
 
     def _assume_nominated(self, before: PodRecord | None, record: PodRecord) -> None:
@@ -200,7 +200,7 @@ class Fleet:
         others.pop(record.uid, None)
         if not others:
             self._pods_of_node.pop(record.node, None)
-        self._layouts.end_tenancy(record, at, has_others=bool(others))
+        self._allocations.end_tenancy(record, at, has_others=bool(others))
         self._ended.add(record.node)
         self._dirty.add(record.node)
         self.changed.publish()
@@ -230,11 +230,11 @@ class Fleet:
             yield from self.settle_in_steps()
             for node in self._shares.keys() & own.nodes:
                 # The shares of a report arrive just before the report itself.
-                self._layouts.note_shares(node, self.pods_on(node), self._shares.pop(node))
+                self._allocations.note_shares(node, self.pods_on(node), self._shares.pop(node))
             return
-        self._late |= self._layouts.young | self._layouts.expire_loading(now)
-        self._late |= yield from self._layouts.map_tenants(readings)
-        self._late |= self._layouts.note_divided(readings.divided)
+        self._late |= self._allocations.unsettled | self._allocations.expire_loading(now)
+        self._late |= yield from self._allocations.apply_holders(readings)
+        self._late |= self._allocations.note_divided(readings.divided)
         self._late |= self.store.forget(now)
         self.sources[readings.source] = SourceState(
             at=readings.at,
@@ -243,12 +243,12 @@ class Fleet:
             unmatched_example=readings.unmatched_example,
             disagreements=int(applied.disagree.sum()),
         )
-        self._snapshots.doubt()
+        self._snapshots.mark_stale()
         yield
         yield from self.settle_in_steps()
-        yield from self._note_told(readings)
+        yield from self._apply_shares(readings)
 
-    def _note_told(self, readings: Readings) -> Steps[None]:
+    def _apply_shares(self, readings: Readings) -> Steps[None]:
         """Apply the memory by pod that a source reports, in cooperative steps."""
         by_node: dict[str, list[tuple[DeviceKey, str, int]]] = {}
         for device, pod, held in readings.shares:
@@ -257,20 +257,20 @@ class Fleet:
             if info is not None:
                 by_node.setdefault(info.node, []).append((device, pod, held))
         yield
-        for done, (node, told) in enumerate(by_node.items(), 1):
+        for done, (node, of_node) in enumerate(by_node.items(), 1):
             uids = {pod.key: pod.uid for pod in self.pods_on(node)}
-            shares = [(device, uids[pod], held) for device, pod, held in told if pod in uids]
+            shares = [(device, uids[pod], held) for device, pod, held in of_node if pod in uids]
             self.pod_memory.note_last(shares)
-            self._layouts.note_shares(node, self.pods_on(node), shares)
+            self._allocations.note_shares(node, self.pods_on(node), shares)
             if done % PIECE_NODES == 0:
                 yield
 
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
         """Apply what agents report of their own nodes."""
-        self._late |= self._layouts.map_own(own.holders)
-        self._late |= self._layouts.sharing.note_replicas(own.replicas)
-        self._late |= self._layouts.young.intersection(own.nodes)
-        self._snapshots.note_news([node for node in own.news if node in self._layouts.rows])
+        self._late |= self._allocations.apply_own_holders(own.holders)
+        self._late |= self._allocations.sharing.note_replicas(own.replicas)
+        self._late |= self._allocations.unsettled.intersection(own.nodes)
+        self._snapshots.note_readings([node for node in own.news if node in self._allocations.rows])
         self.contested += applied.contested
         self.sources[readings.source] = SourceState(
             at=readings.at,
@@ -289,19 +289,19 @@ class Fleet:
             at: time of the measurement, seconds since the epoch.
         """
         self.pod_memory.note(node, shares, at)
-        self._layouts.note_shares(node, self.pods_on(node), shares)
+        self._allocations.note_shares(node, self.pods_on(node), shares)
         self._shares[node] = shares
 
-    def hold(self, source: str, seconds: float) -> None:
+    def prefer(self, source: str, seconds: float) -> None:
         """Prefer the agents' readings to newer ones of another source for this many seconds."""
-        self.store.hold(source, seconds)
-        self._layouts.hold_own(seconds)
+        self.store.prefer(source, seconds)
+        self._allocations.prefer_own(seconds)
 
-    def look_after_silent(self) -> None:
+    def expire_silent(self) -> None:
         """Fall back to other sources where an agent is silent; drop unreported devices."""
         now = self._time()
-        self._late |= self._layouts.expire_own(now) | self.store.forget(now)
-        self._late |= self._layouts.expire_loading(now)
+        self._late |= self._allocations.expire_own(now) | self.store.forget(now)
+        self._late |= self._allocations.expire_loading(now)
 
     def apply_history(self, history: History) -> None:
         """Fill the windows with past readings; call once, after the first readings."""
@@ -311,7 +311,7 @@ class Fleet:
         """Fill the windows as in `apply_history`, in cooperative steps."""
         yield from self.settle_in_steps()
         yield from self.store.history_in_steps(history)
-        self._snapshots.doubt()
+        self._snapshots.mark_stale()
 
     @property
     def is_settled(self) -> bool:
@@ -347,7 +347,7 @@ class Fleet:
         No snapshot mixes both policies. Readings, allocations and assumptions stay. Readings that
         are applied meanwhile cost another step for the nodes that they change.
         """
-        staged = StagedPolicy(self._layouts, policy)
+        staged = StagedPolicy(self._allocations, policy)
         if is_allocated_by(policy) != is_allocated_by(self.policy):
             yield from self.settle_in_steps()
             for _ in range(STAGE_ROUNDS):
@@ -369,13 +369,13 @@ class Fleet:
         self.policy = policy
         self._failures.adopt(policy.early_failures)
         outdated = staged.put_in_force(self.store)
-        self._snapshots.outdate()
+        self._snapshots.discard_estimates()
         if not is_staged:
             return
         for name in outdated:
             if name in self._nodes:
                 self._dirty.add(name)
-                self._snapshots.touch(name, is_doubted=True)
+                self._snapshots.touch(name, needs_estimate=True)
         if self._snapshots.current is not None:
             pools = staged.pools_for(self._snapshots.current.pools)
             if pools is None:
@@ -404,7 +404,7 @@ class Fleet:
     def tenants_of(self, row: int) -> tuple[str, ...]:
         """Return the keys of the pods that are known to hold a device."""
         info = self.store.info(row)
-        return self._layouts.tenants_on(info.node).get(row, ()) if info else ()
+        return self._allocations.tenants_on(info.node).get(row, ()) if info else ()
 
     def gpus_of(self, record: PodRecord) -> tuple[int, ...]:
         """Return the indices of the GPUs that a source shows a pod to hold; () if none does."""
@@ -420,7 +420,7 @@ class Fleet:
 
         None if no similar pod was measured, or if the pod declares its memory.
         """
-        return self._layouts.like.of(record)
+        return self._allocations.similar_pods.of(record)
 
     def informed(self, request: GpuRequest, kin: Kin) -> GpuRequest:
         """Return a request with what the fleet knows: nodes to avoid, expected memory, targets.
@@ -436,7 +436,7 @@ class Fleet:
         avoided = self._failures.of_owner(kin[0], self._clock())
         expected = None
         if request.memory_bytes is None:
-            expected = self._layouts.like.expected(kin)
+            expected = self._allocations.similar_pods.expected(kin)
         if not avoided and expected is None:
             return request
         return replace(request, avoided=avoided, expected_bytes=expected)
@@ -448,7 +448,11 @@ class Fleet:
     @property
     def node_index(self) -> NodeIndex:
         """Node index of the latest snapshot."""
-        return EMPTY_ROLL if self._snapshots.current is None else self._snapshots.current.node_index
+        return (
+            EMPTY_NODE_INDEX
+            if self._snapshots.current is None
+            else self._snapshots.current.node_index
+        )
 
     @property
     def offered(self) -> Collection[str]:
@@ -471,18 +475,18 @@ class Fleet:
     def snapshot_of_all(self) -> Snapshot:
         """Return a snapshot with all pending changes applied; this may take long."""
         finish(self.settle_in_steps())
-        self._snapshots.outdate()
+        self._snapshots.discard_estimates()
         return self.snapshot()
 
     def leaving(self, node: str, victims: frozenset[str]) -> dict[str, Leaving]:
         """Return the state of a node's devices without some pods (UIDs), by resource."""
-        return self._layouts.leaving(self._nodes[node], self.pods_on(node), victims)
+        return self._allocations.leaving(self._nodes[node], self.pods_on(node), victims)
 
     def is_shown(self, uid: str) -> bool:
         """Return whether a source reports which devices a pod holds."""
         if (pod := self.pods.get(uid)) is None:
             return False
-        return any(pod.key in on_it for on_it in self._layouts.tenants_on(pod.node).values())
+        return any(pod.key in on_it for on_it in self._allocations.tenants_on(pod.node).values())
 
     def _time(self) -> float:
         """Return the time, seconds since the epoch; correct all noted times after a step back."""
@@ -493,10 +497,10 @@ class Fleet:
             seconds = before - now
             self.store.put_back(seconds, now)
             self.ledger.put_back(seconds)
-            self._layouts.put_back(seconds)
+            self._allocations.put_back(seconds)
             self._failures.put_back(seconds)
             self._clocks.put_back(seconds)
-            self._snapshots.doubt()
+            self._snapshots.mark_stale()
         return now
 
     def _settle(self, names: Iterable[str]) -> None:
@@ -505,17 +509,17 @@ class Fleet:
         for name in [name for name in names if name in self._dirty or name in self._late]:
             self._unmark(name)
             if name in self._nodes:
-                change = self._layouts.settle(self._nodes[name], self.pods_on(name), now)
+                change = self._allocations.settle(self._nodes[name], self.pods_on(name), now)
                 if change is AllocationChange.DEVICES:
                     self._snapshots.reshape()
-                is_doubted = change >= AllocationChange.BELIEFS or name in self._ended
-                if change or is_doubted:
-                    self._snapshots.touch(name, is_doubted=is_doubted)
+                needs_estimate = change >= AllocationChange.ESTIMATES or name in self._ended
+                if change or needs_estimate:
+                    self._snapshots.touch(name, needs_estimate=needs_estimate)
             self._ended.discard(name)
         # Replace emptied sets: iterating over one is as slow as when it was full.
         self._gained, self._dirty = self._gained or set(), self._dirty or set()
         self._late = self._late or set()
-        surplus, self._layouts.surplus = self._layouts.surplus, []
+        surplus, self._allocations.surplus = self._allocations.surplus, []
         self.store.drop(surplus)
 
     def _unmark(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Choose which source tells which pods hold which devices: the node's agent first, then others."""
+"""Choose the source of the device holders: the agent of a node first, then other sources."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,22 +34,22 @@ class NodeDeviceHolders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplacedHolders:
+class HoldersChange:
     """Difference between two mappings of all nodes.
 
     Attributes:
-        is_turned: whether the mapping became known or unknown.
+        is_availability_changed: whether the mapping became known or unknown.
         before: previous mapping.
         after: new mapping.
         devices: devices that include all differences.
     """
 
-    is_turned: bool
+    is_availability_changed: bool
     before: PodsByDevice
     after: PodsByDevice
     devices: Collection[DeviceKey]
 
-    def is_other(self, device: DeviceKey) -> bool:
+    def has_changed(self, device: DeviceKey) -> bool:
         """Return whether the pods of a device have changed."""
         return self.before.get(device) != self.after.get(device)
 
@@ -58,11 +58,12 @@ class HolderSources:
     """Latest device holders from each source.
 
     Args:
-        hold_seconds: time for which an agent's report is preferred to newer mappings of others.
+        preference_seconds: time for which an agent's report is preferred to newer mappings of
+            other sources.
     """
 
-    def __init__(self, hold_seconds: float = 0.0) -> None:
-        self.hold_seconds = hold_seconds
+    def __init__(self, preference_seconds: float = 0.0) -> None:
+        self.preference_seconds = preference_seconds
         self._complete: PodsByDevice = {}
         self._is_known = False
         self._at = -inf
@@ -75,11 +76,11 @@ class HolderSources:
             return NodeDeviceHolders(is_known=True, at=own.at, pods=own.pods, uids=own.uids)
         return NodeDeviceHolders(is_known=self._is_known, at=self._at, pods=self._complete)
 
-    def replace(self, readings: Readings, max_age_seconds: float) -> ReplacedHolders | None:
+    def replace(self, readings: Readings, max_age_seconds: float) -> HoldersChange | None:
         """Apply the holders of all nodes from an answer.
 
         Args:
-            readings: the answer. If its source cannot tell, the last mapping stays valid for
+            readings: the answer. If its source cannot report them, the last mapping stays valid for
                 `max_age_seconds`.
             max_age_seconds: age at which a mapping expires.
 
@@ -93,12 +94,14 @@ class HolderSources:
         before, after, changed = self._complete, mapping or {}, readings.changed_tenants
         was_known, self._is_known = self._is_known, mapping is not None
         self._complete, self._at = after, at
-        is_told = changed is not None and changed.since is before
-        return ReplacedHolders(
-            is_turned=was_known is not self._is_known,
+        is_incremental = changed is not None and changed.since is before
+        return HoldersChange(
+            is_availability_changed=was_known is not self._is_known,
             before=before,
             after=after,
-            devices=changed.devices if changed is not None and is_told else {**before, **after},
+            devices=changed.devices
+            if changed is not None and is_incremental
+            else {**before, **after},
         )
 
     def is_own(self, node: str) -> bool:
@@ -137,6 +140,6 @@ class HolderSources:
         others_at = self._at if self._is_known else -inf
         for node, holders in list(self._own.items()):
             is_silent = now - holders.at > max_age_seconds
-            if is_silent or others_at > holders.at + self.hold_seconds:
+            if is_silent or others_at > holders.at + self.preference_seconds:
                 del self._own[node]
                 yield node

@@ -19,7 +19,7 @@ from extender.core.nodes.snapshot import Flags, Rows
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.latest_values import FILLING, plausible_answer
+from extender.fleet.latest_values import MEMORY_SIGNALS, plausible_answer
 from extender.fleet.registry import PlacedDevices
 
 PIECE_VALUES = 8192
@@ -63,7 +63,7 @@ class Intake:
             self.sources.append(source)
         return self.sources.index(source)
 
-    def take(self, readings: Readings, placed: PlacedDevices, now: float) -> Steps[Flags]:
+    def apply(self, readings: Readings, placed: PlacedDevices, now: float) -> Steps[Flags]:
         """Apply the values of an answer; return which devices' signals contradict each other."""
         rows, measured_at = placed.rows, readings.measured_at
         origin = self.number(readings.source)
@@ -72,22 +72,22 @@ class Intake:
             # Power is measured for the whole card, which says nothing about one instance.
             answer[Signal.POWER] = np.where(placed.is_instance, np.nan, answer[Signal.POWER])
         yield
-        is_untold = self._latest.take_utilization(rows, answer, measured_at, now, origin)
+        is_unreported = self._latest.apply_utilization(rows, answer, measured_at, now, origin)
         yield
-        self._latest.take_filling(rows, answer, measured_at, now, origin)
+        self._latest.apply_memory(rows, answer, measured_at, now, origin)
         yield
-        yield from self._take_others(readings, rows, answer, now)
-        self._latest.settle_activity(rows)
-        self._note_told(rows, answer)
+        yield from self._apply_others(readings, rows, answer, now)
+        self._latest.align_activity(rows)
+        self._note_reported(rows, answer)
         yield
         # Windows and streaks count new measurements only, not values that were kept.
         board, rest = self._float["board_watts"][rows], self._float["rest_watts"][rows]
         seen = activity(answer, board, rest)
         seen = replace(
             seen,
-            measured=np.where(is_untold, np.nan, seen.measured),
-            agreed=np.where(is_untold, np.nan, seen.agreed),
-            busiest=np.where(is_untold, np.nan, seen.busiest),
+            measured=np.where(is_unreported, np.nan, seen.measured),
+            agreed=np.where(is_unreported, np.nan, seen.agreed),
+            busiest=np.where(is_unreported, np.nan, seen.busiest),
         )
         power = answer.get(Signal.POWER, np.full(len(rows), np.nan))
         used, _, _ = memory(answer, self._columns.total_bytes(rows))
@@ -107,19 +107,19 @@ class Intake:
                 busiest=seen.busiest[some],
                 disagree=seen.disagree[some],
             )
-            self._take_use(part, rows[some], used[some], of_some, power[some])
+            self._apply_use(part, rows[some], used[some], of_some, power[some])
             self._float["seen_at"][rows[some]] = now
             yield
         return seen.disagree
 
-    def take_in_pieces(
+    def apply_in_pieces(
         self,
         readings: Readings,
         placed: PlacedDevices,
         now: float,
         has_still: Callable[[slice], Flags],
     ) -> Steps[Flags]:
-        """Apply an answer as in `take` while rows may change their device, some devices per step.
+        """Apply an answer as in `apply` while rows may change their device, some devices per step.
 
         Args:
             readings: the answer.
@@ -137,11 +137,11 @@ class Intake:
                 measured_at=readings.measured_at[some],
                 own=None if readings.own is None else _own_of(readings.own, some),
             )
-            disagree[some] = finish(self.take(part, placed.only(some), now))
+            disagree[some] = finish(self.apply(part, placed.only(some), now))
             yield
         return disagree
 
-    def _take_use(
+    def _apply_use(
         self, readings: Readings, rows: Rows, used: Column, seen: Activity, power: Column
     ) -> None:
         """Update windows and streaks with new measurements, and record the source.
@@ -154,12 +154,12 @@ class Intake:
             power: power draw, watts.
         """
         measured_at, origin = readings.measured_at, self.number(readings.source)
-        led_at = self._float["led_at"][rows]
-        leads = self._latest.stands(
-            origin, self._count["source_row"][rows].astype(np.int8), led_at, measured_at
+        lead_measured_at = self._float["lead_measured_at"][rows]
+        leads = self._latest.replaces(
+            origin, self._count["source_row"][rows].astype(np.int8), lead_measured_at, measured_at
         )
-        is_new = np.isnan(led_at) | (measured_at > led_at)
-        is_new &= measured_at > self._float["afresh_at"][rows]
+        is_new = np.isnan(lead_measured_at) | (measured_at > lead_measured_at)
+        is_new &= measured_at > self._float["tenants_since"][rows]
         is_new &= leads
         self._note_use(rows, used, seen, is_new, readings)
         self._note_occupancy(rows, used, is_new, readings.own)
@@ -167,18 +167,18 @@ class Intake:
         self._note_rest(rows[is_new], power[is_new], seen.measured[is_new])
         before = self._float["measured_at"][rows]
         self._float["measured_at"][rows] = np.fmax(before, measured_at)
-        self._float["led_at"][rows[leads]] = np.fmax(led_at, measured_at)[leads]
+        self._float["lead_measured_at"][rows[leads]] = np.fmax(lead_measured_at, measured_at)[leads]
         self._count["source_row"][rows[leads]] = origin
         self._flag["disagrees"][rows[leads]] = seen.disagree[leads]
 
-    def _take_others(
+    def _apply_others(
         self, readings: Readings, rows: Rows, answer: Mapping[Signal, Column], now: float
     ) -> Steps[None]:
         """Apply the signals that do not depend on other signals."""
         origin, taken = self.number(readings.source), 0
-        for signal in sorted({*self._latest.columns, *answer} - {*UTILIZATION, *FILLING}):
+        for signal in sorted({*self._latest.columns, *answer} - {*UTILIZATION, *MEMORY_SIGNALS}):
             before = self._latest.column(signal)[rows]
-            self._latest.take(signal, rows, answer.get(signal), readings.measured_at, now, origin)
+            self._latest.apply(signal, rows, answer.get(signal), readings.measured_at, now, origin)
             if signal is Signal.XID:
                 self._date_xids(readings, rows, before, now)
             taken += len(rows)
@@ -200,13 +200,13 @@ class Intake:
         first_seen = np.where(xids > 0, seen, np.nan)
         since[rows] = np.where(is_news, first_seen, since[rows])
 
-    def _note_told(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
+    def _note_reported(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
         """Record the devices' memory sizes and when their activity and memory were measured."""
         _, _, total = memory(answer, np.full(len(rows), np.nan))
         known = total > 0
         self._float["known_total_bytes"][rows[known]] = total[known]
-        memory_at = self._latest.measured_at(*FILLING, rows=rows)
-        self._float["told_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
+        memory_at = self._latest.measured_at(*MEMORY_SIGNALS, rows=rows)
+        self._float["reported_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
 
     def _note_use(
         self, rows: Rows, used: Column, seen: Activity, is_new: Flags, readings: Readings
@@ -234,12 +234,14 @@ class Intake:
                 self.policy.foreign.readings,
             )
         # Use of a free device counts again after its next tenant has ended.
-        tells = known & (self._flag["is_free_for_sure"][rows] | is_certain & uses)
-        free, before = rows[tells], self._flag["was_used"][rows[tells]]
+        counts_when_free = known & (self._flag["is_free_for_sure"][rows] | is_certain & uses)
+        free, before = rows[counts_when_free], self._flag["was_used"][rows[counts_when_free]]
         self._flag["was_used"][free] = (
             self._flag["is_in_use"][free] | self._flag["is_foreign"][free]
         )
-        at = np.where(before, self._float["was_used_at"][free], readings.measured_at[tells])
+        at = np.where(
+            before, self._float["was_used_at"][free], readings.measured_at[counts_when_free]
+        )
         self._float["was_used_at"][free] = at
         # One busy signal alone does not prove use, but such a device must not count as idle.
         is_free = known & self._flag["is_free_for_sure"][rows]
@@ -254,9 +256,9 @@ class Intake:
     def _note_occupancy(self, rows: Rows, used: Column, is_new: Flags, own: Own | None) -> None:
         """Record to whom the memory in use belongs; skip missing readings."""
         is_known = is_new & ~np.isnan(used)
-        told = None if own is None else own.foreign_bytes
-        told = np.full(len(rows), np.nan) if told is None else told
-        self._columns.account(rows[is_known], used[is_known], told[is_known])
+        foreign = None if own is None else own.foreign_bytes
+        foreign = np.full(len(rows), np.nan) if foreign is None else foreign
+        self._columns.account(rows[is_known], used[is_known], foreign[is_known])
 
     def _feed(self, readings: Readings, rows: Rows, seen: Activity, is_new: Flags) -> None:
         """Add new measurements to the windows: reported means, else single values."""
@@ -267,12 +269,12 @@ class Intake:
                 windows.add(at, rows[is_new], busy[is_new])
             return
         # A mean that began before the tenants changed includes the former tenants.
-        is_mean = self._float["afresh_at"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
-        told = is_new & ~np.isnan(own.mean)
+        is_mean = self._float["tenants_since"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
+        has_mean = is_new & ~np.isnan(own.mean)
         for windows, busy in fed:
-            values = np.where(is_mean, np.minimum(own.mean, 1.0), busy)[told]
-            squares = np.where(is_mean, np.minimum(own.mean_square, 1.0), busy * busy)[told]
-            windows.add(at, rows[told], values, squares)
+            values = np.where(is_mean, np.minimum(own.mean, 1.0), busy)[has_mean]
+            squares = np.where(is_mean, np.minimum(own.mean_square, 1.0), busy * busy)[has_mean]
+            windows.add(at, rows[has_mean], values, squares)
 
     def _note_rest(self, rows: Rows, power: Column, measured: Column) -> None:
         """Learn the devices' power draw at rest from new measurements."""

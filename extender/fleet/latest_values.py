@@ -26,7 +26,7 @@ Origins = npt.NDArray[np.int8]
 
 ALL = slice(None)
 
-FILLING = (Signal.MEMORY_USED, Signal.MEMORY_FREE)
+MEMORY_SIGNALS = (Signal.MEMORY_USED, Signal.MEMORY_FREE)
 """Signals of memory that change."""
 
 _EVIDENCE = (*UTILIZATION, *OTHER_ACTIVITY, Signal.POWER)
@@ -74,11 +74,11 @@ class ReportedSignals:
         Args:
             at: position of the device.
         """
-        told = (
+        reported = (
             (float(times[at]), int(origins[at]))
             for times, origins in zip(self.times, self.origins, strict=True)
         )
-        newest, origin = max((one for one in told if not math.isnan(one[0])), default=(0.0, -1))
+        newest, origin = max((one for one in reported if not math.isnan(one[0])), default=(0.0, -1))
         return None if origin < 0 else (self.names[origin], newest)
 
 
@@ -95,12 +95,12 @@ class LatestValues:
         self._columns: dict[Signal, Column] = {}
         self._times: dict[Signal, Column] = {}
         self._origins: dict[Signal, Origins] = {}
-        self._holds = np.zeros(MOST_SOURCES)
+        self._preference_seconds = np.zeros(MOST_SOURCES)
         self._seen: set[int] = set()
 
-    def hold(self, origin: int, seconds: float) -> None:
+    def prefer(self, origin: int, seconds: float) -> None:
         """Prefer a source to newer values of another one for this many seconds."""
-        self._holds[origin] = seconds
+        self._preference_seconds[origin] = seconds
 
     def adopt(self, freshness: Freshness) -> None:
         """Switch to other limits on the age of values."""
@@ -141,21 +141,23 @@ class LatestValues:
         by_others = self.measured_at(*OTHER_ACTIVITY, rows=rows)
         return np.where(np.isnan(by_utilization), by_others, by_utilization)
 
-    def told_by(self, *signals: Signal, rows: Rows | slice = ALL, is_held: bool = False) -> Origins:
+    def newest_source(
+        self, *signals: Signal, rows: Rows | slice = ALL, with_preference: bool = False
+    ) -> Origins:
         """Return the source of the newest of the signals, 0 if there is none.
 
         Args:
             signals: the signals.
             rows: the devices.
-            is_held: whether a preferred source counts before newer values of another one.
+            with_preference: whether a preferred source counts before newer values of another one.
         """
         found = np.zeros(self._capacity, dtype=np.int8)[rows]
         newest = np.full(len(found), -np.inf)
         for signal in signals:
             if signal in self._times:
                 times, origins = self._times[signal][rows], self._origins[signal][rows]
-                if is_held:
-                    times = times + self._holds[origins]
+                if with_preference:
+                    times = times + self._preference_seconds[origins]
                 is_newer = times > newest
                 newest = np.where(is_newer, times, newest)
                 found = np.where(is_newer, origins, found)
@@ -163,24 +165,26 @@ class LatestValues:
 
     def newest(self, signals: Iterable[Signal], row: int) -> tuple[int, float] | None:
         """Return source and time of the newest of the signals of a row, None without a value."""
-        told = (
+        reported = (
             (float(self._times[signal][row]), int(self._origins[signal][row]))
             for signal in signals
             if signal in self._times
         )
-        at, origin = max((one for one in told if not math.isnan(one[0])), default=(math.nan, 0))
+        at, origin = max((one for one in reported if not math.isnan(one[0])), default=(math.nan, 0))
         return None if math.isnan(at) else (origin, at)
 
     def activity_of(self, row: int) -> tuple[int, float] | None:
         """Return source and time of a row's activity, None without a value."""
         for signals in (UTILIZATION, OTHER_ACTIVITY):
-            told = (self.newest([signal], row) for signal in signals)
-            known = [one for one in told if one is not None]
+            reported = (self.newest([signal], row) for signal in signals)
+            known = [one for one in reported if one is not None]
             if known:
-                return max(known, key=lambda one: one[1] + self._holds[one[0]])
+                return max(known, key=lambda one: one[1] + self._preference_seconds[one[0]])
         return None
 
-    def word(self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]) -> ReportedSignals:
+    def reported_signals(
+        self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]
+    ) -> ReportedSignals:
         """Copy sources and times of some signals of some rows.
 
         Args:
@@ -197,11 +201,11 @@ class LatestValues:
 
     def activity_by(self, rows: Rows | slice = ALL) -> Origins:
         """Return the source of each device's activity, 0 if there is none."""
-        by_utilization = self.told_by(*UTILIZATION, rows=rows, is_held=True)
-        by_others = self.told_by(*OTHER_ACTIVITY, rows=rows, is_held=True)
+        by_utilization = self.newest_source(*UTILIZATION, rows=rows, with_preference=True)
+        by_others = self.newest_source(*OTHER_ACTIVITY, rows=rows, with_preference=True)
         return np.where(by_utilization > 0, by_utilization, by_others)
 
-    def stands(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
+    def replaces(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
         """Return where a source's new value replaces the last one.
 
         Args:
@@ -210,24 +214,29 @@ class LatestValues:
             before: times of the last values, seconds since the epoch; NaN if there was none.
             measured_at: times of the new values.
         """
-        is_older: Flags = before + self._holds[others] > measured_at + self._holds[origin]
+        is_older: Flags = (
+            before + self._preference_seconds[others]
+            > measured_at + self._preference_seconds[origin]
+        )
         counts: Flags = (others == origin) | ~is_older
         return counts
 
-    def settle_activity(self, rows: Rows) -> None:
+    def align_activity(self, rows: Rows) -> None:
         """Drop activity that was measured at another time than that of the leading source."""
         if len(self._seen) < 2:  # noqa: PLR2004 - with one source there is nothing to drop
             return
         leader = self.activity_by(rows)
-        led_at = np.full(len(rows), np.nan)
+        lead_measured_at = np.full(len(rows), np.nan)
         evidence = [signal for signal in _EVIDENCE if signal in self._columns]
         for signal in evidence:
             is_leaders = self._origins[signal][rows] == leader
-            led_at = np.fmax(led_at, np.where(is_leaders, self._times[signal][rows], np.nan))
+            lead_measured_at = np.fmax(
+                lead_measured_at, np.where(is_leaders, self._times[signal][rows], np.nan)
+            )
         for signal in evidence:
             times = self._times[signal]
             is_others = (self._origins[signal][rows] != leader) & (leader > 0)
-            apart = rows[is_others & (np.abs(times[rows] - led_at) > _TOGETHER_SECONDS)]
+            apart = rows[is_others & (np.abs(times[rows] - lead_measured_at) > _TOGETHER_SECONDS)]
             self._columns[signal][apart] = times[apart] = np.nan
 
     def grow(self, capacity: int) -> None:
@@ -252,7 +261,7 @@ class LatestValues:
             for column in columns.values():
                 column[rows] = np.nan
 
-    def take(
+    def apply(
         self,
         signal: Signal,
         rows: Rows,
@@ -277,7 +286,7 @@ class LatestValues:
         self._seen.add(origin)
         self._merge(signal, rows, values, measured_at, now - keep_seconds, origin)
 
-    def take_filling(
+    def apply_memory(
         self,
         rows: Rows,
         answer: Mapping[Signal, Column],
@@ -290,14 +299,16 @@ class LatestValues:
         A new value of one is never combined with an old value of the other. The missing one follows
         from the size of the memory.
         """
-        pair = {signal: answer[signal] for signal in FILLING if signal in answer}
-        if len(pair) == len(FILLING):
+        pair = {signal: answer[signal] for signal in MEMORY_SIGNALS if signal in answer}
+        if len(pair) == len(MEMORY_SIGNALS):
             # Neither used nor free memory: the values are blank.
             is_blank = pair[Signal.MEMORY_USED] + pair[Signal.MEMORY_FREE] <= 0
-            pair = {signal: np.where(is_blank, np.nan, told) for signal, told in pair.items()}
-        self._take_pair(FILLING, rows, pair, measured_at, (now, np.inf), origin)
+            pair = {
+                signal: np.where(is_blank, np.nan, reported) for signal, reported in pair.items()
+            }
+        self._apply_pair(MEMORY_SIGNALS, rows, pair, measured_at, (now, np.inf), origin)
 
-    def take_utilization(
+    def apply_utilization(
         self,
         rows: Rows,
         answer: Mapping[Signal, Column],
@@ -310,10 +321,10 @@ class LatestValues:
         If one kind of utilization is reported, the other one counts as long as it is fresh.
         """
         limit = now - self._freshness.max_age_seconds
-        told = self._take_pair(UTILIZATION, rows, answer, measured_at, (now, limit), origin)
-        return ~told & ~np.isnan(self.measured_at(*UTILIZATION)[rows])
+        reported = self._apply_pair(UTILIZATION, rows, answer, measured_at, (now, limit), origin)
+        return ~reported & ~np.isnan(self.measured_at(*UTILIZATION)[rows])
 
-    def _take_pair(
+    def _apply_pair(
         self,
         pair: tuple[Signal, ...],
         rows: Rows,
@@ -335,13 +346,13 @@ class LatestValues:
         """
         now, limit = times
         before = self.measured_at(*pair, rows=rows)
-        counts = self.stands(origin, self.told_by(*pair, rows=rows), before, measured_at)
-        told = np.zeros(len(rows), dtype=np.bool_)
+        counts = self.replaces(origin, self.newest_source(*pair, rows=rows), before, measured_at)
+        reported = np.zeros(len(rows), dtype=np.bool_)
         for signal in pair:
             if signal in answer:
-                told |= ~np.isnan(answer[signal])
+                reported |= ~np.isnan(answer[signal])
         self._seen.add(origin)
-        since = np.where(told & counts, limit, now - self._freshness.forget_seconds)
+        since = np.where(reported & counts, limit, now - self._freshness.forget_seconds)
         for signal in pair:
             if signal in answer:
                 # Both belong together: where another source counts, neither is applied.
@@ -349,7 +360,7 @@ class LatestValues:
                 self._merge(signal, rows, values, measured_at, since, origin)
             elif signal in self._columns:
                 self._merge(signal, rows, None, measured_at, since, origin)
-        return told
+        return reported
 
     def _merge(
         self,
@@ -372,7 +383,7 @@ class LatestValues:
             column[lost] = times[lost] = np.nan
             return
         is_missing = np.isnan(values)
-        counts = self.stands(origin, others, before, measured_at)
+        counts = self.replaces(origin, others, before, measured_at)
         is_own = others == origin
         at = np.where(is_own, np.fmax(before, measured_at), measured_at)
         if is_missing.any() or not counts.all():

@@ -70,7 +70,7 @@ class _Seen:
     last_at: float
 
 
-class LikePods:
+class SimilarPods:
     """Memory that pods were measured to use on a device, for similar pods.
 
     The last few pods count, including ended ones.

@@ -176,19 +176,19 @@ def refresh_pools(
         telemetry: estimates of all devices.
         suspicion: as in `build_pools`.
     """
-    renewed_pools = {}
+    estimated = {}
     for resource, pool in patch_pools(pools, changed, (), telemetry).items():
-        batch = with_late_rows(pool)
-        renewed_pools[resource] = refreshed(pool, batch, telemetry.take(batch.slots), suspicion)
-    return renewed_pools
+        batch = with_patched_rows(pool)
+        estimated[resource] = with_estimates(pool, batch, telemetry.take(batch.slots), suspicion)
+    return estimated
 
 
-def with_late_rows(pool: Pool) -> Batch:
+def with_patched_rows(pool: Pool) -> Batch:
     """Return a pool's arrays including its patched rows; their estimates may be out of date."""
     return patch_batch(pool.batch, {row: pool.rows[row] for row in pool.late})
 
 
-def refreshed(
+def with_estimates(
     pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[str, float]
 ) -> Pool:
     """Return a pool with other arrays and no patched rows.

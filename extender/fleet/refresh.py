@@ -15,8 +15,8 @@ from extender.fleet.pools import (
     RowsByNode,
     build_pools,
     fits_pools,
-    refreshed,
-    with_late_rows,
+    with_estimates,
+    with_patched_rows,
     with_rows,
 )
 from extender.fleet.store import DeviceStore
@@ -42,7 +42,7 @@ class Refresh:
         self._telemetry = Telemetry.missing(capacity)
         self.changed: set[str] = set()
         """Nodes whose allocations have changed since the refresh began."""
-        self.doubted: set[str] = set()
+        self.to_estimate: set[str] = set()
         """Nodes to estimate once more: the inputs of their estimates have changed since the refresh
         began."""
 
@@ -69,7 +69,7 @@ class Refresh:
         before = self._before
         nodes, node_index = before.nodes, before.node_index
         if reshaped is None:
-            pools = yield from self._renewed(suspicion)
+            pools = yield from self._pools_with_estimates(suspicion)
         else:
             rows, nodes = reshaped
             pools = yield from build_pools(rows, self._telemetry, suspicion, before.pools)
@@ -85,14 +85,14 @@ class Refresh:
             telemetry=self._telemetry,
         )
 
-    def _renewed(self, suspicion: Mapping[str, float]) -> Steps[dict[str, Pool]]:
+    def _pools_with_estimates(self, suspicion: Mapping[str, float]) -> Steps[dict[str, Pool]]:
         """Return the previous pools with the new estimates."""
         pools = {}
         for resource, pool in self._before.pools.items():
-            batch = with_late_rows(pool)
+            batch = with_patched_rows(pool)
             yield
             telemetry = yield from self._telemetry.take_in_steps(batch.slots)
-            pools[resource] = refreshed(pool, batch, telemetry, suspicion)
+            pools[resource] = with_estimates(pool, batch, telemetry, suspicion)
             yield
         return pools
 
@@ -110,7 +110,7 @@ class Refresh:
             getattr(self._telemetry, column.name)[rows] = getattr(part, column.name)
 
 
-def with_rows_now(made: Snapshot, rows: RowsByNode, version: int) -> Snapshot:
+def with_current_rows(made: Snapshot, rows: RowsByNode, version: int) -> Snapshot:
     """Return a snapshot that was built in steps, with the current allocations.
 
     The caller then estimates the nodes again whose inputs changed meanwhile.

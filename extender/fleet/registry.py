@@ -11,7 +11,7 @@ from extender.core.nodes.snapshot import Flags, Rows
 _PIECE = 2000
 """Devices looked up per cooperative step: a few milliseconds."""
 
-_STAND_IN = -1
+_PLACEHOLDER = -1
 """Index of a placeholder: a device that only the node's labels or counts imply."""
 
 MOST_ON_NODE = 512
@@ -72,12 +72,12 @@ class DeviceRegistry:
     def __init__(self) -> None:
         self._row_of: dict[DeviceKey, int] = {}
         self._info: list[DeviceInfo | None] = []
-        self._told: dict[str, dict[int, DeviceInfo]] = {}
+        self._descriptions: dict[str, dict[int, DeviceInfo]] = {}
         self._keys: list[DeviceKey | None] = []
         self._by_node: dict[str, list[int]] = {}
         self._all_of_node: dict[str, set[int]] = {}
-        self._stand_ins: dict[str, dict[str, list[int]]] = {}
-        self._stand_ins_made = 0
+        self._placeholders: dict[str, dict[str, list[int]]] = {}
+        self._placeholders_made = 0
         self._node_rows: dict[str, int] = {}
         self._spare_node_rows: list[int] = []
         self._spare: list[int] = []
@@ -98,7 +98,7 @@ class DeviceRegistry:
         """Return the row of a device, None if it is unknown."""
         return self._row_of.get(key)
 
-    def seen_on(self, node: str) -> list[int]:
+    def reported_on(self, node: str) -> list[int]:
         """Return the rows of the devices that a source reported on a node, in the node's order."""
         return self._by_node.get(node, [])
 
@@ -150,7 +150,7 @@ class DeviceRegistry:
                 is_instance[some] = [bool(info.gpu_instance_id) for info in devices[some]]
                 yield renewed, updated
             yield (), ()
-        gone = [*self._former_parts(devices, rows), *self._surplus(nodes, rows)]
+        gone = [*self._former_instances(devices, rows), *self._surplus(nodes, rows)]
         dropped = [row for row in gone if not is_kept(row)]
         nodes |= self.drop(dropped)
         self._last_devices, self._last = devices, PlacedDevices(rows=rows, is_instance=is_instance)
@@ -195,7 +195,7 @@ class DeviceRegistry:
             dropped = [
                 row
                 for node in nodes.intersection(on_nodes)
-                for row in self.seen_on(node)
+                for row in self.reported_on(node)
                 if row not in shown and (self._info[row] or _NOTHING).uuid in cards
             ]
             dropped += self._surplus(nodes.intersection(on_nodes), rows)
@@ -226,7 +226,7 @@ class DeviceRegistry:
             is_there: returns whether a row's device stays on the other node that it is known on.
             is_own: whether such a device then gets the row -1 in this answer.
         """
-        told = self._told.setdefault(source, {})
+        described = self._descriptions.setdefault(source, {})
         rows: list[int] = []
         renewed: list[int] = []
         updated: list[int] = []
@@ -234,26 +234,26 @@ class DeviceRegistry:
         for info in devices:
             row = self._row_of.get(info.key)
             if row is None:
-                row = self._take_over(info)
+                row = self._replace_placeholder(info)
                 if row is None:
                     row = self._add(info, info.key)
                 self._by_node.setdefault(info.node, []).append(row)
                 nodes.add(info.node)
                 renewed.append(row)
-                told[row] = info
+                described[row] = info
             elif self._is_elsewhere(row, info) and is_there(row):
                 rows.append(-1 if is_own else row)
-                told[row] = info
+                described[row] = info
                 continue
-            elif told.get(row) != info or self._is_elsewhere(row, info):
-                told[row] = info
-                described = self._filled(row, info, source)
-                if described != self._info[row]:
-                    is_another = self._update(row, described, nodes)
+            elif described.get(row) != info or self._is_elsewhere(row, info):
+                described[row] = info
+                completed = self._completed(row, info, source)
+                if completed != self._info[row]:
+                    is_another = self._update(row, completed, nodes)
                     (renewed if is_another else updated).append(row)
             rows.append(row)
         for node in nodes:
-            self.seen_on(node).sort(key=self._order)
+            self.reported_on(node).sort(key=self._order)
         changed_nodes |= nodes
         return rows, tuple(renewed), tuple(updated)
 
@@ -261,10 +261,10 @@ class DeviceRegistry:
         known = self._info[row]
         return known is not None and known.node != info.node
 
-    def _filled(self, row: int, info: DeviceInfo, source: str) -> DeviceInfo:
+    def _completed(self, row: int, info: DeviceInfo, source: str) -> DeviceInfo:
         """Return a device's description with missing parts from other sources."""
-        for other, told in self._told.items():
-            by_other = told.get(row)
+        for other, described in self._descriptions.items():
+            by_other = described.get(row)
             if other != source and by_other is not None:
                 info = replace(
                     info,
@@ -275,24 +275,24 @@ class DeviceRegistry:
                 )
         return info
 
-    def stand_ins(self, node: str, resource: str, count: int) -> tuple[list[int], list[int]]:
+    def placeholders(self, node: str, resource: str, count: int) -> tuple[list[int], list[int]]:
         """Return the rows of devices that the node must have and no source reports.
 
         Returns:
             All these rows, and the new ones among them.
         """
-        rows = self._stand_ins.setdefault(node, {}).setdefault(resource, [])
+        rows = self._placeholders.setdefault(node, {}).setdefault(resource, [])
         known = len(rows)
-        info = DeviceInfo(node=node, uuid="", index=_STAND_IN)
+        info = DeviceInfo(node=node, uuid="", index=_PLACEHOLDER)
         for _ in range(known, count):
-            self._stand_ins_made += 1
-            rows.append(self._add(info, DeviceKey((f"{node}/{self._stand_ins_made}", "unseen"))))
+            self._placeholders_made += 1
+            rows.append(self._add(info, DeviceKey((f"{node}/{self._placeholders_made}", "unseen"))))
         return rows[:count], rows[known:]
 
-    def is_stand_in(self, row: int) -> bool:
+    def is_placeholder(self, row: int) -> bool:
         """Return whether the row is a placeholder for an unreported device."""
         info = self._info[row]
-        return info is not None and info.index == _STAND_IN
+        return info is not None and info.index == _PLACEHOLDER
 
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that have devices."""
@@ -314,45 +314,45 @@ class DeviceRegistry:
             if row in seen:
                 seen.remove(row)
             self._info[row] = self._keys[row] = None
-            for told in self._told.values():
-                told.pop(row, None)
+            for described in self._descriptions.values():
+                described.pop(row, None)
             self._spare.append(row)
-            if info.index == _STAND_IN:
-                self._forget_stand_in(info.node, row)
-            self._leave(info.node, row)
+            if info.index == _PLACEHOLDER:
+                self._forget_placeholder(info.node, row)
+            self._remove_from_node(info.node, row)
             nodes.add(info.node)
             self._last_devices = None
             self.drops += 1
         return nodes
 
-    def _leave(self, node: str, row: int) -> None:
+    def _remove_from_node(self, node: str, row: int) -> None:
         """Remove a row from a node, and the node with its last row."""
         rows = self._all_of_node[node]
         rows.discard(row)
         if not rows:
             del self._all_of_node[node]
             self._by_node.pop(node, None)
-            self._stand_ins.pop(node, None)
+            self._placeholders.pop(node, None)
             if node in self._node_rows:
                 self._spare_node_rows.append(self._node_rows.pop(node))
 
-    def _former_parts(self, devices: tuple[DeviceInfo, ...], rows: Rows) -> list[int]:
+    def _former_instances(self, devices: tuple[DeviceInfo, ...], rows: Rows) -> list[int]:
         """Return former instances of reported cards that the answer no longer contains."""
         is_shown = np.zeros(len(self._info), dtype=np.bool_)
         is_shown[rows] = True
         others = {
             row: info.uuid
             for row in np.flatnonzero(~is_shown).tolist()
-            if (info := self._info[row]) is not None and info.index != _STAND_IN
+            if (info := self._info[row]) is not None and info.index != _PLACEHOLDER
         }
         cards = {info.uuid for info in devices} if others else ()  # there are nearly always none
         return [row for row, uuid in others.items() if uuid in cards]
 
     def _surplus(self, nodes: Iterable[str], rows: Rows) -> list[int]:
         """Return unreported devices of nodes with too many devices."""
-        full = [node for node in nodes if len(self.seen_on(node)) > MOST_ON_NODE]
+        full = [node for node in nodes if len(self.reported_on(node)) > MOST_ON_NODE]
         shown = set(rows.tolist()) if full else ()
-        return [row for node in full for row in self.seen_on(node) if row not in shown]
+        return [row for node in full for row in self.reported_on(node) if row not in shown]
 
     def _update(self, row: int, info: DeviceInfo, nodes: set[str]) -> bool:
         """Update the description of a row's device; return whether it is another device.
@@ -368,7 +368,7 @@ class DeviceRegistry:
             self._by_node[before.node].remove(row)
             self._by_node.setdefault(info.node, []).append(row)
             self._all_of_node.setdefault(info.node, set()).add(row)
-            self._leave(before.node, row)
+            self._remove_from_node(before.node, row)
             nodes.add(before.node)
         return before.mig_profile != info.mig_profile or before.node != info.node
 
@@ -380,18 +380,20 @@ class DeviceRegistry:
         instance = int(text) if text.isascii() and text.isdecimal() else -1
         return (info.index if info.index is not None else 1 << 30, info.uuid, instance)
 
-    def _forget_stand_in(self, node: str, row: int) -> None:
-        for rows in self._stand_ins.get(node, {}).values():
+    def _forget_placeholder(self, node: str, row: int) -> None:
+        for rows in self._placeholders.get(node, {}).values():
             if row in rows:
                 rows.remove(row)
 
-    def _take_over(self, info: DeviceInfo) -> int | None:
+    def _replace_placeholder(self, info: DeviceInfo) -> int | None:
         """Give a new device the row of one of its node's placeholders; return None without one."""
-        stand_ins = next((rows for rows in self._stand_ins.get(info.node, {}).values() if rows), ())
-        if not stand_ins:
+        placeholders = next(
+            (rows for rows in self._placeholders.get(info.node, {}).values() if rows), ()
+        )
+        if not placeholders:
             return None
-        row = stand_ins[0]
-        self._forget_stand_in(info.node, row)
+        row = placeholders[0]
+        self._forget_placeholder(info.node, row)
         former = self._keys[row]
         if former is not None:
             del self._row_of[former]

@@ -11,7 +11,7 @@ from extender.core.decision.signals import MEASURED
 from extender.core.devices.readings import Signal
 from extender.core.nodes.snapshot import Rows
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.latest_values import FILLING, ReportedSignals
+from extender.fleet.latest_values import MEMORY_SIGNALS, ReportedSignals
 
 _KEPT: Final = (
     *MEASURED,
@@ -45,15 +45,15 @@ class ReportedValues:
 
     def reading(self, at: int) -> dict[Signal, float]:
         """Return the values of the device at a position; missing ones are left out."""
-        told = zip(self.signals, self.values[:, at].tolist(), strict=True)
+        values = zip(self.signals, self.values[:, at].tolist(), strict=True)
         limit = float(self.limit_watts[at])
-        known = {signal: value for signal, value in told if not np.isnan(value)}
+        known = {signal: value for signal, value in values if not np.isnan(value)}
         return known if np.isnan(limit) else {**known, Signal.POWER_LIMIT: limit}
 
-    def told(self, at: int) -> Mapping[str, tuple[str, float] | None]:
+    def sources(self, at: int) -> Mapping[str, tuple[str, float] | None]:
         """Return source and time of a device's memory, temperature and throttling."""
-        words = {"memory": self.memory, "temperature": self.heat, "throttling": self.clocks}
-        return {name: word.of(at) for name, word in words.items()}
+        signals = {"memory": self.memory, "temperature": self.heat, "throttling": self.clocks}
+        return {name: part.of(at) for name, part in signals.items()}
 
 
 def reported_values_of(
@@ -74,14 +74,14 @@ def reported_values_of(
         values[place] = known[signal].take(rows)
     limit = columns.numbers["board_watts"].take(rows)
     if Signal.POWER_LIMIT in known:
-        told = known[Signal.POWER_LIMIT].take(rows)
-        limit = np.where(told > 0, told, limit)
+        reported = known[Signal.POWER_LIMIT].take(rows)
+        limit = np.where(reported > 0, reported, limit)
     return ReportedValues(
         signals=signals,
         values=values,
         limit_watts=limit.astype(np.float32),
         rest_watts=columns.numbers["rest_watts"].take(rows).astype(np.float32),
-        memory=latest.word(FILLING, rows, sources),
-        heat=latest.word((Signal.TEMPERATURE,), rows, sources),
-        clocks=latest.word((Signal.CLOCK_EVENT_REASONS,), rows, sources),
+        memory=latest.reported_signals(MEMORY_SIGNALS, rows, sources),
+        heat=latest.reported_signals((Signal.TEMPERATURE,), rows, sources),
+        clocks=latest.reported_signals((Signal.CLOCK_EVENT_REASONS,), rows, sources),
     )

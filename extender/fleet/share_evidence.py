@@ -41,7 +41,7 @@ class OfferChanges:
         """Return the time of the last change, seconds since the epoch; -inf if there was none."""
         return self._at.get(node, -inf)
 
-    def is_news(self, node: str, now: float, freshness: Freshness) -> bool:
+    def is_recent(self, node: str, now: float, freshness: Freshness) -> bool:
         """Return whether readings may not show the last change yet; forget it otherwise."""
         is_late = now - self.since(node) <= freshness.max_age_seconds
         if not is_late:
@@ -66,26 +66,28 @@ class ShareEvidence:
     def __init__(self, store: DeviceStore) -> None:
         self._store = store
         self._by_pods: dict[str, Offered] = {}
-        self._told: dict[str, Mapping[str, int]] = {}
+        self._replicas: dict[str, Mapping[str, int]] = {}
 
     def forget(self, node: str) -> None:
         """Forget a removed node."""
         self._by_pods.pop(node, None)
-        self._told.pop(node, None)
+        self._replicas.pop(node, None)
 
-    def note_replicas(self, told: Mapping[str, Mapping[str, int]]) -> set[str]:
+    def note_replicas(self, replicas: Mapping[str, Mapping[str, int]]) -> set[str]:
         """Record the replicas of each device that kubelets offer; return the changed nodes.
 
         Args:
-            told: replicas by node and MIG profile, as agents report.
+            replicas: replicas by node and MIG profile, as agents report.
         """
-        news = {node for node, replicas in told.items() if self._told.get(node) != replicas}
-        self._told.update(told)
+        news = {
+            node for node, by_profile in replicas.items() if self._replicas.get(node) != by_profile
+        }
+        self._replicas.update(replicas)
         return news
 
-    def told(self, node: str) -> Mapping[str, int]:
+    def replicas_on(self, node: str) -> Mapping[str, int]:
         """Return the replicas of each device that a node's kubelet offers, by MIG profile."""
-        return self._told.get(node, {})
+        return self._replicas.get(node, {})
 
     def note_divided(
         self, devices: Iterable[DeviceKey], nodes: Mapping[str, NodeRecord]

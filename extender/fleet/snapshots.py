@@ -14,13 +14,13 @@ from extender.core.steps import Steps, finish
 from extender.fleet.allocation import NodeAllocations
 from extender.fleet.failures import FailureLog
 from extender.fleet.pools import build_pools, fits_pools, patch_pools, refresh_pools
-from extender.fleet.refresh import Refresh, with_rows_now
+from extender.fleet.refresh import Refresh, with_current_rows
 from extender.fleet.store import DeviceStore
 
-RENEW_SECONDS = 10.0
+REFRESH_SECONDS = 10.0
 """Interval between refreshes without new readings. Estimates fade with time, over minutes."""
 
-NEWS_SECONDS = 1.0
+NEW_READINGS_SECONDS = 1.0
 """Interval between refreshes while more nodes have new readings than are estimated one by one."""
 
 MOST_PATCHED = 32
@@ -40,7 +40,7 @@ class Snapshots:
 
     Args:
         store: devices and their readings.
-        layouts: allocations of the nodes.
+        allocations: allocations of the nodes.
         failures: pods that failed early.
         clock: seconds since the epoch.
         in_steps: whether a task calls `refresh_in_steps` continuously.
@@ -48,13 +48,13 @@ class Snapshots:
     Attributes:
         current: latest snapshot, None before the first one.
         changed: nodes whose allocations have changed since then.
-        doubted: changed nodes whose devices must be estimated again.
+        to_estimate: changed nodes whose devices must be estimated again.
     """
 
     def __init__(
         self,
         store: DeviceStore,
-        layouts: NodeAllocations,
+        allocations: NodeAllocations,
         failures: FailureLog,
         clock: Callable[[], float],
         *,
@@ -62,22 +62,22 @@ class Snapshots:
     ) -> None:
         self.current: Snapshot | None = None
         self.changed: set[str] = set()
-        self.doubted: set[str] = set()
+        self.to_estimate: set[str] = set()
         self._store = store
-        self._layouts = layouts
+        self._allocations = allocations
         self._failures = failures
         self._clock = clock
         self._in_steps = in_steps
         self._policy = Policy()
-        self._is_believed = False
-        self._believed_at = -inf
-        self._has_news = False
+        self._is_estimated = False
+        self._estimated_at = -inf
+        self._has_new_readings = False
         self._patched = 0
         self._bases = 0
         self._shape, self._shown_shape = 1, 0
         self._outdated: set[str] = set()
         """Nodes whose inputs changed after a refresh had estimated their devices."""
-        self._renewal: Refresh | None = None
+        self._refresh: Refresh | None = None
 
     def is_out(self) -> Flags:
         """Return which devices are estimated to be out of order, as in `Telemetry.is_out`."""
@@ -98,41 +98,41 @@ class Snapshots:
         """Record that nodes or devices were added or removed."""
         self._shape += 1
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         """Record that the estimates are out of date."""
-        self._is_believed = False
+        self._is_estimated = False
 
-    def note_news(self, nodes: Collection[str]) -> None:
+    def note_readings(self, nodes: Collection[str]) -> None:
         """Schedule new estimates for nodes with new readings; few nodes are estimated at once."""
         if not self._in_steps or self._patched + len(nodes) > MOST_PATCHED:
-            self._has_news = True
-            self._is_believed &= self._in_steps
+            self._has_new_readings = True
+            self._is_estimated &= self._in_steps
             return
         self._patched += len(nodes)
         for node in nodes:
-            self.touch(node, is_doubted=True)
+            self.touch(node, needs_estimate=True)
 
-    def touch(self, node: str, *, is_doubted: bool) -> None:
+    def touch(self, node: str, *, needs_estimate: bool) -> None:
         """Record that the allocation of a node has changed.
 
         Args:
             node: name of the node.
-            is_doubted: whether the inputs of its devices' estimates have changed.
+            needs_estimate: whether the inputs of its devices' estimates have changed.
         """
         self.changed.add(node)
-        if is_doubted:
-            self.doubted.add(node)
+        if needs_estimate:
+            self.to_estimate.add(node)
 
     def forget(self, node: str) -> None:
         """Forget a removed node."""
         self.changed.discard(node)
-        self.doubted.discard(node)
+        self.to_estimate.discard(node)
         self._outdated.discard(node)
         self.reshape()
 
-    def outdate(self) -> None:
+    def discard_estimates(self) -> None:
         """Discard all estimates."""
-        self._is_believed, self._believed_at = False, -inf
+        self._is_estimated, self._estimated_at = False, -inf
 
     def get(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
         """Return the current snapshot; the same object as long as nothing has changed.
@@ -160,43 +160,47 @@ class Snapshots:
             prepare: called with the coming snapshot, for slow preparation.
         """
         before, now = latest(), self._clock()
-        pause = NEWS_SECONDS if self._has_news or self.is_reshaped else RENEW_SECONDS
-        if self._is_believed and self._is_within(pause, now):
+        pause = (
+            NEW_READINGS_SECONDS if self._has_new_readings or self.is_reshaped else REFRESH_SECONDS
+        )
+        if self._is_estimated and self._is_within(pause, now):
             return
         self._bases += 1
         # Changes from here on count for the next refresh.
-        self._is_believed = True
-        had_news, self._has_news, self._patched = self._has_news, False, 0
+        self._is_estimated = True
+        had_new_readings, self._has_new_readings, self._patched = self._has_new_readings, False, 0
         shape, shown_shape = self._shape, self._shown_shape
-        reshaped = (dict(self._layouts.rows), frozenset(nodes)) if shape != shown_shape else None
-        renewal = Refresh(before, self._policy, now, self._store.capacity)
-        self._renewal = renewal
+        reshaped = (
+            (dict(self._allocations.rows), frozenset(nodes)) if shape != shown_shape else None
+        )
+        refresh = Refresh(before, self._policy, now, self._store.capacity)
+        self._refresh = refresh
         is_done = False
         try:
             suspicion = self._failures.suspicion(now)
-            made = yield from renewal.steps(self._store, suspicion, self._bases, reshaped)
+            made = yield from refresh.steps(self._store, suspicion, self._bases, reshaped)
             if prepare is not None:
                 yield from prepare(made)
             current = latest()
             # A query that could not wait may have built a whole snapshot meanwhile.
-            is_done = renewal.fits(self._policy) and shown_shape == self._shown_shape
+            is_done = refresh.fits(self._policy) and shown_shape == self._shown_shape
         finally:
-            self._renewal = None
-            self._is_believed &= is_done
-            self._has_news |= had_news and not is_done
+            self._refresh = None
+            self._is_estimated &= is_done
+            self._has_new_readings |= had_new_readings and not is_done
         if is_done:
-            rows = self._layouts.rows
-            laid_out = {name: rows[name] for name in renewal.changed if name in rows}
-            self.current = with_rows_now(made, laid_out, current.version + 1)
-            self._outdated |= renewal.doubted
-            self._believed_at, self._shown_shape = now, shape
+            rows = self._allocations.rows
+            allocated = {name: rows[name] for name in refresh.changed if name in rows}
+            self.current = with_current_rows(made, allocated, current.version + 1)
+            self._outdated |= refresh.to_estimate
+            self._estimated_at, self._shown_shape = now, shape
         yield from self._show_outdated(latest)
 
     def _show_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
         """Estimate nodes that changed during a refresh again, some per cooperative step."""
         while self._outdated:
             for _ in range(min(PIECE_NODES, len(self._outdated))):
-                self.touch(self._outdated.pop(), is_doubted=True)
+                self.touch(self._outdated.pop(), needs_estimate=True)
             if self._outdated:
                 yield
                 latest()
@@ -206,23 +210,23 @@ class Snapshots:
         """Return whether the latest estimates are still valid."""
         if self._in_steps:
             return self._is_within(OVERDUE_SECONDS, now)
-        return self._is_believed and self._is_within(RENEW_SECONDS, now)
+        return self._is_estimated and self._is_within(REFRESH_SECONDS, now)
 
     def _is_within(self, seconds: float, now: float) -> bool:
         """Return whether the estimates are younger than this; False after the clock went back."""
-        return 0 <= now - self._believed_at < seconds
+        return 0 <= now - self._estimated_at < seconds
 
     def _next(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
         """Build the next snapshot, from the current one if that is still valid."""
         self._policy = policy
-        if self._renewal is not None:
-            self._renewal.changed |= self.changed
-            self._renewal.doubted |= self.doubted
-        changed, doubted = self.changed, self.doubted
-        self.changed, self.doubted = set(), set()
+        if self._refresh is not None:
+            self._refresh.changed |= self.changed
+            self._refresh.to_estimate |= self.to_estimate
+        changed, to_estimate = self.changed, self.to_estimate
+        self.changed, self.to_estimate = set(), set()
         if self.current is None or not self._is_patchable(self.current, now):
-            return self._afresh(nodes, changed, now)
-        return self._patched_with(self.current, changed, doubted, now)
+            return self._build(nodes, changed, now)
+        return self._patched_with(self.current, changed, to_estimate, now)
 
     def _is_patchable(self, before: Snapshot, now: float) -> bool:
         """Return whether the changes since a snapshot can be patched into it."""
@@ -232,20 +236,20 @@ class Snapshots:
         return is_same and not self.is_reshaped and self._is_fresh(now)
 
     def _patched_with(
-        self, before: Snapshot, changed: Iterable[str], doubted: Collection[str], now: float
+        self, before: Snapshot, changed: Iterable[str], to_estimate: Collection[str], now: float
     ) -> Snapshot:
         """Return a snapshot with the allocations of changed nodes, some of them estimated again.
 
         Nodes that the snapshot does not contain, or that have more devices than it has room for,
         are left as they are.
         """
-        rows, capacity = self._layouts.rows, len(before.telemetry.utilization)
+        rows, capacity = self._allocations.rows, len(before.telemetry.utilization)
         fitting = {
             name: rows[name]
             for name in changed
             if name in rows and fits_pools(before.pools, name, rows[name], capacity)
         }
-        telemetry, estimated = before.telemetry, fitting.keys() & doubted
+        telemetry, estimated = before.telemetry, fitting.keys() & to_estimate
         if estimated:
             again = self._store.rows_on(estimated)
             evidence = self._store.evidence(again)
@@ -257,15 +261,15 @@ class Snapshots:
             at=now,
             pools=MappingProxyType(pools),
             telemetry=telemetry,
-            models=self._layouts.models,
+            models=self._allocations.models,
         )
 
-    def _afresh(self, nodes: Iterable[str], changed: Iterable[str], now: float) -> Snapshot:
+    def _build(self, nodes: Iterable[str], changed: Iterable[str], now: float) -> Snapshot:
         """Build a snapshot in which all devices are estimated again, at once."""
-        before, rows = self.current, self._layouts.rows
+        before, rows = self.current, self._allocations.rows
         telemetry, _ = estimate(self._store.evidence(), self._policy, now)
         suspicion = self._failures.suspicion(now)
-        self._is_believed, self._believed_at = True, now
+        self._is_estimated, self._estimated_at = True, now
         if before is None or self.is_reshaped:
             names = frozenset(nodes)
             known = before.pools if before else {}
@@ -287,5 +291,5 @@ class Snapshots:
             node_index=node_index,
             pools=MappingProxyType(pools),
             telemetry=telemetry,
-            models=self._layouts.models,
+            models=self._allocations.models,
         )

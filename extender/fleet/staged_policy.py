@@ -14,7 +14,7 @@ from extender.core.nodes.snapshot import Pool, PoolRow, Rows, patch_batch
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.allocation import NodeAllocations
-from extender.fleet.device_holders import DeviceUse, is_young
+from extender.fleet.device_holders import DeviceUse, has_unsettled_pods
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 512
@@ -27,40 +27,46 @@ class StagedPolicy:
     """Allocations of all nodes under another policy.
 
     Args:
-        layouts: allocations under the policy in force.
+        allocations: allocations under the policy in force.
         policy: the other policy.
     """
 
-    def __init__(self, layouts: NodeAllocations, policy: Policy) -> None:
+    def __init__(self, allocations: NodeAllocations, policy: Policy) -> None:
         self.policy = policy
-        self._layouts = layouts
+        self._allocations = allocations
         self._made_of: dict[str, Mapping[str, PoolRow]] = {}
         self._rows: dict[str, dict[str, PoolRow]] = {}
-        self._young: set[str] = set()
+        self._unsettled: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._count = 0
-        self._held: list[Rows] = []
+        self._uses: list[Rows] = []
         self._bases: Mapping[str, Pool] = {}
         self._pools: dict[str, Pool] = {}
 
     def outdated(self) -> list[str]:
         """Return the nodes that were not added, or whose allocation has changed since."""
         return [
-            name for name, rows in self._layouts.rows.items() if self._made_of.get(name) is not rows
+            name
+            for name, rows in self._allocations.rows.items()
+            if self._made_of.get(name) is not rows
         ]
 
     def add(self, nodes: Iterable[tuple[NodeRecord, Sequence[PodRecord]]]) -> None:
         """Allocate some nodes, each given with the pods that hold devices on it."""
-        held: list[tuple[int, *DeviceUse]] = []
+        uses: list[tuple[int, *DeviceUse]] = []
         for node, pods in nodes:
             name = node.name
-            self._made_of[name] = self._layouts.rows[name]
-            self._rows[name], devices = self._layouts.draft(node, pods, self.policy)
-            (self._young.add if is_young(self._rows[name]) else self._young.discard)(name)
+            self._made_of[name] = self._allocations.rows[name]
+            self._rows[name], devices = self._allocations.allocate_under(node, pods, self.policy)
+            (
+                self._unsettled.add
+                if has_unsettled_pods(self._rows[name])
+                else self._unsettled.discard
+            )(name)
             self._numbers[name] = self._count
-            held += [(self._count, *device) for device in devices]
+            uses += [(self._count, *device) for device in devices]
             self._count += 1
-        self._held.append(np.array(held, dtype=np.intp).reshape(-1, _WIDTH))
+        self._uses.append(np.array(uses, dtype=np.intp).reshape(-1, _WIDTH))
 
     def patch(self, pools: Mapping[str, Pool]) -> Steps[None]:
         """Put the staged rows into a snapshot's pools."""
@@ -77,20 +83,20 @@ class StagedPolicy:
                 batch = patch_batch(batch, changed)
                 yield
             self._pools[resource] = replace(pool, rows=tuple(rows), batch=batch)
-        self._held = [np.concatenate(self._held)] if self._held else []
+        self._uses = [np.concatenate(self._uses)] if self._uses else []
         yield
 
     def put_in_force(self, store: DeviceStore) -> list[str]:
         """Put the staged allocations in force; return the nodes that have changed since."""
         outdated = self.outdated()
-        current = self._rows.keys() & self._layouts.rows.keys() - set(outdated)
-        self._layouts.adopt(
-            self.policy, {name: self._rows[name] for name in current}, self._young & current
+        current = self._rows.keys() & self._allocations.rows.keys() - set(outdated)
+        self._allocations.adopt(
+            self.policy, {name: self._rows[name] for name in current}, self._unsettled & current
         )
         is_current = np.zeros(self._count, dtype=np.bool_)
         is_current[[self._numbers[name] for name in current]] = True
-        held = np.concatenate(self._held) if self._held else np.zeros((0, _WIDTH), dtype=np.intp)
-        store.set_tenancy(held[is_current[held[:, 0]], 1:])
+        uses = np.concatenate(self._uses) if self._uses else np.zeros((0, _WIDTH), dtype=np.intp)
+        store.set_tenancy(uses[is_current[uses[:, 0]], 1:])
         return outdated
 
     def pools_for(self, pools: Mapping[str, Pool]) -> Mapping[str, Pool] | None:

@@ -32,7 +32,7 @@ from extender.fleet.reported_values import ReportedValues, reported_values_of
 _PIECE = 1024
 """Devices whose history is applied per cooperative step."""
 
-_TOLD_MARGIN = 0.1
+_REPORTED_MARGIN = 0.1
 """Tolerance between the sum of the processes' memory and the memory in use, as a ratio."""
 
 
@@ -67,9 +67,9 @@ class DeviceStore:
         """Move all noted times back after the clock was set back, and none beyond now."""
         self._columns.put_back(seconds, now)
 
-    def hold(self, source: str, seconds: float) -> None:
+    def prefer(self, source: str, seconds: float) -> None:
         """Prefer a source to newer readings of another one for this many seconds."""
-        self._latest.hold(self._intake.number(source), seconds)
+        self._latest.prefer(self._intake.number(source), seconds)
 
     def info(self, row: int) -> DeviceInfo | None:
         """Return the identity of the device in a row; None for a spare row."""
@@ -85,7 +85,7 @@ class DeviceStore:
         If a card is reported whole and as MIG instances, its MIG layout has changed: the latest
         measurement counts.
         """
-        rows = self._registry.seen_on(node)
+        rows = self._registry.reported_on(node)
         newest: dict[str, tuple[float, bool]] = {}
         for row in rows:
             info = self.info(row)
@@ -98,11 +98,11 @@ class DeviceStore:
         info = self.info(row)
         return info is not None and bool(info.gpu_instance_id) is newest[info.uuid][1]
 
-    def stand_ins(
+    def placeholders(
         self, node: str, resource: str, count: int, memory_bytes: int | None
     ) -> list[int]:
         """Return the rows of devices that the node must have and no source reports."""
-        rows, new = self._registry.stand_ins(node, resource, count)
+        rows, new = self._registry.placeholders(node, resource, count)
         if new:
             self._columns.grow(len(self))
             self._count["node_row"][new] = self._registry.node_row(node)
@@ -118,7 +118,7 @@ class DeviceStore:
     def surplus(self, node: str, used: Container[int]) -> list[int]:
         """Return the placeholders of a node that are not needed any more."""
         rows = self._registry.of_node(node)
-        return [row for row in rows if row not in used and self._registry.is_stand_in(row)]
+        return [row for row in rows if row not in used and self._registry.is_placeholder(row)]
 
     def is_shown_whole(self, rows: Sequence[int]) -> bool:
         """Return whether the latest answer about some devices covers all of them."""
@@ -127,18 +127,19 @@ class DeviceStore:
     def replaced(self, rows: Sequence[int], count: int, since: float) -> list[int]:
         """Return the devices that were replaced or removed.
 
-        A device was swapped if the source reports the full number without it, and one of these is
-        newer. It was removed if it was never measured since the node has fewer. A device that is
-        only missing from an answer is not replaced, because then fewer devices are reported.
+        A device was replaced if the source reports the full number without it, and one of these is
+        newer. It was removed if it was not measured since the node began to offer fewer. A device
+        that is only missing from an answer is not replaced, because then fewer devices are
+        reported.
 
-        After a node came back, series of its former devices may still be reported beside those of
-        its own: those that were measured before are gone once as many as it must have were since.
+        After a node came back, a source may still report its former devices. Once the full number
+        has been measured since, the others are removed.
 
         Args:
-            rows: the devices of a node behind one of its resources.
-            count: how many it must have.
-            since: when the node last came to offer fewer, or came back, seconds since the epoch;
-                -inf for never.
+            rows: devices of a node behind one of its resources.
+            count: number of devices that it must have.
+            since: when the node last began to offer fewer, or came back, seconds since the epoch;
+                -inf if never.
         """
         index = np.array(rows, dtype=np.intp)
         measured_at = self._float["measured_at"][index]
@@ -150,7 +151,9 @@ class DeviceStore:
         shown = seen_at == seen_at.max(initial=-np.inf)
         if len(rows) <= count or shown.sum() != count:
             return []
-        is_before = np.isfinite(seen_at) & (seen_at < self._float["new_at"][index][shown].max())
+        is_before = np.isfinite(seen_at) & (
+            seen_at < self._float["first_seen_at"][index][shown].max()
+        )
         is_before |= measured_at <= since
         gone: list[int] = index[~shown & is_before & np.isin(source, source[shown])].tolist()
         return gone
@@ -186,13 +189,13 @@ class DeviceStore:
         at = float(self._float["measured_at"][row])
         return None if np.isnan(at) else at
 
-    def shown(self, rows: Rows) -> tuple[tuple[str, ...], Column]:
+    def activity_sources(self, rows: Rows) -> tuple[tuple[str, ...], Column]:
         """Return source and time of the devices' activity; "" and NaN without a reading."""
         at = self._float["measured_at"][rows]
-        told, told_at = self._latest.activity_by(rows), self._latest.activity_at(rows)
-        numbers = np.where(told > 0, told, self._count["source_row"][rows]).tolist()
+        source, reported_at = self._latest.activity_by(rows), self._latest.activity_at(rows)
+        numbers = np.where(source > 0, source, self._count["source_row"][rows]).tolist()
         names = self._intake.sources
-        return tuple(names[number] for number in numbers), np.where(told > 0, told_at, at)
+        return tuple(names[number] for number in numbers), np.where(source > 0, reported_at, at)
 
     def had_fault(self, node: str, at: float) -> bool:
         """Return whether a device of a node had an XID around a time, other than a program's fault.
@@ -208,7 +211,7 @@ class DeviceStore:
         health = self._policy.health
         return any(xid and xid_action(health, int(xid)) is not HealthAction.IGNORE for xid in xids)
 
-    def told(self, signals: Iterable[Signal], row: int) -> tuple[str, float] | None:
+    def reported(self, signals: Iterable[Signal], row: int) -> tuple[str, float] | None:
         """Return source and time of the newest of some signals of a device.
 
         None if none of them has a value.
@@ -216,12 +219,12 @@ class DeviceStore:
         newest = self._latest.newest(signals, row)
         return None if newest is None else (self._intake.sources[newest[0]], newest[1])
 
-    def told_activity(self, row: int) -> tuple[str, float] | None:
+    def reported_activity(self, row: int) -> tuple[str, float] | None:
         """Return source and time of a device's activity, None without a reading."""
-        told = self._latest.activity_of(row)
-        return None if told is None else (self._intake.sources[told[0]], told[1])
+        found = self._latest.activity_of(row)
+        return None if found is None else (self._intake.sources[found[0]], found[1])
 
-    def keep_shown(self, rows: Rows) -> ReportedValues:
+    def copy_reported(self, rows: Rows) -> ReportedValues:
         """Copy the values reported of some devices, with their sources."""
         return reported_values_of(self._columns, rows, self._intake.sources)
 
@@ -230,14 +233,14 @@ class DeviceStore:
         is_led = self._count["source_row"] == self._intake.number(source)
         return int((self._flag["disagrees"] & is_led).sum())
 
-    def told_at(self, row: int) -> float | None:
+    def reported_at(self, row: int) -> float | None:
         """Return since when activity and memory are reported; None if never."""
-        at = float(self._float["told_at"][row])
+        at = float(self._float["reported_at"][row])
         return None if np.isnan(at) else at
 
     def tenants_since(self, row: int) -> float:
         """Return when the tenants of a device changed last, -inf if they never did."""
-        return float(self._float["afresh_at"][row])
+        return float(self._float["tenants_since"][row])
 
     def source(self, row: int) -> str:
         """Return the source that reported a device last, "" if none did."""
@@ -274,10 +277,10 @@ class DeviceStore:
             kept = placed.rows >= 0
             contested = int((~kept).sum())
             readings, placed = without(readings, kept), placed.only(kept)
-        disagree = yield from self._while_rows_stay(self._intake.take(readings, placed, now))
+        disagree = yield from self._while_rows_stay(self._intake.apply(readings, placed, now))
         if disagree is None:
             is_still = partial(self._has_still, readings.devices, placed.rows)
-            disagree = yield from self._intake.take_in_pieces(readings, placed, now, is_still)
+            disagree = yield from self._intake.apply_in_pieces(readings, placed, now, is_still)
         return Applied(changed_nodes=placed.changed_nodes, disagree=disagree, contested=contested)
 
     def _has_still(self, devices: Sequence[DeviceInfo], rows: Rows, some: slice) -> Flags:
@@ -343,7 +346,7 @@ class DeviceStore:
             utilization = np.minimum(plausible(history.utilization[:, some][:, known]), 1.0)
             for step, at in enumerate(history.times):
                 for windows, since in (
-                    (self._columns.windows, self._float["afresh_at"]),
+                    (self._columns.windows, self._float["tenants_since"]),
                     (self._columns.recent, self._float["held_at"]),
                 ):
                     is_own = since[rows] < at
@@ -364,7 +367,7 @@ class DeviceStore:
         since = times[absent[-1] + 1 if len(absent) else 0]
         self._float["xid_since"][row] = np.fmin(self._float["xid_since"][row], since)
 
-    # --- what is known of them otherwise ------------------------------------------------------
+    # --- tenants and memory -------------------------------------------------------------------
 
     def set_label_total(self, rows: Sequence[int], memory_bytes: int | None) -> None:
         """Set the memory of devices from the node's labels."""
@@ -381,12 +384,12 @@ class DeviceStore:
     def set_tenancy(self, held: Sequence[DeviceUse] | Rows) -> None:
         """Set the tenancy of some devices, one row each."""
         columns = np.array(held, dtype=np.intp).reshape(-1, len(DeviceUse._fields))
-        told = dict(zip(DeviceUse._fields, columns.T, strict=True))
-        rows = told.pop("row")
-        declared = told.pop("declared_bytes")
+        fields = dict(zip(DeviceUse._fields, columns.T, strict=True))
+        rows = fields.pop("row")
+        declared = fields.pop("declared_bytes")
         is_first = np.isnan(self._float["declared_bytes"][rows])
         self._float["declared_bytes"][rows] = np.where(declared < WHOLE_DEVICE, declared, np.inf)
-        for name, values in told.items():
+        for name, values in fields.items():
             self._flag[name][rows] = values
         if is_first.any():
             self._columns.account_again(rows[is_first])
@@ -438,19 +441,19 @@ class DeviceStore:
 
         Args:
             row: the device.
-            held: of each pod, what it holds and what it declared, in bytes.
+            held: for each pod, the memory that it uses and that it declared, in bytes.
         """
-        used, total = self.occupancy(row)[0], sum(told for told, _ in held)
-        is_explained = total >= (1 - _TOLD_MARGIN) * used or all(told for told, _ in held)
-        if not is_explained or total > (1 + _TOLD_MARGIN) * used:
+        used, total = self.occupancy(row)[0], sum(used_by for used_by, _ in held)
+        is_explained = total >= (1 - _REPORTED_MARGIN) * used or all(used_by for used_by, _ in held)
+        if not is_explained or total > (1 + _REPORTED_MARGIN) * used:
             return
         foreign = max(used - total, 0.0)
-        others = foreign + sum(max(told - declared, 0) for told, declared in held)
+        others = foreign + sum(max(used_by - declared, 0) for used_by, declared in held)
         self._float["foreign_bytes"][row] = foreign
         self._float["others_bytes"][row] = min(others, used)
 
     def release(
-        self, rows: Sequence[int], declared: Column, told: Column, *, is_last: bool
+        self, rows: Sequence[int], declared: Column, seen: Column, *, is_last: bool
     ) -> None:
         """Release the memory that an ended pod was seen to use on some devices.
 
@@ -460,9 +463,9 @@ class DeviceStore:
 
         Args:
             rows: the devices.
-            declared: what it declared of each in all, in bytes, NaN where it did not.
-            told: what its processes held of each, in bytes, NaN where untold.
-            is_last: no other pod holds them.
+            declared: memory that the pod declared of each device, in bytes; NaN if none.
+            seen: memory that its processes used of each device, in bytes; NaN if unknown.
+            is_last: whether no other pod holds the devices.
         """
         index = np.array(rows, dtype=np.intp)
         before = self._columns.occupancy(index)
@@ -474,11 +477,11 @@ class DeviceStore:
         is_whole = np.isinf(self._float["declared_bytes"][index])
         of_whole = np.where(np.isnan(before.foreign), before.used, before.foreign)
         of_shared = np.where(np.isnan(declared), before.used, before.others)
-        of_shared = np.where(np.isnan(told), of_shared, np.maximum(before.used - told, 0.0))
+        of_shared = np.where(np.isnan(seen), of_shared, np.maximum(before.used - seen, 0.0))
         left = np.where(is_whole, of_whole, of_shared)
         self._columns.set_occupancy(index, replace(before, used=left, others=left))
 
-    def start_afresh(
+    def restart_history(
         self,
         rows: Iterable[int],
         at: float,
@@ -488,21 +491,21 @@ class DeviceStore:
         staying: Column | float = 1.0,
         is_use_known: bool = False,
     ) -> None:
-        """Forget the history of devices whose tenants changed.
+        """Forget the history of devices whose tenants have changed.
 
-        The hour is of the tenants as they are. The last minutes say idle or busy: they stay where
-        some of the tenants stay, for a single pause of theirs is no idleness.
+        The long window covers the present tenants only. The recent window, which says idle or busy,
+        is kept while some tenants stay: one pause of theirs is not idleness.
 
         Args:
             rows: the devices.
-            at: when, seconds since the epoch.
-            is_freed: nobody holds them now: readings from before `at` are nobody's.
-            held_since: since when pods hold them without a pause, -inf where they did before `at`;
-                None for `at`.
-            staying: share of the load of the last minutes that counts as that of pods that stay;
-                one for each device, or one for all.
-            is_use_known: what is in use is so by those that stay, but for some devices: one reading
-                tells which.
+            at: time of the change, seconds since the epoch.
+            is_freed: whether no pod holds the devices now: earlier readings count for no pod.
+            held_since: since when pods hold the devices without a pause; -inf if already before
+                `at`, None for `at`.
+            staying: share of the recent load that belongs to pods that stay; one for each device,
+                or one for all.
+            is_use_known: whether the staying pods use most devices that are in use: one reading
+                shows which ones.
         """
         index = np.array(list(rows), dtype=np.intp)
         columns, held_at = self._columns, self._float["held_at"]
@@ -511,32 +514,32 @@ class DeviceStore:
         columns.recent.reset(index, since)
         if np.min(staying, initial=1.0) < 1:
             columns.recent.scale(index, staying)
-        (columns.doubt_use if is_use_known else columns.forget_use)(index)
-        self._float["afresh_at"][index] = np.maximum(self._float["afresh_at"][index], at)
+        (columns.soften_use if is_use_known else columns.clear_use)(index)
+        self._float["tenants_since"][index] = np.maximum(self._float["tenants_since"][index], at)
         held_at[index] = np.maximum(held_at[index], since)
         if is_freed:
             self._float["freed_at"][index] = at
-            columns.recall_use(index, self._policy.foreign.readings)
+            columns.restore_foreign_use(index, self._policy.foreign.readings)
 
     def evidence(self, rows: Rows | slice = ALL) -> SignalEvidence:
-        """Return what is held of every device, or of some."""
+        """Return the inputs of the estimates, for all devices or some."""
         return self._columns.evidence(rows)
 
     @property
     def capacity(self) -> int:
-        """How many rows the columns have, spare ones included."""
+        """Number of rows in the columns, spare ones included."""
         return self._columns.capacity
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that have devices, stand-ins included."""
+        """Nodes that have devices, placeholders included."""
         return self._registry.nodes()
 
     def _start(self, rows: tuple[int, ...], now: float) -> None:
-        """Begin the rows of devices that are new in them."""
+        """Initialize rows for new devices."""
         self._columns.grow(len(self))
         self._columns.clear(rows)
-        self._float["new_at"][list(rows)] = now
+        self._float["first_seen_at"][list(rows)] = now
         for row in rows:
             info = self.info(row)
             self._count["node_row"][row] = self._registry.node_row(info.node) if info else 0

@@ -329,7 +329,7 @@ class Holders:
 
     def _processes(self, row: int) -> int | None:
         """Return the number of processes on a device, None if unknown or stale."""
-        reading = self._fleet.store.told((Signal.PROCESSES,), row)
+        reading = self._fleet.store.reported((Signal.PROCESSES,), row)
         count = self._fleet.store.value(Signal.PROCESSES, row)
         if reading is None or count is None:
             return None

@@ -19,7 +19,7 @@ from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps, finish, let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
-from extender.fleet.latest_values import FILLING
+from extender.fleet.latest_values import MEMORY_SIGNALS
 from extender.insight.device_order import order_of
 from extender.insight.gpu_state import GpuState, counts
 from extender.placement.history import DecisionRecord
@@ -129,9 +129,9 @@ def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
     """Return source and age of a device's activity, memory and health readings."""
     causes = snapshot.telemetry.cause
     sources = {
-        "utilization": fleet.store.told_activity(row),
-        "memory": fleet.store.told(FILLING, row),
-        "health": fleet.store.told(*shown_by(int(causes[row]), row, causes)),
+        "utilization": fleet.store.reported_activity(row),
+        "memory": fleet.store.reported(MEMORY_SIGNALS, row),
+        "health": fleet.store.reported(*shown_by(int(causes[row]), row, causes)),
     }
     return {
         name: {"source": one[0], "age_seconds": max(snapshot.at - one[1], 0.0)}

@@ -103,7 +103,7 @@ class PlacedEvidence:
             self.sources[at], age, "" if busiest is None else busiest.value
         )
         told = {} if np.isnan(age) else {"utilization": of_activity}
-        for name, word in {**self.shown.told(at), "health": self.health.get(at)}.items():
+        for name, word in {**self.shown.sources(at), "health": self.health.get(at)}.items():
             if word is not None:
                 told[name] = ReportedSignal(word[0], max(self.at - word[1], 0.0))
         return told
@@ -119,14 +119,14 @@ def place_evidence(evidence: VerdictEvidence, store: DeviceStore, now: float) ->
     """
     present = evidence.batch.present
     rows = evidence.batch.slots[present]
-    sources, measured_at = store.shown(rows)
+    sources, measured_at = store.activity_sources(rows)
     return PlacedEvidence(
         evidence=evidence,
         infos=tuple(map(store.info, rows.tolist())),
         sources=sources,
         age_seconds=np.maximum(now - measured_at, 0.0),
         at=now,
-        shown=store.keep_shown(rows),
+        shown=store.copy_reported(rows),
         health=_of_health(evidence, rows, evidence.batch.telemetry.cause[present], store),
     )
 
@@ -138,7 +138,7 @@ def _of_health(
     told = {}
     for at in np.flatnonzero(causes).tolist():
         signals, row = shown_by(int(causes[at]), int(rows[at]), evidence.siblings)
-        word = store.told(signals, row)
+        word = store.reported(signals, row)
         if word is not None:
             told[at] = word
     return told

@@ -84,7 +84,7 @@ class SourceManager:
         self.agents = self._agent_source(settings, client) if settings.agents.listen else None
 
     def _agent_source(self, settings: Settings, client: KubeClient) -> AgentSource:
-        self._fleet.hold(SOURCE, settings.agents.hold_seconds)
+        self._fleet.prefer(SOURCE, settings.agents.hold_seconds)
         certificate = self._agents_certificate
         return AgentSource(
             settings.agents,
@@ -153,7 +153,7 @@ class SourceManager:
             )
             self._tasks.start(INVENTORY, self.cluster.run)
         if self.agents is not None and settings.agents != before.agents:
-            self._fleet.hold(SOURCE, settings.agents.hold_seconds)
+            self._fleet.prefer(SOURCE, settings.agents.hold_seconds)
             self.agents.change(settings.agents)
         if settings.prometheus != before.prometheus:
             async with self._delivering:  # a delivery in progress is completed first

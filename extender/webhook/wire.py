@@ -17,7 +17,7 @@ from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.decision.scoring import UNITS
 from extender.core.nodes.inventory import PodRecord
-from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
+from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.nodes.node_names import NamesIn
 from extender.core.nodes.snapshot import Rows
 from extender.core.request.gpu_resources import excess_of
@@ -145,7 +145,7 @@ class HostPriority(msgspec.Struct):
 
 def decode_question(
     body: bytes,
-    node_index: NodeIndex = EMPTY_ROLL,
+    node_index: NodeIndex = EMPTY_NODE_INDEX,
     waiting: Mapping[str, PodRecord] = NOBODY,
     *,
     known: int = 0,

@@ -54,7 +54,7 @@ class Fleet:
         assert at
         self.shares.append((node, tuple(shares)))
 
-    def look_after_silent(self) -> None:
+    def expire_silent(self) -> None:
         """Take no notice: no reading of another source would count instead."""
 
 

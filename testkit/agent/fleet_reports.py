@@ -24,7 +24,7 @@ class Agents:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        world.fleet.hold("agent", HOLD)
+        world.fleet.prefer("agent", HOLD)
         self.pods: dict[DeviceKey, tuple[str, ...]] | None = {}
         self.uids: dict[str, str] = {}
         self.replicas: dict[str, int] = {}

@@ -356,7 +356,7 @@ def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:
     """Return a device's latest readings, one for each signal."""
     readings: list[Json] = []
     for signal in SHOWN:
-        value, by = fleet.store.value(signal, row), fleet.store.told([signal], row)
+        value, by = fleet.store.value(signal, row), fleet.store.reported([signal], row)
         if value is not None and by is not None:
             readings.append(
                 {

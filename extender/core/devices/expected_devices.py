@@ -86,7 +86,7 @@ def expected_devices(
     node: NodeRecord,
     seen: Mapping[str, int],
     *,
-    told: Mapping[str, int] = NO_SHARES,
+    by_kubelet: Mapping[str, int] = NO_SHARES,
     is_divided: bool = False,
 ) -> tuple[Expected, ...]:
     """Return the devices expected behind each GPU resource of a node.
@@ -94,7 +94,7 @@ def expected_devices(
     Args:
         node: the node.
         seen: number of devices in telemetry by MIG profile, "" for whole cards.
-        told: shares per device by MIG profile, as a source on the node reports from the kubelet.
+        by_kubelet: shares per device by MIG profile, as the node agent reports from the kubelet.
         is_divided: whether there is evidence that the devices in telemetry are all of them although
             the node offers more: several pods on one device, or a pod's device id that names a
             share.
@@ -104,7 +104,7 @@ def expected_devices(
         for resource in sorted({*node.allocatable, *node.capacity})
     }
     expected = tuple(
-        _expect(node, resource, offered, seen, told, is_divided=is_divided)
+        _expect(node, resource, offered, seen, by_kubelet, is_divided=is_divided)
         for resource, offered in offers.items()
         if offered
     )
@@ -128,7 +128,7 @@ def _expect(
     resource: str,
     offered: int,
     seen: Mapping[str, int],
-    told: Mapping[str, int],
+    by_kubelet: Mapping[str, int],
     *,
     is_divided: bool,
 ) -> Expected:
@@ -141,7 +141,7 @@ def _expect(
     labels = node.labels
     # The kubelet's device ids are newer than labels.
     label = (
-        max((told.get(name, 0) for name in profiles), default=0)
+        max((by_kubelet.get(name, 0) for name in profiles), default=0)
         or _number(labels.get(f"{prefix}.replicas"))
         or _number(labels.get(GKE_CLIENTS))
     )

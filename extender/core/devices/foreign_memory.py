@@ -54,7 +54,7 @@ class MemoryTenancy:
 
 
 def account(
-    before: Occupancy, tenancy: MemoryTenancy, used: Column, told_foreign: Column
+    before: Occupancy, tenancy: MemoryTenancy, used: Column, reported_foreign: Column
 ) -> Occupancy:
     """Update the owners of memory in use with a new reading.
 
@@ -65,12 +65,12 @@ def account(
         before: owners at the previous reading.
         tenancy: pods that may use the memory.
         used: memory in use now, in bytes.
-        told_foreign: foreign memory reported by the node agent, NaN if not reported.
+        reported_foreign: foreign memory reported by the node agent, NaN if not reported.
     """
     is_whole = np.isinf(tenancy.declared)
     beyond = np.where(is_whole, np.nan, np.maximum(used - tenancy.declared, 0.0))
     others = np.fmax(_left(before, tenancy, used), beyond)
-    reported = np.minimum(told_foreign, used)
+    reported = np.minimum(reported_foreign, used)
     is_reported = ~np.isnan(reported)
     estimated = np.where(tenancy.has_undeclared, np.minimum(before.foreign, others), others)
     foreign = np.where(is_reported, reported, estimated)

@@ -202,4 +202,4 @@ class _Wider:
         return NamesAt(self.names, np.concatenate((self._known, others))[places])
 
 
-EMPTY_ROLL = NodeIndex((), {})
+EMPTY_NODE_INDEX = NodeIndex((), {})

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.memo import Memo
-from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
+from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.steps import Steps, finish
 
 Ratios = npt.NDArray[np.float64]
@@ -505,4 +505,4 @@ class Snapshot:
     pools: Mapping[str, Pool]
     telemetry: Telemetry
     models: tuple[str, ...] = ("",)
-    node_index: NodeIndex = EMPTY_ROLL
+    node_index: NodeIndex = EMPTY_NODE_INDEX

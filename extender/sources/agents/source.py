@@ -46,7 +46,7 @@ class AgentFleet(Protocol):
     ) -> None:
         """Apply the memory of shared devices, in bytes, that the pods (UIDs) of a node use."""
 
-    def look_after_silent(self) -> None:
+    def expire_silent(self) -> None:
         """Fall back to other sources for nodes whose agents are silent."""
 
 
@@ -347,7 +347,7 @@ class AgentSource:
         states = (one.state for one in self._of_node.values())
         self._devices = sum(len(state.infos) for state in states if state is not None)
         await asyncio.sleep(0)
-        self._fleet.look_after_silent()
+        self._fleet.expire_silent()
 
     def _resume(self, paused: list[AgentConnection]) -> None:
         connections, self._paused = paused, []

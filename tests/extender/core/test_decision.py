@@ -8,7 +8,7 @@ import pytest
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import model_places
 from extender.core.decision.filtering import Code
-from extender.core.nodes.node_index import EMPTY_ROLL
+from extender.core.nodes.node_index import EMPTY_NODE_INDEX
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from extender.core.policy import LoadFilter, Policy
@@ -64,7 +64,7 @@ def test_nodes_are_decided_on_alike_by_number_and_by_name() -> None:
     def decided(snapshot: Snapshot) -> Decision:
         return decide(snapshot, request(), candidates, Policy(), overlays={})
 
-    by_number, by_name = decided(snapshot), decided(replace(snapshot, node_index=EMPTY_ROLL))
+    by_number, by_name = decided(snapshot), decided(replace(snapshot, node_index=EMPTY_NODE_INDEX))
 
     assert isinstance(by_number.candidates, NamesAt)
     assert not isinstance(by_name.candidates, NamesAt)

@@ -73,7 +73,7 @@ CHANGE = st.tuples(
 
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(OTHERS), st.lists(CHANGE, max_size=15), st.lists(CHANGE, max_size=10))
-def test_adopted_settings_are_as_if_they_had_been_there_from_the_start(
+def test_an_adopted_policy_gives_the_same_state_as_one_from_the_start(
     policy: Policy, before: list[tuple[str, int]], meanwhile: Iterable[tuple[str, int]]
 ) -> None:
     """And as if they were not there, until the last step."""
@@ -105,9 +105,7 @@ def test_adopted_settings_are_as_if_they_had_been_there_from_the_start(
 
 
 @pytest.mark.parametrize("policy", SHAPING_LAYOUTS)
-def test_no_snapshot_is_laid_out_half_by_each(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_snapshot_mixes_two_policies(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "PIECE_NODES", 2)
     monkeypatch.setattr(drafting, "PIECE_NODES", 3)
     world = time_sliced(20)
@@ -145,7 +143,7 @@ def test_pods_bound_between_the_steps_are_counted_before_and_after(
     assert all(row.is_packed for row in rows)
 
 
-def test_nodes_that_come_and_go_between_the_steps_are_laid_out_by_the_new_settings(
+def test_nodes_added_and_removed_between_the_steps_are_allocated_under_the_new_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleets, "PIECE_NODES", 1)
@@ -163,7 +161,7 @@ def test_nodes_that_come_and_go_between_the_steps_are_laid_out_by_the_new_settin
     assert all(row.is_packed for row in pool.rows)
 
 
-def test_what_is_known_and_assumed_stays() -> None:
+def test_readings_and_assumptions_stay() -> None:
     world = one_node()
     world.bind("a", on=[world.card()])
     world.card().values.update(BUSY)
@@ -181,7 +179,7 @@ def test_what_is_known_and_assumed_stays() -> None:
 # --- decisions ------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_by_the_settings_of_before_is_not_used_again() -> None:
+def test_an_evaluation_under_the_former_policy_is_not_reused() -> None:
     world = World()
     for name in ("half", "idle"):
         world.add_node(name, 1)
@@ -196,9 +194,9 @@ def test_an_evaluation_by_the_settings_of_before_is_not_used_again() -> None:
     assert [bool(code) for code in world.rank(asked).codes] == [True, False]
 
 
-def test_even_within_one_snapshot_nothing_evaluated_by_other_settings_is_used() -> None:
+def test_an_evaluation_under_another_policy_is_not_used_within_one_snapshot_either() -> None:
     world = time_sliced(2)
-    world.bind("young", "node-0")
+    world.bind("unsettled", "node-0")
     asked = request(1)
     before = world.rank(asked).scores.tolist()
 
@@ -207,9 +205,9 @@ def test_even_within_one_snapshot_nothing_evaluated_by_other_settings_is_used() 
     assert world.rank(asked).scores.tolist() != before
 
 
-def test_a_decision_is_explained_by_the_settings_that_it_was_made_by() -> None:
+def test_a_decision_is_explained_under_the_policy_it_was_made_with() -> None:
     world = time_sliced(2)
-    world.bind("young", "node-0")
+    world.bind("unsettled", "node-0")
     world.place("a")
     record = next(iter(world.history))
     best = record.decision.best
@@ -226,7 +224,7 @@ def test_a_decision_is_explained_by_the_settings_that_it_was_made_by() -> None:
 # --- single settings that reach into what is held -------------------------------------------------
 
 
-def test_more_room_for_strangers_lifts_foreign_use_at_once() -> None:
+def test_higher_foreign_thresholds_clear_foreign_use_at_once() -> None:
     world = one_node(1)
     world.read_after(30, times=3, MEMORY_USED=3 * GIB, MEMORY_FREE=77 * GIB)
     assert world.estimated(world.card(), "is_foreign")
@@ -238,7 +236,7 @@ def test_more_room_for_strangers_lifts_foreign_use_at_once() -> None:
     assert not world.estimated(world.card(), "is_foreign")
 
 
-def test_foreign_use_stays_where_the_new_limit_is_passed_as_well() -> None:
+def test_foreign_use_above_the_new_thresholds_stays() -> None:
     world = one_node(1)
     world.read_after(30, times=3, MEMORY_USED=6 * GIB, MEMORY_FREE=74 * GIB)
 
@@ -247,7 +245,7 @@ def test_foreign_use_stays_where_the_new_limit_is_passed_as_well() -> None:
     assert world.estimated(world.card(), "is_foreign")
 
 
-def test_less_room_for_strangers_takes_as_many_readings_as_ever() -> None:
+def test_lower_foreign_thresholds_need_the_usual_number_of_readings() -> None:
     world = one_node(1)
     world.read_after(30, times=3, MEMORY_USED=0.5 * GIB, MEMORY_FREE=79 * GIB)
 
@@ -282,7 +280,7 @@ def test_a_shorter_window_forgets_what_is_older() -> None:
     assert world.estimated(world.card(), "utilization") == 0.0
 
 
-def test_values_are_kept_for_as_long_as_the_new_settings_say() -> None:
+def test_values_are_kept_as_long_as_the_new_policy_says() -> None:
     world = one_node(2)
     world.read_after(30)
     world.card(index=1).is_shown = False
@@ -297,7 +295,7 @@ def test_values_are_kept_for_as_long_as_the_new_settings_say() -> None:
     assert world.fleet.store.row_of(world.card(index=1).info.key) is None
 
 
-def test_no_step_is_long_and_none_is_skipped_without_nodes() -> None:
+def test_every_step_is_short_and_a_fleet_without_nodes_adopts_too() -> None:
     world = World()
 
     finish(world.fleet.adopt_in_steps(SHAPING_LAYOUTS[0]))
@@ -308,7 +306,7 @@ def test_no_step_is_long_and_none_is_skipped_without_nodes() -> None:
     assert np.isfinite(world.estimated(world.card("first"), "utilization"))
 
 
-def test_who_holds_devices_is_told_anew_by_the_new_settings() -> None:
+def test_device_use_is_recomputed_under_the_new_policy() -> None:
     world = one_node(2)
     world.read_after(30, times=3, MEMORY_USED=3 * GIB, MEMORY_FREE=77 * GIB)
     world.bind("unseen")

@@ -26,7 +26,7 @@ def agents() -> Agents:
 def source(world: World, device: Device, signal: Signal) -> str:
     row = world.fleet.store.row_of(device.info.key)
     assert row is not None
-    told = world.fleet.store.told([signal], row)
+    told = world.fleet.store.reported([signal], row)
     return "" if told is None else told[0]
 
 
@@ -42,7 +42,7 @@ def test_without_prometheus_agents_alone_are_enough(agents: Agents) -> None:
     assert made.fleet.sources["agent"].devices == 2
 
 
-def test_of_nodes_without_an_agent_nothing_is_said(agents: Agents) -> None:
+def test_an_agents_report_says_nothing_about_other_nodes(agents: Agents) -> None:
     made = agents.world
     made.add_node("other", 2)
     made.read(GRAPHICS_ACTIVE=0.4)
@@ -65,7 +65,7 @@ def test_a_device_that_prometheus_does_not_know_exists(agents: Agents) -> None:
     assert row in made.fleet.store.rows_of_node("node")
 
 
-def test_a_card_with_mig_and_no_instances_is_no_place_for_a_pod_and_its_health_counts(
+def test_a_card_with_mig_but_no_instances_takes_no_pod_and_its_health_counts(
     agents: Agents,
 ) -> None:
     made = agents.world
@@ -84,7 +84,7 @@ def test_a_card_with_mig_and_no_instances_is_no_place_for_a_pod_and_its_health_c
 # --- both -----------------------------------------------------------------------------------------
 
 
-def test_what_was_measured_later_counts_whoever_speaks_last(agents: Agents) -> None:
+def test_the_latest_measurement_counts_not_the_latest_answer(agents: Agents) -> None:
     made = agents.world
     agents.report(GRAPHICS_ACTIVE=0.0)
 
@@ -94,10 +94,10 @@ def test_what_was_measured_later_counts_whoever_speaks_last(agents: Agents) -> N
 
     assert made.estimated(made.card(), "latest") == 0.0
     assert made.estimated(made.card(), "memory_used") == 0.0
-    assert made.fleet.store.shown(np.array([0]))[0] == ("agent",)
+    assert made.fleet.store.activity_sources(np.array([0]))[0] == ("agent",)
 
 
-def test_an_agent_that_is_silent_because_nothing_changes_is_still_believed(agents: Agents) -> None:
+def test_an_agent_that_is_silent_for_lack_of_changes_still_counts(agents: Agents) -> None:
     made = agents.world
     agents.report(GRAPHICS_ACTIVE=0.0)
     made.clock.now += HOLD - 1.0
@@ -107,7 +107,7 @@ def test_an_agent_that_is_silent_because_nothing_changes_is_still_believed(agent
     assert made.estimated(made.card(), "latest") == 0.0
 
 
-def test_where_an_agent_has_gone_silent_prometheus_takes_over(agents: Agents) -> None:
+def test_prometheus_replaces_a_silent_agent(agents: Agents) -> None:
     made = agents.world
     agents.report(GRAPHICS_ACTIVE=0.0)
     made.clock.now += HOLD + 1.0
@@ -115,12 +115,12 @@ def test_where_an_agent_has_gone_silent_prometheus_takes_over(agents: Agents) ->
     made.read(GRAPHICS_ACTIVE=0.9)
 
     assert made.estimated(made.card(), "latest") == pytest.approx(0.9)
-    assert made.fleet.store.shown(np.array([0]))[0] == ("prometheus",)
+    assert made.fleet.store.activity_sources(np.array([0]))[0] == ("prometheus",)
     agents.report(GRAPHICS_ACTIVE=0.2, GPU_UTILIZATION=0.2)
     assert made.estimated(made.card(), "latest") == pytest.approx(0.2)
 
 
-def test_who_takes_over_says_what_is_foreign_and_fills_the_window(agents: Agents) -> None:
+def test_the_replacing_source_reports_foreign_use_and_fills_the_window(agents: Agents) -> None:
     made = agents.world
     for _ in range(3):
         made.clock.now += 1.0
@@ -133,7 +133,7 @@ def test_who_takes_over_says_what_is_foreign_and_fills_the_window(agents: Agents
     assert windows(made, made.card())[2] == 4  # what came while the agent was believed is not in
 
 
-def test_where_prometheus_goes_silent_agents_do_not_notice(agents: Agents) -> None:
+def test_a_silent_prometheus_does_not_affect_agents(agents: Agents) -> None:
     made = agents.world
     made.read(GRAPHICS_ACTIVE=0.9)
     for _ in range(60):
@@ -144,7 +144,7 @@ def test_where_prometheus_goes_silent_agents_do_not_notice(agents: Agents) -> No
     assert made.estimated(made.card(), "freshness") == 1.0
 
 
-def test_a_signal_that_only_one_knows_comes_from_it(agents: Agents) -> None:
+def test_a_signal_of_only_one_source_comes_from_that_source(agents: Agents) -> None:
     made = agents.world
     agents.report(NVLINKS_DOWN=1.0)
     made.read(measured_at=NOW - 45.0, HEALTH_STATUS=10.0)
@@ -155,7 +155,9 @@ def test_a_signal_that_only_one_knows_comes_from_it(agents: Agents) -> None:
     assert made.estimated(made.card(), "is_excluded_multi") == 1.0
 
 
-def test_old_evidence_of_one_does_not_outvote_what_the_other_sees_now(agents: Agents) -> None:
+def test_old_activity_of_one_source_does_not_outweigh_new_activity_of_the_other(
+    agents: Agents,
+) -> None:
     made = agents.world
     made.read(measured_at=NOW - 20.0, TENSOR_ACTIVE=0.9, GRAPHICS_ACTIVE=0.9)
 
@@ -166,7 +168,7 @@ def test_old_evidence_of_one_does_not_outvote_what_the_other_sees_now(agents: Ag
     assert made.estimated(made.card(), "latest") == 0.0
 
 
-def test_evidence_of_the_same_moment_counts_together(agents: Agents) -> None:
+def test_activity_of_the_same_moment_is_combined(agents: Agents) -> None:
     made = agents.world
     agents.report(GRAPHICS_ACTIVE=0.0)
 
@@ -175,7 +177,7 @@ def test_evidence_of_the_same_moment_counts_together(agents: Agents) -> None:
     assert made.estimated(made.card(), "latest") == pytest.approx(0.9)
 
 
-def test_activity_that_an_agent_cannot_measure_takes_no_lead_from_it(agents: Agents) -> None:
+def test_activity_that_an_agent_cannot_measure_does_not_replace_its_own(agents: Agents) -> None:
     made = agents.world
     made.read(GPU_UTILIZATION=0.9, GRAPHICS_ACTIVE=0.9)
     for age in (0.0, 1.5, 1.5, 5.0, 5.0):
@@ -185,7 +187,7 @@ def test_activity_that_an_agent_cannot_measure_takes_no_lead_from_it(agents: Age
         made.read(measured_at=made.clock.now, GPU_UTILIZATION=0.9, GRAPHICS_ACTIVE=0.9)
 
         assert source(made, made.card(), Signal.GPU_UTILIZATION) == "agent"
-        assert made.fleet.store.shown(np.array([0]))[0] == ("agent",)
+        assert made.fleet.store.activity_sources(np.array([0]))[0] == ("agent",)
 
     assert made.estimated(made.card(), "latest") == pytest.approx(0.2)
 
@@ -202,7 +204,7 @@ def test_newer_evidence_beside_an_agents_activity_does_not_name_its_source(agent
     assert gpu.signals["utilization"] == {"source": "agent", "age_seconds": pytest.approx(1.0)}
 
 
-def test_used_and_free_memory_are_of_one_source(agents: Agents) -> None:
+def test_used_and_free_memory_come_from_one_source(agents: Agents) -> None:
     made = agents.world
     made.read(measured_at=NOW - 45.0, MEMORY_USED=10 * GIB, MEMORY_FREE=70 * GIB)
 
@@ -213,7 +215,7 @@ def test_used_and_free_memory_are_of_one_source(agents: Agents) -> None:
     assert made.estimated(made.card(), "memory_free_bytes") == 20 * GIB
 
 
-def test_the_api_tells_source_and_age_of_activity_and_memory(agents: Agents) -> None:
+def test_the_api_names_source_and_age_of_activity_and_memory(agents: Agents) -> None:
     made = agents.world
     agents.report(age=2.0, GRAPHICS_ACTIVE=0.3)
     made.read(measured_at=NOW - 45.0)
@@ -225,7 +227,7 @@ def test_the_api_tells_source_and_age_of_activity_and_memory(agents: Agents) -> 
     assert gpu.signals["memory"] == {"source": "agent", "age_seconds": 2.0}
 
 
-def test_two_descriptions_of_a_device_change_nothing_again_and_again(agents: Agents) -> None:
+def test_two_descriptions_of_a_device_do_not_alternate(agents: Agents) -> None:
     made = agents.world
     infos = [
         replace(one.info, model="NVIDIA H100 80GB HBM3", driver_version="")
@@ -268,7 +270,7 @@ def test_a_node_cannot_take_another_nodes_device(agents: Agents) -> None:
     assert made.fleet.store.rows_of_node("node") == [0, 1]
 
 
-def test_a_card_that_was_put_into_another_node_is_there_once_it_is_gone_here(
+def test_a_card_moved_to_another_node_is_there_once_the_first_node_lacks_it(
     agents: Agents,
 ) -> None:
     made = agents.world
@@ -283,7 +285,7 @@ def test_a_card_that_was_put_into_another_node_is_there_once_it_is_gone_here(
     assert len(made.fleet.store.rows_of_node("other")) == 1
 
 
-def test_labels_that_name_the_wrong_node_do_not_move_what_an_agent_shows(agents: Agents) -> None:
+def test_labels_with_the_wrong_node_do_not_move_an_agents_devices(agents: Agents) -> None:
     made = agents.world
     made.add_node("other", 0)
     agents.report("node")
@@ -296,7 +298,7 @@ def test_labels_that_name_the_wrong_node_do_not_move_what_an_agent_shows(agents:
     assert made.fleet.store.rows_of_node("other") == []
 
 
-def test_a_layout_that_an_agent_sees_changed_is_not_undone_by_older_series(agents: Agents) -> None:
+def test_older_series_do_not_undo_a_mig_layout_change_that_an_agent_reports(agents: Agents) -> None:
     made = agents.world
     made.read()
     card = made.card().info
@@ -322,7 +324,7 @@ def test_windows_take_an_agents_means_with_their_spread(agents: Agents) -> None:
     assert (mean, spread, count) == pytest.approx((0.5, 0.5, 4))
 
 
-def test_what_prometheus_says_of_the_same_time_is_not_counted_again(agents: Agents) -> None:
+def test_a_prometheus_value_of_the_same_time_is_not_counted_again(agents: Agents) -> None:
     made = agents.world
     for _ in range(6):
         made.clock.now += 10.0
@@ -344,7 +346,7 @@ def test_a_report_that_repeats_a_measurement_counts_once(agents: Agents) -> None
     assert windows(made, made.card())[2] == 1
 
 
-def test_a_mean_from_before_the_tenants_changed_is_not_theirs(agents: Agents) -> None:
+def test_a_mean_from_before_the_tenants_changed_does_not_count_for_them(agents: Agents) -> None:
     made = agents.world
     agents.report(mean=(0.9, 0.81))
     pod = made.bind("a")
@@ -362,7 +364,7 @@ def test_a_mean_from_before_the_tenants_changed_is_not_theirs(agents: Agents) ->
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-def test_news_of_few_nodes_is_believed_at_once() -> None:
+def test_new_readings_of_few_nodes_are_estimated_at_once() -> None:
     made = World(in_steps=True)
     made.add_node("node", 2)
     made.add_node("other", 2)
@@ -392,7 +394,7 @@ def test_a_node_that_turns_busy_is_ranked_behind(agents: Agents) -> None:
     assert made.rank(request()).best not in {None, first}
 
 
-def test_one_source_still_makes_the_same_of_things() -> None:
+def test_one_source_alone_gives_the_same_result() -> None:
     made = one_node()
     made.read_after(10.0, 3, GRAPHICS_ACTIVE=0.4)
 
@@ -400,7 +402,7 @@ def test_one_source_still_makes_the_same_of_things() -> None:
     assert windows(made, made.card())[2] == 4
 
 
-def test_a_node_whose_reports_name_ever_new_devices_keeps_the_last_ones_alone(
+def test_a_node_that_reports_ever_new_devices_keeps_only_the_last_ones(
     agents: Agents,
 ) -> None:
     store = agents.world.fleet.store

@@ -33,7 +33,7 @@ def test_an_agent_says_which_pod_holds_which_device(agents: Agents) -> None:
     assert made.row().is_agreed
 
 
-def test_a_pod_of_the_same_name_as_the_one_before_is_told_apart_by_its_uid(agents: Agents) -> None:
+def test_the_uid_distinguishes_pods_of_the_same_name(agents: Agents) -> None:
     made = agents.world
     pod = made.bind("a")
     agents.pods, agents.uids = {made.card().info.key: (pod.key,)}, {pod.key: "uid-of-the-former"}
@@ -43,7 +43,7 @@ def test_a_pod_of_the_same_name_as_the_one_before_is_told_apart_by_its_uid(agent
     assert made.fleet.tenants_of(0) == ()
 
 
-def test_without_uids_a_younger_pod_only_has_the_name(agents: Agents) -> None:
+def test_without_uids_a_newer_pod_only_shares_the_name(agents: Agents) -> None:
     made = agents.world
     made.clock.now += 10.0
     pod = made.bind("a")
@@ -58,7 +58,7 @@ def test_without_uids_a_younger_pod_only_has_the_name(agents: Agents) -> None:
     assert made.fleet.tenants_of(0) == (pod.key,)
 
 
-def test_prometheus_mapping_counts_where_an_agent_cannot_tell(agents: Agents) -> None:
+def test_the_mapping_of_prometheus_counts_if_an_agent_reports_none(agents: Agents) -> None:
     made = agents.world
     pod = made.bind("a", on=[made.card(index=1)])
     made.clock.now += 1.0
@@ -81,7 +81,7 @@ def test_an_agents_mapping_beats_prometheus_until_it_is_silent(agents: Agents) -
 
     made.clock.now += HOLD + 1.0
     made.read()
-    made.fleet.look_after_silent()
+    made.fleet.expire_silent()
     made.fleet.snapshot()
     assert made.fleet.tenants_of(0) == (pod.key,)
 
@@ -101,7 +101,7 @@ def test_use_without_a_tenant_is_foreign_from_the_second_report_on(agents: Agent
     assert made.estimated(made.card(), "is_foreign") == 1.0
 
 
-def test_the_same_reading_told_by_both_is_one_reading(agents: Agents) -> None:
+def test_one_reading_from_two_sources_counts_once(agents: Agents) -> None:
     made = agents.world
     agents.report()
     made.clock.now += 1.0
@@ -128,10 +128,10 @@ def test_use_before_the_last_tenants_end_is_not_foreign(agents: Agents) -> None:
     assert made.estimated(made.card(), "freshness") == 0.0
 
 
-def test_an_agent_knows_foreign_use_while_a_young_pod_is_not_placed_yet(agents: Agents) -> None:
+def test_an_agent_reports_foreign_use_while_a_new_pod_is_not_placed_yet(agents: Agents) -> None:
     made = agents.world
     agents.report()
-    made.bind("young")
+    made.bind("unsettled")
     for _ in range(2):
         made.clock.now += 1.0
         agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB, is_foreign=True)
@@ -148,7 +148,9 @@ def test_an_agent_knows_foreign_use_while_a_young_pod_is_not_placed_yet(agents: 
     ("signal", "value"),
     [("SRAM_THRESHOLD_EXCEEDED", 1.0), ("FABRIC_HEALTH", 2.0), ("TEMPERATURE_SHUTDOWN", 40.0)],
 )
-def test_what_nvml_alone_sees_excludes_a_device(agents: Agents, signal: str, value: float) -> None:
+def test_a_health_problem_that_only_nvml_sees_excludes_a_device(
+    agents: Agents, signal: str, value: float
+) -> None:
     made = agents.world
     values: dict[str, Any] = {signal: value, "TEMPERATURE": 45.0}
     agents.report(**values)
@@ -157,7 +159,7 @@ def test_what_nvml_alone_sees_excludes_a_device(agents: Agents, signal: str, val
     assert made.estimated(made.card(), "is_excluded") == 1.0
 
 
-def test_an_xid_that_happens_again_counts_from_then_on(agents: Agents) -> None:
+def test_a_repeated_xid_counts_from_its_last_time(agents: Agents) -> None:
     made = agents.world
     seconds = Policy().health.xid_seconds
     agents.report(XID=48.0, xid_age=0.0)
@@ -173,7 +175,7 @@ def test_an_xid_that_happens_again_counts_from_then_on(agents: Agents) -> None:
     assert made.estimated(made.card(), "is_excluded") == 0.0
 
 
-def test_an_xid_of_the_future_counts_from_when_it_came_up(agents: Agents) -> None:
+def test_an_xid_in_the_future_counts_from_its_first_report(agents: Agents) -> None:
     made = agents.world
     seconds = Policy().health.xid_seconds
     agents.report(XID=48.0, xid_age=-600.0)
@@ -184,7 +186,7 @@ def test_an_xid_of_the_future_counts_from_when_it_came_up(agents: Agents) -> Non
     assert made.estimated(made.card(), "is_excluded") == 0.0
 
 
-def test_an_xid_counts_from_when_it_happened(agents: Agents) -> None:
+def test_an_xid_counts_from_the_time_it_happened(agents: Agents) -> None:
     made = agents.world
     seconds = Policy().health.xid_seconds
     agents.report(XID=48.0, xid_age=seconds - 10.0)

@@ -15,7 +15,7 @@ from testkit.world import BUSY, IDLE, World, one_node
 # --- tenants --------------------------------------------------------------------------------------
 
 
-def test_mapping_and_counts_together_say_which_devices_are_free() -> None:
+def test_mapping_and_counts_together_show_the_free_devices() -> None:
     made = one_node(4)
     made.bind("a", count=2, on=[made.card(index=1), made.card(index=3)])
     assert (made.row().taken, made.row().used) == (2, (0, 0, 0, 0))
@@ -28,7 +28,7 @@ def test_mapping_and_counts_together_say_which_devices_are_free() -> None:
     assert made.fleet.tenants_of(row.slots[0]) == ()
 
 
-def test_an_old_pod_that_the_mapping_does_not_show_leaves_nothing_agreed() -> None:
+def test_a_row_is_not_agreed_if_the_mapping_lacks_an_old_pod() -> None:
     made = one_node(4)
     made.bind("a")
     assert made.row().is_agreed
@@ -38,7 +38,7 @@ def test_an_old_pod_that_the_mapping_does_not_show_leaves_nothing_agreed() -> No
     assert not made.row().is_agreed
 
 
-def test_a_source_that_cannot_tell_who_holds_what_leaves_nothing_agreed() -> None:
+def test_a_row_is_not_agreed_without_a_mapping() -> None:
     made = one_node(4)
     made.is_mapped = False
     made.bind("a", on=[made.card()])
@@ -50,7 +50,7 @@ def test_a_source_that_cannot_tell_who_holds_what_leaves_nothing_agreed() -> Non
     assert made.row().is_agreed
 
 
-def test_a_mapping_that_is_missing_from_an_answer_or_two_still_holds() -> None:
+def test_a_mapping_missing_from_one_or_two_answers_stays_valid() -> None:
     made = one_node(4)
     made.bind("a", on=[made.card()])
     made.read_after(30)
@@ -64,7 +64,7 @@ def test_a_mapping_that_is_missing_from_an_answer_or_two_still_holds() -> None:
     assert not made.row().is_agreed
 
 
-def made_anew(made: World, *, card: int) -> None:
+def recreated(made: World, *, card: int) -> None:
     """Let a pod on the first card be deleted, and made anew on another under the same name."""
     old = made.bind("web-0", on=[made.card()])
     made.read_after(30)
@@ -80,9 +80,9 @@ def made_anew(made: World, *, card: int) -> None:
 
 
 @pytest.mark.parametrize("card", [0, 1], ids=["on-the-same-card", "on-another-card"])
-def test_a_pod_made_anew_does_not_hold_what_the_one_before_it_held(card: int) -> None:
+def test_a_recreated_pod_does_not_hold_the_devices_of_the_former_one(card: int) -> None:
     made = one_node(2)
-    made_anew(made, card=card)
+    recreated(made, card=card)
 
     made.read_after(20)
 
@@ -90,7 +90,7 @@ def test_a_pod_made_anew_does_not_hold_what_the_one_before_it_held(card: int) ->
     assert (made.row().taken, made.row().is_agreed) == (0, True)
 
 
-def test_of_pods_that_have_ended_nothing_is_kept_for_long() -> None:
+def test_ended_pods_are_forgotten_soon() -> None:
     made = one_node(2)
     for number in range(100):
         pod = made.bind(f"p{number}")
@@ -100,11 +100,11 @@ def test_of_pods_that_have_ended_nothing_is_kept_for_long() -> None:
     made.bind("last")
     made.read_after(10.0)
 
-    assert made.fleet._layouts._ended["node"] == {}
+    assert made.fleet._allocations._ended["node"] == {}
 
 
 @pytest.mark.parametrize("how", ["its-label-is-lost", "no-mapping-at-all"])
-def test_a_pod_that_was_shown_once_is_known_to_be_there_still(how: str) -> None:
+def test_a_pod_that_was_reported_once_stays_on_its_device(how: str) -> None:
     made = one_node(2)
     pod = made.bind("a", on=[made.card()])
     made.read_after(60, times=4, GRAPHICS_ACTIVE=0.5)
@@ -119,7 +119,7 @@ def test_a_pod_that_was_shown_once_is_known_to_be_there_still(how: str) -> None:
     assert made.row().used == (0, 0)
 
 
-def test_pods_that_are_named_one_at_a_time_on_a_shared_device_all_count_there() -> None:
+def test_pods_reported_one_at_a_time_on_a_shared_device_all_count() -> None:
     made = one_node(2, replicas=10)
     for name in "abc":
         made.bind(name)
@@ -164,7 +164,7 @@ def test_pods_that_hold_devices_through_claims_are_tenants() -> None:
     assert (made.row().used, made.row().held, made.row().is_agreed) == ((0, 0, 1, 0), 1, True)
 
 
-def test_a_claim_for_something_else_is_no_reason_to_distrust_a_node() -> None:
+def test_a_claim_without_gpus_leaves_the_row_agreed() -> None:
     made = one_node(2)
     made.read_after(30)
 
@@ -201,7 +201,7 @@ def test_a_list_of_pods_replaces_what_was_known() -> None:
     assert made.row().held == 1
 
 
-def test_pods_of_a_node_that_is_not_known_yet_count_once_it_is() -> None:
+def test_pods_of_an_unknown_node_count_once_the_node_is_known() -> None:
     made = World()
     made.bind("a", node="late")
     made.fleet.snapshot()
@@ -251,7 +251,7 @@ def test_a_device_that_was_just_freed_is_unknown_until_it_is_measured_again() ->
     assert made.estimated(made.card(), "utilization") == 0.0
 
 
-def test_the_former_tenants_window_is_not_the_next_ones() -> None:
+def test_the_next_tenant_starts_with_an_empty_window() -> None:
     made = one_node(1)
     first = made.bind("a", on=[made.card()])
     made.read_after(60, times=5, GRAPHICS_ACTIVE=0.9)
@@ -263,7 +263,7 @@ def test_the_former_tenants_window_is_not_the_next_ones() -> None:
     assert made.estimated(made.card(), "utilization") == pytest.approx(0.2)
 
 
-def test_where_nobody_knows_which_device_was_freed_all_that_nobody_holds_are_unknown() -> None:
+def test_without_a_mapping_all_free_devices_become_unknown_when_a_pod_ends() -> None:
     made = one_node(3)
     made.bind("a", on=[made.card()])
     made.read_after(60)
@@ -276,7 +276,7 @@ def test_where_nobody_knows_which_device_was_freed_all_that_nobody_holds_are_unk
     assert freshness == [1.0, 0.0, 0.0]
 
 
-def test_of_a_shared_device_only_the_last_tenants_end_makes_it_unknown() -> None:
+def test_a_shared_device_becomes_unknown_only_when_its_last_tenant_ends() -> None:
     made = one_node(1, replicas=10)
     pods = [made.bind(name, on=[made.card()]) for name in "ab"]
     made.read_after(60, times=3, GRAPHICS_ACTIVE=0.5)
@@ -296,13 +296,13 @@ def read_use(made: World, seconds: float = 30.0) -> bool:
     return bool(made.estimated(made.card(), "is_foreign"))
 
 
-def test_use_that_no_pod_accounts_for_is_foreign_after_two_measurements() -> None:
+def test_use_without_a_pod_is_foreign_after_two_measurements() -> None:
     made = one_node(2)
 
     assert [read_use(made), read_use(made), read_use(made)] == [False, True, True]
 
 
-def test_what_a_tenant_leaves_behind_is_foreign_only_after_two_measurements_since_its_end() -> None:
+def test_use_after_a_tenants_end_is_foreign_only_after_two_measurements() -> None:
     made = one_node(1)
     pod = made.bind("a", on=[made.card()])
     assert not any(read_use(made) for _ in range(5))
@@ -312,14 +312,14 @@ def test_what_a_tenant_leaves_behind_is_foreign_only_after_two_measurements_sinc
     assert [read_use(made), read_use(made)] == [False, True]
 
 
-def test_what_a_young_pod_uses_is_not_foreign_though_no_snapshot_was_taken() -> None:
+def test_use_by_a_new_pod_is_not_foreign_without_a_snapshot_either() -> None:
     made = one_node(2)
     made.bind("a")
 
     assert [read_use(made) for _ in range(3)] == [False] * 3
 
 
-def test_a_young_pod_makes_nobody_forget_what_was_foreign_before() -> None:
+def test_a_new_pod_does_not_clear_earlier_foreign_use() -> None:
     made = one_node(2)
     read_use(made)
     assert read_use(made)
@@ -331,7 +331,7 @@ def test_a_young_pod_makes_nobody_forget_what_was_foreign_before() -> None:
     assert made.estimated(made.card(), "is_foreign")
 
 
-def test_without_a_mapping_a_pods_end_makes_nobodys_use_foreign_at_once() -> None:
+def test_without_a_mapping_a_pods_end_makes_no_use_foreign_at_once() -> None:
     made = one_node(2)
     made.is_mapped = False
     made.clock.now += 600
@@ -348,7 +348,7 @@ def test_without_a_mapping_a_pods_end_makes_nobodys_use_foreign_at_once() -> Non
     assert rejected(made.rank()) == {"node": Code.FOREIGN_USE}
 
 
-def test_two_shared_cards_whose_young_pod_is_not_mapped_are_not_foreign() -> None:
+def test_shared_cards_of_an_unmapped_new_pod_are_not_foreign() -> None:
     made = one_node(2, replicas=10)
     made.bind("a")
 
@@ -373,7 +373,7 @@ def test_history_fills_the_windows_of_devices_and_their_tenants() -> None:
     assert 0.1 < made.estimated(made.card(), "utilization") < 0.5
 
 
-def test_what_a_source_said_is_shown_to_people() -> None:
+def test_the_state_of_a_source_is_recorded() -> None:
     made = one_node(2)
     made.card().values[Signal.POWER] = 690.0
     made.card().values[Signal.POWER_LIMIT] = 700.0

@@ -15,7 +15,7 @@ def claimed(index: int, profile: str = "") -> ClaimedDevice:
     return ClaimedDevice(uuid=f"GPU-node-{index}", mig_profile=profile)
 
 
-def test_claims_tell_which_devices_a_pod_holds_where_no_mapping_does() -> None:
+def test_claims_show_the_devices_of_a_pod_without_a_mapping() -> None:
     made = one_node(4, allocatable={}, capacity={})
     made.is_mapped = False
 
@@ -29,7 +29,7 @@ def test_claims_tell_which_devices_a_pod_holds_where_no_mapping_does() -> None:
     assert made.fleet.tenants_of(row.slots[2]) == ("ns/a",)
 
 
-def test_a_pod_whose_claim_becomes_known_is_no_longer_suspected_elsewhere() -> None:
+def test_a_pod_with_a_known_claim_may_hold_no_other_device() -> None:
     made = one_node(2, allocatable={}, capacity={})
     before = made.bind("a", resources={}, has_claims=True)
     made.read_after(120)
@@ -40,7 +40,7 @@ def test_a_pod_whose_claim_becomes_known_is_no_longer_suspected_elsewhere() -> N
     assert (made.row().used, made.row().is_agreed) == ((0, 1), True)
 
 
-def test_a_claimed_device_that_nobody_shows_may_be_any() -> None:
+def test_a_claimed_device_that_no_source_reports_may_be_any() -> None:
     made = one_node(2, allocatable={}, capacity={})
 
     made.bind("a", resources={}, has_claims=True, claimed=(claimed(7),))
@@ -48,7 +48,7 @@ def test_a_claimed_device_that_nobody_shows_may_be_any() -> None:
     assert (made.row().used, made.row().is_agreed) == ((0, 0), False)
 
 
-def test_a_claimed_device_starts_afresh_when_its_pod_comes_and_when_it_ends() -> None:
+def test_the_history_of_a_claimed_device_restarts_when_its_pod_comes_and_ends() -> None:
     made = one_node(2, allocatable={}, capacity={})
     made.read_after(30)
     device = made.row().slots[1]
@@ -65,7 +65,7 @@ def test_a_claimed_device_starts_afresh_when_its_pod_comes_and_when_it_ends() ->
 
 
 @pytest.mark.parametrize(("held", "used"), [(1, (0, 0)), (2, (1, 1))], ids=["one", "both"])
-def test_claimed_instances_are_known_where_the_card_has_no_others_like_them(
+def test_claimed_instances_are_known_if_the_card_has_no_others_of_their_profile(
     held: int, used: tuple[int, ...]
 ) -> None:
     made = World()
@@ -86,7 +86,7 @@ def test_claimed_instances_are_known_where_the_card_has_no_others_like_them(
     [({}, (0,)), ({"b": 1}, (1,))],
     ids=["claims-alone", "something-else-besides"],
 )
-def test_claims_tell_apart_what_a_mapping_does_not(
+def test_claims_distinguish_instances_that_a_mapping_does_not(
     resources: dict[str, int], small: tuple[int, ...]
 ) -> None:
     made = World()
@@ -104,7 +104,7 @@ def test_claims_tell_apart_what_a_mapping_does_not(
 
 
 @pytest.mark.parametrize("is_known_late", [False, True], ids=["at-once", "later"])
-def test_a_pod_that_only_looks_at_devices_holds_none(is_known_late: bool) -> None:
+def test_a_pod_with_admin_access_holds_no_device(is_known_late: bool) -> None:
     made = one_node(2, allocatable={}, capacity={})
     monitor = made.bind(
         "monitor",
@@ -121,7 +121,7 @@ def test_a_pod_that_only_looks_at_devices_holds_none(is_known_late: bool) -> Non
     assert (made.row().used, made.row().held, made.row().is_agreed) == ((0, 0), 0, True)
 
 
-def test_claims_leave_a_mapping_only_what_they_do_not_tell() -> None:
+def test_the_mapping_counts_only_for_devices_outside_the_claims() -> None:
     made = World()
     made.add_node("node", 0, allocatable={}, capacity={})
     made.add_instances("node", 0, ["1g.10gb", "1g.10gb", "3g.40gb"])
@@ -136,8 +136,8 @@ def test_claims_leave_a_mapping_only_what_they_do_not_tell() -> None:
     assert made.row(resource="nvidia.com/mig-3g.40gb").used == (0,)
 
 
-@pytest.mark.parametrize("lost", [claimed(7), ClaimedDevice(uuid="")], ids=["unseen", "untold"])
-def test_a_mapping_keeps_its_word_where_a_claimed_device_is_not_found(lost: ClaimedDevice) -> None:
+@pytest.mark.parametrize("lost", [claimed(7), ClaimedDevice(uuid="")], ids=["unseen", "unreported"])
+def test_the_mapping_counts_if_a_claimed_device_is_not_found(lost: ClaimedDevice) -> None:
     made = one_node(2, allocatable={}, capacity={})
 
     made.bind("a", resources={}, has_claims=True, claimed=(lost,), on=[made.card(index=1)])
@@ -175,7 +175,7 @@ def test_a_busy_device_is_not_foreign_while_a_claimants_plugin_device_is_unseen(
     assert not made.fleet.store.is_foreign(row.slots[1])
 
 
-def test_an_instance_of_a_card_is_missed_behind_the_plain_resource_too() -> None:
+def test_a_missing_instance_is_expected_behind_the_plain_resource_too() -> None:
     made = World()
     made.add_node("node", 0, allocatable={GPU: 1}, labels={"nvidia.com/mig.strategy": "single"})
     made.add_instances("node", 0, ["1g.10gb", "1g.10gb"])

@@ -57,7 +57,7 @@ def test_a_devices_failure_fades_from_now_on_whatever_the_nodes_clock_says(clock
     assert world.fleet.early_failures("node-0") == 0
 
 
-def test_what_failed_before_we_started_is_as_old_as_it_says() -> None:
+def test_a_failure_from_before_our_start_has_its_reported_time() -> None:
     clocks = PodClocks()
     pod = PodRecord(
         uid="p", namespace="ns", name="p", node="node", bound_at=NOW - 900, failed_at=NOW - 600
@@ -66,7 +66,7 @@ def test_what_failed_before_we_started_is_as_old_as_it_says() -> None:
     assert clocks.correct(None, pod, NOW) is pod
 
 
-def test_what_failed_before_we_started_did_not_do_so_before_its_binding() -> None:
+def test_a_failure_from_before_our_start_is_not_before_the_binding() -> None:
     clocks = PodClocks()
     pod = PodRecord(
         uid="p", namespace="ns", name="p", node="node", bound_at=NOW - 60, failed_at=NOW - 3600
@@ -75,7 +75,7 @@ def test_what_failed_before_we_started_did_not_do_so_before_its_binding() -> Non
     assert clocks.correct(None, pod, NOW).failed_at == NOW - 60
 
 
-def test_a_pod_that_had_ended_before_fails_as_early_as_it_says() -> None:
+def test_a_pod_that_had_ended_before_keeps_its_reported_failure_time() -> None:
     # Other settings may make an end of long ago an early one.
     clocks = PodClocks()
     ended = PodRecord(uid="p", namespace="ns", name="p", node="node", phase=PodPhase.FAILED)
@@ -86,7 +86,7 @@ def test_a_pod_that_had_ended_before_fails_as_early_as_it_says() -> None:
 
 
 @given(clock=st.floats(-1e9, 1e9), api_clock=st.floats(-1e9, 1e9), is_seen=st.booleans())
-def test_no_clock_puts_a_binding_or_a_failure_into_the_future_and_told_again_it_is_the_same(
+def test_bindings_and_failures_are_never_in_the_future_and_corrections_are_stable(
     clock: float, api_clock: float, is_seen: bool
 ) -> None:
     clocks = PodClocks()

@@ -3,7 +3,7 @@
 from testkit.served import World
 
 
-def test_a_question_costs_no_more_after_all_nodes_have_changed_at_once() -> None:
+def test_a_query_costs_no_more_after_all_nodes_have_changed_at_once() -> None:
     world = World()
     for number in range(2000):
         world.add_node(f"node-{number}")

@@ -31,7 +31,7 @@ def log_of(*pods: PodRecord) -> FailureLog:
     return log
 
 
-def test_pods_of_one_owner_alone_say_nothing_of_the_node() -> None:
+def test_failures_of_one_owner_do_not_count_against_the_node() -> None:
     log = log_of(*(failed("a", "Job train", f"p{number}") for number in range(6)))
 
     assert log.suspicion(NOW) == {}
@@ -68,14 +68,14 @@ def test_a_device_fault_counts_at_once_and_once_an_owner() -> None:
     assert log_of(*faults).count("a") == 1
 
 
-def test_where_one_node_kills_a_whole_job_that_node_alone_is_at_fault() -> None:
+def test_a_node_that_fails_a_whole_job_is_at_fault_alone() -> None:
     others = [failed(node, "Job train", node) for node in ("b", "c", "d")]
     log = log_of(*others, failed("a", "Job train", is_device_fault=True))
 
     assert set(log.suspicion(NOW)) == {"a"}
 
 
-def test_an_owner_that_no_node_can_give_its_devices_is_at_fault_itself() -> None:
+def test_an_owner_whose_devices_fail_on_every_node_is_at_fault_itself() -> None:
     log = log_of(*(failed(node, "Job wide", node, is_device_fault=True) for node in ("a", "b")))
 
     assert log.suspicion(NOW) == {}
@@ -103,7 +103,7 @@ def test_other_failures_of_an_owner_fade_from_the_first_one() -> None:
         max_size=30,
     )
 )
-def test_blame_does_not_depend_on_how_often_an_owner_failed_on_a_node(
+def test_the_number_of_an_owners_failures_on_a_node_does_not_count(
     ends: Iterable[tuple[str, str, bool, int]],
 ) -> None:
     once = {(node, owner, is_fault) for node, owner, is_fault, _ in ends}
@@ -176,7 +176,7 @@ def test_a_failing_jobs_own_next_pods_try_another_node_until_that_fades() -> Non
     assert own_rank(world, "Job train").best == "calm"
 
 
-def test_its_pods_go_back_to_the_node_of_which_the_failure_is_the_oldest() -> None:
+def test_its_pods_return_to_the_node_with_the_oldest_failure_first() -> None:
     world = two_nodes()
     for name, node in (("train-1", "calm"), ("train-2", "lively")):
         world.bind(name, node, owner="Job train", is_failed_early=True)
@@ -187,7 +187,7 @@ def test_its_pods_go_back_to_the_node_of_which_the_failure_is_the_oldest() -> No
     assert own_rank(world, "Job other").best == "calm"
 
 
-def test_what_is_avoided_is_explained_and_nothing_else_is_changed() -> None:
+def test_an_avoided_node_is_explained_and_nothing_else_changes() -> None:
     world = two_nodes()
     before = {node: score for node, score in scores_of(world.rank()).items() if node != "calm"}
     world.bind("train-1", "calm", owner="Job train", is_failed_early=True)
@@ -228,7 +228,7 @@ def test_a_failure_by_a_device_sends_the_next_pod_elsewhere() -> None:
     [(MALADY, 30, 1), (MALADY, 600, 0), (OWN_FAULT, 30, 0)],
     ids=["at that time", "long after", "the program's own"],
 )
-def test_an_xid_at_that_time_makes_a_failure_one_of_a_device(
+def test_an_xid_at_the_time_makes_it_a_device_failure(
     xid: float, later_seconds: float, counts: int
 ) -> None:
     world = two_nodes()
@@ -249,7 +249,7 @@ def fails_early(world: World, node: str, owner: str, name: str) -> None:
     world.fleet.remove_pod(f"uid-{name}", world.clock.now)
 
 
-def test_an_xid_at_the_time_of_a_later_failure_counts_as_one_at_the_first() -> None:
+def test_an_xid_at_a_later_failure_counts_like_one_at_the_first() -> None:
     world = two_nodes()
     fails_early(world, "calm", "Job train", "train-1")
     world.read_after(300, times=2)
@@ -263,7 +263,7 @@ def test_an_xid_at_the_time_of_a_later_failure_counts_as_one_at_the_first() -> N
     assert world.fleet.early_failures("calm") == 1
 
 
-def test_a_device_that_fails_again_is_no_better_than_before_also_where_only_its_xid_tells() -> None:
+def test_a_repeated_device_failure_counts_in_full_even_if_only_its_xid_shows_it() -> None:
     faults = {NOW, NOW + 3600}
     log = FailureLog(RULE, lambda _node, at: at in faults)
     log.note(failed("a", "Job train"), NOW)
@@ -282,7 +282,7 @@ def test_a_fault_at_a_failure_counts_though_the_owners_first_one_has_faded() -> 
     assert log.suspicion(NOW + 1e5) == {"a": pytest.approx(0.5)}
 
 
-def test_xids_of_two_nodes_count_against_both_though_one_owner_met_them() -> None:
+def test_xids_of_two_nodes_count_against_both_for_one_owner() -> None:
     world = two_nodes()
     for node in ("calm", "lively"):
         fails_early(world, node, "Job train", f"train-{node}")
@@ -293,7 +293,7 @@ def test_xids_of_two_nodes_count_against_both_though_one_owner_met_them() -> Non
     assert [world.fleet.early_failures(node) for node in ("calm", "lively")] == [1, 1]
 
 
-def test_xids_of_the_programs_own_on_two_nodes_count_against_neither() -> None:
+def test_xids_caused_by_a_program_on_two_nodes_count_against_neither() -> None:
     world = two_nodes()
     for node in ("calm", "lively"):
         fails_early(world, node, "Job train", f"train-{node}")
@@ -304,7 +304,7 @@ def test_xids_of_the_programs_own_on_two_nodes_count_against_neither() -> None:
     assert [world.fleet.early_failures(node) for node in ("calm", "lively")] == [0, 0]
 
 
-def test_a_node_whose_fault_was_measured_says_nothing_of_the_owner() -> None:
+def test_a_measured_fault_of_a_node_says_nothing_about_the_owner() -> None:
     # The status alone tells of a device on both nodes; only on one was a fault measured.
     log = FailureLog(RULE, lambda node, _at: node == "a")
     for node in ("a", "b"):

@@ -9,7 +9,7 @@ from extender.core.devices.readings import Signal
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.policy import EarlyFailures, Policy
-from extender.fleet.snapshots import RENEW_SECONDS
+from extender.fleet.snapshots import REFRESH_SECONDS
 from testkit.builders import GIB, GPU, NOW
 from testkit.world import World, one_node
 
@@ -24,7 +24,7 @@ def test_a_snapshot_is_the_same_until_something_changes_or_time_has_passed() -> 
     first = made.fleet.snapshot()
 
     assert made.fleet.snapshot() is first
-    made.clock.now += RENEW_SECONDS
+    made.clock.now += REFRESH_SECONDS
     second = made.fleet.snapshot()
     made.read()
     third = made.fleet.snapshot()
@@ -45,7 +45,7 @@ def test_an_unchanged_record_changes_nothing() -> None:
     assert made.fleet.snapshot() is before
 
 
-def test_labels_that_pods_alone_select_by_change_no_snapshot() -> None:
+def test_labels_that_only_pods_select_by_change_no_snapshot() -> None:
     world = one_node(2)
     record = world.fleet.nodes["node"]
     before = world.fleet.snapshot()
@@ -59,7 +59,7 @@ def test_labels_that_pods_alone_select_by_change_no_snapshot() -> None:
     assert not world.fleet.is_settled
 
 
-def test_a_snapshot_that_was_given_out_never_changes() -> None:
+def test_a_snapshot_is_immutable() -> None:
     made = one_node()
     before = made.fleet.snapshot()
     used = before.pools[GPU].batch.used.copy()
@@ -73,7 +73,7 @@ def test_a_snapshot_that_was_given_out_never_changes() -> None:
     assert before.telemetry.utilization.tolist() == utilization.tolist()
 
 
-def test_a_node_that_is_gone_is_in_no_pool() -> None:
+def test_a_removed_node_is_in_no_pool() -> None:
     made = one_node()
     made.add_node("other")
     made.fleet.snapshot()
@@ -107,7 +107,7 @@ def test_a_node_that_comes_back_is_read_again() -> None:
     assert made.estimated(made.card(), "latest") == pytest.approx(0.4)
 
 
-def test_patched_rows_are_those_of_a_pool_built_anew() -> None:
+def test_patched_rows_equal_those_of_a_pool_built_from_scratch() -> None:
     patched, anew = one_node(), World()
     patched.fleet.snapshot()
     for made in (patched, anew):
@@ -143,7 +143,7 @@ def test_early_failures_change_the_next_snapshot_and_fade() -> None:
     assert made.fleet.early_failures("node") == 0
 
 
-def test_a_failure_dated_ahead_of_our_clock_is_a_fresh_one() -> None:
+def test_a_failure_in_the_future_counts_as_fresh() -> None:
     made = one_node()
 
     made.bind("a", is_failed_early=True, is_device_fault=True, failed_at=NOW + 1e9)
@@ -151,7 +151,7 @@ def test_a_failure_dated_ahead_of_our_clock_is_a_fresh_one() -> None:
     assert made.fleet.snapshot().pools[GPU].batch.suspicion[0] == pytest.approx(0.5)
 
 
-def test_a_failure_that_is_heard_of_late_has_faded_as_if_it_had_been_heard_of_at_once() -> None:
+def test_a_failure_that_is_reported_late_has_faded_by_its_age() -> None:
     made = one_node()
 
     at = NOW - 86400
@@ -173,7 +173,7 @@ def test_the_failures_of_a_node_go_with_it() -> None:
 # --- devices --------------------------------------------------------------------------------------
 
 
-def test_a_node_that_telemetry_does_not_show_has_unknown_devices() -> None:
+def test_a_node_without_telemetry_has_unknown_devices() -> None:
     made = World()
     made.add_node("node", 4)
     made.devices.clear()
@@ -186,7 +186,7 @@ def test_a_node_that_telemetry_does_not_show_has_unknown_devices() -> None:
     assert telemetry.memory_total_bytes[list(row.slots)].tolist() == [80 * GIB] * 4
 
 
-def test_a_gpu_that_vanished_among_eight_is_under_penalty_and_not_excluded() -> None:
+def test_one_missing_gpu_of_eight_is_penalized_and_not_excluded() -> None:
     made = one_node(8)
     made.card(index=3).is_shown = False
 
@@ -198,7 +198,7 @@ def test_a_gpu_that_vanished_among_eight_is_under_penalty_and_not_excluded() -> 
     assert not telemetry.is_excluded[slots].any()
 
 
-def test_where_all_series_vanish_the_devices_fade_to_unknown() -> None:
+def test_devices_fade_to_unknown_when_all_series_vanish() -> None:
     made = one_node(2)
     for device in made.devices.values():
         device.is_shown = False
@@ -210,7 +210,7 @@ def test_where_all_series_vanish_the_devices_fade_to_unknown() -> None:
     assert telemetry.penalty[slots].tolist() == [0.0, 0.0]
 
 
-def test_a_dead_gpu_that_the_kubelet_withdrew_is_known_to_be_so() -> None:
+def test_a_gpu_withdrawn_by_the_kubelet_is_known_as_withdrawn() -> None:
     made = one_node(8, allocatable={GPU: 7}, capacity={GPU: 8})
     made.card(index=3).values[Signal.XID] = 48.0
     made.read()
@@ -219,7 +219,7 @@ def test_a_dead_gpu_that_the_kubelet_withdrew_is_known_to_be_so() -> None:
     assert made.estimated(made.card(index=3), "is_excluded")
 
 
-def test_a_node_whose_allocatable_names_no_gpus_is_known_from_telemetry() -> None:
+def test_a_node_without_allocatable_gpus_is_known_from_telemetry() -> None:
     made = one_node(4, allocatable={}, capacity={})
 
     assert (made.row().allocatable, len(made.row().slots)) == (4, 4)
@@ -260,7 +260,7 @@ def test_a_card_may_be_divided_and_united_while_a_node_is_up() -> None:
     assert len(made.row().slots) == 1
 
 
-def test_instances_of_a_new_layout_that_use_old_numbers_start_afresh() -> None:
+def test_the_history_of_instances_that_reuse_numbers_restarts() -> None:
     made = World()
     made.add_node("node", 0, resource=MIG, allocatable={MIG: 2}, capacity={MIG: 2})
     made.add_instances("node", 0, ["1g.10gb", "1g.10gb"])
@@ -310,7 +310,7 @@ def test_a_nominated_pod_is_firm_until_it_is_bound() -> None:
     [{}, {"phase": PodPhase.FAILED}, {"node": "other"}, {"is_unscheduled": True}],
     ids=["nomination-cleared", "ended", "bound-elsewhere", "unschedulable"],
 )
-def test_a_nominated_pod_counts_no_more_once_it_is_not(changes: dict[str, Any]) -> None:
+def test_a_pod_counts_no_more_without_its_nomination(changes: dict[str, Any]) -> None:
     made = one_node()
     made.fleet.apply_pod(pending(nominated_node="node"))
 

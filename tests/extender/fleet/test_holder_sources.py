@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import ChangedTenants, DeviceKey, Readings
-from extender.fleet.holder_sources import HolderSources, PodsByDevice, ReplacedHolders
+from extender.fleet.holder_sources import HoldersChange, HolderSources, PodsByDevice
 
 devices = st.sampled_from("abcde").map(lambda uuid: DeviceKey((uuid, "")))
 mappings = st.dictionaries(devices, st.sampled_from([("ns/x",), ("ns/y",), ("ns/x", "ns/y")]))
@@ -28,13 +28,13 @@ def differing(before: PodsByDevice, after: PodsByDevice) -> set[DeviceKey]:
     return {key for key in {**before, **after} if before.get(key) != after.get(key)}
 
 
-def found(replaced: ReplacedHolders | None) -> set[DeviceKey]:
+def found(replaced: HoldersChange | None) -> set[DeviceKey]:
     assert replaced is not None
-    return set(filter(replaced.is_other, replaced.devices))
+    return set(filter(replaced.has_changed, replaced.devices))
 
 
 @given(st.lists(st.tuples(mappings, st.booleans(), st.booleans()), max_size=6))
-def test_all_that_changed_is_found_though_answers_were_missed(
+def test_all_changes_are_found_despite_missed_answers(
     answers: list[tuple[PodsByDevice, bool, bool]],
 ) -> None:
     known = HolderSources()
@@ -49,7 +49,7 @@ def test_all_that_changed_is_found_though_answers_were_missed(
             held = mapping
 
 
-def test_only_where_something_changed_is_looked() -> None:
+def test_only_changed_devices_are_compared() -> None:
     known = HolderSources()
     first = {DeviceKey((f"GPU-{number}", "")): ("ns/x",) for number in range(100)}
     gone = DeviceKey(("GPU-7", ""))

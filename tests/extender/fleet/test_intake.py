@@ -62,7 +62,7 @@ def taken(sequence: Sequence[tuple[list[tuple[float, float, float]], bool]]) -> 
 
 
 @given(answers)
-def test_pieces_make_no_difference(
+def test_applying_in_pieces_gives_the_same_result(
     sequence: list[tuple[list[tuple[float, float, float]], bool]],
 ) -> None:
     whole = taken(sequence)
@@ -75,10 +75,10 @@ def test_pieces_make_no_difference(
         np.testing.assert_equal(getattr(other, column.name), getattr(one, column.name))
     now = NOW + 60.0
     np.testing.assert_equal(in_pieces.ages(now), whole.ages(now))
-    assert whole.shown(np.arange(5))[0] == in_pieces.shown(np.arange(5))[0]
+    assert whole.activity_sources(np.arange(5))[0] == in_pieces.activity_sources(np.arange(5))[0]
 
 
-def test_no_step_takes_the_use_of_more_devices_than_are_a_piece(
+def test_no_step_applies_more_devices_than_one_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(intake, "PIECE_VALUES", 2)
@@ -90,7 +90,7 @@ def test_no_step_takes_the_use_of_more_devices_than_are_a_piece(
     assert taken == {0, 2, 4, 5}
 
 
-def test_no_step_takes_more_than_a_piece_though_devices_are_forgotten_all_the_while(
+def test_no_step_applies_more_than_one_piece_while_devices_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(intake, "PIECE_DEVICES", 2)
@@ -113,7 +113,7 @@ def test_no_step_takes_more_than_a_piece_though_devices_are_forgotten_all_the_wh
     assert taken[-1] == 5
 
 
-def test_what_is_said_of_a_device_that_is_forgotten_meanwhile_is_left_out() -> None:
+def test_values_of_a_device_dropped_meanwhile_are_ignored() -> None:
     store = DeviceStore(Policy())
     said = answer([(0.3, 0.3, 0.0)] * 5, NOW, is_own=False)
     others = replace(CARD, uuid="GPU-other", node="other")
@@ -135,7 +135,7 @@ def test_what_is_said_of_a_device_that_is_forgotten_meanwhile_is_left_out() -> N
     assert len(applied.disagree) == 5
 
 
-def test_each_device_keeps_the_age_of_its_own_xid_where_another_is_forgotten_meanwhile() -> None:
+def test_each_device_keeps_its_own_xid_age_when_another_is_dropped_meanwhile() -> None:
     store = DeviceStore(Policy())
     seconds = [10.0, 20.0, 30.0, 40.0, 50.0]
     said = answer([(0.3, 1.0, age) for age in seconds], NOW, is_own=True)

@@ -28,7 +28,7 @@ def later(store: DeviceStore, seconds: float, lost: set[str], **values: float) -
 
 
 @pytest.mark.parametrize("blank", [False, True], ids=["query-failed", "blank-value"])
-def test_a_missing_utilization_stays_then_fades_and_is_unknown_however_fresh_the_rest(
+def test_a_missing_utilization_stays_fades_and_becomes_unknown_beside_fresh_signals(
     blank: bool,  # a parameter of the test
 ) -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.9)
@@ -63,7 +63,7 @@ def test_a_missing_memory_stays_then_fades_though_utilization_is_fresh() -> None
 
 
 @pytest.mark.parametrize("lost", ["MEMORY_USED", "MEMORY_FREE"])
-def test_old_free_memory_never_stands_beside_new_used_memory(lost: str) -> None:
+def test_old_free_memory_is_never_combined_with_new_used_memory(lost: str) -> None:
     store = store_of(CARD)
 
     later(store, 30, {lost}, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
@@ -73,7 +73,7 @@ def test_old_free_memory_never_stands_beside_new_used_memory(lost: str) -> None:
     assert telemetry.memory_used[0] == pytest.approx(0.75)
 
 
-def test_a_device_that_says_it_has_no_memory_keeps_what_it_said_before() -> None:
+def test_blank_memory_values_keep_the_last_ones() -> None:
     store = store_of(CARD, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
 
     later(store, 30, set(), MEMORY_USED=0.0, MEMORY_FREE=0.0)
@@ -81,7 +81,7 @@ def test_a_device_that_says_it_has_no_memory_keeps_what_it_said_before() -> None
     assert estimated(store, NOW + 30).memory_free_bytes[0] == 20 * GIB
 
 
-def test_where_one_way_to_measure_utilization_is_lost_the_other_takes_over() -> None:
+def test_one_kind_of_utilization_replaces_the_other_when_that_is_missing() -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
 
     for seconds, latest in ((60, 0.9), (120, 0.9), (150, 0.1)):
@@ -93,7 +93,7 @@ def test_where_one_way_to_measure_utilization_is_lost_the_other_takes_over() -> 
 
 
 @pytest.mark.parametrize("active", [0.0, 0.25, 0.8])
-def test_other_evidence_never_makes_up_for_a_utilization_that_is_gone(active: float) -> None:
+def test_other_evidence_never_replaces_a_missing_utilization(active: float) -> None:
     store = store_of(CARD, DRAM_ACTIVE=0.0)
 
     later(store, 150, ACTIVITY, DRAM_ACTIVE=active)
@@ -103,7 +103,7 @@ def test_other_evidence_never_makes_up_for_a_utilization_that_is_gone(active: fl
     assert estimated(store, NOW + 450).freshness[0] == 0.0
 
 
-def test_other_evidence_alone_counts_where_there_never_was_a_utilization() -> None:
+def test_other_evidence_counts_if_there_never_was_a_utilization() -> None:
     store = DeviceStore(Policy())
     store.apply(without(readings(CARD, SM_ACTIVE=0.4), ACTIVITY), NOW)
 
@@ -111,7 +111,7 @@ def test_other_evidence_alone_counts_where_there_never_was_a_utilization() -> No
     assert estimated(store).latest[0] == pytest.approx(0.4)
 
 
-def test_heat_that_is_not_told_any_more_is_soon_forgotten() -> None:
+def test_a_temperature_that_is_no_longer_reported_is_soon_forgotten() -> None:
     store = store_of(CARD, TEMPERATURE=95.0)
 
     later(store, 120, set())
@@ -133,7 +133,7 @@ def test_heat_that_is_not_told_any_more_is_soon_forgotten() -> None:
         ("HEALTH_STATUS", 20.0),
     ],
 )
-def test_ill_health_that_is_not_told_any_more_lasts_until_the_device_would_be_forgotten(
+def test_a_health_problem_that_is_no_longer_reported_lasts_as_long_as_the_device(
     name: str, sick: float
 ) -> None:
     store = store_of(CARD, **{name: sick})
@@ -149,7 +149,7 @@ def test_ill_health_that_is_not_told_any_more_lasts_until_the_device_would_be_fo
     [(90, False), (150, True), (600, True)],
     ids=["fresh", "old", "older"],
 )
-def test_that_nothing_had_to_be_done_is_no_word_on_an_xid_that_came_later(
+def test_an_earlier_recovery_action_says_nothing_about_a_later_xid(
     seconds: float, is_excluded: bool
 ) -> None:
     store = store_of(CARD, XID=0.0, RECOVERY_ACTION=0.0)
@@ -161,7 +161,7 @@ def test_that_nothing_had_to_be_done_is_no_word_on_an_xid_that_came_later(
     assert not estimated(store, NOW + seconds + 30).is_excluded[0]
 
 
-def test_good_health_that_is_told_lifts_the_verdict_at_once() -> None:
+def test_reported_good_health_clears_the_verdict_at_once() -> None:
     store = store_of(CARD, XID=48.0)
     later(store, 30, set())
 
@@ -170,7 +170,7 @@ def test_good_health_that_is_told_lifts_the_verdict_at_once() -> None:
     assert not estimated(store, NOW + 60).is_excluded[0]
 
 
-def test_a_server_that_dies_in_the_middle_of_a_round_leaves_what_was_known() -> None:
+def test_values_stay_when_the_server_dies_during_a_round() -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.9, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB, XID=79)
     before = estimated(store, NOW + 30)
     later(store, 30, {"GRAPHICS_ACTIVE", "MEMORY_FREE", "MEMORY_USED", "XID"}, TEMPERATURE=40.0)
@@ -188,9 +188,9 @@ def test_a_server_that_dies_in_the_middle_of_a_round_leaves_what_was_known() -> 
     assert not estimated(store, NOW + 300).is_excluded[0]
 
 
-def test_what_stays_from_before_a_device_was_freed_is_nobodys() -> None:
+def test_values_from_before_a_device_was_freed_count_for_no_pod() -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.9, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
-    store.start_afresh((0,), NOW + 10, is_freed=True)
+    store.restart_history((0,), NOW + 10, is_freed=True)
 
     later(store, 30, ACTIVITY | MEMORY, TEMPERATURE=40.0)
 
@@ -198,7 +198,7 @@ def test_what_stays_from_before_a_device_was_freed_is_nobodys() -> None:
     assert telemetry.freshness[0] == telemetry.memory_freshness[0] == 0.0
 
 
-def test_what_stays_fills_no_window_and_shows_no_foreign_use() -> None:
+def test_kept_values_fill_no_window_and_show_no_foreign_use() -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.9)
     free(store, 0)
 
@@ -209,24 +209,24 @@ def test_what_stays_fills_no_window_and_shows_no_foreign_use() -> None:
     assert not store.is_foreign(0)
 
 
-def test_a_pods_load_is_covered_only_once_both_activity_and_memory_are_told() -> None:
+def test_a_pods_load_is_measured_only_once_activity_and_memory_are_reported() -> None:
     store = store_of(CARD)
 
     later(store, 300, MEMORY)
-    assert store.told_at(0) == NOW
+    assert store.reported_at(0) == NOW
 
     later(store, 330, set())
-    assert store.told_at(0) == NOW + 330
+    assert store.reported_at(0) == NOW + 330
 
 
-def test_an_instance_that_never_had_a_utilization_waits_for_none() -> None:
+def test_an_instance_without_utilization_does_not_wait_for_it() -> None:
     store = DeviceStore(Policy())
     store.apply(without(readings(INSTANCE), ACTIVITY), NOW)
 
-    assert store.told_at(0) == NOW
+    assert store.reported_at(0) == NOW
 
 
-def test_some_devices_may_lack_what_others_tell() -> None:
+def test_a_signal_may_be_missing_for_some_devices() -> None:
     other = replace(CARD, uuid="GPU-1", index=1)
     store = store_of(CARD, other, GRAPHICS_ACTIVE=0.5, XID=48.0)
     answer = readings(CARD, other, at=NOW + 60)

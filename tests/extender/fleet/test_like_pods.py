@@ -7,7 +7,7 @@ import pytest
 from extender.core.devices.readings import Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_owners import kin_of
-from extender.fleet.pod_memory import MOST_ALIKE, MOST_KEYS, LikePods
+from extender.fleet.pod_memory import MOST_ALIKE, MOST_KEYS, SimilarPods
 from testkit.builders import GIB, pod_ref, request
 from testkit.world import World
 
@@ -22,8 +22,8 @@ def in_gib(count: int | None) -> float | None:
     return None if count is None else count / GIB
 
 
-def test_the_one_most_alike_counts_and_the_most_that_it_used() -> None:
-    like = LikePods()
+def test_the_most_similar_pod_counts_with_its_maximum() -> None:
+    like = SimilarPods()
     like.note(pod("a", owner="Job a", likeness=(IMAGE, REQUESTS)), 2 << 30)
     like.note(pod("b", owner="Job b", likeness=("other", REQUESTS)), 12 << 30)
     like.note(pod("a", owner="Job a", likeness=(IMAGE, REQUESTS)), 1 << 30)
@@ -36,15 +36,15 @@ def test_the_one_most_alike_counts_and_the_most_that_it_used() -> None:
 
 
 @pytest.mark.parametrize("used", [1, 5, 1000, 5_000_000_001, 77 << 30])
-def test_what_is_expected_is_rounded_up_by_a_quarter_at_most(used: int) -> None:
-    like = LikePods()
+def test_expected_memory_is_rounded_up_by_a_quarter_at_most(used: int) -> None:
+    like = SimilarPods()
     like.note(pod("a"), used)
 
     assert used <= (like.expected(("ns/a",)) or 0) <= 1.25 * used
 
 
 def test_the_last_few_pods_count_and_the_last_keys() -> None:
-    like = LikePods()
+    like = SimilarPods()
     like.note(pod("large", owner="Job a"), 60 << 30)
     for number in range(MOST_ALIKE):
         like.note(pod(f"small-{number}", owner="Job a"), 1 << 30)
@@ -55,14 +55,14 @@ def test_the_last_few_pods_count_and_the_last_keys() -> None:
     assert like.expected(("ns/Job a",)) is None
 
 
-def test_no_memory_told_is_nothing_learned() -> None:
-    like = LikePods()
+def test_a_pod_without_measured_memory_is_not_recorded() -> None:
+    like = SimilarPods()
     like.note(pod("a"), 0)
 
     assert like.expected(("ns/a",)) is None
 
 
-def test_pods_of_another_namespace_are_not_alike() -> None:
+def test_pods_of_another_namespace_are_not_similar() -> None:
     def described(namespace: str) -> dict[str, object]:
         container = {"image": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
         metadata = {"namespace": namespace, "name": "p"}
@@ -100,7 +100,7 @@ def expected(world: World, *kin: str) -> int | None:
     return world.fleet.informed(request(), kin).expected_bytes
 
 
-def test_what_a_pod_uses_that_has_a_card_for_itself_is_expected_of_the_next_of_its_owner() -> None:
+def test_the_memory_of_a_pod_alone_on_a_card_is_expected_of_its_owners_next_pod() -> None:
     world = world_of()
     assert expected(world, "ns/ReplicaSet serve") is None
 
@@ -113,7 +113,7 @@ def test_what_a_pod_uses_that_has_a_card_for_itself_is_expected_of_the_next_of_i
     assert declared.expected_bytes is None
 
 
-def test_what_it_uses_before_it_has_loaded_is_not() -> None:
+def test_its_memory_before_it_has_loaded_is_not_expected() -> None:
     world = world_of()
     world.bind("serve-1", "node-0", on=[world.card("node-0")], owner="ReplicaSet serve")
     use(world, "node-0", 1)
@@ -122,7 +122,7 @@ def test_what_it_uses_before_it_has_loaded_is_not() -> None:
     assert expected(world, "ns/ReplicaSet serve") is None
 
 
-def test_nor_is_what_processes_outside_kubernetes_hold() -> None:
+def test_memory_of_processes_outside_kubernetes_is_not_expected() -> None:
     world = world_of()
     use(world, "node-0", 20)
     world.read_after(30, times=3)
@@ -132,7 +132,7 @@ def test_nor_is_what_processes_outside_kubernetes_hold() -> None:
     assert in_gib(expected(world, "ns/ReplicaSet serve")) == 10
 
 
-def test_of_pods_that_share_a_card_each_is_measured_where_a_source_tells() -> None:
+def test_each_pod_on_a_shared_card_is_measured_if_a_source_reports_its_memory() -> None:
     world = world_of()
     for name in ("a", "b"):
         world.bind(name, "node-0", on=[world.card("node-0")], owner=f"Job {name}")
@@ -148,7 +148,7 @@ def test_of_pods_that_share_a_card_each_is_measured_where_a_source_tells() -> No
     assert in_gib(expected(world, "ns/Job b")) == 20
 
 
-def test_a_pod_that_readings_do_not_show_yet_takes_what_its_like_took() -> None:
+def test_a_pod_without_readings_takes_the_memory_of_similar_pods() -> None:
     world = world_of()
     measured(world)
     other = request(memory_bytes=int(45 * GIB))
@@ -173,7 +173,7 @@ def test_a_pod_that_readings_do_not_show_yet_takes_what_its_like_took() -> None:
     assert world.rank(other, ["node-1"]).feasible == 1
 
 
-def test_the_next_of_an_owner_goes_where_there_is_room_for_what_its_pods_use() -> None:
+def test_an_owners_next_pod_goes_where_its_expected_memory_fits() -> None:
     world = world_of()
     record = measured(world, 60)
     world.end(record)

@@ -38,7 +38,7 @@ def counted(world: World) -> float:
 
 @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
 @pytest.mark.parametrize("minutes", [1, 4, 10])
-def test_tenants_that_download_for_ten_minutes_are_not_the_idlest_card(
+def test_a_card_whose_tenants_download_for_ten_minutes_is_not_the_idlest(
     minutes: int, *, is_mapped: bool
 ) -> None:
     world = loading_beside_working(is_mapped=is_mapped)
@@ -70,7 +70,7 @@ def test_a_tenant_that_was_seen_at_work_counts_as_it_is_measured() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(tenants=st.integers(1, 8), percent=st.integers(0, 100), each=st.sampled_from([0.05, 0.1]))
-def test_a_card_counts_with_what_is_measured_or_believed_of_its_tenants_whichever_is_more(
+def test_a_card_counts_with_the_larger_of_measured_and_assumed_load(
     tenants: int, percent: int, each: float
 ) -> None:
     world = World(Policy(assumed=Assumed(utilization=each)))
@@ -83,7 +83,7 @@ def test_a_card_counts_with_what_is_measured_or_believed_of_its_tenants_whicheve
     assert counted(world) == pytest.approx(max(percent / 100, each * tenants), abs=1e-3)
 
 
-def test_where_nothing_is_believed_of_tenants_none_counts() -> None:
+def test_no_load_is_assumed_if_the_policy_assumes_none() -> None:
     world = World(Policy(assumed=Assumed(loading_seconds=0.0)))
     world.add_node("node", 1, replicas=10)
     world.read()
@@ -95,7 +95,7 @@ def test_where_nothing_is_believed_of_tenants_none_counts() -> None:
 
 
 @pytest.mark.parametrize("clock", [-3600.0, 0.0, 3600.0])
-def test_a_container_that_starts_again_fetches_again_what_it_works_on(clock: float) -> None:
+def test_a_restarted_container_is_assumed_to_load_again(clock: float) -> None:
     world = time_sliced(2)
     day_ago = world.clock.now - 86400
     loads, _ = (
@@ -128,7 +128,7 @@ def started(world: World, *, clock: float, waits: float = 0.0) -> None:
 
 @pytest.mark.parametrize("clock", [-3600.0, -300.0, 0.0, 300.0, 3600.0])
 @pytest.mark.parametrize("waits", [0.0, 300.0])
-def test_a_pod_has_its_warm_up_whatever_its_nodes_clock(clock: float, waits: float) -> None:
+def test_a_wrong_node_clock_does_not_change_a_pods_warm_up(clock: float, waits: float) -> None:
     world = World(Policy(assumed=Assumed(loading_seconds=0.0)))
     world.add_node("node", 1, replicas=4)
     world.read()
@@ -152,7 +152,7 @@ def test_a_pod_that_runs_when_we_start_did_not_start_before_it_was_bound() -> No
 
 
 @pytest.mark.parametrize("clock", [-3600.0, 0.0, 3600.0])
-def test_an_end_counts_as_now_whatever_the_nodes_clock(clock: float) -> None:
+def test_an_end_with_a_wrong_node_clock_counts_as_now(clock: float) -> None:
     world = one_node(1)
     pod = world.bind("a", on=[world.card()])
     world.read_after(30, 10, GRAPHICS_ACTIVE=0.9)
@@ -168,7 +168,7 @@ def test_an_end_counts_as_now_whatever_the_nodes_clock(clock: float) -> None:
 
 
 @given(clock=st.floats(-1e9, 1e9), waits=st.floats(0, 1e5))
-def test_no_clock_makes_a_start_later_than_now(clock: float, waits: float) -> None:
+def test_a_start_is_never_in_the_future(clock: float, waits: float) -> None:
     world = World()
     world.add_node("node", 1, replicas=4)
     started(world, clock=clock, waits=waits)

@@ -12,13 +12,13 @@ from extender.core.steps import finish
 from extender.fleet import pools, snapshots
 from extender.fleet.allocation import NodeAllocations
 from extender.fleet.fleet import PIECE_NODES
-from extender.fleet.snapshots import RENEW_SECONDS
+from extender.fleet.snapshots import REFRESH_SECONDS
 from testkit.builders import GPU, request
 from testkit.world import World
 from tests.extender.fleet.test_steps import bulk, node_record
 
 
-def test_pods_that_end_in_bulk_wait_for_the_steps_and_one_that_comes_does_not() -> None:
+def test_pods_that_end_in_bulk_wait_for_the_steps_and_a_new_pod_does_not() -> None:
     world = World(in_steps=True)
     bulk(world, 3 * PIECE_NODES)
     pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(3 * PIECE_NODES)]
@@ -77,7 +77,7 @@ def test_nodes_that_all_change_are_patched_into_snapshots_some_at_a_time(
     assert max(patched) < 16 + PIECE_NODES
 
 
-def test_no_step_lays_out_many_nodes_though_pods_came_to_all_of_them(
+def test_no_step_allocates_many_nodes_though_pods_came_to_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(snapshots, "PIECE_NODES", 16)
@@ -86,24 +86,24 @@ def test_no_step_lays_out_many_nodes_though_pods_came_to_all_of_them(
     bulk(world, 100)
     for number in range(100):
         world.bind(f"pod-{number}", f"node-{number}")
-    laid_out: list[object] = []
+    allocated: list[object] = []
     settle = NodeAllocations.settle
 
     def note(*args: Any) -> Any:
-        laid_out.append(args)
+        allocated.append(args)
         return settle(*args)
 
     monkeypatch.setattr(NodeAllocations, "settle", note)
     counts = []
     for _ in world.fleet.settle_in_steps():
-        counts.append(len(laid_out))
-        laid_out.clear()
+        counts.append(len(allocated))
+        allocated.clear()
 
     assert sum(counts) == 100
     assert max(counts) == PIECE_NODES
 
 
-def test_what_changes_while_all_is_believed_anew_is_believed_again_some_at_a_time(
+def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
     patched: list[int],
 ) -> None:
     world = World(in_steps=True)
@@ -112,7 +112,7 @@ def test_what_changes_while_all_is_believed_anew_is_believed_again_some_at_a_tim
     pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(100)]
     world.read()
     world.fleet.snapshot_of_all()
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     steps = world.fleet.refresh_in_steps()
     next(steps)
     for pod in pods:
@@ -129,7 +129,7 @@ def test_what_changes_while_all_is_believed_anew_is_believed_again_some_at_a_tim
     assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
 
 
-def test_pools_are_put_together_anew_some_nodes_at_a_time(
+def test_pools_are_rebuilt_some_nodes_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pools, "PIECE_NODES", 10)
@@ -141,7 +141,7 @@ def test_pools_are_put_together_anew_some_nodes_at_a_time(
     for number in range(20, 40):
         world.fleet.apply_node(node_record(number, gpus=4))
     finish(world.fleet.settle_in_steps())
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     compared, taken = [0], [0]
     is_same, take = pools._is_same, Telemetry.take
 
@@ -166,7 +166,7 @@ def test_pools_are_put_together_anew_some_nodes_at_a_time(
     assert max(taken) <= 10
 
 
-def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
+def test_a_pool_with_mostly_changed_nodes_is_evaluated_from_scratch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cached_evaluation, "MOST_PATCHED", 4)
@@ -176,15 +176,15 @@ def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
     world.rank(request(1))
     for number in range(5):
         world.bind(f"pod-{number}", f"node-{number}")
-    refreshed: list[int] = []
+    with_estimates: list[int] = []
     refresh = cached_evaluation._refresh
 
     def note(*args: Any, **how: Any) -> Any:
-        refreshed.extend(len(rows) for _, rows in args[3])
+        with_estimates.extend(len(rows) for _, rows in args[3])
         return refresh(*args, **how)
 
     monkeypatch.setattr(cached_evaluation, "_refresh", note)
     monkeypatch.setattr(cached_evaluation, "_changed", None)  # comparing rows one by one would fail
     world.rank(request(1))
 
-    assert refreshed == [5]  # in the arrays these are as they were before
+    assert with_estimates == [5]  # in the arrays these are as they were before

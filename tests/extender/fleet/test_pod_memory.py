@@ -37,7 +37,7 @@ def memory(pods: KnownPods) -> PodMemory:
     return pods.memory
 
 
-def test_the_most_is_remembered_and_what_is_told_too_often_is_one_sample(
+def test_the_maximum_is_kept_and_frequent_reports_are_one_sample(
     memory: PodMemory,
 ) -> None:
     for at, count in ((0.0, 5), (10.0, 9), (60.0, 3), (120.0, 4)):
@@ -46,7 +46,7 @@ def test_the_most_is_remembered_and_what_is_told_too_often_is_one_sample(
     assert memory.use("one", [A]) == Use(memory_most_bytes=9.0, samples=3, seconds=120.0)
 
 
-def test_of_several_devices_the_fullest_and_the_fewest_samples_count(memory: PodMemory) -> None:
+def test_the_fullest_device_and_the_fewest_samples_count(memory: PodMemory) -> None:
     memory.note("node", [(A, "one", 5)], 0.0)
     memory.note("node", [(A, "one", 5), (B, "one", 7)], 60.0)
 
@@ -55,7 +55,7 @@ def test_of_several_devices_the_fullest_and_the_fewest_samples_count(memory: Pod
     assert memory.use("one", [A, DeviceKey(("GPU-2", ""))]) == Use()
 
 
-def test_an_agent_is_believed_of_the_pods_of_its_own_node_alone(memory: PodMemory) -> None:
+def test_an_agents_report_counts_only_for_the_pods_of_its_node(memory: PodMemory) -> None:
     memory.note("elsewhere", [(A, "one", 5)], 0.0)
     memory.note("node", [(A, "stranger", 5)], 0.0)
 
@@ -71,7 +71,7 @@ def test_a_pod_that_is_gone_is_forgotten(pods: KnownPods, memory: PodMemory) -> 
     assert memory.use("one", [A]) == Use()
 
 
-def test_of_a_pod_on_ever_new_devices_the_last_ones_are_remembered(memory: PodMemory) -> None:
+def test_only_the_last_devices_of_a_pod_are_kept(memory: PodMemory) -> None:
     told = [DeviceKey((f"GPU-{at}", "")) for at in range(MOST_DEVICES + 1)]
     for device in told:
         memory.note("node", [(device, "one", 7)], 0.0)

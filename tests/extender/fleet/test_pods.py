@@ -28,7 +28,7 @@ def pod(number: int, node: str = "", phase: PodPhase = PodPhase.PENDING) -> PodR
 
 
 @given(changes)
-def test_what_is_kept_of_all_pods_is_as_if_they_were_looked_through(
+def test_indexes_equal_a_scan_of_all_pods(
     each: list[tuple[int, str, PodPhase, bool]],
 ) -> None:
     pods = KnownPods()
@@ -64,7 +64,7 @@ def test_the_namespaces_are_the_same_object_until_one_comes_or_goes() -> None:
     assert first == {"blue"}
 
 
-def test_changes_of_pods_that_wait_and_of_those_that_hold_devices_are_counted_apart() -> None:
+def test_changes_of_waiting_pods_and_of_holders_are_counted_apart() -> None:
     pods = KnownPods()
     counts = []
     for record in (pod(0), pod(0, "node"), pod(0, "node", PodPhase.SUCCEEDED), pod(1)):

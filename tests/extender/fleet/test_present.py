@@ -68,7 +68,7 @@ def test_the_latest_reading_alone_makes_a_card_busy() -> None:
     recent=st.lists(st.sampled_from([0.0, 0.2, 0.6, 1.0]), min_size=20, max_size=20),
     minutes=st.sampled_from([5, 8, 10]),
 )
-def test_what_was_before_the_last_minutes_says_nothing_of_idle_and_busy(
+def test_load_before_the_last_minutes_does_not_decide_between_idle_and_busy(
     past: list[float], recent: list[float], minutes: int
 ) -> None:
     world = World(Policy(recent_seconds=minutes * MINUTE))
@@ -86,7 +86,7 @@ def test_what_was_before_the_last_minutes_says_nothing_of_idle_and_busy(
     assert max(recent[-1], min(means)) - 1e-6 <= peak <= max(recent[-1], *means) + 1e-6
 
 
-def test_of_idle_cards_the_one_with_the_calmer_hour_comes_first() -> None:
+def test_the_idle_card_with_the_calmer_hour_comes_first() -> None:
     world = World()
     for name in ("a-was-busy", "b-was-calm"):
         world.add_node(name, 1, replicas=4)
@@ -120,7 +120,7 @@ def test_a_new_tenant_does_not_make_a_pause_of_the_others_idleness() -> None:
     assert windows(world, world.card())[2] <= 2, "the hour is of the tenants as they are"
 
 
-def test_that_a_card_was_empty_does_not_hide_what_its_first_tenant_does() -> None:
+def test_an_empty_card_does_not_hide_the_load_of_its_first_tenant() -> None:
     world = one_node(1, replicas=4)
     world.read_after(30, 20)
     world.bind("tenant", on=[world.card()])
@@ -131,7 +131,7 @@ def test_that_a_card_was_empty_does_not_hide_what_its_first_tenant_does() -> Non
     assert state_of(world) == "busy"
 
 
-def test_what_a_process_did_before_the_first_tenant_came_stays() -> None:
+def test_load_from_before_the_first_tenant_stays() -> None:
     world = one_node(1, replicas=4)
     world.read_after(30, 20, **WORKS)
     world.bind("tenant", on=[world.card()])
@@ -142,7 +142,7 @@ def test_what_a_process_did_before_the_first_tenant_came_stays() -> None:
 
 
 @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "without-labels"])
-def test_of_the_last_minutes_a_tenant_that_leaves_takes_an_even_share(*, is_mapped: bool) -> None:
+def test_a_leaving_tenant_takes_an_even_share_of_the_recent_load(*, is_mapped: bool) -> None:
     world = one_node(1, replicas=4)
     world.is_mapped = is_mapped
     leaver, _ = (world.bind(name, on=[world.card()]) for name in ("leaver", "stays"))
@@ -190,7 +190,7 @@ AT_REST = {
 
 
 @pytest.mark.parametrize("name", AT_REST)
-def test_what_a_card_draws_at_rest_is_no_foreign_use_and_refuses_nothing(name: str) -> None:
+def test_power_at_rest_is_no_foreign_use_and_refuses_nothing(name: str) -> None:
     watts, limit = AT_REST[name]
     world = one_node(1)
 
@@ -200,7 +200,7 @@ def test_what_a_card_draws_at_rest_is_no_foreign_use_and_refuses_nothing(name: s
     assert rejected(decision) == {}
 
 
-def test_power_alone_claims_no_use_even_at_the_limit() -> None:
+def test_power_alone_proves_no_use_even_at_the_limit() -> None:
     world = one_node(1)
 
     world.read_after(30, 4, POWER=700.0, POWER_LIMIT=700.0)
@@ -222,7 +222,7 @@ def test_power_with_another_sign_of_use_is_foreign_use(agreeing: dict[str, float
     assert rejected(world.rank()) == {"node": Code.FOREIGN_USE}
 
 
-def test_the_power_that_a_card_was_seen_to_draw_at_rest_is_its_rest() -> None:
+def test_measured_power_at_rest_is_the_cards_rest_power() -> None:
     world = one_node(1)
     world.read_after(30, POWER=130.0, POWER_LIMIT=300.0)
     assert world.estimated(world.card(), "utilization") == pytest.approx(40 / 210)
@@ -235,7 +235,7 @@ def test_the_power_that_a_card_was_seen_to_draw_at_rest_is_its_rest() -> None:
     assert world.estimated(world.card(), "latest") == pytest.approx(0.5, abs=0.04)
 
 
-def test_a_card_that_works_teaches_nothing_of_its_rest() -> None:
+def test_a_busy_card_does_not_change_its_rest_power() -> None:
     world = on_a_shared_card(GRAPHICS_ACTIVE=0.3, POWER=400.0, POWER_LIMIT=700.0)
 
     world.read_after(30, 5, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
@@ -245,7 +245,7 @@ def test_a_card_that_works_teaches_nothing_of_its_rest() -> None:
 
 @pytest.mark.parametrize("load", ["idle", "loaded_but_idle_60GiB"])
 @pytest.mark.parametrize("limit", [300.0, 700.0])
-def test_a_real_card_at_rest_is_at_rest_whatever_its_limit(load: str, limit: float) -> None:
+def test_a_real_card_at_rest_counts_as_idle_with_any_limit(load: str, limit: float) -> None:
     world = one_node(1)
     world.bind("tenant", on=[world.card()])
     for watts in RECORDED["h200"]["series"][load]["power_w"]:

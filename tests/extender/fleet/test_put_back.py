@@ -37,7 +37,7 @@ def age(world: World) -> float:
     return world.clock.now - at
 
 
-def test_what_was_read_before_the_step_is_as_old_after_it() -> None:
+def test_readings_keep_their_age_over_the_step() -> None:
     world = a_world()
     world.clock.now += 90.0
     world.fleet.snapshot()
@@ -48,7 +48,7 @@ def test_what_was_read_before_the_step_is_as_old_after_it() -> None:
     assert age(world) == 90.0
 
 
-def test_a_source_that_falls_silent_at_the_step_fades_as_ever() -> None:
+def test_a_source_that_falls_silent_at_the_step_fades_as_usual() -> None:
     world = a_world()
     world.clock.now -= STEP
 
@@ -58,7 +58,7 @@ def test_a_source_that_falls_silent_at_the_step_fades_as_ever() -> None:
     assert world.fleet.snapshot().telemetry.freshness.max() == 0.0
 
 
-def test_windows_and_streaks_take_what_is_read_after_the_step() -> None:
+def test_windows_and_streaks_count_readings_after_the_step() -> None:
     world = a_world()
     world.read_after(15, times=2)
     world.clock.now -= STEP
@@ -74,13 +74,13 @@ def test_windows_and_streaks_take_what_is_read_after_the_step() -> None:
     assert world.fleet.store.is_in_use(row)
 
 
-def test_a_device_that_is_shown_by_nobody_any_more_is_forgotten_in_time() -> None:
+def test_a_device_that_no_source_reports_is_forgotten_in_time() -> None:
     world = a_world()
     world.clock.now -= STEP
-    world.fleet.look_after_silent()
+    world.fleet.expire_silent()
 
     world.clock.now += world.policy.freshness.forget_seconds + 1.0
-    world.fleet.look_after_silent()
+    world.fleet.expire_silent()
 
     assert world.fleet.store.rows_of_node("node") == []
 
@@ -94,7 +94,7 @@ def test_an_answer_that_is_measured_ahead_of_now_counts_as_measured_now() -> Non
     assert estimated(store, NOW + 1 + SILENT).freshness[0] == 0.0
 
 
-def test_an_answer_under_way_when_the_clock_is_put_back_leaves_nothing_ahead() -> None:
+def test_an_answer_in_progress_at_the_step_leaves_no_time_in_the_future() -> None:
     world = a_world()
     world.clock.now += 15.0
     answer = replace(
@@ -110,7 +110,7 @@ def test_an_answer_under_way_when_the_clock_is_put_back_leaves_nothing_ahead() -
 
     row = world.fleet.store.row_of(world.card().info.key)
     assert row is not None
-    told = world.fleet.store.told([Signal.GRAPHICS_ACTIVE], row)
+    told = world.fleet.store.reported([Signal.GRAPHICS_ACTIVE], row)
     assert told is not None
     assert max(told[1], world.clock.now - age(world)) <= world.clock.now
 
@@ -132,7 +132,7 @@ def test_readings_after_the_step_show_that_a_pod_that_ended_before_it_is_gone() 
     assert ranking(world.rank(request(2, requires_idle=True))) == ["node"]
 
 
-def test_a_tentative_pod_counts_no_longer_for_a_step() -> None:
+def test_a_step_does_not_extend_a_tentative_pod() -> None:
     ledger = Ledger()
     ledger.assume(
         Assumption(
@@ -152,7 +152,7 @@ def test_a_tentative_pod_counts_no_longer_for_a_step() -> None:
     assert (ledger.get("p"), ledger._gone) == (None, {})
 
 
-def test_a_failure_fades_as_ever_after_a_step() -> None:
+def test_a_failure_fades_as_usual_after_a_step() -> None:
     world = a_world()
     log = FailureLog(EarlyFailures())
     pod = replace(world.bind("p"), is_device_fault=True)
@@ -169,7 +169,7 @@ def test_a_failure_fades_as_ever_after_a_step() -> None:
     at=st.lists(st.floats(0.0, 590.0), max_size=20),
     later=st.floats(0.0, 700.0),
 )
-def test_windows_put_back_hold_what_they_held(
+def test_windows_keep_their_values_over_the_step(
     seconds: float, at: list[float], later: float
 ) -> None:
     steps = round(seconds / 15.0)

@@ -52,7 +52,7 @@ def test_the_same_devices_change_no_node() -> None:
     assert [each.changed_nodes for each in (first, same, equal)] == [{"node"}, set(), set()]
 
 
-def test_an_answer_about_nothing_keeps_what_was_read() -> None:
+def test_an_empty_answer_keeps_the_readings() -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.5)
 
     changed = store.apply(readings(), NOW + 30)
@@ -80,7 +80,7 @@ def test_a_card_whose_model_becomes_known_stays_the_same_device() -> None:
     assert estimated(store, NOW + 30).latest[0] == 1.0
 
 
-def test_a_device_that_no_source_shows_for_long_is_forgotten_and_its_row_used_again() -> None:
+def test_a_device_that_no_source_reports_for_long_is_dropped_and_its_row_reused() -> None:
     store = store_of(CARD, XID=79.0)
     other = DeviceInfo(node="node", uuid="GPU-1", index=1)
     store.apply(readings(other, at=NOW + 900), NOW + 900)
@@ -95,9 +95,9 @@ def test_a_device_that_no_source_shows_for_long_is_forgotten_and_its_row_used_ag
     assert (row_of(store, third), len(store)) == (0, 2)
 
 
-def test_the_devices_of_a_node_that_is_gone_are_gone() -> None:
+def test_the_devices_of_a_removed_node_are_dropped() -> None:
     store = store_of(CARD, replace(CARD, uuid="GPU-1", node="other"))
-    store.stand_ins("node", "gpu", 1, None)
+    store.placeholders("node", "gpu", 1, None)
 
     store.forget_node("node")
 
@@ -105,12 +105,12 @@ def test_the_devices_of_a_node_that_is_gone_are_gone() -> None:
     assert store.row_of(CARD.key) is None
 
 
-def test_a_stand_in_is_the_same_each_time_and_never_forgotten() -> None:
+def test_a_placeholder_is_the_same_each_time_and_never_dropped() -> None:
     store = store_of(CARD)
 
-    (row,) = store.stand_ins("node", "gpu", 1, int(80 * GIB))
+    (row,) = store.placeholders("node", "gpu", 1, int(80 * GIB))
 
-    again, other = store.stand_ins("node", "gpu", 2, int(80 * GIB))
+    again, other = store.placeholders("node", "gpu", 2, int(80 * GIB))
     assert again == row != other
     store.forget(NOW + 1e6)
     assert store.info(row) is not None
@@ -118,7 +118,7 @@ def test_a_stand_in_is_the_same_each_time_and_never_forgotten() -> None:
     assert store.measured_at(row) is None
 
 
-def test_a_card_divided_into_instances_is_no_whole_card_any_more() -> None:
+def test_a_card_divided_into_instances_is_no_longer_a_whole_card() -> None:
     store = store_of(CARD)
 
     changed = store.apply(readings(INSTANCE, at=NOW + 30), NOW + 30)
@@ -127,7 +127,7 @@ def test_a_card_divided_into_instances_is_no_whole_card_any_more() -> None:
     assert infos(store) == [INSTANCE]
 
 
-def test_while_both_layouts_are_shown_the_one_measured_last_counts() -> None:
+def test_of_two_reported_mig_layouts_the_one_measured_last_counts() -> None:
     store = store_of(CARD)
     both = replace(readings(CARD, INSTANCE), measured_at=np.array([NOW - 60, NOW]))
     store.apply(replace(both, at=NOW + 1), NOW + 1)
@@ -140,7 +140,7 @@ def test_while_both_layouts_are_shown_the_one_measured_last_counts() -> None:
     assert infos(store) == [CARD]
 
 
-def test_instances_that_a_new_layout_does_not_have_are_gone_at_once() -> None:
+def test_instances_missing_from_a_new_layout_are_dropped_at_once() -> None:
     seven = [replace(INSTANCE, gpu_instance_id=str(number)) for number in range(7, 14)]
     store = store_of(*seven)
 
@@ -149,7 +149,7 @@ def test_instances_that_a_new_layout_does_not_have_are_gone_at_once() -> None:
     assert [info.gpu_instance_id for info in infos(store) if info] == ["1", "7", "8", "9"]
 
 
-def test_an_instance_number_that_is_used_again_is_another_device() -> None:
+def test_a_reused_instance_number_is_another_device() -> None:
     store = store_of(INSTANCE, GRAPHICS_ACTIVE=0.9)
     hold(store, 0)
     larger = replace(INSTANCE, mig_profile="3g.40gb")
@@ -169,20 +169,20 @@ def test_an_instance_number_that_is_no_number_is_taken_as_it_is() -> None:
     assert {info.gpu_instance_id for info in infos(store) if info} == {"\u00b2", "7", "\u0663"}
 
 
-def test_a_device_takes_the_row_of_what_stood_for_it() -> None:
+def test_a_device_takes_the_row_of_its_placeholder() -> None:
     store = DeviceStore(Policy())
-    stand_ins = store.stand_ins("node", "gpu", 2, None)
+    placeholders = store.placeholders("node", "gpu", 2, None)
 
     store.apply(readings(CARD, replace(CARD, uuid="GPU-1", index=1)), NOW)
 
-    assert store.rows_of_node("node") == stand_ins
+    assert store.rows_of_node("node") == placeholders
     assert len(store) == 2
 
 
-def test_nodes_that_come_and_go_leave_nothing_behind() -> None:
+def test_added_and_removed_nodes_leave_nothing_behind() -> None:
     store = store_of(CARD)
     for number in range(100):
-        store.stand_ins(f"spot-{number}", "gpu", 4, None)
+        store.placeholders(f"spot-{number}", "gpu", 4, None)
         store.apply(readings(CARD, DeviceInfo(node=f"spot-{number}", uuid=f"u{number}")), NOW)
         store.forget_node(f"spot-{number}")
 

@@ -38,7 +38,7 @@ def code(made: World, resource: str, memory_bytes: int | None = None) -> Code:
 
 @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
 @pytest.mark.parametrize("former", [0, 2], ids=["former-name-gone", "former-name-left"])
-def test_pods_of_the_former_resource_are_nobody_foreign(former: int, is_mapped: bool) -> None:
+def test_pods_of_the_former_resource_are_not_foreign(former: int, is_mapped: bool) -> None:
     made = one_node(2)
     made.is_mapped = is_mapped
     use(made, 0, 1)
@@ -50,7 +50,7 @@ def test_pods_of_the_former_resource_are_nobody_foreign(former: int, is_mapped: 
     assert code(made, SHARED, memory_bytes=int(40 * GIB)) is Code.NO_MEMORY
 
 
-def test_a_name_of_which_nothing_is_left_says_nothing_of_the_devices() -> None:
+def test_a_resource_name_without_devices_says_nothing_about_them() -> None:
     made = one_node(2)
     offer(made, {GPU: 2, SHARED: 0}, {GPU: 2, SHARED: 20})
     use(made, 0)
@@ -60,7 +60,7 @@ def test_a_name_of_which_nothing_is_left_says_nothing_of_the_devices() -> None:
     assert made.estimated(made.card(), "utilization") == pytest.approx(0.9)
 
 
-def test_what_was_measured_before_a_pod_of_the_former_resource_ended_is_nobodys() -> None:
+def test_readings_from_before_the_end_of_a_pod_of_the_former_resource_count_for_no_pod() -> None:
     made = one_node(1)
     made.is_mapped = False
     made.card().values.update(BUSY)
@@ -78,7 +78,7 @@ def test_what_was_measured_before_a_pod_of_the_former_resource_ended_is_nobodys(
 
 
 @pytest.mark.parametrize("former", [0, 20], ids=["former-name-gone", "former-name-left"])
-def test_shared_pods_that_run_on_are_nobody_foreign_on_whole_cards(former: int) -> None:
+def test_shared_pods_that_keep_running_are_not_foreign_on_whole_cards(former: int) -> None:
     made = one_node(2)
     offer(made, {SHARED: 20})
     use(made, 0, 1, resources={SHARED: 1})
@@ -98,7 +98,7 @@ def test_whole_and_shared_cards_of_a_node_are_held_by_pods_of_either() -> None:
     assert [made.estimated(made.card(index=card), "is_foreign") for card in (0, 1)] == [0.0, 0.0]
 
 
-def test_what_no_pod_of_any_name_uses_is_in_foreign_use_still() -> None:
+def test_use_without_a_pod_of_any_resource_is_still_foreign() -> None:
     made = one_node(2)
     use(made, 0)
     offer(made, {SHARED: 20})

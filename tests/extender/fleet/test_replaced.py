@@ -28,7 +28,7 @@ def swap(made: World) -> None:
     made.clock.now += 30.0
 
 
-def test_room_on_a_card_that_was_swapped_is_none() -> None:
+def test_a_replaced_card_has_no_room() -> None:
     made = one_node(1, replicas=10)
     swap(made)
     made.bind("a", on=[made.devices[NEW.key]])
@@ -41,7 +41,7 @@ def test_room_on_a_card_that_was_swapped_is_none() -> None:
 
 
 @pytest.mark.parametrize("cards", [1, 8])
-def test_a_nodes_own_agent_tells_of_a_swapped_card(cards: int) -> None:
+def test_an_agent_reports_a_replaced_card(cards: int) -> None:
     made = World()
     made.add_node("node", cards)
     agents = Agents(made)
@@ -55,7 +55,7 @@ def test_a_nodes_own_agent_tells_of_a_swapped_card(cards: int) -> None:
     assert "GPU-node-0" not in shown(made)
 
 
-def test_a_card_that_fell_off_the_bus_excludes_its_node_no_longer_once_it_is_swapped() -> None:
+def test_a_card_that_fell_off_the_bus_stops_excluding_its_node_once_it_is_replaced() -> None:
     made = one_node(2)
     made.card().values[Signal.XID] = 79.0
     made.read()
@@ -67,7 +67,7 @@ def test_a_card_that_fell_off_the_bus_excludes_its_node_no_longer_once_it_is_swa
     assert not made.estimated(made.card(index=1), "is_excluded")
 
 
-def test_a_card_that_is_swapped_while_the_node_offers_nothing_is_known_once_it_does() -> None:
+def test_a_card_replaced_while_the_node_offers_nothing_is_known_once_it_does() -> None:
     made = one_node(1)
     node = made.fleet.nodes["node"]
     made.fleet.apply_node(replace(node, allocatable={GPU: 0}, capacity={GPU: 0}))
@@ -79,7 +79,7 @@ def test_a_card_that_is_swapped_while_the_node_offers_nothing_is_known_once_it_d
     assert shown(made) == {"GPU-new"}
 
 
-def test_a_card_that_comes_back_in_the_place_of_its_successor_is_known_again() -> None:
+def test_a_card_that_replaces_its_successor_is_known_again() -> None:
     made = one_node(1)
     swap(made)
     made.read()
@@ -91,7 +91,7 @@ def test_a_card_that_comes_back_in_the_place_of_its_successor_is_known_again() -
     assert shown(made) == {"GPU-node-0"}
 
 
-def test_a_card_that_is_only_missing_from_an_answer_is_not_swapped() -> None:
+def test_a_card_missing_from_one_answer_is_not_replaced() -> None:
     made = one_node(2)
     made.card().is_shown = False
     made.read_after(30.0)
@@ -100,7 +100,7 @@ def test_a_card_that_is_only_missing_from_an_answer_is_not_swapped() -> None:
     assert shown(made) == {"GPU-node-0", "GPU-node-1"}
 
 
-def test_of_more_cards_than_the_node_offers_none_is_forgotten_that_has_no_successor() -> None:
+def test_a_surplus_card_without_a_successor_is_kept() -> None:
     made = one_node(2, allocatable={GPU: 1}, capacity={GPU: 1})
     made.card().is_shown = False
     made.read_after(30.0)
@@ -109,7 +109,7 @@ def test_of_more_cards_than_the_node_offers_none_is_forgotten_that_has_no_succes
     assert shown(made) == {"GPU-node-0", "GPU-node-1"}
 
 
-def test_a_card_that_another_source_alone_shows_is_not_swapped() -> None:
+def test_a_card_that_only_another_source_reports_is_not_replaced() -> None:
     made = World()
     made.add_node("node", 1)
     agents = Agents(made)
@@ -131,7 +131,7 @@ def fewer(made: World, cards: int) -> None:
 
 @pytest.mark.parametrize("is_removed", [True, False], ids=["readded", "restarted"])
 @pytest.mark.parametrize("ghosts", [0, 2], ids=["gone", "series-that-linger"])
-def test_a_node_that_comes_back_with_fewer_cards_has_these_by_the_first_reading(
+def test_a_node_that_comes_back_with_fewer_cards_has_them_from_the_first_reading(
     ghosts: int, *, is_removed: bool
 ) -> None:
     made = one_node(8)
@@ -172,7 +172,9 @@ def linger(made: World, cards: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("cards", [2, 4, 8])
-def test_a_node_that_comes_back_with_other_cards_has_these_by_the_first_reading(cards: int) -> None:
+def test_a_node_that_comes_back_with_other_cards_has_them_from_the_first_reading(
+    cards: int,
+) -> None:
     made = one_node(4)
     linger(made, range(4))
     made.fleet.remove_node("node")
@@ -192,7 +194,7 @@ def test_a_node_that_comes_back_with_other_cards_has_these_by_the_first_reading(
 
 
 @pytest.mark.parametrize("is_removed", [True, False], ids=["readded", "restarted"])
-def test_former_cards_that_are_told_beside_those_that_are_left_are_gone(
+def test_former_cards_that_are_still_reported_beside_the_present_ones_are_dropped(
     *, is_removed: bool
 ) -> None:
     made = one_node(8)

@@ -24,14 +24,14 @@ def shape(world: World) -> tuple[int, int]:
     return len(row.slots), row.replicas
 
 
-def test_cards_that_telemetry_does_not_show_are_no_shares_of_those_that_it_shows() -> None:
+def test_unreported_cards_are_not_shares_of_reported_ones() -> None:
     world = unlabelled()
 
     assert shape(world) == (8, 1)
     assert ranking(world.rank(request(memory_bytes=int(60 * GIB)))) == ["node"]
 
 
-def test_several_pods_on_one_card_are_evidence_that_lasts_when_they_are_gone() -> None:
+def test_evidence_of_several_pods_on_one_card_outlasts_them() -> None:
     world = unlabelled()
     one, other = (world.bind(name, on=[world.card()]) for name in ("one", "other"))
     world.read_after(30)
@@ -44,7 +44,7 @@ def test_several_pods_on_one_card_are_evidence_that_lasts_when_they_are_gone() -
     assert shape(world) == (4, 2)
 
 
-def test_several_pods_on_one_card_tell_more_than_a_label_that_is_late() -> None:
+def test_several_pods_on_one_card_count_before_a_late_label() -> None:
     shared = {GPU: 8}
     world = one_node(
         2, allocatable=shared, capacity=shared, labels={"nvidia.com/gpu.replicas": "1"}
@@ -57,7 +57,7 @@ def test_several_pods_on_one_card_tell_more_than_a_label_that_is_late() -> None:
     assert shape(world) == (2, 4)
 
 
-def test_a_single_pods_share_by_its_name_is_evidence() -> None:
+def test_the_device_id_of_a_single_share_is_evidence() -> None:
     world = unlabelled()
     world.bind("one", on=[world.card()])
     world.is_shown_by_shares = True
@@ -66,7 +66,7 @@ def test_a_single_pods_share_by_its_name_is_evidence() -> None:
     assert shape(world) == (4, 2)
 
 
-def test_where_a_node_offers_another_number_the_evidence_is_old() -> None:
+def test_the_evidence_expires_when_the_node_offers_another_number() -> None:
     world = unlabelled()
     pods = [world.bind(name, on=[world.card()]) for name in ("one", "other")]
     world.read_after(30)
@@ -103,7 +103,7 @@ def test_an_agent_says_how_many_shares_of_each_card_the_kubelet_offers(seen: int
     assert shape(world) == (4, 2)
 
 
-def test_what_the_kubelet_offers_counts_before_a_label_that_is_late() -> None:
+def test_the_kubelets_offer_counts_before_a_late_label() -> None:
     world = one_node(2, replicas=4)
     agents = Agents(world)
     agents.replicas = {"": 1}
@@ -115,7 +115,7 @@ def test_what_the_kubelet_offers_counts_before_a_label_that_is_late() -> None:
     assert shape(world) == (2, 1)
 
 
-def test_of_as_many_cards_as_the_kubelet_offers_each_is_a_whole_one() -> None:
+def test_cards_are_whole_if_the_kubelet_offers_as_many_as_there_are() -> None:
     world = World()
     world.add_node("node", 4, allocatable={GPU: 4}, capacity={GPU: 8}, labels={})
 

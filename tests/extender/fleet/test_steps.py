@@ -18,7 +18,7 @@ from extender.core.steps import finish
 from extender.fleet import snapshots
 from extender.fleet.allocation import MAX_DEVICES
 from extender.fleet.fleet import PIECE_NODES, Fleet
-from extender.fleet.snapshots import NEWS_SECONDS, OVERDUE_SECONDS, RENEW_SECONDS
+from extender.fleet.snapshots import NEW_READINGS_SECONDS, OVERDUE_SECONDS, REFRESH_SECONDS
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from testkit.builders import GPU, pod_ref, request
@@ -58,7 +58,7 @@ def columns(*parts: Telemetry | Batch) -> dict[str, list[object]]:
 # --- in steps -------------------------------------------------------------------------------------
 
 
-def test_whoever_asks_between_two_steps_gets_an_answer() -> None:
+def test_a_query_between_two_steps_gets_an_answer() -> None:
     world = one_node()
     world.clock.now += 30
     steps = world.fleet.readings_in_steps(answer(world, GRAPHICS_ACTIVE=0.9))
@@ -69,7 +69,7 @@ def test_whoever_asks_between_two_steps_gets_an_answer() -> None:
     assert world.estimated(world.card(), "latest") == 0.9
 
 
-def test_a_row_that_becomes_anothers_between_two_steps_takes_nothing_of_the_answer() -> None:
+def test_a_row_reused_between_two_steps_takes_no_value_of_the_answer() -> None:
     steps_taken = 0
     while True:
         world = World()
@@ -155,7 +155,7 @@ def change(world: World, what: str, number: int, pods: list[PodRecord]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 20)), max_size=25))
-def test_what_was_patched_is_what_is_made_anew(changes: Iterable[tuple[str, int]]) -> None:
+def test_a_patched_snapshot_equals_one_from_scratch(changes: Iterable[tuple[str, int]]) -> None:
     world, pods = World(), list[PodRecord]()
     for number in range(4):
         world.add_node(f"node-{number}", 2)
@@ -164,14 +164,14 @@ def test_what_was_patched_is_what_is_made_anew(changes: Iterable[tuple[str, int]
         change(world, what, number, pods)
         world.fleet.snapshot()
 
-    assert_as_if_made_anew(world)
+    assert_equals_one_from_scratch(world)
 
 
-def assert_as_if_made_anew(world: World) -> None:
+def assert_equals_one_from_scratch(world: World) -> None:
     """Compare the snapshot and a ranking with what comes out from scratch."""
     patched, ranked = world.fleet.snapshot(), world.rank(request(1))
     world.fleet._snapshots.current = None
-    world.fleet._snapshots.outdate()
+    world.fleet._snapshots.discard_estimates()
     anew = world.fleet.snapshot()
     again = Placer(world.fleet, DecisionHistory(1), world.clock).rank(
         request(1), tuple(world.fleet.nodes)
@@ -212,7 +212,7 @@ MEANWHILE = ("bind", "end", "add", "remove", "widen", "place", "rank")
     st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 20)), max_size=15),
     st.lists(st.tuples(st.sampled_from(MEANWHILE), st.integers(0, 20)), max_size=6),
 )
-def test_what_is_renewed_in_steps_is_what_is_made_anew(
+def test_a_snapshot_refreshed_in_steps_equals_one_from_scratch(
     changes: Iterable[tuple[str, int]], meanwhile: Iterable[tuple[str, int]]
 ) -> None:
     world, pods = World(in_steps=True), list[PodRecord]()
@@ -222,7 +222,7 @@ def test_what_is_renewed_in_steps_is_what_is_made_anew(
     for what, number in changes:
         change(world, what, number, pods)
         world.rank(request(1))
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     finish(world.fleet.settle_in_steps())
 
     left = list(meanwhile)
@@ -231,13 +231,13 @@ def test_what_is_renewed_in_steps_is_what_is_made_anew(
             change(world, *left.pop(0), pods)
             world.rank(request(1))
     finish(world.fleet.settle_in_steps())
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps())
 
-    assert_as_if_made_anew(world)
+    assert_equals_one_from_scratch(world)
 
 
-def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
+def test_no_query_waits_for_added_and_removed_nodes() -> None:
     world = World(in_steps=True)
     for name in ("leaving", "changing", "staying"):
         world.add_node(name, 2)
@@ -257,7 +257,7 @@ def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
         assert world.row("staying").held == 1
         assert len(world.row("changing").slots) == 2
 
-    world.clock.now += NEWS_SECONDS
+    world.clock.now += NEW_READINGS_SECONDS
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     assert world.placer.node_index.names == ("changing", "leaving", "new", "staying")
@@ -266,7 +266,7 @@ def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
     assert world.row("staying").held == 1
 
 
-def test_a_renewal_is_asked_for_by_new_readings_and_by_time() -> None:
+def test_new_readings_and_time_cause_a_refresh() -> None:
     world = World(in_steps=True)
     world.add_node("node", 1)
     world.read()
@@ -281,12 +281,12 @@ def test_a_renewal_is_asked_for_by_new_readings_and_by_time() -> None:
     assert world.estimated(world.card(), "latest") == 0.9
 
     version = world.fleet.snapshot().version
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps())
     assert world.fleet.snapshot().version > version
 
 
-def test_a_question_renews_what_nobody_renewed_for_long() -> None:
+def test_a_query_refreshes_an_overdue_snapshot() -> None:
     world = World(in_steps=True)
     world.add_node("node", 1)
     world.read()
@@ -298,7 +298,7 @@ def test_a_question_renews_what_nobody_renewed_for_long() -> None:
     assert world.fleet.snapshot() is not before
 
 
-def test_a_clock_that_was_put_back_puts_off_no_renewal() -> None:
+def test_a_clock_that_was_set_back_delays_no_refresh() -> None:
     world = World(in_steps=True)
     world.add_node("node-0", 2)
     world.read()
@@ -311,13 +311,13 @@ def test_a_clock_that_was_put_back_puts_off_no_renewal() -> None:
     assert world.fleet.snapshot().pools[GPU].base > before.pools[GPU].base
 
 
-def test_what_is_prepared_for_a_renewal_is_not_evaluated_again() -> None:
+def test_evaluations_prepared_during_a_refresh_are_used() -> None:
     world = World(in_steps=True)
     for number in range(3):
         world.add_node(f"node-{number}", 2)
     world.read()
     world.rank(request(1))
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -327,7 +327,7 @@ def test_what_is_prepared_for_a_renewal_is_not_evaluated_again() -> None:
             world.rank(request(2))
 
 
-def test_snapshots_share_what_has_not_changed() -> None:
+def test_snapshots_share_unchanged_parts() -> None:
     world = one_node()
     before = world.fleet.snapshot()
 
@@ -342,7 +342,7 @@ def test_snapshots_share_what_has_not_changed() -> None:
 # --- nothing grows for ever -----------------------------------------------------------------------
 
 
-def test_stand_ins_are_gone_once_their_devices_are_seen() -> None:
+def test_placeholders_are_dropped_once_their_devices_are_reported() -> None:
     world = World()
     world.add_node("node", 8)
     world.fleet.snapshot()
@@ -353,7 +353,7 @@ def test_stand_ins_are_gone_once_their_devices_are_seen() -> None:
     assert len(world.fleet.store) == 8
 
 
-def test_stand_ins_are_gone_with_what_they_stood_for() -> None:
+def test_placeholders_are_dropped_with_their_resource() -> None:
     world = World()
     world.fleet.apply_node(node_record(0))
     world.fleet.snapshot()
@@ -365,7 +365,7 @@ def test_stand_ins_are_gone_with_what_they_stood_for() -> None:
     assert sum(info is not None for info in infos) == 2
 
 
-def test_a_kubelet_that_says_it_has_a_million_devices_costs_no_million_rows() -> None:
+def test_a_kubelet_that_reports_a_million_devices_costs_no_million_rows() -> None:
     world = World()
     world.fleet.apply_node(node_record(0, gpus=1_000_000))
 
@@ -381,7 +381,7 @@ def test_pods_that_have_ended_leave_nothing_at_their_node() -> None:
     assert world.fleet._pods_of_node == {}
 
 
-def test_pods_that_are_placed_are_counted_though_evaluations_are_kept() -> None:
+def test_placed_pods_count_despite_cached_evaluations() -> None:
     world = World()
     for number in range(2):
         world.add_node(f"node-{number}", 1)

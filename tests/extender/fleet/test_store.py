@@ -24,14 +24,14 @@ from tests.extender.fleet.stores import (
 
 
 @pytest.mark.parametrize("nonsense", [NAN, -1.0, float("inf")])
-def test_values_that_cannot_be_are_missing(nonsense: float) -> None:
+def test_impossible_values_are_missing(nonsense: float) -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=nonsense, MEMORY_USED=nonsense)
 
     assert store.value(Signal.GRAPHICS_ACTIVE, 0) is None
     assert estimated(store).freshness[0] == 0.0
 
 
-def test_a_signal_that_was_never_told_is_missing() -> None:
+def test_a_signal_that_was_never_reported_is_missing() -> None:
     store = store_of(CARD, TEMPERATURE=50.0)
 
     assert store.value(Signal.TEMPERATURE, 0) == 50.0
@@ -53,7 +53,7 @@ def test_the_power_of_a_card_says_nothing_of_its_instances() -> None:
     assert store.value(Signal.POWER, 0) is None
 
 
-def test_contradictory_devices_are_told() -> None:
+def test_devices_with_contradictory_signals_are_returned() -> None:
     disagree = DeviceStore(Policy()).apply(readings(CARD, POWER=690.0), NOW).disagree
 
     assert disagree.tolist() == [True]
@@ -61,7 +61,7 @@ def test_contradictory_devices_are_told() -> None:
 
 def test_a_device_names_its_source_and_its_age() -> None:
     store = store_of(CARD, DeviceInfo(node="node", uuid="GPU-1"))
-    (stand_in,) = store.stand_ins("node", "gpu", 1, None)
+    (stand_in,) = store.placeholders("node", "gpu", 1, None)
     store.apply(replace(readings(CARD, at=NOW + 10), source="agent"), NOW + 10)
 
     assert [store.source(row) for row in (0, 1, stand_in)] == ["agent", "prometheus", ""]
@@ -96,7 +96,7 @@ def use(store: DeviceStore, *amounts: float, start: float = 30.0) -> list[bool]:
     return verdicts
 
 
-def test_foreign_use_takes_two_measurements_and_lifting_it_takes_two() -> None:
+def test_setting_and_clearing_foreign_use_takes_two_measurements_each() -> None:
     store = store_of(CARD)
 
     assert use(store, 0.5, 0.5, 0.0, 0.5, 0.0, 0.0, 0.5) == [
@@ -113,7 +113,7 @@ def test_the_same_measurement_read_twice_is_one() -> None:
     assert not store.is_foreign(0)
 
 
-def test_a_missing_reading_speaks_neither_for_nor_against_foreign_use() -> None:
+def test_a_missing_reading_neither_sets_nor_clears_foreign_use() -> None:
     store = store_of(CARD)
     blank = dict.fromkeys(("GRAPHICS_ACTIVE", "SM_ACTIVE", "MEMORY_USED", "MEMORY_FREE"), NAN)
 
@@ -128,13 +128,13 @@ def test_a_missing_reading_speaks_neither_for_nor_against_foreign_use() -> None:
 def test_use_before_the_last_tenants_end_is_the_tenants() -> None:
     store = store_of(CARD)
 
-    store.start_afresh((0,), NOW + 60, is_freed=True)
+    store.restart_history((0,), NOW + 60, is_freed=True)
 
     assert use(store, 0.5, 0.5, 0.5, start=30) == [False, False, False]
     assert use(store, 0.5, start=120) == [True]
 
 
-def test_use_that_a_young_pod_may_have_made_is_not_foreign_but_what_was_known_stays() -> None:
+def test_use_that_may_be_a_new_pods_is_not_foreign_but_known_foreign_use_stays() -> None:
     store = store_of(CARD)
     free(store, 0, for_sure=False)
     assert use(store, 0.5, 0.5, 0.5) == [False, False, False]
@@ -149,13 +149,13 @@ def test_use_that_a_young_pod_may_have_made_is_not_foreign_but_what_was_known_st
 
 def arrive(store: DeviceStore, at: float) -> None:
     """Have a pod come to the device, and be seen on it."""
-    store.start_afresh((0,), at, is_freed=False)
+    store.restart_history((0,), at, is_freed=False)
     hold(store, 0)
 
 
 def leave(store: DeviceStore, at: float) -> None:
     """Have that pod go."""
-    store.start_afresh((0,), at, is_freed=True)
+    store.restart_history((0,), at, is_freed=True)
     free(store, 0)
 
 
@@ -168,7 +168,7 @@ def leave(store: DeviceStore, at: float) -> None:
         pytest.param([], 1.0, id="not-read-since-it-is-known"),
     ],
 )
-def test_a_freed_device_is_presumed_to_be_what_it_was_before_its_pod(
+def test_a_freed_device_is_presumed_to_be_as_before_its_pod(
     before: list[float], expected: float
 ) -> None:
     store = store_of(CARD)
@@ -181,9 +181,7 @@ def test_a_freed_device_is_presumed_to_be_what_it_was_before_its_pod(
     assert estimated(store, NOW + 400).presumed[0] == expected
 
 
-def test_a_freed_device_that_one_signal_called_busy_before_its_pod_came_is_presumed_nothing() -> (
-    None
-):
+def test_nothing_is_presumed_of_a_freed_device_that_one_signal_showed_busy_before() -> None:
     store = store_of(CARD)
     for at in (NOW + 30, NOW + 60):
         store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=0.5), at)
@@ -197,7 +195,7 @@ def test_a_freed_device_that_one_signal_called_busy_before_its_pod_came_is_presu
     assert not store.was_used(0)
 
 
-def test_what_is_read_of_a_freed_device_ends_what_is_presumed() -> None:
+def test_a_reading_of_a_freed_device_ends_the_presumption() -> None:
     store = store_of(CARD)
     arrive(store, NOW + 30)
     leave(store, NOW + 60)
@@ -208,11 +206,11 @@ def test_what_is_read_of_a_freed_device_ends_what_is_presumed() -> None:
     assert (telemetry.presumed[0], telemetry.freshness[0]) == (0.0, 1.0)
 
 
-def test_a_new_tenant_starts_a_device_afresh() -> None:
+def test_a_new_tenant_restarts_the_history_of_a_device() -> None:
     store = store_of(CARD)
     use(store, 0.5, 0.5)
 
-    store.start_afresh((0,), NOW + 90, is_freed=False)
+    store.restart_history((0,), NOW + 90, is_freed=False)
 
     assert not store.is_foreign(0)
     assert store.evidence().window_count[0] == 0
@@ -226,7 +224,7 @@ def excluded(store: DeviceStore, at: float) -> bool:
     return bool(estimated(store, at).is_excluded[0])
 
 
-def test_a_sticky_xid_stops_counting_though_it_is_still_shown() -> None:
+def test_a_sticky_xid_stops_counting_though_it_is_still_reported() -> None:
     store = store_of(CARD, XID=48.0)
     store.apply(readings(CARD, at=NOW + 3599, XID=48.0), NOW + 3599)
     assert excluded(store, NOW + 3599)
@@ -247,7 +245,7 @@ def test_another_xid_counts_from_when_it_was_first_seen() -> None:
 @pytest.mark.parametrize(
     ("gap", "counts_again"), [(60.0, False), (1200.0, True)], ids=["a-missed-answer", "a-reset"]
 )
-def test_an_old_xid_counts_anew_only_if_it_was_gone(gap: float, counts_again: bool) -> None:
+def test_an_old_xid_counts_again_only_if_it_was_gone(gap: float, counts_again: bool) -> None:
     store = store_of(CARD, XID=48.0)
     later = NOW + 4000
     for at in (later, later + gap / 2, later + gap):
@@ -281,7 +279,7 @@ def test_history_fills_the_windows_once_at_start() -> None:
     assert (count, mean) == (4, pytest.approx((0.0 + 0.4 + 0.8 + 1.0) / 4))
 
 
-def test_history_from_before_the_tenant_came_is_not_its_own() -> None:
+def test_history_from_before_the_tenant_does_not_count_for_it() -> None:
     for first in ("tenant", "history"):
         store = store_of(CARD)
         if first == "tenant":
@@ -292,7 +290,7 @@ def test_history_from_before_the_tenant_came_is_not_its_own() -> None:
         assert store.evidence().window_mean[0] < 0.5, first
 
 
-def test_history_tells_how_old_a_sticky_xid_is() -> None:
+def test_history_shows_the_age_of_a_sticky_xid() -> None:
     store = store_of(CARD, XID=48.0)
 
     store.apply_history(history([0.0] * 61, [48.0] * 61))
@@ -305,7 +303,7 @@ def test_history_tells_how_old_a_sticky_xid_is() -> None:
     [[13.0] * 60 + [48.0], [48.0] * 60 + [0.0], [NAN] * 60 + [48.0], [48.0, NAN] * 30 + [48.0]],
     ids=["new", "gone-and-back", "absent-before", "with-gaps"],
 )
-def test_history_makes_no_new_xid_old(xids: list[float]) -> None:
+def test_history_does_not_age_a_new_xid(xids: list[float]) -> None:
     store = store_of(CARD, XID=48.0)
 
     store.apply_history(history([0.0] * 61, xids))
@@ -315,7 +313,7 @@ def test_history_makes_no_new_xid_old(xids: list[float]) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_history_without_xids_or_without_steps_is_taken(steps: int) -> None:
+def test_history_without_xids_or_without_steps_is_applied(steps: int) -> None:
     store = store_of(CARD)
 
     store.apply_history(history([0.0] * steps))

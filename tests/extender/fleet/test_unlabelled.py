@@ -40,7 +40,7 @@ def landing_on(world: World, count: int = 1) -> tuple[list[int], int, float]:
 
 
 @pytest.mark.parametrize("values", [dict(BUSY), LOADED], ids=["busy", "loaded"])
-def test_the_idle_ones_are_free_where_as_many_are_in_use_as_pods_hold(
+def test_the_idle_devices_are_free_if_as_many_are_in_use_as_pods_hold(
     values: dict[Signal, float],
 ) -> None:
     world = unmapped(8, held=4, in_use=4, values=values)
@@ -48,13 +48,13 @@ def test_the_idle_ones_are_free_where_as_many_are_in_use_as_pods_hold(
     assert landing_on(world, 4) == ([4, 5, 6, 7], 0, BY_USE)
 
 
-def test_a_tenant_that_leaves_its_device_unused_takes_one_of_the_idle_ones() -> None:
+def test_a_tenant_without_load_holds_one_of_the_idle_devices() -> None:
     world = unmapped(8, held=4, in_use=3, values=dict(BUSY))
 
     assert landing_on(world)[:2] == ([3, 4, 5, 6, 7], 1)
 
 
-def test_of_more_devices_in_use_than_pods_hold_some_may_be_landed_on() -> None:
+def test_some_devices_in_use_are_candidates_if_more_are_in_use_than_pods_hold() -> None:
     world = unmapped(8, held=4, in_use=5, values=dict(BUSY))
 
     cards, taken, chance = landing_on(world)
@@ -64,7 +64,7 @@ def test_of_more_devices_in_use_than_pods_hold_some_may_be_landed_on() -> None:
     assert rejected(world.rank(request(4))) == {"node": Code.FOREIGN_USE}
 
 
-def test_without_labels_a_node_with_idle_cards_beats_a_silent_one() -> None:
+def test_without_a_mapping_a_node_with_idle_cards_beats_a_silent_one() -> None:
     world = unmapped(8, held=4, in_use=4, values=dict(BUSY))
     world.add_node("a-silent", 8)
     for index in range(8):
@@ -74,13 +74,13 @@ def test_without_labels_a_node_with_idle_cards_beats_a_silent_one() -> None:
     assert ranking(world.rank()) == ["node", "a-silent"]
 
 
-def test_a_pod_that_requires_idle_devices_takes_no_guess() -> None:
+def test_a_pod_that_requires_idle_devices_accepts_no_guess() -> None:
     world = unmapped(8, held=4, in_use=4, values=dict(BUSY))
 
     assert rejected(world.rank(request(requires_idle=True))) == {"node": Code.NOT_IDLE}
 
 
-def test_where_the_mapping_tells_nothing_is_guessed() -> None:
+def test_nothing_is_guessed_with_a_mapping() -> None:
     world = one_node(4)
     world.bind("a", on=[world.card()])
     world.card(index=1).values |= BUSY
@@ -99,7 +99,7 @@ def test_where_the_mapping_tells_nothing_is_guessed() -> None:
     in_use=st.integers(0, 8),
     count=st.integers(1, 8),
 )
-def test_a_guess_leaves_the_devices_that_the_count_leaves(
+def test_a_guess_agrees_with_the_count_of_free_devices(
     cards: int, held: int, in_use: int, count: int
 ) -> None:
     held, in_use = min(held, cards), min(in_use, cards)
@@ -143,7 +143,7 @@ JUST_FREED = BY_USE * 0.95
 
 
 @pytest.mark.parametrize("ends", [1, 3])
-def test_what_a_pod_has_just_left_is_presumed_idle_although_nobody_knows_which_it_was(
+def test_a_device_just_freed_is_presumed_idle_though_it_is_unknown_which_one(
     ends: int,
 ) -> None:
     world = full(ends=ends)
@@ -155,7 +155,7 @@ def test_what_a_pod_has_just_left_is_presumed_idle_although_nobody_knows_which_i
     assert rejected(world.rank(request(requires_idle=True), ["node"])) == {"node": Code.NOT_IDLE}
 
 
-def test_the_first_reading_tells_which_it_was() -> None:
+def test_the_first_reading_shows_which_device_was_freed() -> None:
     world = full()
     world.card(index=5).values |= IDLE
 
@@ -164,7 +164,7 @@ def test_the_first_reading_tells_which_it_was() -> None:
     assert landing_on(world) == ([5], 0, BY_USE)
 
 
-def test_one_reading_that_still_shows_load_is_no_word_against_it_and_two_are() -> None:
+def test_two_readings_with_load_end_the_presumption_and_one_does_not() -> None:
     world = full()
 
     world.read_after(30)
@@ -175,7 +175,7 @@ def test_one_reading_that_still_shows_load_is_no_word_against_it_and_two_are() -
     assert rejected(world.rank(request())) == {"node": Code.FOREIGN_USE}
 
 
-def test_the_next_pod_takes_what_was_just_freed() -> None:
+def test_the_next_pod_takes_the_device_just_freed() -> None:
     world = full(ends=2)
 
     world.bind("next")
@@ -186,7 +186,7 @@ def test_the_next_pod_takes_what_was_just_freed() -> None:
     assert landing_on(world)[2] == 0.0
 
 
-def test_a_node_that_is_idle_otherwise_comes_before_what_was_just_freed() -> None:
+def test_an_idle_node_comes_before_one_with_a_device_just_freed() -> None:
     world = full()
     world.add_node("idle", 1)
     world.read(measured_at=world.clock.now - 1)
@@ -194,7 +194,7 @@ def test_a_node_that_is_idle_otherwise_comes_before_what_was_just_freed() -> Non
     assert ranking(world.rank()) == ["idle", "node"]
 
 
-def test_nothing_is_presumed_where_a_card_was_used_before_the_pods_came() -> None:
+def test_nothing_is_presumed_if_a_card_had_foreign_use_before_the_pods() -> None:
     world = one_node(8)
     world.is_mapped = False
     world.card().values |= BUSY
@@ -209,7 +209,7 @@ def test_nothing_is_presumed_where_a_card_was_used_before_the_pods_came() -> Non
     assert landing_on(world)[2] == pytest.approx(BY_USE / 2)
 
 
-def test_what_was_freed_counts_no_longer_than_the_readings_from_before() -> None:
+def test_a_freed_device_counts_as_long_as_earlier_readings_would() -> None:
     world = full()
 
     world.clock.now += 1000
@@ -227,7 +227,7 @@ def test_init_containers_with_more_devices_than_the_main_ones_leave_the_node_rea
     assert landing_on(world)[0] == [2, 3, 4, 5, 6, 7]
 
 
-def test_a_main_container_that_no_mapping_shows_still_makes_a_node_unreadable() -> None:
+def test_an_unmapped_main_container_leaves_the_row_not_agreed() -> None:
     world = one_node(8)
     world.bind("a", count=4, lasting={"nvidia.com/gpu": 2}, on=[world.card()])
 

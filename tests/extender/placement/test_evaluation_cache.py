@@ -10,7 +10,7 @@ from extender.core.decision import cached_evaluation
 from extender.core.decision.evaluation import evaluate_for
 from extender.core.memo import Memo
 from extender.core.steps import Steps, finish
-from extender.fleet.snapshots import RENEW_SECONDS
+from extender.fleet.snapshots import REFRESH_SECONDS
 from extender.placement import evaluation_cache
 from extender.placement.evaluation_cache import EXPECTED, EXPECTED_SECONDS
 from testkit.builders import pod_ref, request
@@ -68,7 +68,7 @@ def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
 ) -> None:
     for count in (1, 2, 3):
         world.rank(request(count))
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps())
     pools_evaluated.clear()
 
@@ -84,7 +84,7 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
 ) -> None:
     for count in (1, 2, 3):
         world.rank(request(count))
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     finish(world.fleet.refresh_in_steps())
 
     for number, _ in enumerate(world.placer.evaluation_cache.warm_in_steps()):
@@ -223,7 +223,7 @@ def test_what_a_renewal_prepares_is_not_evaluated_again(
 ) -> None:
     for count in (1, 2, 3):
         world.rank(request(count))
-    world.clock.now += RENEW_SECONDS
+    world.clock.now += REFRESH_SECONDS
     pools_evaluated.clear()
 
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))

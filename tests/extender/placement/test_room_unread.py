@@ -20,7 +20,7 @@ def test_what_was_last_measured_counts_however_long_nothing_is_read(seconds: flo
     use(world, 50, LATER)
 
     world.clock.now += seconds
-    world.fleet.look_after_silent()
+    world.fleet.expire_silent()
 
     assert room(world) == pytest.approx(30)
     world.end(pod)
@@ -35,7 +35,7 @@ def test_what_foreign_processes_held_counts_as_a_pod_ends_long_after_the_last_re
     use(world, 41, LATER)
 
     world.clock.now += 800
-    world.fleet.look_after_silent()
+    world.fleet.expire_silent()
     assert room(world) == pytest.approx(39)
     world.end(pod)
 

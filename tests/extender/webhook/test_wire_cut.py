@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
-from extender.core.nodes.node_index import EMPTY_ROLL, NodeIndex
+from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.nodes.node_names import NamesIn
 from extender.webhook import wire
 
@@ -122,7 +122,7 @@ def test_cut_or_written_anew_the_answer_is_the_same(
     asking = body(about.names, is_ascii=is_ascii)
 
     cut = answered(wire.decode_question(asking, ROLL), about, shortlist)
-    anew = answered(wire.decode_question(asking, EMPTY_ROLL), about, shortlist)
+    anew = answered(wire.decode_question(asking, EMPTY_NODE_INDEX), about, shortlist)
 
     assert cut == anew == expected(about, shortlist)
 
@@ -144,7 +144,8 @@ def test_scores_are_the_same_beside_names_that_are_cut_or_written_anew(
     cut, anew = (
         wire.encode_scores(question, about.decision(question.nodes), max_score)
         for question in (
-            wire.decode_question(body(about.names), node_index) for node_index in (ROLL, EMPTY_ROLL)
+            wire.decode_question(body(about.names), node_index)
+            for node_index in (ROLL, EMPTY_NODE_INDEX)
         )
     )
 

@@ -143,7 +143,7 @@ def test_what_is_estimated_again_of_single_nodes_is_read_too() -> None:
     for card in (0, 1):
         world.card("node-0", card).values.update(BUSY)
     world.read_after(1)
-    world.fleet._snapshots.note_news(["node-0"])
+    world.fleet._snapshots.note_readings(["node-0"])
 
     world.place("b")
 

@@ -151,7 +151,7 @@ async def test_an_agent_with_tls_says_that_the_extender_has_none(
         await eventually(lambda: causes(caplog))
 
         assert desk.reviews.asked == []
-        assert "does it take reports over TLS (agents.cert_file)?" in causes(caplog)[0]
+        assert "does the extender serve reports over TLS (agents.cert_file)?" in causes(caplog)[0]
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
