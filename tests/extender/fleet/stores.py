@@ -21,7 +21,7 @@ INSTANCE = replace(CARD, gpu_instance_id="7", mig_profile="1g.10gb")
 def readings(
     *devices: DeviceInfo, at: float = NOW, measured_at: float | None = None, **values: float
 ) -> Readings:
-    """Return one answer; every device is idle unless said otherwise."""
+    """Return one answer; every device is idle by default."""
     count = len(devices)
     said = {"GRAPHICS_ACTIVE": 0.0, "MEMORY_USED": 0.0, "MEMORY_FREE": 80 * GIB, **values}
     return Readings(
@@ -35,7 +35,7 @@ def readings(
 
 
 def store_of(*devices: DeviceInfo, **values: float) -> DeviceStore:
-    """Return a store that has read these devices once, as devices that no pod holds."""
+    """Return a store with one reading of these devices, none of which a pod holds."""
     store = DeviceStore(Policy())
     store.apply(readings(*devices, **values), NOW)
     for row in range(len(store)):

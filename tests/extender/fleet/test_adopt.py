@@ -1,4 +1,4 @@
-"""Other settings are put in force as if they had been there from the start, and all at once."""
+"""Test that a new policy comes into force at once, with the same result as from the start."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -46,8 +46,8 @@ OTHERS = (
 )
 
 
-def told(snapshot: Snapshot) -> dict[str, object]:
-    """Return all that a snapshot says, but for its version and time."""
+def contents_of(snapshot: Snapshot) -> dict[str, object]:
+    """Return the contents of a snapshot without version and time."""
     pools: dict[str, object] = {}
     for resource, pool in snapshot.pools.items():
         batch = current_batch(pool, snapshot.telemetry)
@@ -76,7 +76,7 @@ CHANGE = st.tuples(
 def test_an_adopted_policy_gives_the_same_state_as_one_from_the_start(
     policy: Policy, before: list[tuple[str, int]], meanwhile: Iterable[tuple[str, int]]
 ) -> None:
-    """And as if they were not there, until the last step."""
+    """Until the last step the former policy stays in force."""
     worlds = [made(DEFAULT), made(DEFAULT), made(policy)]
     pods: list[list[PodRecord]] = [[], [], []]
 
@@ -95,13 +95,13 @@ def test_an_adopted_policy_gives_the_same_state_as_one_from_the_start(
         rest = iter(meanwhile)
         for _ in adopting.fleet.adopt_in_steps(policy):
             assert adopting.fleet.policy is not policy
-            assert told(adopting.fleet.snapshot()) == told(old.fleet.snapshot())
+            assert contents_of(adopting.fleet.snapshot()) == contents_of(old.fleet.snapshot())
             for what, number in rest:
                 happen(what, number)
                 break
 
     assert adopting.fleet.policy is policy
-    assert told(adopting.fleet.snapshot()) == told(new.fleet.snapshot())
+    assert contents_of(adopting.fleet.snapshot()) == contents_of(new.fleet.snapshot())
 
 
 @pytest.mark.parametrize("policy", SHAPING_LAYOUTS)
@@ -112,11 +112,11 @@ def test_no_snapshot_mixes_two_policies(policy: Policy, monkeypatch: pytest.Monk
     for number in range(20):
         world.bind(f"pod-{number}", f"node-{number}")
     world.read_after(100)
-    before = told(world.fleet.snapshot())
+    before = contents_of(world.fleet.snapshot())
     steps = 0
 
     for _ in world.fleet.adopt_in_steps(policy):
-        assert told(world.fleet.snapshot()) == before
+        assert contents_of(world.fleet.snapshot()) == before
         steps += 1
 
     assert steps > 15

@@ -1,4 +1,4 @@
-"""What the fleet makes of nodes' own agents, alone and beside Prometheus."""
+"""Test how the fleet uses reports of node agents, alone and beside Prometheus."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ def agents() -> Agents:
 def source(world: World, device: Device, signal: Signal) -> str:
     row = world.fleet.store.row_of(device.info.key)
     assert row is not None
-    told = world.fleet.store.reported([signal], row)
-    return "" if told is None else told[0]
+    found = world.fleet.store.reported([signal], row)
+    return "" if found is None else found[0]
 
 
 # --- one of them alone ----------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_the_replacing_source_reports_foreign_use_and_fills_the_window(agents: A
     made.read_after(10.0, 6, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
 
     assert made.estimated(made.card(), "is_foreign") == 0.0
-    assert windows(made, made.card())[2] == 4  # what came while the agent was believed is not in
+    assert windows(made, made.card())[2] == 4  # values from before the takeover do not count
 
 
 def test_a_silent_prometheus_does_not_affect_agents(agents: Agents) -> None:
@@ -237,7 +237,7 @@ def test_two_descriptions_of_a_device_do_not_alternate(agents: Agents) -> None:
         one.info = replace(one.info, driver_version="580")
     agents.report("node", *infos)
     made.read()
-    told = made.fleet.store.info(0)
+    info = made.fleet.store.info(0)
     made.fleet.snapshot()
     changed = []
     for _ in range(3):
@@ -247,9 +247,9 @@ def test_two_descriptions_of_a_device_do_not_alternate(agents: Agents) -> None:
         made.read(measured_at=made.clock.now - 45.0)
         changed.append(made.row() is not before)
 
-    assert told is not None
-    assert (told.model, told.driver_version) == ("NVIDIA H100 80GB HBM3", "580")
-    assert made.fleet.store.info(0) == told
+    assert info is not None
+    assert (info.model, info.driver_version) == ("NVIDIA H100 80GB HBM3", "580")
+    assert made.fleet.store.info(0) == info
     assert changed == [False] * 3
 
 
@@ -378,7 +378,7 @@ def test_new_readings_of_few_nodes_are_estimated_at_once() -> None:
 
     assert made.estimated(made.card("node"), "latest") == pytest.approx(0.9)
     after = made.fleet.snapshot().pools[GPU]
-    assert after.base == before.pools[GPU].base  # corrected, and not made anew
+    assert after.base == before.pools[GPU].base  # corrected, not built from scratch
 
 
 def test_a_node_that_turns_busy_is_ranked_behind(agents: Agents) -> None:

@@ -1,4 +1,4 @@
-"""Whose devices are, whose use of them is foreign, and which are ill, as nodes' agents say."""
+"""Test holders, foreign use and health from the reports of node agents."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who holds which devices, and what becomes of those that change hands."""
+"""Test the holders of devices, and the state of devices that change hands."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_a_mapping_missing_from_one_or_two_answers_stays_valid() -> None:
 
 
 def recreated(made: World, *, card: int) -> None:
-    """Let a pod on the first card be deleted, and made anew on another under the same name."""
+    """Delete a pod on the first card, and create one of the same name on another card."""
     old = made.bind("web-0", on=[made.card()])
     made.read_after(30)
     made.clock.now += 10.0

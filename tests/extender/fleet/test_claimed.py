@@ -1,4 +1,4 @@
-"""Pods of which ResourceClaims tell what they hold."""
+"""Test pods whose devices are known from ResourceClaims."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Bindings and failures count by our own clock where the node's or the API server's is wrong."""
+"""Test corrected times of pods if a node's or the API server's clock is wrong."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def running(world: World) -> PodRecord:
 
 
 def fails(world: World, record: PodRecord, clock: float, *, is_device_fault: bool = False) -> None:
-    """Let the watch show that a pod has failed just now, by a clock that is so far off."""
+    """Report a pod that failed just now, with the time of a clock that is off by this much."""
     failed = replace(
         record,
         phase=PodPhase.FAILED,

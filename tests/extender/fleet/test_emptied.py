@@ -1,4 +1,4 @@
-"""What was once full and is empty again costs no more than what was never full."""
+"""Test that sets that were once full cost no more than empty ones."""
 
 from testkit.served import World
 

@@ -1,4 +1,4 @@
-"""Whose fault early failures are: the node's, or that of the owner of the pods."""
+"""Test whether early failures count against the node or against the pods' owner."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -157,7 +157,7 @@ def scores_of(decision: Decision) -> dict[str, float]:
 
 
 def own_rank(world: World, owner: str) -> Decision:
-    """Return what the next pod of an owner would get."""
+    """Return the scores for the next pod of an owner."""
     asked = world.fleet.informed(request(), (owner_key("ns", owner, ""),))
     return world.rank(asked)
 
@@ -244,7 +244,7 @@ def test_an_xid_at_the_time_makes_it_a_device_failure(
 
 
 def fails_early(world: World, node: str, owner: str, name: str) -> None:
-    """Let the watch show a pod of an owner that failed just now."""
+    """Report a pod of an owner that failed just now."""
     world.bind(name, node, owner=owner, is_failed_early=True)
     world.fleet.remove_pod(f"uid-{name}", world.clock.now)
 
@@ -305,7 +305,7 @@ def test_xids_caused_by_a_program_on_two_nodes_count_against_neither() -> None:
 
 
 def test_a_measured_fault_of_a_node_says_nothing_about_the_owner() -> None:
-    # The status alone tells of a device on both nodes; only on one was a fault measured.
+    # On both nodes the status names a device; a fault was measured on one only.
     log = FailureLog(RULE, lambda node, _at: node == "a")
     for node in ("a", "b"):
         log.note(failed(node, "Job train", node, is_device_fault=True), NOW)

@@ -1,4 +1,4 @@
-"""What the fleet makes of nodes, pods and readings as they come and go."""
+"""Test the fleet as nodes, pods and readings come and go."""
 
 from dataclasses import replace
 from typing import Any
@@ -108,17 +108,17 @@ def test_a_node_that_comes_back_is_read_again() -> None:
 
 
 def test_patched_rows_equal_those_of_a_pool_built_from_scratch() -> None:
-    patched, anew = one_node(), World()
+    patched, from_scratch = one_node(), World()
     patched.fleet.snapshot()
-    for made in (patched, anew):
-        if made is anew:
+    for made in (patched, from_scratch):
+        if made is from_scratch:
             made.add_node("node", 2)
         made.bind("a", on=[made.card()])
         made.read(GRAPHICS_ACTIVE=0.4)
 
     one, other = (
         current_batch(snapshot.pools[GPU], snapshot.telemetry)
-        for snapshot in (patched.fleet.snapshot(), anew.fleet.snapshot())
+        for snapshot in (patched.fleet.snapshot(), from_scratch.fleet.snapshot())
     )
 
     for column in ("used", "assumed", "held", "taken", "is_agreed", "allocatable"):

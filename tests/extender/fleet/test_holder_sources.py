@@ -1,4 +1,4 @@
-"""What has changed of a mapping is what differs, whoever says where to look."""
+"""Test that the difference between two mappings is found, with any hint where to look."""
 
 import numpy as np
 from hypothesis import given
@@ -12,7 +12,7 @@ mappings = st.dictionaries(devices, st.sampled_from([("ns/x",), ("ns/y",), ("ns/
 MAX_AGE = 60.0
 
 
-def told(mapping: PodsByDevice | None, changed: ChangedTenants | None = None) -> Readings:
+def answer_with(mapping: PodsByDevice | None, changed: ChangedTenants | None = None) -> Readings:
     return Readings(
         source="prometheus",
         at=0.0,
@@ -44,7 +44,9 @@ def test_all_changes_are_found_despite_missed_answers(
         changed = ChangedTenants(latest, differing(latest, mapping))
         latest = mapping
         if not is_missed:
-            replaced = known.replace(told(mapping, changed if says_what_changed else None), MAX_AGE)
+            replaced = known.replace(
+                answer_with(mapping, changed if says_what_changed else None), MAX_AGE
+            )
             assert found(replaced) == differing(held, mapping)
             held = mapping
 
@@ -54,9 +56,9 @@ def test_only_changed_devices_are_compared() -> None:
     first = {DeviceKey((f"GPU-{number}", "")): ("ns/x",) for number in range(100)}
     gone = DeviceKey(("GPU-7", ""))
     then = {key: pods for key, pods in first.items() if key != gone}
-    known.replace(told(first), MAX_AGE)
+    known.replace(answer_with(first), MAX_AGE)
 
-    replaced = known.replace(told(then, ChangedTenants(first, [gone])), MAX_AGE)
+    replaced = known.replace(answer_with(then, ChangedTenants(first, [gone])), MAX_AGE)
 
     assert replaced is not None
     assert list(replaced.devices) == [gone]

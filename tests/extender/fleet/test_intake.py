@@ -1,4 +1,4 @@
-"""Devices of an answer that are taken over some at a time are taken over as if all at once."""
+"""Test that applying an answer in pieces gives the same result as all at once."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -20,12 +20,12 @@ from tests.extender.fleet.stores import CARD, NAN, free
 CARDS = tuple(replace(CARD, uuid=f"GPU-{number}", index=number) for number in range(5))
 ratios = st.sampled_from([0.0, 0.3, 1.0, NAN])
 ages = st.sampled_from([0.0, 5.0, 40.0])
-told = st.lists(st.tuples(ratios, ratios, ages), min_size=len(CARDS), max_size=len(CARDS))
-answers = st.lists(st.tuples(told, st.booleans()), min_size=1, max_size=4)
+reports = st.lists(st.tuples(ratios, ratios, ages), min_size=len(CARDS), max_size=len(CARDS))
+answers = st.lists(st.tuples(reports, st.booleans()), min_size=1, max_size=4)
 
 
 def answer(said: Sequence[tuple[float, float, float]], at: float, *, is_own: bool) -> Readings:
-    """Return what Prometheus or the node's agent says: utilization, memory and age of each card."""
+    """Return an answer of Prometheus or of an agent: utilization, memory and age of each card."""
     utilization, memory, age = (np.array(column) for column in zip(*said, strict=True))
     own = Own(
         nodes=("node",),

@@ -1,4 +1,4 @@
-"""What stays of a signal that an answer lacks: the last good value, growing older."""
+"""Test that a missing signal keeps its last valid value, which grows older."""
 
 from dataclasses import replace
 
@@ -15,14 +15,14 @@ ACTIVITY, MEMORY = {"GRAPHICS_ACTIVE"}, {"MEMORY_USED", "MEMORY_FREE"}
 
 
 def without(answer: Readings, names: set[str]) -> Readings:
-    """Return the answer as it is when the queries for these signals have failed."""
+    """Return an answer without these signals, as after failed queries."""
     lost = {Signal[name] for name in names}
     kept = {signal: column for signal, column in answer.columns.items() if signal not in lost}
     return replace(answer, columns=kept)
 
 
 def later(store: DeviceStore, seconds: float, lost: set[str], **values: float) -> None:
-    """Let an answer arrive that lacks some signals."""
+    """Apply an answer without some signals."""
     at = NOW + seconds
     store.apply(without(readings(CARD, at=at, **values), lost), at)
 
@@ -123,7 +123,7 @@ def test_a_temperature_that_is_no_longer_reported_is_soon_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sick"),
+    ("name", "unhealthy"),
     [
         ("XID", 48.0),
         ("ROW_REMAP_FAILURE", 1.0),
@@ -134,9 +134,9 @@ def test_a_temperature_that_is_no_longer_reported_is_soon_forgotten() -> None:
     ],
 )
 def test_a_health_problem_that_is_no_longer_reported_lasts_as_long_as_the_device(
-    name: str, sick: float
+    name: str, unhealthy: float
 ) -> None:
-    store = store_of(CARD, **{name: sick})
+    store = store_of(CARD, **{name: unhealthy})
 
     for seconds, is_excluded in ((30, True), (600, True), (900, True), (930, False)):
         later(store, seconds, set())

@@ -1,4 +1,4 @@
-"""Young tenants count until they were seen at work; clocks that are wrong count for nothing."""
+"""Test the assumed load of new tenants, also with wrong clocks."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def loading_beside_working(*, is_mapped: bool = True) -> World:
 
 
 def counted(world: World) -> float:
-    """Return the activity with which the node's first device counts."""
+    """Return the activity that the estimate of the node's first device uses."""
     snapshot = world.fleet.snapshot()
     batch = current_batch(snapshot.pools[GPU], snapshot.telemetry)
     return float(assess(batch, ask().columns, estimates(world.policy)).utilization[0, 0])
@@ -119,7 +119,7 @@ def test_a_restarted_container_is_assumed_to_load_again(clock: float) -> None:
 
 
 def started(world: World, *, clock: float, waits: float = 0.0) -> None:
-    """Let a pod be bound, and start after a while, on a node whose clock is off by so much."""
+    """Bind a pod, and start it later, on a node whose clock is off by this much."""
     pod = world.bind("a", on=[world.card()], phase=PodPhase.PENDING, started_at=None)
     world.clock.now += waits
     running = replace(pod, phase=PodPhase.RUNNING, started_at=world.clock.now + clock)

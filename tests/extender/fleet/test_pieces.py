@@ -1,4 +1,4 @@
-"""What concerns many nodes at once is done some at a time."""
+"""Test that changes of many nodes are handled in cooperative steps."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,7 +48,7 @@ def test_a_few_pods_that_end_free_their_devices_at_once() -> None:
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Nodes that each snapshot was patched with; many are more than 16."""
+    """Number of nodes in each patch of more than 16 nodes."""
     counts: list[int] = []
 
     def patch_pools(pools: Any, changed: Mapping[str, Any], *rest: Any) -> object:

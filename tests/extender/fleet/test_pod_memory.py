@@ -1,4 +1,4 @@
-"""What pods were seen to hold of devices that they share."""
+"""Test the memory that pods were seen to use on shared devices."""
 
 from typing import Final
 
@@ -72,11 +72,11 @@ def test_a_pod_that_is_gone_is_forgotten(pods: KnownPods, memory: PodMemory) -> 
 
 
 def test_only_the_last_devices_of_a_pod_are_kept(memory: PodMemory) -> None:
-    told = [DeviceKey((f"GPU-{at}", "")) for at in range(MOST_DEVICES + 1)]
-    for device in told:
+    devices = [DeviceKey((f"GPU-{at}", "")) for at in range(MOST_DEVICES + 1)]
+    for device in devices:
         memory.note("node", [(device, "one", 7)], 0.0)
 
-    assert memory.last("one", told[0]) is None
-    assert memory.use("one", told[:1]) == Use()
-    assert [memory.last("one", device) for device in told[1:]] == [7] * MOST_DEVICES
-    assert memory.use("one", told[1:]).memory_most_bytes == 7
+    assert memory.last("one", devices[0]) is None
+    assert memory.use("one", devices[:1]) == Use()
+    assert [memory.last("one", device) for device in devices[1:]] == [7] * MOST_DEVICES
+    assert memory.use("one", devices[1:]).memory_most_bytes == 7

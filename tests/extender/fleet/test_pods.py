@@ -1,4 +1,4 @@
-"""The pods that are known, and where they are."""
+"""Test the known pods and their indexes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Idle or busy by the last minutes, order by the hour; power orders and claims nothing."""
+"""Test idle and busy by the recent window, order by the hour, and power as a hint only."""
 
 from typing import Any
 
@@ -303,7 +303,7 @@ LONE = [
     {"SM_ACTIVE": 0.9, "POWER": 100.0, "POWER_LIMIT": 700.0},
     {"GRAPHICS_ACTIVE": 0.9, "MEMORY_USED": 0.5 * GIB},
 ]
-"""Activity by one signal that no other one bears out."""
+"""Activity by a single signal, without support by others."""
 
 
 @pytest.mark.parametrize("values", LONE, ids=lambda values: "-".join(values).lower())

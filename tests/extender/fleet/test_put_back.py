@@ -1,4 +1,4 @@
-"""A clock that was put back makes nothing look younger than it is, and holds no reading up."""
+"""Test that a clock that was set back changes no age and blocks no reading."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.extender.fleet.stores import CARD, estimated, readings, row_of, store
 
 STEP = 600.0
 SILENT = 450.0
-"""Longer than any value of a silent source counts."""
+"""Longer than any value of a silent source is valid."""
 
 
 def a_world() -> World:
@@ -29,7 +29,7 @@ def a_world() -> World:
 
 
 def age(world: World) -> float:
-    """Return how old the readings of the first card are to the fleet."""
+    """Return the age of the first card's readings in the fleet."""
     row = world.fleet.store.row_of(world.card().info.key)
     assert row is not None
     at = world.fleet.store.measured_at(row)
@@ -110,9 +110,9 @@ def test_an_answer_in_progress_at_the_step_leaves_no_time_in_the_future() -> Non
 
     row = world.fleet.store.row_of(world.card().info.key)
     assert row is not None
-    told = world.fleet.store.reported([Signal.GRAPHICS_ACTIVE], row)
-    assert told is not None
-    assert max(told[1], world.clock.now - age(world)) <= world.clock.now
+    found = world.fleet.store.reported([Signal.GRAPHICS_ACTIVE], row)
+    assert found is not None
+    assert max(found[1], world.clock.now - age(world)) <= world.clock.now
 
 
 def test_readings_after_the_step_show_that_a_pod_that_ended_before_it_is_gone() -> None:

@@ -1,4 +1,4 @@
-"""Which devices a store knows, and what becomes of their rows."""
+"""Test which devices a store knows, and the reuse of their rows."""
 
 from dataclasses import replace
 

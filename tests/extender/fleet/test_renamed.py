@@ -1,4 +1,4 @@
-"""Nodes whose GPUs get another resource name while pods of the former one run on."""
+"""Test nodes whose GPUs get another resource name while pods of the former one run."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ SHARED = "nvidia.com/gpu.shared"
 
 
 def offer(made: World, allocatable: dict[str, int], capacity: dict[str, int] | None = None) -> None:
-    """Let the node offer other resources from now on."""
+    """Make the node offer other resources."""
     before = made.fleet.nodes["node"]
     made.fleet.apply_node(
         replace(before, allocatable=allocatable, capacity=capacity or allocatable)
@@ -23,7 +23,7 @@ def offer(made: World, allocatable: dict[str, int], capacity: dict[str, int] | N
 
 
 def use(made: World, *cards: int, **changes: Any) -> None:
-    """Let a pod use each of some cards, and readings show it for long."""
+    """Add a pod to each of some cards, with readings that show its use for long."""
     for card in cards:
         made.bind(f"p{card}", on=[made.card(index=card)], **changes)
         made.card(index=card).values.update(BUSY)
@@ -31,7 +31,7 @@ def use(made: World, *cards: int, **changes: Any) -> None:
 
 
 def code(made: World, resource: str, memory_bytes: int | None = None) -> Code:
-    """Return what speaks against the node for a pod that asks for one of a resource."""
+    """Return the rejection code of the node for a pod that requests one device of a resource."""
     asked = GpuRequest(resource=resource, count=1, memory_bytes=memory_bytes)
     return Code(int(made.rank(asked).codes[0]))
 

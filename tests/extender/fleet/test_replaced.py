@@ -1,4 +1,4 @@
-"""Cards that were swapped: what was read of the old one is nobody's."""
+"""Test replaced cards: readings of the old card count for no pod."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,7 +22,7 @@ def shown(made: World) -> set[str]:
 
 
 def swap(made: World) -> None:
-    """Let the node have another card in the place of its first."""
+    """Replace the first card of the node."""
     made.remove_card("node", 0)
     made.show(NEW)
     made.clock.now += 30.0
@@ -123,7 +123,7 @@ def test_a_card_that_only_another_source_reports_is_not_replaced() -> None:
 
 
 def fewer(made: World, cards: int) -> None:
-    """Let the node offer only so many cards."""
+    """Make the node offer only this many cards."""
     counts = {GPU: cards}
     node = made.fleet.nodes["node"]
     made.fleet.apply_node(replace(node, allocatable=counts, capacity=counts))
@@ -164,7 +164,7 @@ def test_a_card_that_is_measured_after_the_node_offers_fewer_is_not_gone() -> No
 
 
 def linger(made: World, cards: Iterable[int]) -> None:
-    """Let cards be busy, and be told of from now on as they are now."""
+    """Make cards busy, and keep reporting them in this state."""
     for index in cards:
         made.card(index=index).values |= BUSY
         made.card(index=index).measured_at = made.clock.now

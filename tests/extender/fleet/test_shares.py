@@ -1,4 +1,4 @@
-"""Whether cards are sold in shares: by evidence, and as long as that holds."""
+"""Test the evidence that pods share cards, and how long it is valid."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ ROOMY = {Signal.MEMORY_USED: 0.0, Signal.MEMORY_FREE: 80 * GIB}
 
 
 def unlabelled(cards: int = 4, offered: int = 8) -> World:
-    """Return a world with a node without labels that offers more than telemetry shows."""
+    """Return a world with an unlabelled node that offers more devices than telemetry reports."""
     counts = {GPU: offered}
     return one_node(cards, allocatable=counts, capacity=counts, labels={})
 
 
 def shape(world: World) -> tuple[int, int]:
-    """Return how many devices the node has, and how many shares each."""
+    """Return the number of devices of the node, and of shares per device."""
     row = world.row()
     return len(row.slots), row.replicas
 

@@ -1,4 +1,4 @@
-"""Bulk work is done in steps, what is patched is as if made anew, and nothing grows for ever."""
+"""Test that bulk work runs in steps, patches equal builds from scratch, and nothing grows."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -36,7 +36,7 @@ def answer(world: World, **values: float) -> Readings:
 
 
 class _Recorder:
-    """Takes readings in a fleet's place."""
+    """Stands in for a fleet and records readings."""
 
     def __init__(self, taken: list[Readings]) -> None:
         self._taken = taken
@@ -119,13 +119,13 @@ def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -
     assert (world.row("node-0").allocatable, world.row("node-1").allocatable) == (4, 8)
 
 
-# --- patched is made anew -------------------------------------------------------------------------
+# --- patched snapshots ----------------------------------------------------------------------------
 
 CHANGES = ("bind", "end", "read", "show", "add", "remove", "widen", "fail", "place", "ask")
 
 
 def change(world: World, what: str, number: int, pods: list[PodRecord]) -> None:
-    """Let one thing happen."""
+    """Apply one change."""
     node = f"node-{number % 4}"
     known = node in world.fleet.nodes
     if what == "bind" and known:
@@ -168,33 +168,35 @@ def test_a_patched_snapshot_equals_one_from_scratch(changes: Iterable[tuple[str,
 
 
 def assert_equals_one_from_scratch(world: World) -> None:
-    """Compare the snapshot and a ranking with what comes out from scratch."""
+    """Compare the snapshot and a ranking with ones built from scratch."""
     patched, ranked = world.fleet.snapshot(), world.rank(request(1))
     world.fleet._snapshots.current = None
     world.fleet._snapshots.discard_estimates()
-    anew = world.fleet.snapshot()
+    from_scratch = world.fleet.snapshot()
     again = Placer(world.fleet, DecisionHistory(1), world.clock).rank(
         request(1), tuple(world.fleet.nodes)
     )
 
-    assert anew is not patched
-    assert patched.nodes == anew.nodes
+    assert from_scratch is not patched
+    assert patched.nodes == from_scratch.nodes
     names = patched.node_index.number(
-        anew.node_index.names
+        from_scratch.node_index.names
     )  # nodes that are gone may be on it still
-    for resource in anew.pools:
+    for resource in from_scratch.pools:
         rows, others = (
             patched.node_index.rows(resource, names),
-            anew.node_index.rows(resource, anew.node_index.number(anew.node_index.names)),
+            from_scratch.node_index.rows(
+                resource, from_scratch.node_index.number(from_scratch.node_index.names)
+            ),
         )
         assert rows is not None
         assert others is not None
         assert rows.tolist() == others.tolist()
-    assert set(patched.pools) == set(anew.pools)
+    assert set(patched.pools) == set(from_scratch.pools)
     devices = world.fleet.store.rows_on(world.fleet.store.nodes)  # spare rows mean nothing
-    assert columns(patched.telemetry.take(devices)) == columns(anew.telemetry.take(devices))
+    assert columns(patched.telemetry.take(devices)) == columns(from_scratch.telemetry.take(devices))
     for resource, pool in patched.pools.items():
-        other = anew.pools[resource]
+        other = from_scratch.pools[resource]
         assert (pool.nodes, pool.rows, pool.row_of) == (other.nodes, other.rows, other.row_of)
         batch = current_batch(pool, patched.telemetry)
         assert columns(batch, batch.telemetry) == columns(other.batch, other.batch.telemetry)
@@ -204,7 +206,7 @@ def assert_equals_one_from_scratch(world: World) -> None:
 
 
 MEANWHILE = ("bind", "end", "add", "remove", "widen", "place", "rank")
-"""Changes that count at once, though a renewal is under way."""
+"""Changes that count at once, even during a refresh."""
 
 
 @settings(max_examples=60, deadline=None)
@@ -246,7 +248,7 @@ def test_no_query_waits_for_added_and_removed_nodes() -> None:
     world.fleet.snapshot_of_all()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshots, "build_pools", None)  # whoever calls it fails
+        patch.setattr(snapshots, "build_pools", None)  # any call fails
         patch.setattr(snapshots, "estimate", None)
         world.fleet.remove_node("leaving")
         world.fleet.apply_node(NodeRecord(name="new", allocatable={GPU: 2}, capacity={GPU: 2}))
@@ -321,7 +323,7 @@ def test_evaluations_prepared_during_a_refresh_are_used() -> None:
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "evaluate_batch", None)  # whoever calls it fails
+        patch.setattr(evaluation, "evaluate_batch", None)  # any call fails
         world.rank(request(1))
         with pytest.raises(TypeError):
             world.rank(request(2))

@@ -1,4 +1,4 @@
-"""What is held of each device between two answers of a source."""
+"""Test what the store knows of each device between two answers of a source."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def test_windows_count_each_measurement_once() -> None:
 
 
 def use(store: DeviceStore, *amounts: float, start: float = 30.0) -> list[bool]:
-    """Read these activities, one each 30 s; return the verdict after each."""
+    """Apply these activities, one per 30 s; return whether each leaves foreign use."""
     verdicts = []
     for number, amount in enumerate(amounts):
         at = NOW + start + 30 * number
@@ -148,13 +148,13 @@ def test_use_that_may_be_a_new_pods_is_not_foreign_but_known_foreign_use_stays()
 
 
 def arrive(store: DeviceStore, at: float) -> None:
-    """Have a pod come to the device, and be seen on it."""
+    """Add a pod to the device, with readings of it."""
     store.restart_history((0,), at, is_freed=False)
     hold(store, 0)
 
 
 def leave(store: DeviceStore, at: float) -> None:
-    """Have that pod go."""
+    """End this pod."""
     store.restart_history((0,), at, is_freed=True)
     free(store, 0)
 
@@ -258,7 +258,7 @@ def test_an_old_xid_counts_again_only_if_it_was_gone(gap: float, counts_again: b
 
 
 def history(utilization: list[float], xid: list[float] | None = None) -> History:
-    """Return what was read of the card each minute until now, and of one that nobody knows."""
+    """Return a reading per minute until now, of the card and of an unknown one."""
     times = NOW - 60.0 * np.arange(len(utilization), dtype=np.float64)[::-1]
     columns = np.column_stack([utilization, np.ones(len(utilization))])
     return History(

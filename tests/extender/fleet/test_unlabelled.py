@@ -1,4 +1,4 @@
-"""Which devices are free where no source tells which pods hold them."""
+"""Test which devices are free if no source reports which pods hold them."""
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ LOADED = {Signal.MEMORY_USED: 60 * GIB, Signal.MEMORY_FREE: 20 * GIB}
 
 
 def unmapped(cards: int, held: int, in_use: int, values: dict[Signal, float]) -> World:
-    """Return a node of which no source tells who holds what; the first cards are in use."""
+    """Return a node whose holders no source reports; the first cards are in use."""
     world = one_node(cards)
     world.is_mapped = False
     if held:
@@ -29,7 +29,7 @@ def unmapped(cards: int, held: int, in_use: int, values: dict[Signal, float]) ->
 
 
 def landing_on(world: World, count: int = 1) -> tuple[list[int], int, float]:
-    """Return the devices that a pod may land on, how many are held, and the chance of idle ones."""
+    """Return the candidate devices, the number of held ones, and the chance of idle ones."""
     snapshot = world.fleet.snapshot()
     question = EvaluationRequest(
         request=request(count), ask=ask(count), policy=world.policy, overlay={}
@@ -118,7 +118,7 @@ def test_a_guess_agrees_with_the_count_of_free_devices(
 
 
 def full(cards: int = 8, ends: int = 1) -> World:
-    """Return an unmapped node whose pods keep all cards busy, and of which some have just ended."""
+    """Return an unmapped node whose pods kept all cards busy; some pods have just ended."""
     world = one_node(cards)
     world.is_mapped = False
     world.read_after(30, 4)
@@ -133,7 +133,7 @@ def full(cards: int = 8, ends: int = 1) -> World:
 
 
 def silent(world: World) -> str:
-    """Add a node of which no source tells anything."""
+    """Add a node that no source reports."""
     counts = {GPU: 8}
     world.fleet.apply_node(NodeRecord(name="a-silent", allocatable=counts, capacity=counts))
     return "a-silent"

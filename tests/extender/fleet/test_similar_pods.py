@@ -1,4 +1,4 @@
-"""What pods are expected to use of a device's memory, by what pods like them did."""
+"""Test the expected memory of pods from similar pods."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ def use(world: World, node: str, gib: float) -> None:
 
 
 def measured(world: World, gib: float = 30, **changes: Any) -> PodRecord:
-    """Let a pod run on the first node until readings show what it uses."""
+    """Run a pod on the first node until readings show its memory."""
     described = {"owner": "ReplicaSet serve", **changes}
     record = world.bind("serve-1", "node-0", on=[world.card("node-0")], **described)
     use(world, "node-0", gib)
