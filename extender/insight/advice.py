@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from extender.core.devices.gpu_models import GIB, SharingWay
+from extender.core.devices.gpu_models import GIB, SharingWay, is_vgpu
 from extender.fleet.fleet import Fleet
 from extender.fleet.pod_memory import LEAST_SAMPLES, Use
 from extender.insight import advice_rules as rules
@@ -49,12 +49,13 @@ def card_words(card: Card, advice: CardRecommendation) -> str:
     if advice.verdict is CardVerdict.NOT_MEASURED:
         return (
             f"no samples of the pods' use: {advice.replicas} replicas of "
-            f"{_gib(advice.memory_bytes)}, 1 GiB kept back, {_way(advice)}"
+            f"{_gib(advice.memory_bytes)}, 1 GiB kept back, {_way(card, advice)}"
         )
     used = _used(card.use, card.memory_bytes)
     limit = "" if advice.bound is None else f", {_BOUNDS[advice.bound]}"
     if advice.verdict is CardVerdict.SHARE:
-        return f"its pod uses {used}: {advice.replicas} such pods would fit{limit}; {_way(advice)}"
+        fit = f"{advice.replicas} such pods would fit{limit}"
+        return f"its pod uses {used}: {fit}; {_way(card, advice)}"
     tenants = f"{card.pods} of {card.replicas} replicas in use, which together use {used}"
     if advice.verdict is CardVerdict.DO_NOT_SHARE:
         return f"{tenants}: not two of these fit{limit}"
@@ -103,7 +104,9 @@ def _used(use: Use, total_bytes: float) -> str:
     )
 
 
-def _way(advice: CardRecommendation) -> str:
+def _way(card: Card, advice: CardRecommendation) -> str:
+    if is_vgpu(card.model):
+        return "a vGPU: no MIG and no resets in the guest, the hypervisor schedules it"
     if advice.way is SharingWay.MIG:
         return f"as MIG instances, {advice.layout}"
     if advice.way is SharingWay.MPS:

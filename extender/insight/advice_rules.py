@@ -12,7 +12,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.devices.gpu_models import GIB, SharingWay, mig_layout, way_without_mig
+from extender.core.devices.gpu_models import (
+    GIB,
+    SharingWay,
+    is_desktop,
+    mig_layout,
+    way_without_mig,
+)
 from extender.fleet.pod_memory import Use
 
 Matrix = npt.NDArray[np.float64]
@@ -37,6 +43,11 @@ memory."""
 
 DEFAULT_REPLICAS: Final = 2
 """Recommended replicas without measurements."""
+
+DESKTOP_BYTES: Final = 3e9
+MOST_DESKTOP_REPLICAS: Final = 8
+"""GeForce and workstation cards without measurements get a replica for each 3 GB, a power of two:
+2 on a GTX 1660, 4 on an RTX 3060, 8 on an RTX 3090. Clusters of such cards ran well so."""
 
 TENTH: Final = 0.1
 """Share of time busy up to which a pod does not need whole GPUs."""
@@ -228,7 +239,7 @@ def advise(card: Card) -> CardRecommendation | None:
     is_known = card.pods > 0 and use.is_enough and card.memory_bytes > 0
     if not is_known or use.activity_ratio is None or use.memory_bytes is None:
         return (
-            _shared(card, CardVerdict.NOT_MEASURED, DEFAULT_REPLICAS, None)
+            _shared(card, CardVerdict.NOT_MEASURED, _unmeasured_replicas(card), None)
             if card.is_shared
             else None
         )
@@ -238,6 +249,15 @@ def advise(card: Card) -> CardRecommendation | None:
             return None
         return _shared(card, CardVerdict.SHARE, fitting.count, fitting.bound)
     return _shared(card, _compare(card.replicas, fitting.count), fitting.count, fitting.bound)
+
+
+def _unmeasured_replicas(card: Card) -> int:
+    """Return the number of replicas to recommend for a card without measurements."""
+    if not is_desktop(card.model):
+        return DEFAULT_REPLICAS
+    each = max(int(card.memory_bytes / DESKTOP_BYTES), 1)
+    power = 1 << (each.bit_length() - 1)
+    return min(max(power, DEFAULT_REPLICAS), MOST_DESKTOP_REPLICAS)
 
 
 def _compare(replicas: int, fitting: int) -> CardVerdict:

@@ -1,5 +1,6 @@
 """Sharing options of NVIDIA's cards: MIG instances, and memory caps under MPS."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -23,24 +24,42 @@ ANY: Final = "any"
 OTHER: Final = "other"
 """Model word for a model that is not in `NAMES`."""
 
-_MPS: Final = frozenset(
+_DESKTOP: Final = frozenset(
+    {"gtx1650", "gtx1660", "rtx2060", "rtx2070", "rtx2080", "rtx3050", "rtx3060", "rtx3070"}
+    | {"rtx3080", "rtx3090", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx5050", "rtx5060"}
+    | {"rtx5070", "rtx5080", "rtx5090", "titanrtx", "titanv", "a2000", "a4000", "a4500", "a5000"}
+    | {"a5500", "a6000", "t1000", "rtx2000", "rtx4000", "rtx4500", "rtx5000", "rtx5880", "rtx6000"}
+    | {"rtx8000", "rtxpro4000", "rtxpro4500", "rtxpro5000"}
+)
+"""GeForce and workstation cards of Volta and later without MIG."""
+
+_PASCAL: Final = frozenset({"gtx1050", "gtx1060", "gtx1070", "gtx1080", "titanx", "titanxp"})
+"""GeForce cards before Volta."""
+
+_MPS: Final = _DESKTOP | frozenset(
     {"v100", "t4", "t4g", "a2", "a10", "a10g", "a10m", "a16", "a40", "l2", "l4", "l20", "l40"}
-    | {"l40g", "l40s", "a4000", "a5000", "a6000", "t1000"}
+    | {"l40g", "l40s"}
 )
 """Cards of Volta and later without MIG: MPS can cap the memory of each client."""
 
 _MIG: Final = frozenset(
     {"a30", "a100", "a800", "h20", "h100", "h200", "h800", "gh200", "b200", "gb200", "b300"}
-    | {"gb300"}
+    | {"gb300", "rtxpro6000"}
 )
 """Cards with MIG."""
 
-_OLDER: Final = frozenset({"k80", "m40", "m60", "p4", "p40", "p100"})
+_OLDER: Final = _PASCAL | {"k80", "m40", "m60", "p4", "p40", "p100"}
 """Cards before Volta: MPS cannot cap memory."""
 
 NAMES: Final = _MPS | _MIG | _OLDER
 """Model words, a small set that is safe for metric labels."""
 
+
+_SERIES: Final = re.compile(r"\b(gtx|rtx|rtx pro|titan) (\d{4}|rtx|v|xp?)\b")
+"""Series and number of a GeForce, TITAN or RTX card; a suffix such as Ti or Ada does not count."""
+
+_VGPU: Final = re.compile(r" \d{1,3}[abcq]$")
+"""End of a vGPU guest's name, its profile: `NVIDIA A40-48Q`, `GRID A100-2-10C`."""
 
 _USABLE: Final = 0.88
 """Usable share of the memory in a profile's name: drivers report 9.75 GiB for 1g.10gb, 16 GiB for
@@ -83,6 +102,7 @@ MIG_CARDS: Final = (
     _card("gh200", 90, 100, "2x3g.48gb 3x2g.24gb 4x1g.24gb 7x1g.12gb"),
     _card("h200", 130, 150, "2x3g.71gb 3x2g.35gb 4x1g.35gb 7x1g.18gb"),
     _card("b200", 160, 190, "2x3g.90gb 3x2g.45gb 4x1g.45gb 7x1g.23gb"),
+    _card("rtxpro6000", 90, 100, "2x2g.48gb 4x1g.24gb"),
 )
 
 
@@ -100,13 +120,37 @@ def short_model(model: str) -> str:
     Example:
         >>> short_model("NVIDIA-A100-SXM4-40GB"), short_model("nvidia-tesla-t4"), short_model("")
         ('a100', 't4', 'any')
-        >>> short_model("something else")
-        'other'
+        >>> short_model("NVIDIA GeForce RTX 3060 Ti"), short_model("something else")
+        ('rtx3060', 'other')
     """
-    words = normalize_model(model).split()
-    if not words:
+    name = normalize_model(model)
+    if not name:
         return ANY
-    return next((word for word in words if word in NAMES), OTHER)
+    series = _SERIES.search(name)
+    numbered = "" if series is None else "".join(series.groups()).replace(" ", "")
+    return next((word for word in (numbered, *name.split()) if word in NAMES), OTHER)
+
+
+def is_desktop(model: str) -> bool:
+    """Return whether a model is a GeForce, TITAN or workstation card.
+
+    Example:
+        >>> is_desktop("NVIDIA GeForce GTX 1070"), is_desktop("NVIDIA L4")
+        (True, False)
+    """
+    return short_model(model) in _DESKTOP | _PASCAL
+
+
+def is_vgpu(model: str) -> bool:
+    """Return whether a model is a vGPU: a virtual machine's part of a card.
+
+    The hypervisor schedules it, and the guest can neither divide nor reset it.
+
+    Example:
+        >>> is_vgpu("NVIDIA A40-48Q"), is_vgpu("GRID-A100-2-10C"), is_vgpu("NVIDIA A100-SXM4-40GB")
+        (True, True, False)
+    """
+    return _VGPU.search(normalize_model(model)) is not None
 
 
 def mig_layout(
@@ -131,7 +175,7 @@ def mig_layout(
         >>> mig_layout("Tesla T4", 15 * GIB, 2) is None
         True
     """
-    name, gib = short_model(model), memory_bytes / GIB
+    name, gib = "" if is_vgpu(model) else short_model(model), memory_bytes / GIB
     for card in MIG_CARDS:
         if card.name == name and card.least_gib <= gib < card.most_gib:
             fitting = [
@@ -157,4 +201,5 @@ def way_without_mig(model: str) -> SharingWay:
         >>> str(way_without_mig("NVIDIA L4")), str(way_without_mig("Tesla P4"))
         ('mps', 'time-slicing')
     """
-    return SharingWay.MPS if short_model(model) in _MPS | _MIG else SharingWay.TIME_SLICING
+    can_cap = short_model(model) in _MPS | _MIG and not is_vgpu(model)
+    return SharingWay.MPS if can_cap else SharingWay.TIME_SLICING

@@ -12,10 +12,12 @@ from extender.core.devices.gpu_models import (
     MIG_CARDS,
     NAMES,
     SharingWay,
+    is_vgpu,
     mig_layout,
     short_model,
 )
 from extender.fleet.pod_memory import LEAST_SAMPLES, Use
+from extender.insight.advice import card_words
 from extender.insight.advice_rules import (
     FAR_BYTES,
     FAR_RATIO,
@@ -262,6 +264,40 @@ def test_a_layout_has_room_for_each_pod_and_no_more_parts_than_pods(
 @given(st.text(max_size=60))
 def test_any_name_of_a_model_becomes_one_of_few(name: str) -> None:
     assert short_model(name) in NAMES | {"any", "other"}
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "replicas", "way"),
+    [
+        ("NVIDIA GeForce GTX 1070", 7.9, 2, SharingWay.TIME_SLICING),
+        ("NVIDIA GeForce GTX 1660 Ti", 5.8, 2, SharingWay.MPS),
+        ("NVIDIA GeForce RTX 3060", 11.99, 4, SharingWay.MPS),
+        ("NVIDIA-GeForce-RTX-3090", 23.99, 8, SharingWay.MPS),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.9, 4, SharingWay.MPS),
+        ("NVIDIA GeForce RTX 4090", 23.98, 8, SharingWay.MPS),
+        ("NVIDIA TITAN Xp", 11.9, 4, SharingWay.TIME_SLICING),
+        ("NVIDIA TITAN RTX", 23.6, 8, SharingWay.MPS),
+        ("Quadro RTX 8000", 47.5, 8, SharingWay.MPS),
+        ("NVIDIA RTX A4500", 19.7, 4, SharingWay.MPS),
+        ("NVIDIA RTX 6000 Ada Generation", 47.9, 8, SharingWay.MPS),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, 2, SharingWay.MIG),
+        ("Tesla T4", 15.0, 2, SharingWay.MPS),
+        ("NVIDIA GeForce MX150", 2.0, 2, SharingWay.TIME_SLICING),
+        ("NVIDIA A40-48Q", 48.0, 2, SharingWay.TIME_SLICING),
+        ("GRID A100-2-10C", 10.0, 2, SharingWay.TIME_SLICING),
+    ],
+)
+def test_an_unmeasured_card_is_shared_by_its_model_and_memory(
+    model: str, gib: float, replicas: int, way: SharingWay
+) -> None:
+    measured = Card(
+        model=model, memory_bytes=gib * GIB, replicas=4, is_shared=True, pods=0, use=Use()
+    )
+    advice = advise(measured)
+
+    assert advice is not None
+    assert (advice.replicas, advice.way) == (replicas, way)
+    assert ("hypervisor" in card_words(measured, advice)) == is_vgpu(model)
 
 
 def test_an_unmeasured_whole_card_gets_no_advice() -> None:
