@@ -1,1 +1,1 @@
-"""What the extender learns from: the API server and Prometheus."""
+"""Sources of nodes, pods and readings: API server, Prometheus and node agents."""

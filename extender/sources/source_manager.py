@@ -20,9 +20,9 @@ from extender.sources.agents.figures import AgentFigures
 from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.object_kinds import InventorySink
-from extender.sources.kubernetes.reflector import FollowSettings
+from extender.sources.kubernetes.reflector import ReflectorSettings
 from extender.sources.prometheus.node_identity import NodeIdentity, addresses_of
-from extender.sources.prometheus.past_use import PastUse, Watch
+from extender.sources.prometheus.past_use import PastUse, UseRecorder
 from extender.sources.prometheus.source import PrometheusSource, PrometheusStatus
 
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
@@ -75,7 +75,7 @@ class SourceManager:
             sink,
             resources=settings.resource_patterns,
             early_seconds=settings.early_failures.within_seconds,
-            settings=_follow_settings(settings),
+            settings=_reflector_settings(settings),
             clock=clock,
             yield_control=yield_control,
         )
@@ -90,7 +90,7 @@ class SourceManager:
             settings.agents,
             client,
             self._fleet,
-            knows=lambda node: self.cluster.is_synced and node in self.cluster.nodes,
+            is_known_node=lambda node: self.cluster.is_synced and node in self.cluster.nodes,
             deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
             clock=self._clock,
             tls=certificate.context if certificate is not None else None,
@@ -117,7 +117,7 @@ class SourceManager:
         """The port to which agents report; empty if it is not set."""
         return () if self.agents is None else (self.agents.port,)
 
-    def start(self, past_use: Watch) -> None:
+    def start(self, past_use: UseRecorder) -> None:
         """Start the background task of each source.
 
         Args:
@@ -149,7 +149,7 @@ class SourceManager:
             self.cluster.change(
                 resources=settings.resource_patterns,
                 early_seconds=settings.early_failures.within_seconds,
-                settings=_follow_settings(settings),
+                settings=_reflector_settings(settings),
             )
             self._tasks.start(INVENTORY, self.cluster.run)
         if self.agents is not None and settings.agents != before.agents:
@@ -289,9 +289,9 @@ def _pod_settings(settings: Settings) -> tuple[object, ...]:
     return settings.resources, settings.early_failures.within_seconds
 
 
-def _follow_settings(settings: Settings) -> FollowSettings:
+def _reflector_settings(settings: Settings) -> ReflectorSettings:
     cluster = settings.cluster
-    return FollowSettings(
+    return ReflectorSettings(
         page_size=cluster.page_size,
         page_timeout_seconds=cluster.page_timeout_seconds,
         exporter_words=cluster.exporter_words,

@@ -112,7 +112,7 @@ async def desk_with(
             how,
             client,
             fleet,
-            knows=lambda node: node in known,
+            is_known_node=lambda node: node in known,
             deliver=deliver,
             clock=clock,
             tls=tls,

@@ -16,7 +16,7 @@ from extender.core.devices.readings import DeviceKey
 from extender.settings.config import Prometheus
 from extender.sources.prometheus import promql
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS
-from extender.sources.prometheus.dcgm_devices import device_key, sight_devices
+from extender.sources.prometheus.dcgm_devices import device_key, parse_devices
 from extender.sources.prometheus.node_identity import NodeIdentity
 
 NOW = 1_800_000_000.0
@@ -169,7 +169,7 @@ def test_the_extender_finds_every_gpu_on_its_node_and_fresh() -> None:
     identity = NodeIdentity(names=frozenset(names))
     query = promql.devices_query(METRICS[:1], Prometheus().node_labels, "")
 
-    found = sight_devices(ask(query), identity, Prometheus().node_labels)
+    found = parse_devices(ask(query), identity, Prometheus().node_labels)
 
     assert found.unmatched_series == 0
     assert len(found.devices) == NODES * GPUS

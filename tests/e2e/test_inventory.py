@@ -15,7 +15,7 @@ from extender.effects.events import EventSettings, EventType, EventWriter
 from extender.kube.client import KubeClient, KubeError
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.records import reduce_node, reduce_pod
-from extender.sources.kubernetes.reflector import FollowSettings
+from extender.sources.kubernetes.reflector import ReflectorSettings
 from testkit.controlplane.client import ApiClient
 from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.plane import ControlPlane
@@ -24,7 +24,7 @@ from testkit.controlplane.waiting import wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 NAMES = ResourceNames()
-SETTINGS = FollowSettings(page_size=100, backoff_first_seconds=0.1, backoff_max_seconds=1.0)
+SETTINGS = ReflectorSettings(page_size=100, backoff_first_seconds=0.1, backoff_max_seconds=1.0)
 
 
 class Sink:

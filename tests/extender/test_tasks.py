@@ -34,8 +34,8 @@ TASKS = {
         "regret pods",
         "settings",
     ),
-    *("evaluate", "tell pods again", "bypassed pods", "wake", "wake lease"),
-    *(f"follow {kind}" for kind in KINDS),
+    *("evaluate", "report pods again", "bypassed pods", "wake", "wake lease"),
+    *(f"watch {kind}" for kind in KINDS),
     *(f"resync {kind}" for kind in KINDS),
 }
 """All that run: a new one belongs here."""

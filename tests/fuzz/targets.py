@@ -108,7 +108,7 @@ def agent_updates(body: bytes) -> bool:
     for content in body.split(b"\n--\n"):
         decode_farewell(content)
         try:
-            state.take(decode_update(content), NOW)
+            state.apply(decode_update(content), NOW)
         except (ReportError, RefusedError):
             continue
         is_understood = True
@@ -178,7 +178,7 @@ def prometheus(runner: asyncio.Runner) -> Target:
     """
     settings = Prometheus(url="http://prometheus.test", parallel_queries=1)
     adapter, client, collector = _Answer(), PrometheusClient(settings), Collector(settings)
-    for each in (client, *collector._queries._all):
+    for each in (client, *collector._queries._clients):
         each._connect._session.mount("http://prometheus.test", adapter)
     builder, world = ReadingsBuilder(), World()
     world.add({"gpu-1": [IDLE]})
@@ -349,7 +349,7 @@ class _Agents(AgentSource):
     """Takes what agents say, and knows one token."""
 
     @override
-    async def admit(self, connection: AgentConnection, token: str) -> Sender:
+    async def authenticate(self, connection: AgentConnection, token: str) -> Sender:
         await asyncio.sleep(0)
         if token != AGENT_TOKEN:
             raise RefusedError(AgentRefusal.BAD_TOKEN, "another token")
@@ -370,7 +370,7 @@ def agent_connection(runner: asyncio.Runner) -> Target:
         AgentSettings(),
         cast(KubeClient, None),
         world.fleet,
-        knows=world.fleet.nodes.__contains__,
+        is_known_node=world.fleet.nodes.__contains__,
         deliver=deliver,
         clock=lambda: NOW,
         monotonic=lambda: 0.0,
@@ -386,9 +386,9 @@ def agent_connection(runner: asyncio.Runner) -> Target:
         for _ in range(SETTLING_TURNS):
             await asyncio.sleep(0)
             connection.resume()
-        waiting = {**source._quiet, **source._news}
-        source._quiet, source._news = {}, {}
-        await source._hand_on_safely(list(waiting.values()))
+        waiting = {**source._routine, **source._urgent}
+        source._routine, source._urgent = {}, {}
+        await source._deliver_isolated(list(waiting.values()))
         connection.connection_lost(None)
         return wire.written, connection.sender is not None
 
@@ -399,7 +399,7 @@ def agent_connection(runner: asyncio.Runner) -> Target:
             raise FaultError("a fault of the extender ended the connection")
         if is_granted and (AGENT_TOKEN.encode() not in body or not written.startswith(GRANTED)):
             raise FaultError("a connection without the token was granted")
-        if source._connections or source._of_node:
+        if source._connections or source._by_node:
             raise FaultError("a connection that has ended is kept")
         return is_granted
 

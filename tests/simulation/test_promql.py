@@ -196,7 +196,7 @@ def test_the_refusal_says_where() -> None:
         product.devices_query(["util", "temp"], ["Hostname", "instance"], ""),
         product.relabeled_pods_query(["util"], ""),
         product.plain_pods_query(["util", "temp"], 'cluster="a"'),
-        product.old_pods_query(["util"], ""),
+        product.legacy_pods_query(["util"], ""),
         product.exporter_pods_query(["util", "temp"], ""),
         product.names_query([metric.name for metric in DEFAULT_METRICS], ""),
     ],

@@ -26,7 +26,7 @@ QUERIES = (
     *(product.metric_query(metric, "") for metric in build_table()),
     product.relabeled_pods_query(KNOWN_BY, ""),
     product.plain_pods_query(KNOWN_BY, 'job="dcgm-exporter"'),
-    product.old_pods_query(KNOWN_BY, ""),
+    product.legacy_pods_query(KNOWN_BY, ""),
     product.exporter_pods_query(KNOWN_BY, ""),
     product.names_query([metric.name for metric in DEFAULT_METRICS], ""),
     "DCGM_FI_DEV_XID_ERRORS",
@@ -34,7 +34,7 @@ QUERIES = (
     "count(DCGM_FI_DEV_GPU_UTIL) by (pod, vgpu)",
     "avg by (GPU_I_PROFILE) (DCGM_FI_DEV_FB_USED)",
     "last_over_time(DCGM_FI_DEV_POWER_USAGE[2m])",
-    product.most_query(DEFAULT_METRICS[0], "", 900.0),
+    product.max_query(DEFAULT_METRICS[0], "", 900.0),
     'up{instance="10.0.0.15:9400"} and on (job, instance) (DCGM_FI_DEV_GPU_TEMP)',
 )
 

@@ -1,1 +1,1 @@
-"""What node agents report: who they are, what they say, and how it is handed on."""
+"""Node agents as a source: connections, tokens, and the delivery of reports."""

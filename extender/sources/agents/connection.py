@@ -1,6 +1,6 @@
-"""One agent's connection: a request that must be granted, then updates, each after its length.
+"""Handle one agent's connection: an HTTP upgrade request, then updates with length prefixes.
 
-A protocol and no streams: a report costs two calls, and no task wakes for it.
+It is an asyncio protocol without streams: a report costs two calls, and wakes no task.
 """
 
 import asyncio
@@ -24,100 +24,100 @@ from agent.report import (
     frame,
 )
 from extender.runtime.log_throttle import ThrottledLogger
-from extender.sources.agents.refusal import STATUS, AgentRefusal, RefusedError
+from extender.sources.agents.refusal import HTTP_STATUS, AgentRefusal, RefusedError
 from extender.sources.agents.states import AgentState
 from extender.sources.agents.tokens import Sender
 
-MOST_HEAD_BYTES: Final = 32 << 10
-"""A token of a kubelet has one or two KiB."""
+MAX_HEAD_BYTES: Final = 32 << 10
+"""Limit for the request; a kubelet's token has one or two KiB."""
 
-MOST_CHUNKS: Final = 64
-MOST_UPDATES: Final = 16
-"""Pieces of data, and updates, that are taken of one connection between two batches: what comes
-beyond waits, most of it in the sender's own memory."""
+MAX_CHUNKS: Final = 64
+MAX_UPDATES: Final = 16
+"""Limits for chunks of data and updates from one connection between two batches. Reading pauses
+after them, so that more data waits mostly in the agent's memory."""
 
 faults = ThrottledLogger(logging.getLogger(__name__))
 
 _BEARER: Final = b"bearer "
 
 
-class Desk(Protocol):
-    """What a connection asks of whoever has them all."""
+class ConnectionOwner(Protocol):
+    """Owner of all connections, which receives their events."""
 
     def opened(self, connection: "AgentConnection") -> None:
-        """Take note of a new connection, or end it."""
+        """Register a new connection, or abort it."""
 
     def closed(self, connection: "AgentConnection") -> None:
-        """Take note of its end."""
+        """Remove a closed connection."""
 
-    async def admit(self, connection: "AgentConnection", token: str) -> Sender:
-        """Return whose a token is.
+    async def authenticate(self, connection: "AgentConnection", token: str) -> Sender:
+        """Return the identity of a token's owner.
 
         Raises:
-            RefusedError: it is no agent's.
+            RefusedError: the token is not an agent's.
         """
 
-    def granted(self, connection: "AgentConnection") -> None:
-        """Take note that updates follow."""
+    def accepted(self, connection: "AgentConnection") -> None:
+        """Register a connection whose token was accepted; updates follow."""
 
-    def take(self, connection: "AgentConnection", update: Update) -> None:
-        """Take an update.
+    def receive(self, connection: "AgentConnection", update: Update) -> None:
+        """Apply an update.
 
         Raises:
-            RefusedError: it cannot be.
+            RefusedError: the update is invalid.
         """
 
     def note_refusal(self, connection: "AgentConnection", error: RefusedError) -> None:
         """Count and log a refusal."""
 
     def paused(self, connection: "AgentConnection") -> None:
-        """Remember to let it go on with the next batch."""
+        """Register a paused connection, to be resumed with the next batch."""
 
 
 class AgentConnection(asyncio.Protocol):
     """One connection of an agent.
 
     Args:
-        desk: has all connections.
-        monotonic: seconds since any moment.
+        owner: owner of all connections.
+        monotonic: seconds of a monotonic clock.
 
     Attributes:
-        opened_at: when it began, by `monotonic`.
-        heard_at: when something last came.
-        sender: whose it is; None as long as that is not known.
-        state: what was said on it.
-        address: where it comes from.
+        opened_at: start of the connection, by `monotonic`.
+        last_data_at: time of the last data, by `monotonic`.
+        sender: identity of the agent; None until its token is accepted.
+        state: last report on this connection; None until its token is accepted.
+        address: IP address of the agent.
     """
 
     __slots__ = (
         "_buffer",
         "_chunks",
-        "_desk",
-        "_head",
+        "_http",
         "_is_ended",
         "_is_paused",
-        "_is_switched",
+        "_is_upgraded",
         "_monotonic",
+        "_owner",
         "_review",
         "_transport",
         "_updates",
         "address",
-        "heard_at",
+        "last_data_at",
         "opened_at",
         "sender",
         "state",
     )
 
-    def __init__(self, desk: Desk, monotonic: Callable[[], float]) -> None:
-        self.opened_at = self.heard_at = monotonic()
+    def __init__(self, owner: ConnectionOwner, monotonic: Callable[[], float]) -> None:
+        self.opened_at = self.last_data_at = monotonic()
         self.sender: Sender | None = None
         self.state: AgentState | None = None
         self.address = ""
-        self._desk = desk
+        self._owner = owner
         self._monotonic = monotonic
         self._transport: asyncio.Transport | None = None
-        self._head: h11.Connection | None = None
-        self._is_switched = False
+        self._http: h11.Connection | None = None
+        self._is_upgraded = False
         self._review: asyncio.Task[None] | None = None
         self._buffer = bytearray()
         self._chunks = 0
@@ -125,67 +125,67 @@ class AgentConnection(asyncio.Protocol):
         self._is_paused = False
         self._is_ended = False
 
-    # --- what the loop calls --------------------------------------------------------------------
+    # --- called by the event loop ---------------------------------------------------------------
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Register the connection."""
         self._transport = transport  # type: ignore[assignment] # a socket's; uvloop's is no subclass
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
-        self._desk.opened(self)
+        self._owner.opened(self)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End the review, and remove the connection."""
         self._is_ended = True
         self._transport = None
         if self._review is not None:
             self._review.cancel()
-        self._desk.closed(self)
+        self._owner.closed(self)
 
     @override
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Process received data."""
         if self._is_ended:
             return
-        self.heard_at = self._monotonic()
+        self.last_data_at = self._monotonic()
         self._chunks += 1
-        if self._chunks >= MOST_CHUNKS:
+        if self._chunks >= MAX_CHUNKS:
             self._pause()
         try:
-            if self._is_switched:
+            if self._is_upgraded:
                 self._buffer += data
-                self._take_frames()
+                self._read_updates()
             else:
-                # Made only now: many may be accepted in one step.
-                self._head = self._head or h11.Connection(
-                    h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES
+                # Created late, because the loop may accept many connections in one step.
+                self._http = self._http or h11.Connection(
+                    h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES
                 )
-                self._take_head(self._head, data)
-        except Exception as error:  # noqa: BLE001 - one agent's input ends its own connection alone
+                self._read_request(self._http, data)
+        except Exception as error:  # noqa: BLE001 - one agent's input must only end its connection
             self.fail(error)
 
     # --- the request ------------------------------------------------------------------------------
 
-    def _take_head(self, head: h11.Connection, data: bytes) -> None:
-        """Take the request; what follows it has to wait until it is granted."""
+    def _read_request(self, http: h11.Connection, data: bytes) -> None:
+        """Parse the request; data after it is buffered until the token is accepted."""
         if self._review is not None:
             self._buffer += data
             if len(self._buffer) > MAX_UPDATE_BYTES:
                 raise RefusedError(
-                    AgentRefusal.BAD_REQUEST, "updates came before they were asked for"
+                    AgentRefusal.BAD_REQUEST, "updates came before the token was accepted"
                 )
             return
         try:
-            head.receive_data(data)
-            event = head.next_event()
-            # Updates follow the answer; a body would stand where they begin.
+            http.receive_data(data)
+            event = http.next_event()
+            # Updates follow the answer, so the request must not have a body.
             is_whole = not isinstance(event, h11.Request) or (
-                isinstance(head.next_event(), h11.EndOfMessage)
+                isinstance(http.next_event(), h11.EndOfMessage)
             )
         except h11.RemoteProtocolError as error:
-            raise RefusedError(AgentRefusal.BAD_REQUEST, f"no HTTP request: {error}") from error
+            raise RefusedError(AgentRefusal.BAD_REQUEST, f"not an HTTP request: {error}") from error
         if not is_whole:
             raise RefusedError(
                 AgentRefusal.BAD_REQUEST, "the request has a body: updates follow later"
@@ -193,47 +193,47 @@ class AgentConnection(asyncio.Protocol):
         if isinstance(event, h11.Request):
             token = _token_in(event)
             self._review = asyncio.get_running_loop().create_task(
-                self._grant(head, token), name="agent review"
+                self._authenticate(http, token), name="agent review"
             )
         elif event is not h11.NEED_DATA:
-            raise RefusedError(AgentRefusal.BAD_REQUEST, "no HTTP request")
+            raise RefusedError(AgentRefusal.BAD_REQUEST, "not an HTTP request")
 
-    async def _grant(self, head: h11.Connection, token: str) -> None:
-        """Have the token reviewed, and let updates follow."""
+    async def _authenticate(self, http: h11.Connection, token: str) -> None:
+        """Have the token reviewed, and accept updates if it is an agent's."""
         try:
-            sender = await self._desk.admit(self, token)
+            sender = await self._owner.authenticate(self, token)
             self.sender, self.state = sender, AgentState(sender.node)
-            self._switch(head)
-            self._desk.granted(self)
-            self._take_frames()
+            self._upgrade(http)
+            self._owner.accepted(self)
+            self._read_updates()
         except Exception as error:  # noqa: BLE001 - likewise
             self.fail(error)
 
-    def _switch(self, head: h11.Connection) -> None:
-        answer = head.send(
+    def _upgrade(self, http: h11.Connection) -> None:
+        answer = http.send(
             h11.InformationalResponse(
                 status_code=HTTPStatus.SWITCHING_PROTOCOLS,
                 headers=[("Connection", "Upgrade"), ("Upgrade", UPGRADE)],
                 reason=b"Switching Protocols",
             )
         )
-        early, _ = head.trailing_data
+        early, _ = http.trailing_data
         self._buffer[:0] = early
-        self._head, self._is_switched = None, True
+        self._http, self._is_upgraded = None, True
         if self._transport is not None and answer:
             self._transport.write(answer)
 
     # --- the updates ------------------------------------------------------------------------------
 
-    def _take_frames(self) -> None:
-        """Take every update that is there as a whole.
+    def _read_updates(self) -> None:
+        """Process every complete update in the buffer.
 
         Raises:
-            RefusedError: one cannot be.
+            RefusedError: an update is invalid.
         """
         buffer, start = self._buffer, 0
         while len(buffer) - start >= LENGTH_BYTES and not self._is_ended:
-            if self._updates >= MOST_UPDATES:
+            if self._updates >= MAX_UPDATES:
                 self._pause()
                 break
             size = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
@@ -252,31 +252,31 @@ class AgentConnection(asyncio.Protocol):
             except ReportError as error:
                 raise RefusedError(AgentRefusal.BAD_REPORT, str(error)) from error
             self._updates += 1
-            self._desk.take(self, update)
+            self._owner.receive(self, update)
         del buffer[:start]
 
     def _pause(self) -> None:
         if not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
-            self._desk.paused(self)
+            self._owner.paused(self)
 
-    # --- what the desk calls ----------------------------------------------------------------------
+    # --- called by the owner ----------------------------------------------------------------------
 
     @property
     def is_under_review(self) -> bool:
-        """Whether it is being found out whose it is."""
+        """Whether the token is being reviewed."""
         return self._review is not None and not self._review.done()
 
     def resume(self) -> None:
-        """Count anew how much came, and go on where that was too much."""
+        """Reset the limits of a batch, and continue to read."""
         self._chunks = self._updates = 0
         if not self._is_paused:
             return
         self._is_paused = False
-        if self._is_switched:
+        if self._is_upgraded:
             try:
-                self._take_frames()
+                self._read_updates()
             except Exception as error:  # noqa: BLE001 - likewise
                 self.fail(error)
         transport = self._transport
@@ -284,7 +284,7 @@ class AgentConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def fail(self, error: Exception) -> None:
-        """End it because of an error; an unexpected one is a fault of ours, and logged in full."""
+        """End the connection because of an error; log an unexpected error in full: it is a bug."""
         if not isinstance(error, RefusedError):
             faults.error("fault", exc_info=error)
             text = f"the extender failed on this report: {type(error).__name__}"
@@ -292,35 +292,35 @@ class AgentConnection(asyncio.Protocol):
         self.refuse(error)
 
     def refuse(self, error: RefusedError) -> None:
-        """Say why, and end it."""
+        """Send the reason, and end the connection."""
         if self._is_ended:
             return
         self._is_ended = True
-        self._desk.note_refusal(self, error)
+        self._owner.note_refusal(self, error)
         transport = self._transport
         if transport is None:
             return
         try:
-            transport.write(self._last_words(error))
+            transport.write(self._encode_refusal(error))
         except h11.LocalProtocolError:
-            transport.abort()  # what came is so bad that it cannot even be answered
+            transport.abort()  # the request is so malformed that h11 cannot answer it
             return
         transport.close()
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         self._is_ended = True
         if self._transport is not None:
             self._transport.abort()
 
-    def _last_words(self, error: RefusedError) -> bytes:
+    def _encode_refusal(self, error: RefusedError) -> bytes:
         text = str(error)
-        if self._is_switched:
+        if self._is_upgraded:
             return frame(Farewell(reason=text))
-        head = self._head or h11.Connection(h11.SERVER)
+        http = self._http or h11.Connection(h11.SERVER)
         body = f"{text}\n".encode()
         response = h11.Response(
-            status_code=STATUS.get(error.refusal, HTTPStatus.BAD_REQUEST),
+            status_code=HTTP_STATUS.get(error.refusal, HTTPStatus.BAD_REQUEST),
             headers=[
                 ("Content-Type", "text/plain; charset=utf-8"),
                 ("Content-Length", str(len(body))),
@@ -328,11 +328,11 @@ class AgentConnection(asyncio.Protocol):
             ],
         )
         parts = (response, h11.Data(data=body), h11.EndOfMessage())
-        return b"".join(head.send(part) or b"" for part in parts)
+        return b"".join(http.send(part) or b"" for part in parts)
 
 
 def _token_in(request: h11.Request) -> str:
-    """Return the token of a request for a stream of updates.
+    """Return the token of an upgrade request.
 
     Raises:
         RefusedError: it is another request, or has no token.
@@ -341,7 +341,7 @@ def _token_in(request: h11.Request) -> str:
     path = request.target.partition(b"?")[0]
     if path != PATH.encode() or request.method != b"GET":
         raise RefusedError(
-            AgentRefusal.BAD_REQUEST, f"only GET {PATH} is here, with Upgrade: {UPGRADE}"
+            AgentRefusal.BAD_REQUEST, f"only GET {PATH} with Upgrade: {UPGRADE} is served"
         )
     if headers.get(b"upgrade", b"").lower() != UPGRADE.encode():
         raise RefusedError(

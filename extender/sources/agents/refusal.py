@@ -1,4 +1,4 @@
-"""Why an agent is refused: one of few reasons, counted, and said to it and in the log."""
+"""Define why agents are refused; each reason is counted, logged, and sent to the agent."""
 
 import logging
 import time
@@ -11,8 +11,8 @@ from extender.runtime.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
-MOST_LINES: Final = 500
-"""A minute: of large fleets many nodes may have the same trouble, and each is to be named."""
+MAX_LINES: Final = 500
+"""Limit per minute: in a large cluster many nodes may have the same problem, and each is named."""
 
 
 class AgentRefusal(StrEnum):
@@ -24,11 +24,11 @@ class AgentRefusal(StrEnum):
     WRONG_AUDIENCE = "wrong-audience"
     WRONG_ACCOUNT = "wrong-account"
     NOT_BOUND = "not-bound"
-    """The token says no node, and no pod that has one."""
+    """The token names neither a node nor a pod with a node."""
     WRONG_NODE = "wrong-node"
-    """The report is of another node than the token."""
+    """The report is from another node than the token."""
     NOT_REVIEWED = "not-reviewed"
-    """The API server could not be asked about the token."""
+    """The API server could not review the token."""
     BUSY = "busy"
     BAD_REQUEST = "bad-request"
     BAD_REPORT = "bad-report"
@@ -36,12 +36,12 @@ class AgentRefusal(StrEnum):
     REPLACED = "replaced"
     """The node has opened another connection."""
     FAULT = "fault"
-    """The report made our own code fail."""
+    """A bug: the extender failed on the report."""
     CLOSING = "closing"
-    """The extender ends."""
+    """The extender is stopping."""
 
 
-STATUS: Final = {
+HTTP_STATUS: Final = {
     AgentRefusal.NO_TOKEN: HTTPStatus.UNAUTHORIZED,
     AgentRefusal.BAD_TOKEN: HTTPStatus.UNAUTHORIZED,
     AgentRefusal.EXPIRED: HTTPStatus.UNAUTHORIZED,
@@ -52,17 +52,19 @@ STATUS: Final = {
     AgentRefusal.BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
     AgentRefusal.CLOSING: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-"""As HTTP says it; anything else is a bad request."""
+"""HTTP status by reason; for others it is 400."""
 
-EVERYDAY: Final = frozenset({AgentRefusal.REPLACED, AgentRefusal.CLOSING, AgentRefusal.BUSY})
-"""These happen in a cluster where all is well."""
+EXPECTED_REASONS: Final = frozenset(
+    {AgentRefusal.REPLACED, AgentRefusal.CLOSING, AgentRefusal.BUSY}
+)
+"""Reasons that also occur in a healthy cluster, logged as information."""
 
 
 class RefusedError(Exception):
     """An agent is refused; the message says why, and what to do.
 
     Attributes:
-        refusal: which reason it is.
+        refusal: the reason.
     """
 
     def __init__(self, refusal: AgentRefusal, message: str) -> None:
@@ -71,10 +73,10 @@ class RefusedError(Exception):
 
 
 class Refusals:
-    """Counts refusals, and logs each reason at each sender now and then.
+    """Count refusals, and log each reason per agent, rate-limited.
 
     Args:
-        monotonic: seconds since any moment.
+        monotonic: seconds of a monotonic clock.
 
     Attributes:
         counts: refusals by reason.
@@ -82,22 +84,22 @@ class Refusals:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.counts: dict[AgentRefusal, int] = dict.fromkeys(AgentRefusal, 0)
-        self._throttle = LogThrottle(most=MOST_LINES, monotonic=monotonic)
+        self._throttle = LogThrottle(most=MAX_LINES, monotonic=monotonic)
 
     def note(self, error: RefusedError, sender: str, address: str) -> None:
-        """Count a refusal, and log it unless the same was logged lately.
+        """Count a refusal, and log it unless the same one was logged recently.
 
         Args:
-            error: why.
-            sender: node of the token, "" where it is not known.
-            address: where the connection came from.
+            error: the refusal.
+            sender: node of the token, "" if unknown.
+            address: IP address of the agent.
         """
         self.counts[error.refusal] += 1
         unlogged = self._throttle.due(error.refusal, sender or address)
         if unlogged is None:
             return
         logger.log(
-            logging.INFO if error.refusal in EVERYDAY else logging.WARNING,
+            logging.INFO if error.refusal in EXPECTED_REASONS else logging.WARNING,
             "agent refused",
             extra={
                 "reason": error.refusal.value,

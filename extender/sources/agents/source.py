@@ -1,4 +1,4 @@
-"""Takes what node agents report, and hands it on in batches."""
+"""Receive the reports of node agents, and deliver them in batches."""
 
 import asyncio
 import logging
@@ -17,19 +17,19 @@ from extender.settings.agents import Agents
 from extender.sources.agents.connection import AgentConnection
 from extender.sources.agents.refusal import AgentRefusal, Refusals, RefusedError
 from extender.sources.agents.states import SOURCE, AgentState, readings_of
-from extender.sources.agents.tokens import Sender, TokenReviews
+from extender.sources.agents.tokens import Sender, TokenReviewer
 
 logger = logging.getLogger(__name__)
 
-PIECE_NODES: Final = 128
-"""Nodes whose reports are handed on together: a step of a millisecond or two."""
+NODES_PER_BATCH: Final = 128
+"""Nodes whose reports are delivered together: a step of a millisecond or two."""
 
-QUIET_SECONDS: Final = 2.0
-"""What is no news is handed on this often: freshness is a matter of minutes."""
+ROUTINE_SECONDS: Final = 2.0
+"""Interval for reports without news: readings stay fresh for minutes."""
 
 SWEEP_SECONDS: Final = 1.0
-REQUEST_SECONDS: Final = 10.0
-"""A request has to have come in so long; how long the token's review takes is our business."""
+REQUEST_TIMEOUT_SECONDS: Final = 10.0
+"""Time limit for a request, without the review of its token."""
 
 Deliver = Callable[[Readings], Awaitable[None]]
 
@@ -52,17 +52,17 @@ class AgentFleet(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatus:
-    """How reports come in, for people and metrics.
+    """Status of the agents' reports, for users and metrics.
 
     Attributes:
-        connections: connections that there are.
-        agents: agents whose reports are taken.
-        devices: devices that they tell of.
-        reports: reports that were taken since the start.
-        unknown_nodes: agents on nodes that the cluster does not have (yet).
-        refused: what was refused since the start, by reason.
-        reviews: tokens that the API server was asked about.
-        last_at: when the last report was taken, seconds since the epoch, None before the first.
+        connections: open connections.
+        agents: agents whose token was accepted.
+        devices: devices in their reports.
+        reports: accepted reports since the start.
+        unknown_nodes: agents on nodes that the API server does not know (yet).
+        refused: refusals since the start, by reason.
+        reviews: tokens that the API server reviewed.
+        last_at: time of the last accepted report, seconds since the epoch; None before the first.
     """
 
     connections: int
@@ -76,29 +76,29 @@ class AgentStatus:
 
 
 class AddressError(OSError):
-    """The address that agents report to cannot be used."""
+    """The address for agents' reports cannot be used."""
 
 
 class AgentSource:
-    """The agents' connections, and what they say; the desk of `AgentConnection`.
+    """Owner of the agents' connections (`ConnectionOwner`); delivers their reports.
 
-    Everything happens on the event loop's thread.
+    Use it on the event loop's thread only.
 
     Args:
-        settings: how reports are taken.
-        client: the API server, which knows whose tokens are.
+        settings: address, limits, and accepted tokens.
+        client: client of the API server, which reviews tokens.
         fleet: the state of the fleet.
-        knows: tells whether the cluster has a node.
-        deliver: takes readings.
+        is_known_node: returns whether the cluster has a node.
+        deliver: receives readings.
         clock: seconds since the epoch.
-        monotonic: seconds since any moment.
-        tls: None: without.
-        spare: so many file descriptors are left to others.
+        monotonic: seconds of a monotonic clock.
+        tls: TLS context, or None without TLS.
+        spare: number of file descriptors to leave free.
 
     Attributes:
-        port: where connections are accepted.
-        refusals: who was refused, and why.
-        is_listening: connections are accepted.
+        port: listener for the connections.
+        refusals: counters of refusals.
+        is_listening: whether connections are accepted.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class AgentSource:
         client: KubeClient,
         fleet: AgentFleet,
         *,
-        knows: Callable[[str], bool],
+        is_known_node: Callable[[str], bool],
         deliver: Deliver,
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
@@ -117,8 +117,8 @@ class AgentSource:
         self.refusals = Refusals(monotonic)
         self.is_listening = False
         self._settings = settings
-        self._reviews = TokenReviews(client, settings, clock=clock, monotonic=monotonic)
-        self._knows = knows
+        self._reviewer = TokenReviewer(client, settings, clock=clock, monotonic=monotonic)
+        self._is_known_node = is_known_node
         self._deliver = deliver
         self._fleet = fleet
         self._clock = clock
@@ -130,13 +130,13 @@ class AgentSource:
             most=lambda: self._settings.max_connections,
             tls=tls,
             spare=spare,
-            refused=self._note_full,
+            refused=self._note_rejected,
             monotonic=monotonic,
         )
         self._connections: set[AgentConnection] = set()
-        self._of_node: dict[str, AgentConnection] = {}
-        self._news: dict[str, AgentState] = {}
-        self._quiet: dict[str, AgentState] = {}
+        self._by_node: dict[str, AgentConnection] = {}
+        self._urgent: dict[str, AgentState] = {}
+        self._routine: dict[str, AgentState] = {}
         self._unknown: dict[str, AgentState] = {}
         self._paused: list[AgentConnection] = []
         self._devices = 0
@@ -144,7 +144,7 @@ class AgentSource:
         self._last_at: float | None = None
 
     async def run(self) -> None:
-        """Take reports until cancelled.
+        """Receive reports until cancelled.
 
         Raises:
             AddressError: the address cannot be used.
@@ -154,105 +154,105 @@ class AgentSource:
             await self.port.open()
         except OSError as error:
             raise AddressError(
-                f"cannot take reports on {host}:{port}: {error.strerror or error}: "
+                f"cannot receive reports on {host}:{port}: {error.strerror or error}: "
                 "set agents.listen to a free address of this machine"
             ) from error
         self.is_listening = True
         logger.info(
-            "taking reports of agents",
+            "receiving reports of agents",
             extra={"host": host, "port": port, "is_tls": self.port.is_tls},
         )
         try:
-            await self._hand_on()
+            await self._deliver_batches()
         finally:
             self.is_listening = False
             self.port.close()
-            ending = RefusedError(AgentRefusal.CLOSING, "the extender ends: connect again")
+            ending = RefusedError(AgentRefusal.CLOSING, "the extender is stopping: connect again")
             for connection in list(self._connections):
                 connection.refuse(ending)
             await self.port.end()
             await asyncio.sleep(0)
 
     def change(self, settings: Agents) -> None:
-        """Take reports otherwise from now on; where this listens stays.
+        """Apply new settings, except the address.
 
-        Connections of service accounts that are not accepted any more end within a second.
+        Connections of service accounts that are no longer accepted end within a second.
         """
         self._settings = settings
-        self._reviews.change(settings)
+        self._reviewer.change(settings)
 
     def status(self) -> AgentStatus:
-        """Return how reports come in."""
+        """Return the status of the agents' reports."""
         return AgentStatus(
             connections=len(self._connections),
-            agents=len(self._of_node),
+            agents=len(self._by_node),
             devices=self._devices,
             reports=self._reports,
             unknown_nodes=len(self._unknown),
             refused={reason.value: count for reason, count in self.refusals.counts.items()},
-            reviews=self._reviews.asked,
+            reviews=self._reviewer.review_count,
             last_at=self._last_at,
         )
 
-    # --- what connections say ---------------------------------------------------------------------
+    # --- called by connections --------------------------------------------------------------------
 
     def opened(self, connection: AgentConnection) -> None:
-        """Take note of a new connection."""
+        """Register a new connection."""
         self._connections.add(connection)
 
-    def _note_full(self, address: str) -> None:
-        """Take note of somebody for whom there was no room."""
+    def _note_rejected(self, address: str) -> None:
+        """Count a connection that was rejected because of the limit."""
         limit = self._settings.max_connections
-        text = f"there are {limit} connections: agents.max_connections"
+        text = f"the limit of {limit} connections is reached: raise agents.max_connections"
         self.refusals.note(RefusedError(AgentRefusal.BUSY, text), "", address)
 
     @property
     def reporting(self) -> Collection[str]:
-        """Nodes whose agents are connected."""
-        return self._of_node.keys()
+        """Names of the nodes whose agents are connected."""
+        return self._by_node.keys()
 
     def closed(self, connection: AgentConnection) -> None:
-        """Take note of its end."""
+        """Remove a closed connection."""
         self._connections.discard(connection)
         sender = connection.sender
-        if sender is not None and self._of_node.get(sender.node) is connection:
-            del self._of_node[sender.node]
+        if sender is not None and self._by_node.get(sender.node) is connection:
+            del self._by_node[sender.node]
             self._unknown.pop(sender.node, None)
 
-    async def admit(self, connection: AgentConnection, token: str) -> Sender:
-        """Return whose a token is.
+    async def authenticate(self, connection: AgentConnection, token: str) -> Sender:
+        """Return the identity of a token's owner.
 
         Raises:
-            RefusedError: it is no agent's.
+            RefusedError: the token is not an agent's.
         """
-        return await self._reviews.review(token, connection.address)
+        return await self._reviewer.review(token, connection.address)
 
-    def granted(self, connection: AgentConnection) -> None:
-        """Take note that updates follow; of a node the last connection counts."""
+    def accepted(self, connection: AgentConnection) -> None:
+        """Register a connection whose token was accepted; it replaces an older one of its node."""
         if connection.sender is None:
             return
-        before = self._of_node.get(connection.sender.node)
-        self._of_node[connection.sender.node] = connection
+        before = self._by_node.get(connection.sender.node)
+        self._by_node[connection.sender.node] = connection
         if before is not None and before is not connection:
             before.refuse(
                 RefusedError(AgentRefusal.REPLACED, "the node has opened another connection")
             )
 
-    def take(self, connection: AgentConnection, update: Update) -> None:
-        """Take an update.
+    def receive(self, connection: AgentConnection, update: Update) -> None:
+        """Apply an update, and schedule it for delivery.
 
         Raises:
-            RefusedError: it cannot be.
+            RefusedError: the update is invalid.
         """
         state, now = connection.state, self._clock()
         if state is None:
             return
-        state.take(update, now)
-        if state.shares and self._knows(state.node):
+        state.apply(update, now)
+        if state.shares and self._is_known_node(state.node):
             self._fleet.note_shares(state.node, state.shares, state.at)
         self._reports += 1
         self._last_at = now
-        waiting = self._news if state.is_news else self._quiet
+        waiting = self._urgent if state.is_news else self._routine
         waiting[state.node] = state
 
     def note_refusal(self, connection: AgentConnection, error: RefusedError) -> None:
@@ -261,14 +261,14 @@ class AgentSource:
         self.refusals.note(error, node, connection.address)
 
     def paused(self, connection: AgentConnection) -> None:
-        """Remember to let it go on with the next batch."""
+        """Register a paused connection, to be resumed with the next batch."""
         self._paused.append(connection)
 
-    # --- what is handed on ------------------------------------------------------------------------
+    # --- delivery ---------------------------------------------------------------------------------
 
-    async def _hand_on(self) -> None:
-        """Hand on what came, again and again; look after the connections meanwhile."""
-        quiet_at = swept_at = self._monotonic()
+    async def _deliver_batches(self) -> None:
+        """Deliver reports in batches, and check the connections, until cancelled."""
+        routine_at = swept_at = self._monotonic()
         while True:
             await asyncio.sleep(self._settings.batch_seconds)
             now = self._monotonic()
@@ -277,34 +277,34 @@ class AgentSource:
                 await self._sweep(now)
             elif self._paused:
                 self._resume(self._paused)
-            waiting, self._news = self._news, {}
-            if now - quiet_at >= QUIET_SECONDS:
-                quiet_at = now
-                waiting = {**self._quiet, **self._returned(), **waiting}
-                self._quiet = {}
+            waiting, self._urgent = self._urgent, {}
+            if now - routine_at >= ROUTINE_SECONDS:
+                routine_at = now
+                waiting = {**self._routine, **self._newly_known(), **waiting}
+                self._routine = {}
             states = list(waiting.values())
-            for start in range(0, len(states), PIECE_NODES):
-                await self._hand_on_safely(states[start : start + PIECE_NODES])
+            for start in range(0, len(states), NODES_PER_BATCH):
+                await self._deliver_isolated(states[start : start + NODES_PER_BATCH])
 
-    async def _hand_on_safely(self, states: Sequence[AgentState]) -> None:
-        """Hand on what some agents said; what cannot be taken over costs its own agent alone."""
+    async def _deliver_isolated(self, states: Sequence[AgentState]) -> None:
+        """Deliver some agents' reports; a report that fails ends its own connection only."""
         try:
-            await self._hand_on_some(states)
-        except Exception as error:  # noqa: BLE001 - any of them may be the cause
+            await self._deliver_known(states)
+        except Exception as error:  # noqa: BLE001 - any report may cause any error
             if len(states) > 1:
                 for state in states:
-                    await self._hand_on_safely([state])
-            elif (connection := self._of_node.get(states[0].node)) is not None:
+                    await self._deliver_isolated([state])
+            elif (connection := self._by_node.get(states[0].node)) is not None:
                 connection.fail(error)
 
-    async def _hand_on_some(self, states: Iterable[AgentState]) -> None:
-        """Hand on what some agents said; those on nodes that are not known wait for these."""
+    async def _deliver_known(self, states: Iterable[AgentState]) -> None:
+        """Deliver some agents' reports; those of unknown nodes wait until the node is known."""
         known = []
         for state in states:
-            if self._knows(state.node):
+            if self._is_known_node(state.node):
                 self._unknown.pop(state.node, None)
                 known.append(state)
-            elif state.node in self._of_node:
+            elif state.node in self._by_node:
                 self._unknown[state.node] = state
         if not known:
             return
@@ -314,37 +314,35 @@ class AgentSource:
         await asyncio.sleep(0)
         await self._deliver(readings)
 
-    def _returned(self) -> dict[str, AgentState]:
-        """Return what agents said on nodes that have become known since."""
-        return {node: state for node, state in self._unknown.items() if self._knows(node)}
+    def _newly_known(self) -> dict[str, AgentState]:
+        """Return the waiting reports of nodes that are known now."""
+        return {node: state for node, state in self._unknown.items() if self._is_known_node(node)}
 
     async def _sweep(self, now: float) -> None:
-        """End connections that are silent, or whose token has expired."""
+        """End connections that are silent or not accepted any more; resume the others."""
         clock = self._clock()
         self._paused.clear()
         for count, connection in enumerate(list(self._connections)):
             if count % 500 == 0:
                 await asyncio.sleep(0)
             connection.resume()
-            silent = now - connection.heard_at
+            silent = now - connection.last_data_at
             if connection.sender is None:
-                # From its beginning: a request that comes byte by byte never ends either.
-                is_late = now - connection.opened_at > REQUEST_SECONDS
+                # Since the start: a request sent byte by byte must not keep the connection open.
+                is_late = now - connection.opened_at > REQUEST_TIMEOUT_SECONDS
                 if is_late and not connection.is_under_review:
-                    connection.refuse(RefusedError(AgentRefusal.SILENT, "no request came"))
+                    connection.refuse(RefusedError(AgentRefusal.SILENT, "no request in time"))
             elif connection.sender.expires_at <= clock:
                 connection.refuse(
-                    RefusedError(AgentRefusal.EXPIRED, "the token has expired: come with a new one")
+                    RefusedError(AgentRefusal.EXPIRED, "the token has expired: send a new one")
                 )
-            elif not self._reviews.accepts(connection.sender):
+            elif not self._reviewer.accepts(connection.sender):
                 text = "the settings have changed: its service account or audience is not accepted"
                 connection.refuse(RefusedError(AgentRefusal.WRONG_ACCOUNT, text))
             elif silent > self._settings.silence_seconds:
-                connection.refuse(
-                    RefusedError(AgentRefusal.SILENT, f"nothing came for {silent:.0f} s")
-                )
+                connection.refuse(RefusedError(AgentRefusal.SILENT, f"no data for {silent:.0f} s"))
         await asyncio.sleep(0)
-        states = (one.state for one in self._of_node.values())
+        states = (one.state for one in self._by_node.values())
         self._devices = sum(len(state.infos) for state in states if state is not None)
         await asyncio.sleep(0)
         self._fleet.expire_silent()

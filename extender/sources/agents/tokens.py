@@ -1,4 +1,4 @@
-"""Who a token is of: the API server is asked once for each, and says on which node it was given."""
+"""Verify agents' tokens: the API server reviews each token once and names its node."""
 
 import base64
 import binascii
@@ -31,28 +31,28 @@ POD_UID: Final = "authentication.kubernetes.io/pod-uid"
 
 ACCOUNT_PREFIX: Final = "system:serviceaccount:"
 
-MOST_REMEMBERED: Final = 20_000
-BAD_SECONDS: Final = 30.0
-"""So long a token that was refused is refused without asking again."""
+MAX_CACHED: Final = 20_000
+REJECTED_SECONDS: Final = 30.0
+"""A refused token is refused for this long without another review."""
 
 PARALLEL: Final = 8
 QUEUE_SECONDS: Final = 20.0
-"""Who would have to wait longer for its review comes again later."""
-MOST_WAITING: Final = 1000
-"""Of one address: where many nodes come from one, they come again later."""
+"""Longest wait for a review; the agent is refused after it and tries again later."""
+MAX_WAITING: Final = 1000
+"""Limit for waiting reviews per address; many nodes may share one."""
 
 LIMIT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who a token is of.
+    """Verified identity of an agent, from its token.
 
     Attributes:
         node: name of the node that its pod runs on.
-        expires_at: until when it may be believed, seconds since the epoch.
+        expires_at: until when the token is accepted, seconds since the epoch.
         account: service account, as the API server names it.
-        audience: for whom it is.
+        audience: audience of the token.
     """
 
     node: str
@@ -61,17 +61,17 @@ class Sender:
     audience: str
 
 
-class TokenReviews:
-    """Answers whose a token is, from memory where it can.
+class TokenReviewer:
+    """Verify tokens, and cache the results.
 
     Args:
-        client: the API server.
-        settings: which tokens are good.
+        client: client of the API server.
+        settings: accepted service accounts and audience, and time limits.
         clock: seconds since the epoch.
-        monotonic: seconds since any moment.
+        monotonic: seconds of a monotonic clock.
 
     Attributes:
-        asked: reviews that the API server was asked for.
+        review_count: number of reviews by the API server.
     """
 
     def __init__(
@@ -82,86 +82,86 @@ class TokenReviews:
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.asked = 0
+        self.review_count = 0
         self._client = client
         self._settings = settings
         self._clock = clock
         self._monotonic = monotonic
-        self._good: Recent[Sender] = Recent(MOST_REMEMBERED)
-        self._bad: Recent[tuple[float, RefusedError]] = Recent(MOST_REMEMBERED)
+        self._accepted: Recent[Sender] = Recent(MAX_CACHED)
+        self._rejected: Recent[tuple[float, RefusedError]] = Recent(MAX_CACHED)
         self._fair_queue = FairQueue(
             at_once=PARALLEL,
-            waiting_each=MOST_WAITING,
+            waiting_each=MAX_WAITING,
             wait_seconds=QUEUE_SECONDS,
             per_second=settings.reviews_per_second,
         )
 
     def change(self, settings: Agents) -> None:
-        """Take other tokens from now on; how long a review counts changes with the next one."""
+        """Apply new settings; a changed `token_seconds` affects the next reviews."""
         self._settings = settings
         self._fair_queue.per_second = settings.reviews_per_second
-        self._bad.clear()
+        self._rejected.clear()
 
     def accepts(self, sender: Sender) -> bool:
-        """Tell whether such tokens are taken, by the settings as they are now."""
+        """Return whether the settings accept the service account and audience of an agent."""
         settings = self._settings
         return sender.account in settings.usernames and sender.audience == settings.audience
 
     async def review(self, token: str, address: str = "") -> Sender:
-        """Return whose a token is.
+        """Return the identity of a token's owner.
 
         Args:
-            token: what was shown.
-            address: where it came from: each has its turn.
+            token: the token.
+            address: address of the agent; reviews are queued fairly by address.
 
         Raises:
-            RefusedError: it is no token of an agent, or that cannot be found out now.
+            RefusedError: the token is not an agent's, or cannot be reviewed now.
         """
         key = token_key(token)
-        sender = self._remembered(key)
+        sender = self._cached(key)
         if sender is not None:
             return sender
         claims = _claims_of(token)
         self._check_claims(claims)
         try:
             async with self._fair_queue.of(address):
-                sender = await self._ask(token, claims)
+                sender = await self._review(token, claims)
         except BusyError as error:
-            text = f"too many tokens are under review: come again later: {error}"
+            text = f"too many tokens are under review: try again later: {error}"
             raise RefusedError(AgentRefusal.BUSY, text) from error
         except RefusedError as error:
             if error.refusal is not AgentRefusal.NOT_REVIEWED:
-                self._bad.put(key, (self._monotonic() + BAD_SECONDS, error))
+                self._rejected.put(key, (self._monotonic() + REJECTED_SECONDS, error))
             raise
-        self._good.put(key, sender)
+        self._accepted.put(key, sender)
         return sender
 
-    def _remembered(self, key: bytes) -> Sender | None:
-        """Return whose a token is by what was said of it before.
+    def _cached(self, key: bytes) -> Sender | None:
+        """Return the cached identity of a token's owner, None if there is none.
 
         Raises:
-            RefusedError: it was refused a moment ago.
+            RefusedError: the token was refused recently.
         """
-        sender = self._good.get(key)
+        sender = self._accepted.get(key)
         if sender is not None and sender.expires_at > self._clock() and self.accepts(sender):
             return sender
-        until, error = self._bad.get(key) or (0.0, None)
+        until, error = self._rejected.get(key) or (0.0, None)
         if error is not None and self._monotonic() < until:
             raise RefusedError(error.refusal, str(error))
         return None
 
     def _check_claims(self, claims: Mapping[str, object]) -> None:
-        """Refuse what says itself that it is not for us: that costs the API server nothing.
+        """Refuse a token whose own claims are wrong, without a request to the API server.
 
-        Nothing is believed of it: the API server is asked about what passes.
+        The claims are not trusted: the API server reviews every token that passes.
 
         Raises:
-            RefusedError: it says so.
+            RefusedError: a claim is wrong.
         """
         if not claims:
             return
-        told = claims.get("aud")
-        audiences = told if isinstance(told, list) else [told]
+        audience = claims.get("aud")
+        audiences = audience if isinstance(audience, list) else [audience]
         if self._settings.audience not in audiences:
             raise _wrong_audience(self._settings.audience)
         subject = text_of(claims.get("sub"))
@@ -169,15 +169,15 @@ class TokenReviews:
             raise _wrong_account(subject)
         expires_at = claims.get("exp")
         if isinstance(expires_at, int | float) and expires_at <= self._clock():
-            raise RefusedError(AgentRefusal.EXPIRED, "the token has expired: read it anew")
+            raise RefusedError(AgentRefusal.EXPIRED, "the token has expired: read it again")
 
-    async def _ask(self, token: str, claims: Mapping[str, object]) -> Sender:
-        """Return whose a token is, as the API server says.
+    async def _review(self, token: str, claims: Mapping[str, object]) -> Sender:
+        """Return the identity of a token's owner according to the API server.
 
         Raises:
-            RefusedError: nobody's, or it is no agent's, or there is no answer.
+            RefusedError: the token is invalid, not an agent's, or cannot be reviewed now.
         """
-        self.asked += 1
+        self.review_count += 1
         audience = self._settings.audience
         try:
             user = await review_token(
@@ -193,7 +193,7 @@ class TokenReviews:
             raise RefusedError(AgentRefusal.BAD_TOKEN, text) from error
         except KubeError as error:
             raise RefusedError(
-                AgentRefusal.NOT_REVIEWED, f"cannot find out whose the token is: {error}"
+                AgentRefusal.NOT_REVIEWED, f"cannot review the token: {error}"
             ) from error
         if user.name not in self._settings.usernames:
             raise _wrong_account(user.name)
@@ -205,27 +205,27 @@ class TokenReviews:
         return Sender(node=node, expires_at=until, account=user.name, audience=audience)
 
     async def _node_of(self, user: User) -> str:
-        """Return the node that a token is bound to: by itself, else through its pod.
+        """Return the node that a token is bound to, directly or through its pod.
 
         Raises:
-            RefusedError: to none.
+            RefusedError: the token is not bound to a node.
         """
-        node = _only(user, NODE_NAME)
+        node = _single_value(user, NODE_NAME)
         if node:
             return node
-        pod = _only(user, POD_NAME)
+        pod = _single_value(user, POD_NAME)
         if not pod:
             raise RefusedError(
                 AgentRefusal.NOT_BOUND,
-                "the token is bound to no pod: mount a projected service-account token, which is",
+                "the token is not bound to a pod: mount a projected service-account token",
             )
         namespace = user.name.removeprefix(ACCOUNT_PREFIX).partition(":")[0]
         found = await self._pod(namespace, pod)
         uid = text_of(mapping_of(found.get("metadata")).get("uid"))
         node = text_of(mapping_of(found.get("spec")).get("nodeName"))
-        if not node or uid != _only(user, POD_UID):
+        if not node or uid != _single_value(user, POD_UID):
             raise RefusedError(
-                AgentRefusal.NOT_BOUND, f"the token's pod {namespace}/{pod} is on no node any more"
+                AgentRefusal.NOT_BOUND, f"the token's pod {namespace}/{pod} is not on a node"
             )
         return node
 
@@ -242,12 +242,12 @@ class TokenReviews:
             if error.status == HTTPStatus.NOT_FOUND:
                 return {}
             raise RefusedError(
-                AgentRefusal.NOT_REVIEWED, f"cannot find out on which node the token is: {error}"
+                AgentRefusal.NOT_REVIEWED, f"cannot find the node of the token's pod: {error}"
             ) from error
 
 
 def _claims_of(token: str) -> Mapping[str, object]:
-    """Return what a JSON web token says of itself; {} where it is none."""
+    """Return the claims of a JSON web token, {} if it is not one."""
     parts = token.split(".")
     if len(parts) != 3:  # noqa: PLR2004 - header, claims, signature
         return {}
@@ -258,8 +258,8 @@ def _claims_of(token: str) -> Mapping[str, object]:
         return {}
 
 
-def _only(user: User, name: str) -> str:
-    """Return the one value of a name, "" where there is not exactly one."""
+def _single_value(user: User, name: str) -> str:
+    """Return the only value of a name, "" if there are none or several."""
     values = user.extra.get(name, ())
     return values[0] if len(values) == 1 else ""
 
@@ -267,12 +267,12 @@ def _only(user: User, name: str) -> str:
 def _wrong_audience(audience: str) -> RefusedError:
     return RefusedError(
         AgentRefusal.WRONG_AUDIENCE,
-        f"the token is not for {audience!r}: set that as audience of the projected token",
+        f"the token is not for {audience!r}: set this as audience of the projected token",
     )
 
 
 def _wrong_account(name: str) -> RefusedError:
     return RefusedError(
         AgentRefusal.WRONG_ACCOUNT,
-        f"the token is of {name[:200]!r}, which is not in agents.service_accounts",
+        f"the token belongs to {name[:200]!r}, which is not in agents.service_accounts",
     )

@@ -1,4 +1,8 @@
-"""Which GPUs pods hold through ResourceClaims: claims joined with slices of NVIDIA's driver."""
+"""Find the GPUs that pods hold through ResourceClaims: claims joined with NVIDIA's ResourceSlices.
+
+Of claims for other drivers only one fact is stored: that they may be for GPUs. Any JSON object is
+accepted, as in `records`.
+"""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,16 +14,11 @@ import msgspec
 from extender.core.nodes.inventory import ClaimedDevice
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
 from extender.sources.kubernetes.json_text import WatchChange
-from extender.sources.kubernetes.object_cache import ObjectCache, Pace
+from extender.sources.kubernetes.object_cache import ObjectCache, Pacer
 from extender.sources.kubernetes.object_kinds import ObjectKind
 
-# Reduces ResourceClaims and ResourceSlices to which GPUs are held, and what these are.
-#
-# Of other drivers' claims only this is kept: that they may be for GPUs. Objects may be anything, as
-# in `kube_records`.
-
 GPU_DRIVER: Final = "gpu.nvidia.com"
-"""The DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
+"""DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
 
 _WITHOUT_GPUS: Final = frozenset(
     {
@@ -30,14 +29,14 @@ _WITHOUT_GPUS: Final = frozenset(
         "sriovnetwork.k8snetworkplumbingwg.io",
     }
 )
-"""Drivers that are known to hand out no GPUs; others may, as some that share GPUs do."""
+"""DRA drivers that never allocate GPUs; unknown drivers may, for example those that share GPUs."""
 
 
 class DeviceName(NamedTuple):
-    """A device as an allocation names it; its driver is `GPU_DRIVER`.
+    """Name of a device in an allocation of `GPU_DRIVER`.
 
     Attributes:
-        pool: as a rule, the node's name.
+        pool: usually the node's name.
         device: name in the pool's slices (`gpu-0`).
     """
 
@@ -47,13 +46,13 @@ class DeviceName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """A ResourceClaim to which GPUs are allocated, or what may be GPUs.
+    """A ResourceClaim with allocated devices that are GPUs, or may be GPUs.
 
     Attributes:
         uid: `metadata.uid`.
         pods: UIDs of the pods that it is reserved for: all of them share its devices.
-        devices: the GPUs, without those that are only looked at (`adminAccess`).
-        has_unknown_driver: likewise, something is of a driver that may hand out GPUs or not.
+        devices: the GPUs, without those for monitoring only (`adminAccess`).
+        has_unknown_driver: a device belongs to a driver that may or may not allocate GPUs.
     """
 
     uid: str
@@ -63,7 +62,7 @@ class ClaimRecord:
 
     @property
     def pools(self) -> frozenset[str]:
-        """The pools that the devices are of."""
+        """Pools of the devices."""
         return frozenset(name.pool for name in self.devices)
 
 
@@ -73,8 +72,8 @@ class SliceRecord:
 
     Attributes:
         uid: `metadata.uid`.
-        pool: the pool that it is a part of.
-        generation: of the pool; of slices that name the same device, the latest one's counts.
+        pool: the pool that it belongs to.
+        generation: generation of the pool; if several slices name a device, the latest one counts.
         devices: the devices by name.
     """
 
@@ -85,7 +84,7 @@ class SliceRecord:
 
 
 def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
-    """Return the record of a ResourceClaim, None where surely no pod holds a GPU by it."""
+    """Return the record of a ResourceClaim, None if certainly no pod holds a GPU through it."""
     uid = text_of(mapping_of(raw.get("metadata")).get("uid"))
     status = mapping_of(raw.get("status"))
     allocated = mapping_of(mapping_of(status.get("allocation")).get("devices"))
@@ -111,7 +110,7 @@ def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
 
 
 def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:
-    """Return the record of a ResourceSlice, None where it is of another driver."""
+    """Return the record of a ResourceSlice, None if it belongs to another driver."""
     uid = text_of(mapping_of(raw.get("metadata")).get("uid"))
     spec = mapping_of(raw.get("spec"))
     if not uid or spec.get("driver") != GPU_DRIVER:
@@ -126,7 +125,7 @@ def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:
 
 
 def _device(raw: Mapping[str, object]) -> ClaimedDevice:
-    """Return what a device is by its attributes, as NVIDIA's driver names them."""
+    """Return a device's identity from its attributes, as NVIDIA's driver names them."""
     attributes = mapping_of(raw.get("attributes"))
     profile = _text(attributes, "profile")
     uuid = _text(attributes, "parentUUID") if profile else _text(attributes, "uuid")
@@ -135,7 +134,7 @@ def _device(raw: Mapping[str, object]) -> ClaimedDevice:
 
 
 def _text(attributes: Mapping[str, object], name: str) -> str:
-    """Return an attribute's text, "" where it has none; the driver's domain may be left out."""
+    """Return an attribute's text, "" if it is missing; the name may have the driver's domain."""
     found = attributes.get(name) or attributes.get(f"{GPU_DRIVER}/{name}")
     return text_of(mapping_of(found).get("string"))
 
@@ -151,7 +150,7 @@ SLICES: Final = ObjectKind(
 )
 
 _CLAIM_MARK: Final = b'"reservedFor"'
-"""In the text of each claim that a pod holds."""
+"""Part of the JSON text of each claim that is reserved for a pod."""
 
 _SLICE_MARK: Final = GPU_DRIVER.encode()
 
@@ -165,29 +164,30 @@ Record = TypeVar("Record", bound=_Identified)
 Value = TypeVar("Value")
 
 
-class ClaimBook:
-    """Joins claims and slices; before both were listed it knows nothing.
+class ClaimIndex:
+    """Join claims and slices to find the GPUs that a pod holds; unknown until both are listed.
 
     Args:
-        tell: is given the UID of each pod that may hold other GPUs than before.
-        tell_all: likewise, of all pods; whoever made the book does so too when claims are heard of
-            again.
-        is_current: whether the claims are heard of now; where not, a pod may have one all the same.
+        notify: receives the UID of each pod whose GPUs may have changed.
+        notify_all: called when the GPUs of all pods may have changed; the caller also does this
+            when the watch of claims recovers.
+        is_current: returns whether the watch of claims works; if not, a pod may have an unknown
+            claim.
 
     Attributes:
-        claims: takes the claims.
-        slices: takes the slices.
+        claims: receives the claims.
+        slices: receives the slices.
     """
 
     def __init__(
         self,
         *,
-        tell: Callable[[str], None],
-        tell_all: Callable[[Pace], Awaitable[None]],
+        notify: Callable[[str], None],
+        notify_all: Callable[[Pacer], Awaitable[None]],
         is_current: Callable[[], bool],
     ) -> None:
-        self._tell = tell
-        self._tell_all = tell_all
+        self._notify = notify
+        self._notify_all = notify_all
         self._is_current = is_current
         self._claims: dict[str, ClaimRecord] = {}
         self._claims_of: dict[str, tuple[ClaimRecord, ...]] = {}
@@ -203,11 +203,11 @@ class ClaimBook:
         return self.claims.is_listed and self.slices.is_listed
 
     def held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
-        """Return the GPUs that a bound pod holds, by its UID; None where that is not known.
+        """Return the GPUs that a bound pod holds, by its UID; None if they are unknown.
 
-        kube-scheduler allocates and reserves a pod's claims before it binds the pod. Beside GPUs of
-        NVIDIA's driver, what an unknown driver hands out is taken for something else: two drivers
-        do not hand out GPUs of one node.
+        kube-scheduler allocates and reserves a pod's claims before it binds the pod. If a pod has
+        GPUs of NVIDIA's driver, its devices of unknown drivers are not GPUs: two drivers do not
+        allocate GPUs of one node.
         """
         if not self.is_complete:
             return None
@@ -220,10 +220,10 @@ class ClaimBook:
         return ()
 
     def _device(self, name: DeviceName) -> ClaimedDevice:
-        """Return what stands behind a name.
+        """Return the device with a name.
 
-        While a driver writes a new generation of its pool, what is not in there yet is still what
-        it was.
+        While a driver writes a new generation of its pool, a device that is not in it yet keeps its
+        identity from the generation before.
         """
         slices = self._slices_of.get(name.pool, ())
         for found in sorted(slices, key=lambda found: -found.generation):
@@ -235,49 +235,50 @@ class ClaimBook:
         before = self._claims.pop(uid, None)
         if before is not None:
             for pod in before.pods:
-                _take_out(self._claims_of, pod, before)
+                _remove(self._claims_of, pod, before)
             for pool in before.pools:
-                _take_out(self._claims_in, pool, before)
+                _remove(self._claims_in, pool, before)
         if record is not None:
             self._claims[uid] = record
             for pod in record.pods:
-                _put_in(self._claims_of, pod, record)
+                _add(self._claims_of, pod, record)
             for pool in record.pools:
-                _put_in(self._claims_in, pool, record)
-        self._tell_pods_of(claim for claim in (before, record) if claim is not None)
+                _add(self._claims_in, pool, record)
+        self._notify_pods_of(claim for claim in (before, record) if claim is not None)
 
     def _set_slice(self, uid: str, record: SliceRecord | None) -> None:
         before = self._slices.pop(uid, None)
         if before is not None:
-            _take_out(self._slices_of, before.pool, before)
+            _remove(self._slices_of, before.pool, before)
         if record is not None:
             self._slices[uid] = record
-            _put_in(self._slices_of, record.pool, record)
+            _add(self._slices_of, record.pool, record)
         pools = dict.fromkeys(found.pool for found in (before, record) if found is not None)
-        self._tell_pods_of(claim for pool in pools for claim in self._claims_in.get(pool, ()))
+        self._notify_pods_of(claim for pool in pools for claim in self._claims_in.get(pool, ()))
 
-    def _tell_pods_of(self, claims: Iterable[ClaimRecord]) -> None:
+    def _notify_pods_of(self, claims: Iterable[ClaimRecord]) -> None:
         if self.is_complete:
             for pod in dict.fromkeys(pod for claim in claims for pod in claim.pods):
-                self._tell(pod)
+                self._notify(pod)
 
-    async def _listed(self, pace: Pace) -> None:
-        """Tell of all pods what a list says; of single ones its corrections were told already.
+    async def _listed(self, pacer: Pacer) -> None:
+        """Report all pods after a list; corrections of single claims were reported before.
 
-        Where claims are not heard of now, pods without any would be told less than before.
+        Without a working watch of claims, pods without known claims would change from none to
+        unknown.
         """
         if self.is_complete and self._is_current():
-            await self._tell_all(pace)
+            await self._notify_all(pacer)
 
 
 class _Feed(Generic[Record]):
-    """Reduces claims, or slices, as they arrive.
+    """Reduce claims or slices as they arrive.
 
     Args:
-        mark: is in the text of every object that may be of interest.
-        reduce: returns an object's record, None where it is of no interest.
-        set_record: takes a UID and its record, None for one that is gone.
-        listed: is called after each complete list.
+        mark: part of the JSON text of every relevant object.
+        reduce: returns an object's record, None if it is not relevant.
+        set_record: receives a UID and its record, None if it was removed.
+        listed: called after each complete list.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class _Feed(Generic[Record]):
         mark: bytes,
         reduce: Callable[[Mapping[str, object]], Record | None],
         set_record: Callable[[str, Record | None], None],
-        listed: Callable[[Pace], Awaitable[None]],
+        listed: Callable[[Pacer], Awaitable[None]],
     ) -> None:
         self._mark = mark
         self._reduce = reduce
@@ -296,10 +297,10 @@ class _Feed(Generic[Record]):
             remove=lambda uid: set_record(uid, None),
         )
 
-    def may_matter(self, text: msgspec.Raw) -> bool:
+    def is_relevant(self, text: msgspec.Raw) -> bool:
         return self._mark in bytes(text)
 
-    def idle_change(self, _: bytes) -> WatchChange | None:
+    def irrelevant_change(self, _: bytes) -> WatchChange | None:
         return None
 
     def begin_list(self) -> None:
@@ -308,13 +309,13 @@ class _Feed(Generic[Record]):
     def add_listed(self, raw: Mapping[str, object]) -> None:
         self._object_cache.add_listed(_uid(raw), self._reduce(raw))
 
-    def keep_listed(self, raw: Mapping[str, object]) -> None:
-        self._object_cache.keep_listed(_uid(raw))
+    def keep_unreadable(self, raw: Mapping[str, object]) -> None:
+        self._object_cache.keep_unreadable(_uid(raw))
 
-    async def end_list(self, pace: Pace) -> int:
-        corrections = await self._object_cache.end_list(pace)
+    async def end_list(self, pacer: Pacer) -> int:
+        corrections = await self._object_cache.end_list(pacer)
         self.is_listed = True
-        await self._listed(pace)
+        await self._listed(pacer)
         return corrections
 
     def abort_list(self) -> None:
@@ -331,13 +332,11 @@ def _uid(raw: Mapping[str, object]) -> str:
     return text_of(mapping_of(raw.get("metadata")).get("uid"))
 
 
-def _put_in(found: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
-    """Add a value to those of a key."""
+def _add(found: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
     found[key] = (*found.get(key, ()), value)
 
 
-def _take_out(found: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
-    """Take a value out of those of a key."""
+def _remove(found: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
     left = tuple(other for other in found.get(key, ()) if other is not value)
     if left:
         found[key] = left

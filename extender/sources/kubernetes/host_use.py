@@ -1,17 +1,17 @@
-"""How much CPU and memory of each node pods request, whether they have to do with GPUs or not."""
+"""Sum the CPU and memory that all pods request on each node, with or without GPUs."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from extender.core.nodes.host_resources import NONE, HostResources
-from extender.sources.kubernetes.object_cache import Pace
+from extender.sources.kubernetes.object_cache import Pacer
 
-TellUse = Callable[[str, HostResources], None]
-"""Is given a node and what its pods request of it."""
+OnHostUse = Callable[[str, HostResources], None]
+"""Receives a node's name and the sum of its pods' requests."""
 
 
 class PlacedPod(NamedTuple):
-    """What a pod requests of the node that it is on."""
+    """A pod's requests and its node."""
 
     node: str
     needs: HostResources
@@ -21,68 +21,68 @@ _NOWHERE: Final = PlacedPod("", NONE)
 
 
 class HostUse:
-    """Sums up what pods request of each node, as a watch and complete lists tell of them.
+    """Sum the pods' requests by node, from a watch and complete lists.
 
-    Of most pods nothing else is kept. Only the event loop's thread changes it.
+    Nothing else is stored of most pods. Use it on the event loop's thread only.
 
     Args:
-        tell: is given a node's sum whenever it changes.
+        notify: receives a node's sum after each change.
     """
 
-    def __init__(self, tell: TellUse) -> None:
-        self._tell = tell
+    def __init__(self, notify: OnHostUse) -> None:
+        self._notify = notify
         self._pods: dict[str, PlacedPod] = {}
         self._sums: dict[str, HostResources] = {}
         self._listed: dict[str, PlacedPod] = {}
         self._touched: set[str] | None = None
 
     def put(self, uid: str, placed: PlacedPod | None) -> None:
-        """Take what the watch says of a pod; None where it requests nothing of any node."""
+        """Apply a pod's change in the watch; None if it requests nothing of a node (any more)."""
         if self._touched is not None:
             self._touched.add(uid)
         for node in self._change(uid, placed):
-            self._tell(node, self._sums.get(node, NONE))
+            self._notify(node, self._sums.get(node, NONE))
 
     def begin_list(self) -> None:
-        """Start to take a complete list."""
+        """Start a complete list."""
         self._listed, self._touched = {}, set()
 
     def add_listed(self, uid: str, placed: PlacedPod | None) -> None:
-        """Take one pod of the list."""
+        """Add one pod of the list."""
         if placed is not None:
             self._listed[uid] = placed
 
-    def keep_listed(self, uid: str) -> None:
-        """Keep what is held of a pod of the list: it is there, and cannot be read."""
+    def keep_unreadable(self, uid: str) -> None:
+        """Keep the requests of a listed pod that cannot be read."""
         if self._touched is not None and uid not in self._listed:
             self._touched.add(uid)
 
-    async def end_list(self, pace: Pace) -> None:
-        """Go by the list, but for pods of which the watch has told meanwhile."""
+    async def end_list(self, pacer: Pacer) -> None:
+        """Apply the list, except to pods that the watch has changed meanwhile."""
         listed, self._listed = self._listed, {}
         changed: set[str] = set()
         for uid in [uid for uid in self._pods if uid not in listed]:
             if not self._is_touched(uid):
                 changed |= self._change(uid, None)
-            await pace.breathe()
+            await pacer.yield_if_due()
         for uid, placed in listed.items():
             if not self._is_touched(uid):
                 changed |= self._change(uid, placed)
-            await pace.breathe()
+            await pacer.yield_if_due()
         self._touched = None
         for node in changed:
-            self._tell(node, self._sums.get(node, NONE))
-            await pace.breathe()
+            self._notify(node, self._sums.get(node, NONE))
+            await pacer.yield_if_due()
 
     def abort_list(self) -> None:
-        """Forget a list that did not come to its end."""
+        """Discard an incomplete list."""
         self._listed, self._touched = {}, None
 
     def _is_touched(self, uid: str) -> bool:
         return self._touched is not None and uid in self._touched
 
     def _change(self, uid: str, placed: PlacedPod | None) -> set[str]:
-        """Take what is now so of a pod; return the nodes whose sums change by that."""
+        """Store a pod's requests; return the nodes whose sums change."""
         before, after = self._pods.get(uid, _NOWHERE), placed or _NOWHERE
         if before == after:
             return set()

@@ -1,7 +1,7 @@
-"""Reads lists and watch events without making objects of everything in them.
+"""Parse lists and watch events, and skip pods that do not concern GPUs.
 
-Most pods of a cluster have nothing to do with GPUs, and half of a pod's text is of no use to
-anybody here. Reading only what tells whether a pod matters takes a fifth of the time.
+Most pods of a cluster do not use GPUs, and half of a pod's text is never used here. Parsing only
+the fields that decide whether a pod is relevant takes a fifth of the time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,8 +122,8 @@ class ListPage:
 
     Attributes:
         version: resource version of the list.
-        token: asks for the next page, "" where there is none.
-        items: the text of each object.
+        token: token of the next page, "" on the last page.
+        items: JSON text of each object.
     """
 
     version: str
@@ -137,7 +137,7 @@ class Event:
 
     Attributes:
         kind: "ADDED", "MODIFIED", "DELETED", "BOOKMARK" or "ERROR".
-        text: the object's text.
+        text: JSON text of the object.
     """
 
     kind: str
@@ -146,56 +146,56 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchChange:
-    """A change of a pod that does not matter.
+    """A change of a pod that is not relevant.
 
     Attributes:
-        uid: of the pod.
-        version: its resource version.
+        uid: UID of the pod.
+        version: resource version of the pod.
     """
 
     uid: str
     version: str
 
 
-NotePlaced = Callable[[str, PlacedPod | None], None]
-"""Is given a pod's UID and what it requests of its node, None where that is nothing."""
+OnPlaced = Callable[[str, PlacedPod | None], None]
+"""Receives a pod's UID and its requests on its node, None if it has none."""
 
 
-class PodGlance:
-    """Tells from a pod's text whether it can matter: asks for GPUs, holds claims, or exports.
+class PodFilter:
+    """Decide from a pod's JSON text whether the pod is relevant.
 
-    What is not read as expected may matter.
+    It is if it requests GPUs, has claims, exports telemetry, or cannot be parsed.
 
     Args:
-        names: which resources are GPUs.
-        exporter_words: exporters have one of these in their name or `app` label.
-        listed: is told what each pod of a list requests of its node.
-        watched: likewise, of each change that a watch tells.
+        names: names of the GPU resources.
+        exporter_words: words in the name or `app` label of exporter pods.
+        on_listed: receives the node requests of each listed pod.
+        on_watched: receives the node requests of each pod that a watch reports.
     """
 
     def __init__(
         self,
         names: ResourceNames,
         exporter_words: Sequence[str],
-        listed: NotePlaced = lambda *_: None,
-        watched: NotePlaced = lambda *_: None,
+        on_listed: OnPlaced = lambda *_: None,
+        on_watched: OnPlaced = lambda *_: None,
     ) -> None:
         self._names = names
         self._words = tuple(exporter_words)
-        self._listed, self._watched = listed, watched
+        self._on_listed, self._on_watched = on_listed, on_watched
         self._known: dict[str, bool] = {}
 
-    def may_matter(self, text: msgspec.Raw | bytes) -> bool:
-        """Whether a pod of a list may matter."""
+    def is_relevant(self, text: msgspec.Raw | bytes) -> bool:
+        """Return whether a listed pod is relevant."""
         try:
             pod = decode_with(_POD.decode, text)
         except MalformedError:
             return True
-        self._listed(pod.metadata.uid, _placed(pod))
+        self._on_listed(pod.metadata.uid, _placed(pod))
         return self._matters(pod)
 
-    def idle_change(self, line: bytes) -> WatchChange | None:
-        """Return what an event of a watch says of a pod that does not matter, else None."""
+    def irrelevant_change(self, line: bytes) -> WatchChange | None:
+        """Return UID and version of a watch event's pod if it is not relevant, else None."""
         try:
             event = decode_with(_POD_EVENT.decode, line)
         except MalformedError:
@@ -204,7 +204,7 @@ class PodGlance:
         if event.type not in _CHANGES or not metadata.version:
             return None
         is_gone = event.type == "DELETED"
-        self._watched(metadata.uid, None if is_gone else _placed(event.object))
+        self._on_watched(metadata.uid, None if is_gone else _placed(event.object))
         if self._matters(event.object):
             return None
         return WatchChange(uid=metadata.uid, version=metadata.version)
@@ -213,8 +213,8 @@ class PodGlance:
         if pod.spec.claims or pod.status.claim:
             return True
         labels = pod.metadata.labels or {}
-        told = (pod.metadata.name, *(labels.get(label, "") for label in _EXPORTER_LABELS))
-        if any(word in text for word in self._words for text in told):
+        names = (pod.metadata.name, *(labels.get(label, "") for label in _EXPORTER_LABELS))
+        if any(word in text for word in self._words for text in names):
             return True
         containers = chain(pod.spec.containers or (), pod.spec.init_containers or ())
         return any(self._asks(container.resources) for container in containers)
@@ -237,7 +237,7 @@ class PodGlance:
 
 
 def _placed(pod: _Pod) -> PlacedPod | None:
-    """Return what a pod requests of its node, None where it is on none or has ended."""
+    """Return a pod's requests on its node, None if it has no node or has ended."""
     spec = pod.spec
     if not spec.node or pod.status.phase in _ENDED:
         return None
@@ -260,7 +260,7 @@ def _needs(resources: _Resources | None) -> HostResources:
 
 
 def _of(quantities: Quantities | None) -> HostResources:
-    """Return CPU and memory of a list of resources; equal ones are one object."""
+    """Return CPU and memory of a list of resources; equal ones share one object."""
     if not quantities:
         return NONE
     return _shared(_text(quantities.get(CPU)), _text(quantities.get(MEMORY)))
@@ -272,51 +272,51 @@ def _shared(cpu: str | None, memory: str | None) -> HostResources:
 
 
 def _text(raw: msgspec.Raw | None) -> str | None:
-    """Return a quantity as text: a number is one, too.
+    """Return a quantity as text; JSON numbers are valid quantities, too.
 
-    The decoder has not looked into it: what is no UTF-8 is no quantity.
+    The decoder has not checked the text: invalid UTF-8 is replaced and makes an invalid quantity.
     """
     return None if raw is None else bytes(raw).decode(errors="replace").strip('"')
 
 
 def read_page(body: bytes, action: str) -> ListPage:
-    """Read a page of a list, and leave its objects as text.
+    """Parse a page of a list; its objects stay JSON text.
 
     Raises:
-        KubeError: it is none.
+        KubeError: it is not a list.
     """
     try:
         found = decode_with(_LIST.decode, body)
     except MalformedError:
-        parse_object(body, action)  # raises where it is not even JSON
+        parse_object(body, action)  # raises if it is not JSON
         found = _List()
-    # Something else in JSON must not be taken for a cluster without objects.
+    # Another JSON document must not look like a cluster without objects.
     if not found.metadata.version or not found.kind.endswith("List"):
-        raise KubeError(f"cannot {action}: the answer is no list with a resourceVersion")
+        raise KubeError(f"cannot {action}: the answer is not a list with a resourceVersion")
     return ListPage(
         version=found.metadata.version, token=found.metadata.token, items=found.items or ()
     )
 
 
 def read_event(line: bytes, action: str) -> Event:
-    """Read an event of a watch, and leave its object as text.
+    """Parse an event of a watch; its object stays JSON text.
 
     Raises:
-        KubeError: it is none.
+        KubeError: it is not an event.
     """
     try:
         found = decode_with(_EVENT.decode, line)
     except MalformedError as error:
-        parse_object(line, action)  # raises where it is not even JSON
-        raise KubeError(f"cannot {action}: the answer is no event: {error}") from error
+        parse_object(line, action)  # raises if it is not JSON
+        raise KubeError(f"cannot {action}: the answer is not an event: {error}") from error
     return Event(kind=found.type, text=bytes(found.object))
 
 
 def read_object(text: bytes, action: str) -> Mapping[str, object]:
-    """Read an object of a page or an event, an empty one for any other value.
+    """Parse an object of a page or an event; return {} for any other JSON value.
 
     Raises:
-        KubeError: it is no JSON after all.
+        KubeError: it is not JSON.
     """
     try:
         return mapping_of(decode_with(_ANYTHING.decode, text))
@@ -325,7 +325,7 @@ def read_object(text: bytes, action: str) -> Mapping[str, object]:
 
 
 def read_identity(text: bytes) -> Mapping[str, object]:
-    """Read of an object's metadata what tells which it is, and nothing where that cannot be read.
+    """Parse only namespace, name, UID and version of an object; return {} if that fails.
 
     Example:
         >>> read_identity(b'{"metadata": {"name": "n", "uid": "u"}, "spec": 1e999}')["metadata"]

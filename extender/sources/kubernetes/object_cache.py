@@ -1,4 +1,4 @@
-"""Holds the records of one kind by key, and tells a sink what changes."""
+"""Cache the records of one kind of object by key, and report changes to a sink."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,37 +10,38 @@ from extender.runtime.cooperative import YieldControl, yield_to_loop
 Record = TypeVar("Record")
 
 STEP_SECONDS: Final = 0.001
-"""Work on the loop is interrupted this often, so that a webhook never waits much longer."""
+"""Longest step of work on the event loop, so that a webhook never waits much longer."""
 
 
-class Pace:
-    """Lets others use the event loop while a long piece of work goes on.
+class Pacer:
+    """Yield the event loop to other tasks during a long piece of work.
 
     Args:
-        yield_control: lets them.
+        yield_control: yields the event loop.
     """
 
     def __init__(self, yield_control: YieldControl = yield_to_loop) -> None:
         self._yield_control = yield_control
         self._since = time.perf_counter()
 
-    async def breathe(self) -> None:
-        """Yield to the loop if the last step has taken long enough."""
+    async def yield_if_due(self) -> None:
+        """Yield if the current step has taken longer than `STEP_SECONDS`."""
         if time.perf_counter() - self._since >= STEP_SECONDS:
             await self._yield_control()
             self._since = time.perf_counter()
 
 
 class ObjectCache(Generic[Record]):
-    """Records by key, fed by a watch and, while that goes on, by complete lists now and then.
+    """Records by key, updated by a watch and corrected by complete lists.
 
-    Only the event loop's thread changes it. What the watch says while a list is under way is newer
-    than the list, which only corrects the rest. Records equal to what is held are not passed on.
+    Use it on the event loop's thread only. Changes from the watch during a list are newer than the
+    list, which corrects only the other records. Records that are equal to the cached ones are not
+    reported.
 
     Args:
-        replace: takes the first complete list; where it is None, `apply` takes its records.
-        apply: takes a record that is new or changed.
-        remove: takes the key of a record that is gone.
+        replace: receives the first complete list; if it is None, `apply` receives its records.
+        apply: receives a new or changed record.
+        remove: receives the key of a removed record.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class ObjectCache(Generic[Record]):
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """What is held."""
+        """The cached records, by key."""
         return MappingProxyType(self._records)
 
     def put(self, key: str, record: Record | None) -> None:
-        """Take what the watch says; None where the object is of no interest (any more)."""
+        """Apply a change from the watch; None if the object is not relevant (any more)."""
         if record is None:
             self.drop(key)
             return
@@ -74,37 +75,37 @@ class ObjectCache(Generic[Record]):
             self._apply(record)
 
     def drop(self, key: str) -> None:
-        """Take from the watch that an object is gone."""
+        """Remove an object that the watch reports as deleted."""
         self._touch(key)
         if self._records.pop(key, None) is not None:
             self._remove(key)
 
     def begin_list(self) -> None:
-        """Start to take a complete list."""
+        """Start a complete list."""
         self._touched = set()
         self._listed = {}
 
     def add_listed(self, key: str, record: Record | None) -> None:
-        """Take one object of the list."""
+        """Add one object of the list."""
         if record is not None:
             self._listed[key] = record
 
-    def keep_listed(self, key: str) -> None:
-        """Keep what is held of an object of the list: it is there, and cannot be read."""
+    def keep_unreadable(self, key: str) -> None:
+        """Keep the record of a listed object that cannot be read."""
         self._touch(key)
 
-    async def end_list(self, pace: Pace) -> int:
-        """Make what is held equal to the list, but for what the watch has touched meanwhile.
+    async def end_list(self, pacer: Pacer) -> int:
+        """Make the records equal to the list, except those that the watch has changed meanwhile.
 
         Returns:
-            How many records had to be corrected; 0 for the first list.
+            The number of corrected records; 0 for the first list.
         """
         listed, self._listed = self._listed, {}
         corrections = 0
         if self._is_filled:
-            corrections = await self._correct(listed, pace)
+            corrections = await self._correct(listed, pacer)
         elif self._replace is None:
-            await self._correct(listed, pace)
+            await self._correct(listed, pacer)
         else:
             self._records = listed
             self._replace(tuple(listed.values()))
@@ -113,23 +114,23 @@ class ObjectCache(Generic[Record]):
         return corrections
 
     def abort_list(self) -> None:
-        """Forget a list that did not come to its end."""
+        """Discard an incomplete list."""
         self._listed = {}
         self._touched = None
 
-    async def _correct(self, listed: Mapping[str, Record], pace: Pace) -> int:
+    async def _correct(self, listed: Mapping[str, Record], pacer: Pacer) -> int:
         corrections = 0
         for key in [key for key in self._records if key not in listed]:
             if not self._is_touched(key) and self._records.pop(key, None) is not None:
                 self._remove(key)
                 corrections += 1
-            await pace.breathe()
+            await pacer.yield_if_due()
         for key, record in listed.items():
             if not self._is_touched(key) and self._records.get(key) != record:
                 self._records[key] = record
                 self._apply(record)
                 corrections += 1
-            await pace.breathe()
+            await pacer.yield_if_due()
         return corrections
 
     def _touch(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""A kind of object that is followed: which, how well, and who takes the objects."""
+"""Describe a kind of object that is watched, its status, and the receivers of its objects."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ import msgspec
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.sources.kubernetes.json_text import WatchChange
-from extender.sources.kubernetes.object_cache import Pace
+from extender.sources.kubernetes.object_cache import Pacer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectKind:
-    """Which objects are followed.
+    """A kind of object that is watched.
 
     Attributes:
         resource: the kind as RBAC names it ("pods").
-        path: path of the list of all of them.
-        field_selector: leaves objects out at the API server, "" for none.
-        is_optional: the API server may not have such objects, or not show them to us.
+        path: API path of the list of all objects.
+        field_selector: selects objects at the API server, "" for all.
+        is_optional: the API server may not serve such objects, or may forbid us to list them.
     """
 
     resource: str
@@ -30,49 +30,50 @@ class ObjectKind:
 
 
 class InventorySink(Protocol):
-    """Takes what the API server says. Called on the event loop; every call returns soon."""
+    """Receives nodes and pods from the API server, on the event loop; every call returns soon."""
 
     def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
-        """Take the first complete list of nodes."""
+        """Apply the first complete list of nodes."""
 
     def apply_node(self, record: NodeRecord) -> None:
-        """Take a node that was added or changed."""
+        """Apply an added or changed node."""
 
     def remove_node(self, name: str) -> None:
-        """Forget a node."""
+        """Remove a node."""
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
-        """Take the first complete list of GPU pods."""
+        """Apply the first complete list of GPU pods."""
 
     def apply_pod(self, record: PodRecord) -> None:
-        """Take a GPU pod that was added or changed."""
+        """Apply an added or changed GPU pod."""
 
     def remove_pod(self, uid: str, at: float) -> None:
-        """Forget a pod that was gone by `at`, seconds since the epoch."""
+        """Remove a pod that was deleted before `at`, seconds since the epoch."""
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:
-        """Take what all pods of a node request of it, those without GPUs too."""
+        """Apply the sum of the requests of all pods on a node, with or without GPUs."""
 
 
 @dataclass(slots=True, kw_only=True)
-class FollowStatus:
-    """How well one kind of object is followed; live, read it when it is asked for.
+class ReflectorStatus:
+    """Status of the list and watch of one kind of object; updated in place.
 
     Attributes:
-        is_listed: a complete list has been taken once.
-        is_absent: the API server has no such objects, or does not show them; optional ones alone.
-        is_connected: the last attempt to list or watch went well.
-        last_event_at: when the API server last said anything, seconds since the epoch; None
-            before that.
-        last_error: what failed last, "" where nothing is wrong now.
+        is_listed: a complete list has been read once.
+        is_absent: the API server does not serve these objects, or forbids us to list them; only for
+            optional kinds.
+        is_connected: the last attempt to list or watch succeeded.
+        last_event_at: when the API server last sent something, seconds since the epoch; None before
+            that.
+        last_error: cause of the current failure, "" if there is none.
         watches: watches started.
-        lists: complete lists taken.
-        errors: attempts that failed.
-        expired: watches or lists that the API server called too old (410).
-        corrections: records that a list had to correct, for the watch had lost them.
-        unreadable: objects that our code failed on, and that were left out.
-        unreadable_since_list: those since the last complete list began.
-        unreadable_names: namespace and name of the last of them, each once.
+        lists: complete lists read.
+        errors: failed attempts.
+        expired: watches or lists that the API server ended because their version was too old (410).
+        corrections: records that a list corrected because the watch had missed a change.
+        unreadable: objects that could not be processed and were ignored.
+        unreadable_since_list: unreadable objects since the last complete list began.
+        unreadable_names: namespace and name of the last unreadable objects, each once.
     """
 
     is_listed: bool = False
@@ -91,36 +92,36 @@ class FollowStatus:
 
     @property
     def was_tried(self) -> bool:
-        """Whether an attempt to list has ended, well or not."""
+        """Whether an attempt to list has ended, with or without success."""
         return self.is_listed or self.is_absent or self.errors > 0
 
 
 class Feed(Protocol):
-    """Takes the objects of one kind."""
+    """Receives the objects of one kind."""
 
     def begin_list(self) -> None:
-        """Start to take a complete list."""
+        """Start a complete list."""
 
-    def may_matter(self, text: msgspec.Raw) -> bool:
-        """Whether an object of the list, as text, is worth reading."""
+    def is_relevant(self, text: msgspec.Raw) -> bool:
+        """Return whether an object of a list, as JSON text, has to be parsed."""
 
-    def idle_change(self, line: bytes) -> WatchChange | None:
-        """Return what an event of the watch says if its object is not worth reading, else None."""
+    def irrelevant_change(self, line: bytes) -> WatchChange | None:
+        """Return UID and version of a watch event's object if it need not be parsed, else None."""
 
     def add_listed(self, raw: Mapping[str, object]) -> None:
-        """Take one object of the list."""
+        """Add one object of the list."""
 
-    def keep_listed(self, raw: Mapping[str, object]) -> None:
-        """Keep what is held of an object of the list of which only the metadata may be read."""
+    def keep_unreadable(self, raw: Mapping[str, object]) -> None:
+        """Keep the record of a listed object that cannot be read; `raw` has its metadata alone."""
 
-    async def end_list(self, pace: Pace) -> int:
-        """Take over the list; return how many records it corrected."""
+    async def end_list(self, pacer: Pacer) -> int:
+        """Apply the list; return the number of corrected records."""
 
     def abort_list(self) -> None:
-        """Forget the list: it did not come to its end."""
+        """Discard an incomplete list."""
 
     def put(self, raw: Mapping[str, object]) -> None:
-        """Take an object that was added or changed."""
+        """Apply an added or changed object."""
 
     def drop(self, raw: Mapping[str, object]) -> None:
-        """Take an object that is gone, as it was last."""
+        """Remove a deleted object, given its last state."""

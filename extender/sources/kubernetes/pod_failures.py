@@ -1,9 +1,9 @@
-"""Tells pods that died soon after their start by what may be their node's fault.
+"""Find pods that failed soon after their start, possibly because of their node.
 
-What counts against a node is a container that its node could not start, or that ended with an
-error soon after it started: with a broken GPU or driver that is what CUDA programs do. What others
-decided (eviction, preemption, deletion, shutdown), what the pod's own limits did (out of memory of
-its cgroup) and what happens before a container exists (images, configuration) does not count.
+A failure counts against a node if the node could not start a container, or a container ended with
+an error soon after its start, as CUDA programs do with a broken GPU or driver. Not counted are ends
+from outside (eviction, preemption, deletion, shutdown), the pod's own limits (out of memory in its
+cgroup) and failures before a container exists (images, configuration).
 """
 
 import re
@@ -15,13 +15,15 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.sources.kubernetes.timestamps import parse_time
 
 NODE_REFUSED: Final = frozenset({"TopologyAffinityError", "UnexpectedAdmissionError"})
-"""Pod reasons: the kubelet or the device plugin could not give devices as the node should."""
+"""Pod reasons: the kubelet or the device plugin could not provide the devices that the node offers.
+"""
 
 REFUSED_RESOURCE: Final = re.compile(
     r"(?:devices unavailable for|cannot allocate unregistered device"
     r"|cannot allocate unhealthy devices|changed request for resource) \"?([^\s\"]+)"
 )
-"""How the kubelet names the resource of which it has no device to give: any device plugin's."""
+"""Matches the resource name in the kubelet's message about a missing device, for any device plugin.
+"""
 
 DEVICE_FAULT: Final = re.compile(
     r"nvidia-container-cli: (?!requirement error)|nvml error|driver/library version mismatch"
@@ -32,11 +34,12 @@ DEVICE_FAULT: Final = re.compile(
     r"|system_driver_mismatch|nvlink_uncorrectable)",
     re.IGNORECASE,
 )
-"""What NVIDIA's container tools and CUDA write where device or driver fail, not the program.
+"""Messages of NVIDIA's container tools and CUDA about a failed device or driver.
 
-A `requirement error` is an image that asks for a newer driver."""
+`requirement error` is excluded: the image needs a newer driver.
+"""
 
-OTHERS_DECIDED: Final = frozenset(
+ENDED_EXTERNALLY: Final = frozenset(
     {
         "DeadlineExceeded",
         "Evicted",
@@ -47,30 +50,31 @@ OTHERS_DECIDED: Final = frozenset(
         "Terminated",
     }
 )
-"""Pod reasons: somebody ended it, whatever its containers say."""
+"""Pod reasons: the pod was ended from outside, whatever its containers report."""
 
 START_FAILED: Final = frozenset({"ContainerCannotRun", "StartError"})
-"""Reasons of an end: the container runtime could not start it, as when the driver is gone."""
+"""Termination reasons: the container runtime could not start the container, as without a driver."""
 
 NOT_STARTING: Final = frozenset({"RunContainerError"})
-"""Reasons of waiting: the same, seen before the end is recorded."""
+"""Waiting reasons: as `START_FAILED`, before the termination is recorded."""
 
-OWN_FAULT: Final = frozenset({"ContainerStatusUnknown", "OOMKilled"})
-"""Reasons of an end that say nothing of GPUs: the node was lost, or the pod's memory limit hit."""
+UNRELATED_TO_GPUS: Final = frozenset({"ContainerStatusUnknown", "OOMKilled"})
+"""Termination reasons unrelated to GPUs: the node was lost, or the pod exceeded its memory limit.
+"""
 
 
 def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
-    """Whether a container of a bound pod died soon after its start, maybe by its node's fault.
+    """Return whether a container of a bound pod failed soon after its start.
 
     Args:
         pod: the Pod object.
-        within_seconds: so soon after its start a container's end is early.
+        within_seconds: a failure within this time after the start is early.
     """
     status = mapping_of(pod.get("status"))
     reason = text_of(status.get("reason"))
     if reason in NODE_REFUSED:
         return True
-    if reason in OTHERS_DECIDED or _is_disrupted(status):
+    if reason in ENDED_EXTERNALLY or _is_disrupted(status):
         return False
     deleted_at = _deleted_at(mapping_of(pod.get("metadata")))
     return any(
@@ -81,14 +85,14 @@ def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
 
 
 def is_device_fault(status: Mapping[str, object], names: ResourceNames) -> bool:
-    """Whether the status of a pod that failed early says that a GPU, or its driver, was why.
+    """Return whether the status of a pod that failed early names a GPU or its driver as the cause.
 
     Args:
         status: the pod's status.
-        names: which resources are GPUs.
+        names: names of the GPU resources.
     """
     if text_of(status.get("reason")) in NODE_REFUSED:
-        # Most of the plugins' own errors name no resource.
+        # Most errors of device plugins name no resource.
         named = REFUSED_RESOURCE.search(text_of(status.get("message")))
         return named is None or names.matches(named[1].rstrip(".,;"))
     return any(
@@ -103,11 +107,11 @@ def is_device_fault(status: Mapping[str, object], names: ResourceNames) -> bool:
 def last_end(
     status: Mapping[str, object], states: Sequence[str] = ("state", "lastState")
 ) -> float | None:
-    """Return when a container of a pod last ended, None where none did, or that is not known.
+    """Return when a container of a pod last ended, None if none did or the time is unknown.
 
     Args:
         status: the pod's status.
-        states: which states of a container count.
+        states: container states to read.
 
     Example:
         >>> ended = {"terminated": {"finishedAt": "1970-01-01T00:01:00Z"}}
@@ -125,17 +129,17 @@ def last_end(
 
 
 def _names_device(state: Mapping[str, object]) -> bool:
-    """Whether the message of a container's state tells of a fault of a device or its driver."""
+    """Return whether the message of a container's state reports a fault of a GPU or its driver."""
     return DEVICE_FAULT.search(text_of(state.get("message"))) is not None
 
 
 def _terminated(container: Mapping[str, object], state: str) -> Mapping[str, object]:
-    """Return how a container ended, empty where it did not."""
+    """Return a container's termination in one of its states, {} if there is none."""
     return mapping_of(mapping_of(container.get(state)).get("terminated"))
 
 
 def _is_disrupted(status: Mapping[str, object]) -> bool:
-    """Whether eviction, preemption or a taint ended the pod."""
+    """Return whether eviction, preemption or a taint ended the pod."""
     return any(
         condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
         for condition in objects_of(status.get("conditions"))
@@ -143,7 +147,7 @@ def _is_disrupted(status: Mapping[str, object]) -> bool:
 
 
 def _deleted_at(metadata: Mapping[str, object]) -> float | None:
-    """Return when somebody asked for the pod's deletion: its deadline less its grace period."""
+    """Return when the deletion of the pod was requested: its deadline minus its grace period."""
     deadline = parse_time(metadata.get("deletionTimestamp"))
     grace_seconds = metadata.get("deletionGracePeriodSeconds")
     if deadline is None or not isinstance(grace_seconds, int):
@@ -156,9 +160,9 @@ def _has_failed(
     within_seconds: float,
     deleted_at: float | None,
 ) -> bool:
-    """Whether the container's present or last end was an early failure, or it cannot start.
+    """Return whether a container failed early, now or the time before, or cannot start.
 
-    A container that runs again, or that has succeeded, has recovered for all that can be seen.
+    A container that runs again, or has succeeded, counts as recovered.
     """
     state = mapping_of(container.get("state"))
     last = mapping_of(container.get("lastState"))
@@ -179,12 +183,12 @@ def _is_early(
     within_seconds: float,
     deleted_at: float | None,
 ) -> bool:
-    """Whether an end of a container was an error soon after its start."""
+    """Return whether a termination is an error soon after the container's start."""
     reason = text_of(ended.get("reason"))
-    if ended.get("exitCode") == 0 or reason in OWN_FAULT:
+    if ended.get("exitCode") == 0 or reason in UNRELATED_TO_GPUS:
         return False
     finished = parse_time(ended.get("finishedAt"))
-    # Times are whole seconds: an end in the second of the deletion is taken to follow from it.
+    # Times are whole seconds: an end in the same second as the deletion counts as its effect.
     if deleted_at is not None and (finished is None or finished >= deleted_at):
         return False
     if reason in START_FAILED:

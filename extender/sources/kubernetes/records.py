@@ -1,7 +1,7 @@
-"""Reduces Node and Pod objects to the records of the inventory; pure, and tolerant of any object.
+"""Reduce Node and Pod objects to the records of the inventory; accept any JSON object.
 
-Fields that kubelets refresh for no change (heartbeats, timestamps of label runs) are left out, so
-that equal records mean that nothing changed which matters.
+Fields that kubelets update without a real change (heartbeats, timestamps) are left out, so that
+equal records mean that nothing relevant changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,21 +55,19 @@ from extender.sources.kubernetes.pod_failures import (
 )
 from extender.sources.kubernetes.timestamps import parse_time
 
-# Which model of GPU a pod asks for: by its node selector, its affinity, or our annotation.
-
 MODEL_LABELS: Final = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
     "k8s.amazonaws.com/accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
 )
-"""Labels of nodes that name their GPUs' model."""
+"""Node labels with the model of the node's GPUs."""
 
 
 def wanted_model(raw: Mapping[str, object]) -> str:
-    """Return the model that a Pod object asks for as one word of few, "" where it does not.
+    """Return the short name of the GPU model that a Pod object asks for, "" if it asks for none.
 
-    What it must have comes before what it prefers; of several that would do the first counts.
+    Required models come before preferred ones; of several the first one counts.
 
     Example:
         >>> wanted_model({"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}})
@@ -80,7 +78,7 @@ def wanted_model(raw: Mapping[str, object]) -> str:
     spec = mapping_of(raw.get("spec"))
     for model in (*_selected(spec), *_preferred(raw)):
         short = short_model(model)
-        if short != ANY:  # it has no word that could be a model's
+        if short != ANY:  # `ANY`: the text contains no model name
             return short
     return ""
 
@@ -103,22 +101,22 @@ def _preferred(raw: Mapping[str, object]) -> Iterator[str]:
 
 GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
 ADDRESSES_KEPT: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
-"""Types of a node's addresses by which series may name it."""
+"""Types of node addresses that metrics may use to name a node."""
 REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 MAX_CACHED: Final = 4096
 MAX_SHARED: Final = 256
-"""Larger things of which equal ones are one object: what is rare is not worth its place."""
+"""Cache size for large values: equal ones share one object while it is in the cache."""
 
 MAX_WISHES: Final = 4096
-"""So many characters of a pod's annotations under our prefix are kept: no sensible ones are longer,
-and pods that we refuse have theirs kept in any case."""
+"""Limit for a pod's annotations under our prefix, in characters; larger ones are not stored unless
+we refused the pod."""
 MAX_SELECTION: Final = 8192
-"""So much of what a pod says of its nodes is kept, as `Selection.size` counts."""
+"""Limit for a pod's node selection that is stored, in units of `Selection.size`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterPod:
-    """A pod that exports telemetry, by which series can be told to their node.
+    """A pod that exports telemetry; it maps metrics to their node.
 
     Attributes:
         uid: `metadata.uid`.
@@ -134,7 +132,7 @@ class ExporterPod:
 
 
 def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord | None:
-    """Return the record of a Node object, None where it has no name."""
+    """Return the record of a Node object, None if it has no name."""
     metadata = mapping_of(raw.get("metadata"))
     spec = mapping_of(raw.get("spec"))
     status = mapping_of(raw.get("status"))
@@ -163,7 +161,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
 
 
 def _host(status: Mapping[str, object]) -> HostResources | None:
-    """Return the CPU and memory that pods may request of a node, None where it does not say."""
+    """Return the allocatable CPU and memory of a node, None if either is missing."""
     allocatable = mapping_of(status.get("allocatable"))
     if CPU not in allocatable or MEMORY not in allocatable:
         return None
@@ -172,19 +170,19 @@ def _host(status: Mapping[str, object]) -> HostResources | None:
 
 @lru_cache(maxsize=MAX_CACHED)
 def _shared_needs(needs: HostResources) -> HostResources:
-    """Return one object for all equal ones: pods of one owner, and nodes of one kind, are alike."""
+    """Return a cached equal object: pods of one owner, and nodes of one pool, are alike."""
     return needs
 
 
 def reduce_pod(
     raw: Mapping[str, object], names: ResourceNames, *, early_seconds: float
 ) -> PodRecord | None:
-    """Return the record of a Pod object, None where it has nothing to do with GPUs.
+    """Return the record of a Pod object, None if it neither requests GPUs nor has claims.
 
     Args:
         raw: the Pod object.
-        names: which resources are GPUs.
-        early_seconds: a failure so soon after a container's start is early.
+        names: names of the GPU resources.
+        early_seconds: a container that fails within this time after its start failed early.
     """
     resources = count_devices(raw, names)
     lasting = count_lasting(raw, names) if resources else resources
@@ -200,7 +198,9 @@ def reduce_pod(
     scheduled = scheduled_condition(status)
     is_scheduled = scheduled.get("status") == "True"
     is_unscheduled = is_unschedulable(scheduled)
-    is_refused = is_unscheduled and not node and _is_ours(text_of(scheduled.get("message")))
+    is_refused = (
+        is_unscheduled and not node and _is_our_rejection(text_of(scheduled.get("message")))
+    )
     created_at = parse_time(metadata.get("creationTimestamp"))
     is_waiting = not (node or phase.is_terminal)
     wishes = _wishes(mapping_of(metadata.get("annotations"))) if is_waiting else ()
@@ -209,7 +209,7 @@ def reduce_pod(
     is_failed = bool(node) and is_failed_early(raw, early_seconds)
     sidecars = _sidecars(spec, status, names)
     started_at = _started_at(status, sidecars)
-    # One that its node never started ended as soon as it was bound.
+    # A pod that its node refused to start ended when it was bound.
     refused_at = bound_at if phase.is_terminal else None
     return PodRecord(
         uid=uid,
@@ -239,7 +239,7 @@ def reduce_pod(
         scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
         created_at=created_at or 0.0,
         is_deleting=bool(metadata.get("deletionTimestamp")),
-        # Most pods that wait are told the same.
+        # Most waiting pods have the same message.
         message="" if node else intern(message_of(scheduled)),
         is_gated=not node and scheduled.get("reason") == "SchedulingGated",
         awaits_room=not node and awaits_room(spec),
@@ -253,15 +253,15 @@ def reduce_pod(
 
 
 def reduce_exporter(raw: Mapping[str, object], words: tuple[str, ...]) -> ExporterPod | None:
-    """Return the pod if it looks like a telemetry exporter that runs, else None.
+    """Return the pod if it looks like a running telemetry exporter, else None.
 
     It does if its name, or its `app` or `app.kubernetes.io/name` label, contains one of `words`.
     """
     metadata = mapping_of(raw.get("metadata"))
     name = text_of(metadata.get("name"))
     labels = mapping_of(metadata.get("labels"))
-    told = (name, text_of(labels.get("app")), text_of(labels.get("app.kubernetes.io/name")))
-    if not any(word in text for word in words for text in told):
+    texts = (name, text_of(labels.get("app")), text_of(labels.get("app.kubernetes.io/name")))
+    if not any(word in text for word in words for text in texts):
         return None
     status = mapping_of(raw.get("status"))
     node = text_of(mapping_of(raw.get("spec")).get("nodeName"))
@@ -279,7 +279,7 @@ def reduce_exporter(raw: Mapping[str, object], words: tuple[str, ...]) -> Export
 
 
 def _shared_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
-    """Return counts as a read-only mapping; equal ones are one object, for most pods are alike."""
+    """Return counts as a read-only mapping; equal ones share one object."""
     return _frozen_counts(tuple(counts.items()))
 
 
@@ -289,14 +289,14 @@ def _frozen_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
 
 
 def _shown_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
-    """Return the labels that speak of GPUs, pool and zone; most nodes share their few values."""
+    """Return the labels about GPUs, pool and zone; most nodes share their few values."""
     return MappingProxyType(
         {key: intern(text_of(value)) for key, value in labels.items() if is_shown(key)}
     )
 
 
 def _other_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
-    """Return the others that are kept; nodes of one pool, whose labels are equal, share them."""
+    """Return the other labels that are stored; nodes of one pool share one mapping."""
     others = sorted(
         (key, text_of(value))
         for key, value in labels.items()
@@ -311,7 +311,7 @@ def _frozen_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 
 
 def _selection(raw: Mapping[str, object]) -> Selection | None:
-    """Return which nodes a pod may go to by its own word, None where it says too much."""
+    """Return the pod's own node selection, None if it is too large."""
     if is_excessive(raw):
         return None
     selection = read_selection(raw)
@@ -320,12 +320,12 @@ def _selection(raw: Mapping[str, object]) -> Selection | None:
 
 @lru_cache(maxsize=MAX_SHARED)
 def _shared_selection(selection: Selection) -> Selection:
-    """Return one object for all equal ones: pods of one owner are alike."""
+    """Return a cached equal object: pods of one owner are alike."""
     return selection
 
 
 def _keep_taints(raw: object) -> tuple[Taint, ...]:
-    """Return the taints that keep pods away or speak of GPUs."""
+    """Return the taints that repel pods or concern GPUs."""
     return tuple(
         Taint(
             key=key,
@@ -340,31 +340,31 @@ def _keep_taints(raw: object) -> tuple[Taint, ...]:
 
 
 def _condition(status: Mapping[str, object], kind: str) -> Mapping[str, object]:
-    """Return the condition of a kind, an empty one where there is none."""
+    """Return the condition of a type, {} if it is missing."""
     for condition in objects_of(status.get("conditions")):
         if condition.get("type") == kind:
             return condition
     return {}
 
 
-def _is_ours(message: str) -> bool:
-    """Whether kube-scheduler's reason for leaving a pod unscheduled names one of our rejections."""
+def _is_our_rejection(message: str) -> bool:
+    """Return whether kube-scheduler's message contains one of our rejections."""
     return any(rejection.value in message for rejection in Rejection)
 
 
 def _wishes(annotations: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """Return the annotations that are meant for us."""
+    """Return the annotations under our prefix."""
     ours = ((key, text_of(annotations[key])) for key in annotations if key.startswith(PREFIX))
     return tuple(sorted(ours))
 
 
 def _priority(spec: Mapping[str, object]) -> int:
-    """Return a pod's priority; the API server writes it into every pod that it creates."""
+    """Return a pod's priority; the API server sets it in every pod that it creates."""
     return int_of(spec.get("priority"))
 
 
 def _phase(status: Mapping[str, object]) -> PodPhase:
-    """Return how far the pod is; a phase that nobody has written yet is Pending."""
+    """Return the pod's phase; Pending if it is not set yet."""
     phase = text_of(status.get("phase")) or PodPhase.PENDING
     return PodPhase(phase) if phase in set(PodPhase) else PodPhase.UNKNOWN
 
@@ -374,7 +374,8 @@ def _bound_at(
 ) -> float | None:
     """Return when the pod was bound.
 
-    A pod that was created with its node named has no such condition until its kubelet sees it.
+    A pod that was created with a node name has no `PodScheduled` condition until its kubelet sets
+    it.
     """
     at = parse_time(scheduled.get("lastTransitionTime"))
     if at is None:
@@ -385,7 +386,7 @@ def _bound_at(
 def _sidecars(
     spec: Mapping[str, object], status: Mapping[str, object], names: ResourceNames
 ) -> list[Mapping[str, object]]:
-    """Return the statuses of a pod's sidecars with GPUs: init containers that restart always."""
+    """Return the statuses of a pod's sidecars with GPUs: init containers that always restart."""
     sidecars = {
         text_of(container.get("name"))
         for container in objects_of(spec.get("initContainers"))
@@ -398,9 +399,9 @@ def _sidecars(
 def _started_at(
     status: Mapping[str, object], sidecars: Sequence[Mapping[str, object]]
 ) -> float | None:
-    """Return when the first container started that the status still shows.
+    """Return the earliest start of a container that the status still contains.
 
-    Of init containers only sidecars with GPUs count: the others end, or do no work on these.
+    Of the init containers only sidecars with GPUs count: the others end before, or do not use GPUs.
     """
     containers = (*objects_of(status.get("containerStatuses")), *sidecars)
     return min(chain.from_iterable(map(_starts, containers)), default=None)
@@ -413,7 +414,7 @@ def _last_started_at(
     sidecars: Sequence[Mapping[str, object]],
     first: float | None,
 ) -> float | None:
-    """Return when the youngest container with GPUs last started, None where that is `first`."""
+    """Return the latest start of a container with GPUs, None if it equals `first`."""
     statuses = [one for one in objects_of(status.get("containerStatuses")) if any(_starts(one))]
     if not (statuses or sidecars):
         return None
@@ -428,11 +429,11 @@ def _last_started_at(
 
 
 def _starts(container: Mapping[str, object]) -> list[float]:
-    """Return when a container started, now and the time before, as far as its status shows."""
+    """Return the current and the previous start of a container, as far as its status has them."""
     return [
         start
         for kind in ("state", "lastState")
         for state in mapping_of(container.get(kind)).values()
-        # A container that could not be started says that it did at the epoch.
+        # A container that could not be started has the epoch as its start.
         if (start := parse_time(mapping_of(state).get("startedAt")))
     ]

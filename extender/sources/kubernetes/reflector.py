@@ -1,8 +1,8 @@
-"""Keeps up with one kind of object: list, watch, list again where the watch cannot go on.
+"""Keep the records of one kind of object up to date by a list and a watch of the API server.
 
-Lists ask for the most recent state, in pages. `resourceVersion=0` would be answered from the API
-server's cache, which may be older than what we have seen already (after a reconnect to another
-API server), and older servers ignore the page size with it: 150,000 pods in one answer.
+Lists ask for the most recent state, in pages. With `resourceVersion=0` the API server would answer
+from its cache. That cache may be older than the objects received before (after a reconnect to
+another API server), and older servers ignore the page size with it: 150,000 pods in one answer.
 """
 
 import asyncio
@@ -28,53 +28,56 @@ from extender.sources.kubernetes.json_text import (
     read_object,
     read_page,
 )
-from extender.sources.kubernetes.object_cache import Pace
-from extender.sources.kubernetes.object_kinds import Feed, FollowStatus, ObjectKind
+from extender.sources.kubernetes.object_cache import Pacer
+from extender.sources.kubernetes.object_kinds import Feed, ObjectKind, ReflectorStatus
 
 logger = logging.getLogger(__name__)
 
 Parsed = TypeVar("Parsed")
 
 MAX_FAILURES: Final = 3
-"""After so many watches that said nothing the list is asked for anew: the version may be one that
-this API server does not know (etcd was restored)."""
+"""Failed watches in a row after which the list is requested again: the API server may not know the
+resource version any more (etcd was restored)."""
 
 SHORTEST_WATCH_SECONDS: Final = 1.0
-"""A watch that says nothing and ends sooner is a failure: the API server keeps them for minutes."""
+"""A watch that ends sooner without an event is a failure: the API server keeps watches for minutes.
+"""
 
-MOST_OBJECTS: Final = 500_000
-"""Of one list; clusters have up to 150,000 pods."""
+MAX_OBJECTS: Final = 500_000
+"""Limit for the objects of one list; clusters have up to 150,000 pods."""
 
-MOST_PAGES: Final = 20_000
-"""Of one list: they may be empty."""
+MAX_PAGES: Final = 20_000
+"""Limit for the pages of one list; pages may be empty."""
 
-MOST_UNREADABLE_LINES: Final = 10
-"""Objects that cannot be read and are logged, a minute."""
+MAX_UNREADABLE_LINES: Final = 10
+"""Limit for log lines about unreadable objects, per minute."""
 
-MOST_UNREADABLE_NAMES: Final = 10
-"""Objects that cannot be read and are named to people."""
+MAX_UNREADABLE_NAMES: Final = 10
+"""Number of unreadable objects whose names are kept for the status."""
 
 _ABSENT: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowSettings:
-    """How the API server is followed.
+class ReflectorSettings:
+    """Settings of a list and watch.
 
     Attributes:
-        page_size: objects in one page of a list.
-        page_timeout_seconds: limit for one page.
-        page_limit_bytes: a larger page is refused.
-        line_limit_bytes: a longer line of a watch is refused; etcd takes objects up to 1.5 MiB,
+        page_size: objects per page of a list.
+        page_timeout_seconds: time limit for one page.
+        page_limit_bytes: size limit for one page.
+        line_limit_bytes: size limit for one line of a watch; etcd accepts objects up to 1.5 MiB,
             which JSON may double.
-        watch_seconds: the API server is asked to end a watch after so long, up to doubled at
-            random, so that connections spread over API servers again.
-        silence_seconds: a watch without a byte for so long is dead; bookmarks come every minute.
-        resync_seconds: time between two complete lists that correct what a watch has lost.
-        backoff_first_seconds: wait after a first failure, doubled with each further one ...
-        backoff_max_seconds: ... up to this; half to all of it, at random.
-        exporter_words: pods whose name or `app` label contains one of these export telemetry: so
-            they are called in NVIDIA's charts and in GKE.
+        watch_seconds: minimum duration of a watch; up to twice as long at random, so that
+            connections are spread over the API servers again.
+        silence_seconds: a watch without data for this long is considered broken; bookmarks arrive
+            every minute.
+        resync_seconds: time between two complete lists, which correct records that the watch
+            missed.
+        backoff_first_seconds: delay after the first failure; it doubles with each further failure.
+        backoff_max_seconds: maximum delay; 50 to 100 % of the delay are used, at random.
+        exporter_words: pods whose name or `app` label contains one of these words are telemetry
+            exporters; the default is the name in NVIDIA's charts and in GKE.
     """
 
     page_size: int = 100
@@ -90,9 +93,9 @@ class FollowSettings:
 
 
 class Backoff:
-    """Waits between attempts, longer after each failure.
+    """Compute the delay between attempts, which grows with each failure.
 
-    Our own, not stamina: that retries a call until it succeeds, and this loop never ends.
+    stamina does not fit: it retries a call until it succeeds, and a reflector never ends.
     """
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
@@ -101,28 +104,28 @@ class Backoff:
         self._failures = 0
 
     def reset(self) -> None:
-        """Start anew after a success."""
+        """Start again with the first delay, after a success."""
         self._failures = 0
 
     def next_seconds(self) -> float:
-        """Return how long to wait now."""
+        """Return the delay before the next attempt, in seconds."""
         seconds = min(self._first_seconds * 2.0 ** min(self._failures, 32), self._max_seconds)
         self._failures += 1
         return seconds * random.uniform(0.5, 1.0)
 
 
 class Reflector:
-    """Follows one kind of object, for ever.
+    """List and watch one kind of object until cancelled.
 
     Args:
-        client: the API server.
-        kind: which objects.
-        feed: takes the objects.
-        settings: how to follow.
+        client: client of the API server.
+        kind: the kind of object.
+        feed: receives the objects.
+        settings: limits, intervals and delays.
         clock: seconds since the epoch.
-        yield_control: lets others have a turn.
-        regained: is called when the API server is heard again after it was not.
-        relisted: is called when what a change outdated has been listed anew.
+        yield_control: yields the event loop to other tasks.
+        on_reconnected: called when the API server answers again after a failure.
+        on_relisted: called when objects that a change made outdated are listed again.
     """
 
     def __init__(
@@ -130,14 +133,14 @@ class Reflector:
         client: KubeClient,
         kind: ObjectKind,
         feed: Feed,
-        settings: FollowSettings,
+        settings: ReflectorSettings,
         *,
         clock: Callable[[], float],
         yield_control: YieldControl = yield_to_loop,
-        regained: Callable[[], None] = lambda: None,
-        relisted: Callable[[], Awaitable[None]] = yield_to_loop,
+        on_reconnected: Callable[[], None] = lambda: None,
+        on_relisted: Callable[[], Awaitable[None]] = yield_to_loop,
     ) -> None:
-        self.status = FollowStatus()
+        self.status = ReflectorStatus()
         self._client = client
         self._path = kind.path
         self._resource = kind.resource
@@ -146,8 +149,8 @@ class Reflector:
         self._settings = settings
         self._clock = clock
         self._yield_control = yield_control
-        self._regained = regained
-        self._relisted = relisted
+        self._on_reconnected = on_reconnected
+        self._on_relisted = on_relisted
         self._selection: dict[str, str | int] = (
             {"fieldSelector": kind.field_selector} if kind.field_selector else {}
         )
@@ -157,15 +160,15 @@ class Reflector:
         self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         self._is_outdated = False
         self._list_error = ""
-        self._throttle = LogThrottle(most=MOST_UNREADABLE_LINES)
+        self._throttle = LogThrottle(most=MAX_UNREADABLE_LINES)
 
-    def change(self, settings: FollowSettings, *, is_outdated: bool) -> None:
-        """Follow otherwise from the next `run` on; what is held stays.
+    def change(self, settings: ReflectorSettings, *, is_outdated: bool) -> None:
+        """Apply new settings with the next `run`; records stay.
 
         Args:
-            settings: how to follow.
-            is_outdated: objects are reduced otherwise now: the list is asked for at once, while
-                the watch goes on.
+            settings: limits, intervals and delays.
+            is_outdated: objects are reduced differently now, so they are listed at once, beside the
+                watch.
         """
         self._settings = settings
         self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
@@ -173,17 +176,17 @@ class Reflector:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether some of what is held is as it was read before a change."""
+        """Whether some records are as they were reduced before a change."""
         return self._is_outdated
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """List and watch until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(), name=f"follow {self._resource}")
+            group.create_task(self._list_and_watch(), name=f"watch {self._resource}")
             group.create_task(self._resync(), name=f"resync {self._resource}")
 
-    async def _follow(self) -> None:
-        """List once, then watch; list again where the watch cannot go on."""
+    async def _list_and_watch(self) -> None:
+        """List once, then watch; list again when the watch cannot continue."""
         while True:
             try:
                 if not self._version:
@@ -198,13 +201,15 @@ class Reflector:
                 self._failures += 1
                 if error.is_gone or self._failures >= MAX_FAILURES:
                     self._version = ""
-                asked_seconds = min(error.retry_after_seconds, self._settings.backoff_max_seconds)
-                await asyncio.sleep(max(self._backoff.next_seconds(), asked_seconds))
+                requested_seconds = min(
+                    error.retry_after_seconds, self._settings.backoff_max_seconds
+                )
+                await asyncio.sleep(max(self._backoff.next_seconds(), requested_seconds))
 
     async def _resync(self) -> None:
-        """List again now and then, while the watch goes on, and correct what it has lost."""
+        """List periodically beside the watch, to correct records that the watch missed."""
         settings = self._settings
-        # Its own: a watch that works puts the other back with each event.
+        # A separate one: each event of a working watch resets `self._backoff`.
         backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         while True:
             if not self._is_outdated:
@@ -217,26 +222,26 @@ class Reflector:
                     self._is_outdated, self._list_error = False, ""
                     backoff.reset()
                     if was_outdated:
-                        await self._relisted()
+                        await self._on_relisted()
                 except KubeError as error:
-                    self._note_failure(error, is_cut_off=False)
+                    self._note_failure(error, is_watch_broken=False)
                     await asyncio.sleep(backoff.next_seconds())
 
     async def _list(self) -> str:
-        """Take a complete list; return its version.
+        """Read a complete list; return its resource version.
 
         Raises:
-            KubeError: it could not be had; what was held before stays.
+            KubeError: the list failed; the records stay as they are.
         """
         async with self._lock:
             self._feed.begin_list()
             self.status.unreadable_since_list = 0
             try:
-                version = await self._take_pages()
+                version = await self._read_pages()
             except (KubeError, asyncio.CancelledError):
                 self._feed.abort_list()
                 raise
-            corrections = await self._feed.end_list(Pace(self._yield_control))
+            corrections = await self._feed.end_list(Pacer(self._yield_control))
         status = self.status
         status.lists += 1
         status.corrections += corrections
@@ -247,12 +252,12 @@ class Reflector:
             logger.info("listed the cluster", extra={"resource": self._resource})
         return version
 
-    async def _take_pages(self) -> str:
-        """Hand every object of a list to the feed, page by page; return the list's version."""
+    async def _read_pages(self) -> str:
+        """Pass every object of a list to the feed; return the list's resource version."""
         action = f"list {self._resource}"
-        pace = Pace(self._yield_control)
+        pacer = Pacer(self._yield_control)
         token, tokens, taken = "", set[str](), 0
-        while len(tokens) < MOST_PAGES:
+        while len(tokens) < MAX_PAGES:
             body = await self._client.get_text(
                 self._path,
                 {**self._selection, "limit": self._settings.page_size}
@@ -263,42 +268,42 @@ class Reflector:
             )
             page = await _parse(read_page, body, action)
             taken += len(page.items)
-            if taken > MOST_OBJECTS:
+            if taken > MAX_OBJECTS:
                 break
             for item in page.items:
-                await self._take_listed(item, action)
-                await pace.breathe()
+                await self._add_listed(item, action)
+                await pacer.yield_if_due()
             token = page.token
             if not token:
                 return page.version
             if token in tokens:
-                raise KubeError(f"cannot {action}: it comes to the same page again, and never ends")
+                raise KubeError(f"cannot {action}: the list repeats a page and never ends")
             tokens.add(token)
         raise KubeError(
-            f"cannot {action}: it does not end after {len(tokens)} pages of {taken} objects"
+            f"cannot {action}: the list does not end after {len(tokens)} pages, {taken} objects"
         )
 
-    async def _take_listed(self, item: msgspec.Raw, action: str) -> None:
-        """Take one object of a list; one that cannot be read costs that object alone."""
+    async def _add_listed(self, item: msgspec.Raw, action: str) -> None:
+        """Pass one object of a list to the feed; skip the object if it cannot be read."""
         raw: Mapping[str, object] = {}
         try:
-            if self._feed.may_matter(item):
+            if self._feed.is_relevant(item):
                 raw = await _parse(read_object, bytes(item), action)
                 self._feed.add_listed(raw)
         except Exception as error:  # noqa: BLE001 - see above
             raw = raw or read_identity(bytes(item))
-            self._feed.keep_listed(raw)
+            self._feed.keep_unreadable(raw)
             self._note_unreadable(raw, error)
 
     async def _watch(self) -> None:
-        """Hand changes to the feed until the API server ends the watch.
+        """Pass changes to the feed until the API server ends the watch.
 
         Raises:
             KubeError: the watch could not be started, or broke.
         """
         settings = self._settings
         action = f"watch {self._resource}"
-        stretch = random.uniform(1.0, 2.0)
+        jitter = random.uniform(1.0, 2.0)
         lines = self._client.watch_lines(
             self._path,
             {
@@ -306,7 +311,7 @@ class Reflector:
                 "watch": "1",
                 "allowWatchBookmarks": "true",
                 "resourceVersion": self._version,
-                "timeoutSeconds": int(settings.watch_seconds * stretch),
+                "timeoutSeconds": int(settings.watch_seconds * jitter),
             },
             action=action,
             silence_seconds=settings.silence_seconds,
@@ -316,33 +321,33 @@ class Reflector:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         is_silent = True
-        pace = Pace(self._yield_control)
+        pacer = Pacer(self._yield_control)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(contextlib.aclosing(lines))
             async for line in lines:
-                if not line:  # accepted: if it lasts, it works, however quiet the cluster is
+                if not line:  # accepted: a watch that lasts works, even without any event
                     timer = loop.call_later(SHORTEST_WATCH_SECONDS, self._note_success)
                     stack.callback(timer.cancel)
                     continue
-                change = self._feed.idle_change(line)
+                change = self._feed.irrelevant_change(line)
                 if change is None:
-                    await self._take_event(await _parse(read_event, line, action), action)
+                    await self._handle_event(await _parse(read_event, line, action), action)
                 else:
                     self._version = change.version
                 self._note_success()
                 is_silent = False
-                await pace.breathe()
+                await pacer.yield_if_due()
         if is_silent and loop.time() - started_at < SHORTEST_WATCH_SECONDS:
             raise KubeError(f"cannot {action}: the API server ended the watch at once")
 
-    async def _take_event(self, event: Event, action: str) -> None:
-        """Take one event of the watch.
+    async def _handle_event(self, event: Event, action: str) -> None:
+        """Process one event of the watch.
 
         Raises:
-            KubeError: it says that the watch cannot go on, or is no event.
+            KubeError: the event reports an error, or is not an event.
         """
         if event.kind in {"ADDED", "MODIFIED", "DELETED"}:
-            raw = await self._take_change(event, action)
+            raw = await self._handle_change(event, action)
         else:
             raw = await _parse(read_object, event.text, action)
         if event.kind == "ERROR":
@@ -352,13 +357,13 @@ class Reflector:
                 status=code if isinstance(code, int) else None,
             )
         if event.kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
-            raise KubeError(f"cannot {action}: {event.kind!r} is no kind of event")
+            raise KubeError(f"cannot {action}: unknown event type {event.kind!r}")
         version = text_of(mapping_of(raw.get("metadata")).get("resourceVersion"))
         if version:
             self._version = version
 
-    async def _take_change(self, event: Event, action: str) -> Mapping[str, object]:
-        """Take a changed object and return it; one that cannot be read costs that object alone."""
+    async def _handle_change(self, event: Event, action: str) -> Mapping[str, object]:
+        """Pass a changed object to the feed and return it; skip the object if it cannot be read."""
         is_gone = event.kind == "DELETED"
         raw: Mapping[str, object] = {}
         try:
@@ -372,39 +377,38 @@ class Reflector:
         return raw
 
     def _note_success(self) -> None:
-        """Note that the watch works."""
         status = self.status
         status.last_event_at = self._clock()
         if not status.is_connected:
             status.is_connected = True
-            self._regained()
+            self._on_reconnected()
         if status.last_error:
-            logger.info("following the API server again", extra={"resource": self._resource})
+            logger.info("the API server answers again", extra={"resource": self._resource})
             status.last_error = ""
         self._failures = 0
         self._backoff.reset()
 
     def _note_absence(self, error: KubeError) -> None:
-        """Note that what is optional is not to be had; said once."""
+        """Note that an optional kind is not available; log it once."""
         status = self.status
         if not status.is_absent:
             is_forbidden = error.status == HTTPStatus.FORBIDDEN
             logger.log(
                 logging.WARNING if is_forbidden else logging.INFO,
-                "going on without these objects",
+                "the API server does not serve these objects: continuing without them",
                 extra={"resource": self._resource, "cause": str(error)},
             )
         status.is_absent, status.is_connected, status.last_error = True, False, ""
 
     def _note_unreadable(self, raw: Mapping[str, object], error: Exception) -> None:
-        """Note an object that is no JSON, or that our code cannot take: a fault of ours."""
+        """Count and log an object that is not JSON, or that our code failed to process."""
         metadata = mapping_of(raw.get("metadata"))
         names = (text_of(metadata.get("namespace")), text_of(metadata.get("name")))
         name = "/".join(filter(None, names)) or "an object without a name"
         self.status.unreadable += 1
         self.status.unreadable_since_list += 1
         others = [one for one in self.status.unreadable_names if one != names]
-        self.status.unreadable_names = (*others, names)[-MOST_UNREADABLE_NAMES:]
+        self.status.unreadable_names = (*others, names)[-MAX_UNREADABLE_NAMES:]
         if self._throttle.due(name) is None:
             return
         extra, is_fault = {"resource": self._resource, "object": name}, True
@@ -412,30 +416,30 @@ class Reflector:
             extra["cause"], is_fault = str(error), False
         logger.log(
             logging.ERROR if is_fault else logging.WARNING,
-            "cannot read an object: going on without it",
+            "cannot read an object: it is ignored",
             extra=extra,
             exc_info=error if is_fault else None,
         )
 
-    def _note_failure(self, error: KubeError, *, is_cut_off: bool = True) -> None:
-        """Note a failure; each new cause is logged once.
+    def _note_failure(self, error: KubeError, *, is_watch_broken: bool = True) -> None:
+        """Note a failure; log it if its cause is new.
 
         Args:
-            error: what failed.
-            is_cut_off: nothing is heard now; not so where the watch goes on beside it.
+            error: the failure.
+            is_watch_broken: no changes arrive any more; False if the watch still works.
         """
         status = self.status
         status.errors += 1
         if error.is_gone:
             status.expired += 1
-            return  # the API server's memory is short: listing anew is all there is to it
+            return  # normal: the API server keeps few old versions, and the list is read again
         cause = str(error)
-        if cause != (status.last_error if is_cut_off else self._list_error):
+        if cause != (status.last_error if is_watch_broken else self._list_error):
             logger.warning(
-                "cannot follow the API server" if is_cut_off else "cannot list again",
+                "cannot list or watch" if is_watch_broken else "cannot list again",
                 extra={"resource": self._resource, "cause": cause},
             )
-        if is_cut_off:
+        if is_watch_broken:
             status.is_connected = False
             status.last_error = cause
         else:
@@ -443,7 +447,7 @@ class Reflector:
 
 
 async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str) -> Parsed:
-    """Parse what the API server sent, without what is no text or nests too deeply.
+    """Parse what the API server sent; if that fails, retry without invalid UTF-8 and deep nesting.
 
     Raises:
         KubeError: it cannot be parsed.
@@ -451,11 +455,11 @@ async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str
     try:
         return parse(body, action)
     except KubeError:
-        mended = await asyncio.to_thread(_mend, body)
-        if mended == body:
+        repaired = await asyncio.to_thread(_repair, body)
+        if repaired == body:
             raise
-        return parse(mended, action)
+        return parse(repaired, action)
 
 
-def _mend(body: bytes) -> bytes:
+def _repair(body: bytes) -> bytes:
     return shallow_json(paired_json(body.decode(errors="replace").encode()))

@@ -1,4 +1,4 @@
-"""Reads times as the Kubernetes API writes them."""
+"""Parse times of the Kubernetes API."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -9,7 +9,7 @@ MAX_CACHED: Final = 4096
 
 @lru_cache(maxsize=MAX_CACHED)
 def _parse_time(text: str) -> float | None:
-    """Return a time of the API, cached: containers of a pod and pods of a burst share theirs."""
+    """Parse a time; cached, because containers of a pod and pods of a burst share theirs."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -18,7 +18,7 @@ def _parse_time(text: str) -> float | None:
 
 
 def parse_time(value: object) -> float | None:
-    """Return a time as the API writes it in seconds since the epoch, None for anything else.
+    """Return a time of the Kubernetes API in seconds since the epoch, None for any other value.
 
     Example:
         >>> parse_time("1970-01-01T00:01:00Z"), parse_time(None)

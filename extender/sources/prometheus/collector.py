@@ -1,116 +1,181 @@
-"""One round of questions to Prometheus, reduced to columns. Lives in the worker process."""
+"""Run one round of queries to Prometheus, and reduce the answers to columns.
+
+Runs in the worker process.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from extender.core.devices.readings import Column, DeviceKey, Signal
 from extender.sources.prometheus import promql
 from extender.sources.prometheus.common import PrometheusError, table_of
 from extender.sources.prometheus.dcgm import (
+    FAULT_SIGNALS,
     IDENTITY_SIGNALS,
+    SIZE_SIGNALS,
     USE_SIGNALS,
     Aggregation,
     Metric,
     convert,
 )
-from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable, device_key, number
-from extender.sources.prometheus.dcgm_tenants import (
+from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
+from extender.sources.prometheus.dcgm_labels import (
+    PodShare,
     Tenants,
-    changes,
-    frozen,
+    changed_tenants,
+    devices_in,
+    merge_tenants,
+    more_severe,
     pods_of,
+    shares_in,
     tenants_in,
     without_exporters,
+    xids_of,
 )
-from extender.sources.prometheus.dcgm_xids import graver, xids_of
+from extender.sources.prometheus.http import QueryPool, wait_for_error
 from extender.sources.prometheus.node_identity import NodeIdentity
-from extender.sources.prometheus.queries import Queries, outcome
-from extender.sources.prometheus.response_template import Text, digest
-from extender.sources.prometheus.rows import Rows, nothing
-from extender.sources.prometheus.slow_metrics import SlowColumns
-
-# What each pod holds of the memory of devices that pods share, as DCGM series say.
-#
-# Exporters from 4.8.2 on split the memory in use by pod on shared devices, and tell that of the
-# whole device besides.
-
-Row = Mapping[str, Any]
-
-PodShare = tuple[DeviceKey, str, int]
-"""A device, a pod on it (`namespace/name`), and what that holds of its memory, in bytes."""
-
-
-def devices_in(rows: Iterable[Row]) -> list[DeviceKey]:
-    """Read which devices an answer names."""
-    keys = (device_key(row["metric"]) for row in rows)
-    return [key for key in keys if key is not None]
-
-
-def shares_in(rows: Iterable[Row], metric: Metric) -> list[PodShare]:
-    """Read what pods hold; of a pod with several shares of a device it is told of each.
-
-    Args:
-        rows: of an answer to `promql.shares_query`.
-        metric: the metric that was asked for.
-    """
-    found: dict[tuple[DeviceKey, str], float] = {}
-    for row in rows:
-        labels = row["metric"]
-        key = device_key(labels)
-        name = labels.get("exported_pod") or labels.get("pod")
-        if key is None or not name:
-            continue
-        prefix = "exported_" if labels.get("exported_pod") else ""
-        pod = f"{labels.get(prefix + 'namespace', '')}/{name}"
-        told = convert(np.array([number(row["value"][1])]), metric.unit, Signal.MEMORY_USED)
-        if not np.isnan(told[0]):
-            found[key, pod] = max(found.get((key, pod), 0.0), float(told[0]))
-    return [(key, pod, int(held)) for (key, pod), held in found.items()]
-
+from extender.sources.prometheus.response_template import Text, fingerprint_rows
+from extender.sources.prometheus.rows import Rows, recognize_nothing
 
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
 
 T = TypeVar("T")
 
-Measuring = Sequence[tuple[Metric, "Future[Column]"]]
-"""Metrics, each with its column once it is answered."""
+# --- slow-changing metrics ------------------------------------------------------------------------
+
+# Sizes stay constant, and the counted faults are 0 on nearly all devices. Together they would be a
+# third of each round's data. They are queried in full only now and then, and in between only for
+# devices with faults.
+
+FULL_SECONDS: Final = 45.0
+"""Time between two answers for all devices: a changed size is noticed within a minute."""
+
+
+class QueryColumn(Protocol):
+    """Queries a metric; returns its column in base units, NaN for devices without a value."""
+
+    def __call__(self, metric: Metric, *, is_above_zero: bool) -> Column:
+        """Query a metric, if `is_above_zero` only of devices on which it is above 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SlowColumn:
+    """Last values of a metric.
+
+    Attributes:
+        full_at: time of the last query of all devices, seconds since the epoch.
+        column: last value of each device.
+        is_nonzero: whether the last value of each device was above 0.
+    """
+
+    full_at: float
+    column: Column
+    is_nonzero: npt.NDArray[np.bool_]
+
+
+class SlowColumns:
+    """The latest columns of slow-changing metrics.
+
+    Several threads may use it, each for other metrics.
+
+    Args:
+        ask: queries the server.
+    """
+
+    def __init__(self, ask: QueryColumn) -> None:
+        self._ask = ask
+        self._last: dict[str, _SlowColumn] = {}
+
+    def clear(self) -> None:
+        """Remove all columns: the devices have changed."""
+        self._last.clear()
+
+    def column(self, metric: Metric, now: float) -> Column:
+        """Return the column of any metric, slow-changing or not.
+
+        A fault appears and disappears in the same round as with a full query.
+
+        Args:
+            metric: the metric.
+            now: seconds since the epoch.
+
+        Raises:
+            PrometheusError: no usable answer came.
+        """
+        is_size = metric.signal in SIZE_SIGNALS
+        is_fault = metric.signal in FAULT_SIGNALS and metric.name != promql.XID_COUNTS
+        if not (is_size or is_fault):
+            return self._ask(metric, is_above_zero=False)
+        last = self._last.get(metric.name)
+        if last is not None and now - last.full_at < FULL_SECONDS:
+            again = last if is_size else self._with_faults(metric, last)
+            if again is not None:
+                self._last[metric.name] = again
+                return again.column
+        column = self._ask(metric, is_above_zero=False)
+        is_missing = np.isnan(column)
+        is_nonzero = column > 0
+        if last is not None:
+            is_nonzero |= is_missing & last.is_nonzero
+        # Query in full again soon if a size is missing, or a device with a fault.
+        is_complete = not (is_missing if is_size else is_missing & is_nonzero).any()
+        self._last[metric.name] = _SlowColumn(now if is_complete else -np.inf, column, is_nonzero)
+        return column
+
+    def _with_faults(self, metric: Metric, last: _SlowColumn) -> _SlowColumn | None:
+        """Return the last values with the current faults; None if a device with a fault is missing.
+
+        Its fault may be gone, or the server may have lost the device: a full query tells which.
+        """
+        faults = self._ask(metric, is_above_zero=True)
+        is_missing = np.isnan(faults)
+        if (last.is_nonzero & is_missing).any():
+            return None
+        return _SlowColumn(last.full_at, np.where(is_missing, last.column, faults), ~is_missing)
+
+
+# --- the round ------------------------------------------------------------------------------------
+
+PendingColumns = Sequence[tuple[Metric, "Future[Column]"]]
+"""Metrics, each with a future of its column."""
 
 _DISCOVERY_SECONDS: Final = 45.0  # a new metric is noticed within a minute
-# Each pod that shares a device has a row: where there are many, it is not asked in each round.
+# Each pod on a shared device has a row: many rows are not queried in each round.
 _SHARES_SECONDS: Final = 45.0
 _FEW_SHARES: Final = 1000
 _NAMES_SINCE_SECONDS: Final = 3600.0
 _PODS_SEEN_SECONDS: Final = 3600.0
-# Clocks closer than this count as equal: the time that an answer travels is no difference, and a
-# correction that trembles would make one sample look like two.
+# Smaller differences of the clocks are ignored: they may be network delay, and a correction that
+# varies would make one sample look like two.
 _SKEW_TOLERANCE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round found; devices and tenants as changes against the round before.
+    """Result of one round; devices and tenants as changes since the round before.
 
     Attributes:
-        removed: positions of the devices that are gone, in the table before.
-        added: new devices, which stand at the end.
-        columns: by signal, one value per device in base units.
-        measured_at: per device, when its values were measured, on the extender's clock.
-        tenants: pods by device where they changed; None where nothing is known of tenants.
-        tenants_at: when it was asked for them, on the extender's clock.
-        shares: now and then: what each pod holds of the memory of devices that pods share.
-        divided: likewise: devices of which a pod holds a named share.
-        unmatched_series: series whose labels named no node.
+        removed: positions of the removed devices in the previous table.
+        added: new devices, which are at the end of the table.
+        columns: values in base units by signal, one per device.
+        measured_at: time of each device's values, on the extender's clock.
+        tenants: changed pods by device; None if tenants are unknown.
+        tenants_at: time of the query for tenants, on the extender's clock.
+        shares: memory that each pod uses on shared devices; not in each round.
+        divided: devices of which a pod holds a named share; not in each round.
+        unmatched_series: number of series whose labels name no node.
         unmatched_example: labels of one of them.
-        failed: queries that failed, by metric (`tenants` for the pods), with the reason.
-        partial_answers: answers that the server itself called incomplete.
-        warning: what it said.
+        failed: failed queries by metric (`tenants` for the pods), with the reason.
+        partial_answers: number of answers that the server marked as incomplete.
+        warning: the server's warning.
     """
 
     removed: Sequence[int] = ()
@@ -129,47 +194,47 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sighted:
-    """When and how it was last asked which devices there are.
+class Discovery:
+    """Time and parameters of the last query for the devices.
 
     Attributes:
-        at: when, seconds since the epoch.
-        known_by: the metrics that say it.
-        identity: the nodes of the cluster, as they were.
-        unmatched_series: series whose labels named no node.
+        at: time of the query, seconds since the epoch.
+        identity_metrics: metrics that show the devices.
+        identity: names and addresses of the nodes at that time.
+        unmatched_series: number of series whose labels name no node.
         unmatched_example: labels of one of them.
     """
 
     at: float = 0.0
-    known_by: Sequence[str] = ()
+    identity_metrics: Sequence[str] = ()
     identity: NodeIdentity | None = None
     unmatched_series: int = 0
     unmatched_example: str = ""
 
-    def is_same(self, known_by: Sequence[str], identity: NodeIdentity) -> bool:
-        """Tell whether as much would be answered, with nothing left to find out."""
-        is_asked_same = self.known_by == known_by and self.identity is identity
+    def is_same(self, identity_metrics: Sequence[str], identity: NodeIdentity) -> bool:
+        """Return whether another query would have the same parameters, and no series to match."""
+        is_asked_same = self.identity_metrics == identity_metrics and self.identity is identity
         return is_asked_same and not self.unmatched_series
 
 
 class Collector:
-    """Remembers between rounds what spares questions and answers; used by one thread.
+    """Run rounds of queries, with state that saves queries and parsing; used by one thread.
 
     Args:
-        settings: `url` must not be empty.
+        settings: settings of Prometheus; `url` must not be empty.
     """
 
     def __init__(self, settings: "Prometheus") -> None:
         self._settings = settings
         self._selector = promql.bare_selector(settings.selector)
         self._table = table_of(settings)
-        self._queries = Queries(settings)
+        self._queries = QueryPool(settings)
         self._devices = DeviceTable()
         self._names: frozenset[str] = frozenset()
         self._names_at = -np.inf
         self._skew_seconds = 0.0
-        self._sighted = Sighted()
-        self._steady = SlowColumns(self._column)
+        self._discovery = Discovery()
+        self._slow_columns = SlowColumns(self._column)
         self._tenants: Tenants = {}
         self._pods: dict[str, tuple[object, object]] = {}
         self._pods_seen_at = -np.inf
@@ -180,45 +245,52 @@ class Collector:
         self._queries.close()
 
     def collect(self, identity: NodeIdentity, now: float) -> Round:
-        """Ask everything once.
+        """Run all queries of a round.
 
         A metric whose query fails is missing in this round, and so are the tenants. Without the
-        answer that says which devices there are and how old their samples are, nothing counts.
+        devices and the times of their samples the round fails.
 
         Args:
-            identity: the nodes of the cluster.
+            identity: names and addresses of the nodes.
             now: time of the extender's clock, seconds since the epoch.
 
         Raises:
-            PrometheusError: nothing usable was answered; what is remembered has not changed.
+            PrometheusError: no usable answer came; the state is unchanged.
         """
         started, partial_before = time.monotonic(), self._queries.partial_answers
         self._queries.begin(self._settings.round_timeout_seconds)
-        self._discover(now)
+        self._discover_metrics(now)
         metrics = [metric for metric in self._table if metric.name in self._names]
-        known_by = _identity_names(metrics)
-        removed, added, scraped = self._sight(known_by, identity, now)
+        identity_metrics = _identity_names(metrics)
+        removed, added, scraped = self._update_devices(identity_metrics, identity, now)
         if removed or added:
-            self._steady.forget()
+            self._slow_columns.clear()
         if not len(self._devices):
-            self._names_at = -np.inf  # nothing there: perhaps under new names
-        using = self._start_measuring((m for m in metrics if m.signal in USE_SIGNALS), now)
-        # A scrape between two questions may bring a pod and its load. Who holds what is asked last,
-        # for a device in use by nobody would count beside the one kept for a pod not yet shown.
-        wait([future for _, future in using], timeout=self._queries.left_seconds / 2)
+            self._names_at = -np.inf  # no devices: perhaps the metrics have new names
+        use_columns = self._start_queries((m for m in metrics if m.signal in USE_SIGNALS), now)
+        # A scrape between two queries may add a pod and its load. Tenants are queried after the
+        # load: otherwise the device would look used without a tenant, and the pod would count
+        # again on the device that is reserved for it.
+        wait([future for _, future in use_columns], timeout=self._queries.remaining_seconds / 2)
         tenants_at = now + time.monotonic() - started
-        finding_tenants = self._queries.start(lambda: self._find_tenants(known_by, identity))
-        rest = self._start_measuring((m for m in metrics if m.signal not in USE_SIGNALS), now)
-        finding_shares = self._queries.start(lambda: self._find_shares(metrics, known_by, now))
-        columns, failed = _measured([*using, *rest])
-        if error := outcome(finding_shares):
+        pending_tenants = self._queries.start(
+            lambda: self._find_tenants(identity_metrics, identity)
+        )
+        other_columns = self._start_queries(
+            (m for m in metrics if m.signal not in USE_SIGNALS), now
+        )
+        pending_shares = self._queries.start(
+            lambda: self._find_shares(metrics, identity_metrics, now)
+        )
+        columns, failed = _wait_for_columns([*use_columns, *other_columns])
+        if error := wait_for_error(pending_shares):
             failed["shares"] = str(error)
-        if error := outcome(finding_tenants):
+        if error := wait_for_error(pending_tenants):
             failed["tenants"] = str(error)
             tenants = None
         else:
-            tenants = self._changed_tenants(finding_tenants.result(), now)
-        shares, divided = ((), ()) if "shares" in failed else finding_shares.result()
+            tenants = self._changed_tenants(pending_tenants.result(), now)
+        shares, divided = ((), ()) if "shares" in failed else pending_shares.result()
         partial_answers = self._queries.partial_answers - partial_before
         return Round(
             removed=removed,
@@ -229,31 +301,31 @@ class Collector:
             tenants_at=tenants_at,
             shares=shares,
             divided=divided,
-            unmatched_series=self._sighted.unmatched_series,
-            unmatched_example=self._sighted.unmatched_example,
+            unmatched_series=self._discovery.unmatched_series,
+            unmatched_example=self._discovery.unmatched_example,
             failed=failed,
             partial_answers=partial_answers,
             warning=self._queries.last_warning if partial_answers else "",
         )
 
-    def _discover(self, now: float) -> None:
-        """Learn now and then which metrics exist, so that only those are asked for."""
+    def _discover_metrics(self, now: float) -> None:
+        """Find out periodically which metrics exist, so that only these are queried."""
         if now - self._names_at < _DISCOVERY_SECONDS:
             return
         since = now - _NAMES_SINCE_SECONDS
         try:
-            names = self._queries.using(
+            names = self._queries.with_client(
                 lambda client, limit_seconds: client.metric_names(
                     since=since, timeout_seconds=limit_seconds
                 )
             )
             self._names = frozenset(map(str, names))
         except PrometheusError:
-            # Some gateways answer queries alone. Where this fails too, and names are known from
-            # before, a late discovery is no reason to go without readings.
+            # Some gateways only answer queries. If this fails too, the names of the last discovery
+            # are used.
             query = promql.names_query((metric.name for metric in self._table), self._selector)
             try:
-                self._names = self._queries.reduced(
+                self._names = self._queries.fetch(
                     query, lambda rows: frozenset(row["metric"]["__name__"] for row in rows)
                 )
             except PrometheusError:
@@ -262,55 +334,55 @@ class Collector:
                 return
         self._names_at = now
 
-    def _sight(
-        self, known_by: Sequence[str], identity: NodeIdentity, now: float
+    def _update_devices(
+        self, identity_metrics: Sequence[str], identity: NodeIdentity, now: float
     ) -> tuple[Sequence[int], Sequence[DeviceRow], Column]:
-        """Find out which devices there are, and when each was scraped last, by the server's clock.
+        """Find out which devices exist, and when each was scraped last, by the server's clock.
 
-        Which there are is asked now and then, and once one of them is missing, or another there.
+        The list of devices is queried periodically, and when a device is missing or new.
 
         Returns:
-            Devices that are gone and new, as a `Sight` tells them, and a time for each device.
+            Removed and new devices, as in `DeviceChanges`, and a time for each device.
         """
-        known, self._sighted = self._sighted, Sighted()
-        if not known_by:
+        last, self._discovery = self._discovery, Discovery()
+        if not identity_metrics:
             return *self._devices.update({}), np.zeros(0)
-        is_same = known.is_same(known_by, identity)
-        if is_same and now - known.at < _DISCOVERY_SECONDS:
+        is_same = last.is_same(identity_metrics, identity)
+        if is_same and now - last.at < _DISCOVERY_SECONDS:
             started = time.monotonic()
-            ages = self._queries.reduced(
-                promql.ages_query(known_by, self._selector),
+            ages = self._queries.fetch(
+                promql.ages_query(identity_metrics, self._selector),
                 self._devices.read,
                 self._devices.recognize,
             )
             scraped = self._devices.column_of_all(ages)
             if scraped is not None:
                 self._correct_clock(ages.evaluated_at, now, started)
-                self._sighted = known
+                self._discovery = last
                 return [], [], scraped
         started, labels = time.monotonic(), self._settings.node_labels
-        seen = self._queries.reduced(
-            promql.devices_query(known_by, labels, self._selector),
-            lambda rows: self._devices.see(rows, identity, labels),
-            self._devices.see_again if is_same else nothing,
+        changes = self._queries.fetch(
+            promql.devices_query(identity_metrics, labels, self._selector),
+            lambda rows: self._devices.read_devices(rows, identity, labels),
+            self._devices.recognize_devices if is_same else recognize_nothing,
         )
-        self._correct_clock(seen.evaluated_at, now, started)
-        self._sighted = Sighted(
+        self._correct_clock(changes.evaluated_at, now, started)
+        self._discovery = Discovery(
             at=now,
-            known_by=known_by,
+            identity_metrics=identity_metrics,
             identity=identity,
-            unmatched_series=seen.unmatched_series,
-            unmatched_example=seen.unmatched_example,
+            unmatched_series=changes.unmatched_series,
+            unmatched_example=changes.unmatched_example,
         )
-        return seen.removed, seen.added, seen.scraped
+        return changes.removed, changes.added, changes.scraped
 
     def _correct_clock(self, evaluated_at: float | None, now: float, started: float) -> None:
         """Compare the server's clock with ours, so that ages do not depend on it.
 
         Args:
-            evaluated_at: its clock, when it answered; None where it did not say.
-            now: ours, when the round began.
-            started: when it was asked, by the monotonic clock.
+            evaluated_at: time of the answer by the server's clock; None if unknown.
+            now: start of the round by our clock.
+            started: time of the query by the monotonic clock.
         """
         if evaluated_at is None:
             return
@@ -328,122 +400,120 @@ class Collector:
         scraped = np.minimum(scraped - self._skew_seconds, now)
         return np.maximum(scraped - self._settings.exporter_interval_seconds, 0.0)
 
-    def _start_measuring(self, metrics: Iterable[Metric], now: float) -> Measuring:
-        """Ask for each metric in threads."""
+    def _start_queries(self, metrics: Iterable[Metric], now: float) -> PendingColumns:
+        """Start the query of each metric in a thread."""
         if not len(self._devices):
             return []
-        measure = self._steady.column
-        return [(one, self._queries.start(partial(measure, one, now))) for one in metrics]
+        query_column = self._slow_columns.column
+        return [(one, self._queries.start(partial(query_column, one, now))) for one in metrics]
 
     def _column(self, metric: Metric, *, is_above_zero: bool) -> Column:
         query = promql.metric_query(metric, self._selector, is_above_zero=is_above_zero)
         if metric.name == promql.XID_COUNTS:
-            values = self._queries.reduced(
-                query, lambda rows: self._devices.column_of(xids_of(rows))
-            )
+            values = self._queries.fetch(query, lambda rows: self._devices.column_of(xids_of(rows)))
         else:
             values = self._devices.column(
-                self._queries.reduced(query, self._devices.read, self._devices.recognize)
+                self._queries.fetch(query, self._devices.read, self._devices.recognize)
             )
         return convert(values, metric.unit, metric.signal)
 
-    def _find_tenants(self, known_by: Sequence[str], identity: NodeIdentity) -> Tenants:
-        """Ask which pods hold which device."""
-        if not known_by:
+    def _find_tenants(self, identity_metrics: Sequence[str], identity: NodeIdentity) -> Tenants:
+        """Query the pods that hold each device."""
+        if not identity_metrics:
             return {}
         ask, selector = self._ask_pods, self._selector
         answers = [
             ask(
-                promql.relabeled_pods_query(known_by, selector),
+                promql.relabeled_pods_query(identity_metrics, selector),
                 lambda rows: tenants_in(rows, "exported_namespace", "exported_pod"),
             )
         ]
-        # Most of these are exporters' own, of idle devices, and known as such at sight.
+        # Most of these are exporters' own pods on idle devices, which their names show.
         plain = ask(
-            promql.plain_pods_query(known_by, selector),
+            promql.plain_pods_query(identity_metrics, selector),
             lambda rows: without_exporters(rows, frozenset(), identity.exporter_pods),
             identity.exporter_pods,
         )
         if plain:
             exporters = ask(
-                promql.exporter_pods_query(known_by, selector),
+                promql.exporter_pods_query(identity_metrics, selector),
                 lambda rows: pods_of(rows, "namespace", "pod"),
             )
             workloads = without_exporters(plain, exporters, identity.exporter_pods)
             answers.append(tenants_in(workloads, "namespace", "pod"))
-        if any(name.islower() for name in known_by):
+        if any(name.islower() for name in identity_metrics):
             answers.append(
                 ask(
-                    promql.old_pods_query(known_by, selector),
+                    promql.legacy_pods_query(identity_metrics, selector),
                     lambda rows: tenants_in(rows, "pod_namespace", "pod_name"),
                 )
             )
-        return frozen(answers)
+        return merge_tenants(answers)
 
     def _find_shares(
-        self, metrics: Iterable[Metric], known_by: Sequence[str], now: float
+        self, metrics: Iterable[Metric], identity_metrics: Sequence[str], now: float
     ) -> tuple[Sequence[PodShare], Sequence[DeviceKey]]:
-        """Ask now and then what pods hold of the memory of devices that they share, and of which.
+        """Query the shared devices, and the memory that pods use on them; not in each round.
 
         Returns:
-            What each pod holds where the exporter splits it, and all devices with named shares.
+            The memory by pod, if the exporter reports it, and all devices with named shares.
         """
         if now < self._shares_due or not len(self._devices):
             return (), ()
-        query = promql.divided_query(known_by, self._selector)
-        divided = self._queries.reduced(query, devices_in)
+        query = promql.shared_devices_query(identity_metrics, self._selector)
+        divided = self._queries.fetch(query, devices_in)
         found: list[PodShare] = []
         for metric in metrics:
             if metric.signal is Signal.MEMORY_USED:
                 query = promql.shares_query(metric, self._selector)
-                found += self._queries.reduced(query, partial(shares_in, metric=metric))
-        rows = len(found) or len(self._devices)  # none may cost the server as much
+                found += self._queries.fetch(query, partial(shares_in, metric=metric))
+        rows = len(found) or len(self._devices)  # an empty answer may cost the server as much
         self._shares_due = now + _SHARES_SECONDS if rows > _FEW_SHARES else -np.inf
         return found, divided
 
     def _ask_pods(self, query: str, reduce: Callable[[Rows], T], *about: object) -> T:
-        """Ask for pods; an answer like that of the round before is not read again.
+        """Query pods; an answer with the same text as in the round before is not parsed again.
 
         Args:
-            query: the query, whose rows have no values of their own.
-            reduce: makes of the rows what is wanted.
-            about: what that depends on besides.
+            query: the query; its rows have constant values.
+            reduce: computes the result from the rows.
+            about: other values that the result depends on.
         """
 
         def recognize(text: Text) -> T | None:
             word, found = self._pods.get(query, (None, None))
-            return cast("T", found) if word == (digest(text), about) else None
+            return cast("T", found) if word == (fingerprint_rows(text), about) else None
 
         def read(rows: Rows) -> T:
             found = reduce(rows)
-            self._pods[query] = ((digest(rows.text), about), found)
+            self._pods[query] = ((fingerprint_rows(rows.text), about), found)
             return found
 
-        return self._queries.reduced(query, read, recognize)
+        return self._queries.fetch(query, read, recognize)
 
     def _changed_tenants(self, tenants: Tenants, now: float) -> Tenants | None:
-        """Say which tenants changed, or None where the source cannot tell.
+        """Return the changed tenants, or None if Prometheus cannot report tenants.
 
-        An exporter without the kubelet's mapping and a cluster without a single GPU pod look the
-        same. Labels of a workload that were seen within the hour tell them apart: then the mapping
-        works, and no pods means that all is idle.
+        An exporter without the kubelet's mapping and a cluster without GPU pods look the same. If a
+        workload's labels were seen within the last hour, the mapping works, and no pods means that
+        all devices are idle.
         """
         if tenants:
             self._pods_seen_at = now
         if now - self._pods_seen_at > _PODS_SEEN_SECONDS:
             return None
-        known = {key: pods for key, pods in tenants.items() if key in self._devices}
-        changed = changes(self._tenants, known)
-        self._tenants = known
+        current = {key: pods for key, pods in tenants.items() if key in self._devices}
+        changed = changed_tenants(self._tenants, current)
+        self._tenants = current
         return changed
 
 
-def _measured(work: Measuring) -> tuple[dict[Signal, Column], dict[str, str]]:
-    """Wait for each metric; several metrics of one signal are two generations of exporters."""
+def _wait_for_columns(work: PendingColumns) -> tuple[dict[Signal, Column], dict[str, str]]:
+    """Wait for the columns; merge metrics of one signal from two generations of exporters."""
     columns: dict[Signal, Column] = {}
     failed: dict[str, str] = {}
     for metric, future in work:
-        if error := outcome(future):
+        if error := wait_for_error(future):
             failed[metric.name] = str(error)
             continue
         column = future.result()
@@ -454,13 +524,13 @@ def _measured(work: Measuring) -> tuple[dict[Signal, Column], dict[str, str]]:
 
 
 def _combine(metric: Metric) -> Callable[[Column, Column], Column]:
-    """Return how one value is made of those of two metrics."""
+    """Return the function that merges the values of two metrics."""
     if metric.signal is Signal.XID:
-        return graver
+        return more_severe
     return np.fmin if metric.aggregation is Aggregation.MIN else np.fmax
 
 
 def _identity_names(metrics: Sequence[Metric]) -> list[str]:
-    """Choose the metrics that say which devices exist; any will do where the usual ones lack."""
+    """Choose the metrics that show which devices exist; if the usual ones are missing, any."""
     names = [metric.name for metric in metrics if metric.signal in IDENTITY_SIGNALS]
     return names or [metric.name for metric in metrics[:1]]

@@ -1,6 +1,7 @@
-"""What both ends know: the extender, and its worker that talks to Prometheus.
+"""Define what the extender and its Prometheus worker process share.
 
-Apart from either: the libraries that talk to Prometheus take 15 MiB, which the extender spares.
+It is a module of its own because the libraries that query Prometheus take 15 MiB, which the
+extender's process saves.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
 Rows = TypeVar("Rows")
 T = TypeVar("T")
 
-PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
-"""Settings that are paths."""
+PATH_SETTINGS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
+"""Names of the settings that are paths."""
 
 
 class PrometheusError(Exception):
     """Prometheus gave no usable answer; the message says what failed, why, and what to do."""
 
 
-def read_rows(reduce: Callable[[Rows], T], rows: Rows) -> T:
-    """Reduce the rows of an answer, which may hold anything.
+def reduce_rows(reduce: Callable[[Rows], T], rows: Rows) -> T:
+    """Reduce the rows of an answer, which may contain any JSON.
 
     Raises:
-        PrometheusError: they are none of Prometheus's.
+        PrometheusError: the rows are not those of a Prometheus answer.
     """
     try:
         return decode_with(reduce, rows)
@@ -40,7 +41,7 @@ def read_rows(reduce: Callable[[Rows], T], rows: Rows) -> T:
 
 
 def table_of(settings: "Prometheus") -> tuple[Metric, ...]:
-    """Build the table of metrics with the user's rows."""
+    """Build the table of metrics, including the user's rows."""
     return build_table(
         (
             name,

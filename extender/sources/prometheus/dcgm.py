@@ -1,7 +1,7 @@
-"""The table of DCGM metrics: which series says which signal, and in which unit.
+"""Define the table of DCGM metrics: signal and unit of each metric.
 
-Names and units are data, never guessed from values: dcgm-exporter renamed half of its metrics in
-4.9.0 and changed eleven units, so the user can override, add and remove rows.
+Names and units are data, never guessed from values: dcgm-exporter 4.9.0 renamed half of its metrics
+and changed eleven units. The user can override, add and remove rows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,6 @@ from typing import Final
 import numpy as np
 
 from extender.core.devices.readings import GROWING, LARGEST_XID, Column, Signal
-
-# DCGM's counters of errors on PCIe and NVLink: asked for is how fast they grow.
 
 LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
     {
@@ -32,7 +30,7 @@ LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
             "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
             "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_TOTAL",
             "dcgm_nvlink_recovery_error_count_total",
-            # Since NVLink 5, by their names up to 4.8 and since.
+            # NVLink 5 and later: names up to 4.8, then names since 4.9.
             "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
             "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
             "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
@@ -47,7 +45,7 @@ LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
             "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_TOTAL",
             "dcgm_nvlink_flit_crc_error_count_total",
             "dcgm_nvlink_data_crc_error_count_total",
-            # Likewise; DCGM itself calls a GPU unhealthy as soon as one of these grows at all.
+            # As above. DCGM reports a GPU as unhealthy when one of these counters grows.
             "DCGM_FI_DEV_NVLINK_COUNT_RX_MALFORMED_PACKET_ERRORS",
             "DCGM_FI_DEV_NVLINK_COUNT_RX_BUFFER_OVERRUN_ERRORS",
             "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS",
@@ -68,7 +66,7 @@ LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )
-"""Names of the counters by what they tell; of several the one that grows fastest counts."""
+"""Counters of PCIe and NVLink errors by signal; the signal is the rate of the fastest one."""
 
 
 class MetricUnit(StrEnum):
@@ -85,7 +83,7 @@ class MetricUnit(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """How several series of one device become one value (operators of PromQL)."""
+    """PromQL operator that merges several series of one device into one value."""
 
     MAX = "max"
     MIN = "min"
@@ -97,7 +95,7 @@ class Metric:
 
     Attributes:
         name: name of the metric in Prometheus.
-        signal: what it measures.
+        signal: signal that it measures.
         unit: unit of its values.
     """
 
@@ -107,12 +105,12 @@ class Metric:
 
     @property
     def aggregation(self) -> Aggregation:
-        """Which of several values counts: the one that makes the device look busier."""
+        """How several values are merged: the one that makes the device look busier counts."""
         return Aggregation.MIN if self.signal in _LESS_IS_BUSIER else Aggregation.MAX
 
     @property
     def is_counter(self) -> bool:
-        """Whether it is a counter of which the growth counts."""
+        """Whether the metric is a counter whose growth is the signal."""
         return self.signal in GROWING
 
 
@@ -124,7 +122,8 @@ IDENTITY_SIGNALS: Final = (
     Signal.MEMORY_USED,
     Signal.TEMPERATURE,
 )
-"""Each device has at least one of these: they say which devices exist, and how old readings are."""
+"""Each device has at least one of these, so they show which devices exist and how old readings are.
+"""
 
 USE_SIGNALS: Final = frozenset(
     {
@@ -139,10 +138,10 @@ USE_SIGNALS: Final = frozenset(
         Signal.POWER,
     }
 )
-"""What shows that somebody uses a device."""
+"""Signals that show whether a device is in use."""
 
 SIZE_SIGNALS: Final = frozenset({Signal.MEMORY_TOTAL, Signal.MEMORY_RESERVED, Signal.POWER_LIMIT})
-"""What a device is, not what it does: it stays for as long as nobody sets it otherwise."""
+"""Signals that stay constant unless an administrator changes a limit."""
 
 FAULT_SIGNALS: Final = frozenset(
     {
@@ -156,12 +155,12 @@ FAULT_SIGNALS: Final = frozenset(
         Signal.RETIRED_PAGES_DOUBLE_BIT,
     }
 )
-"""What is 0 of nearly all devices."""
+"""Signals that are 0 on nearly all devices."""
 
 _ROWS: Final[tuple[tuple[Signal, MetricUnit, tuple[str, ...]], ...]] = (
     # Within a signal: 2.x to 4.8, then 4.9, then 1.x and --use-old-namespace. DCGM 4.6 has an alias
-    # DCGM_FI_DEV_GPU_UTIL_RATIO that still counts percent: a custom CSV that uses it needs a row of
-    # the user's. Until then its values above 1 are missing, and 1 % reads as busy: never as idler.
+    # DCGM_FI_DEV_GPU_UTIL_RATIO in percent: for a custom CSV that uses it the user must add a row.
+    # Without this row values above 1 are missing, and 1 % reads as busy, which is the safe side.
     (Signal.GPU_UTILIZATION, MetricUnit.PERCENT, ("DCGM_FI_DEV_GPU_UTIL", "dcgm_gpu_utilization")),
     (Signal.GPU_UTILIZATION, MetricUnit.RATIO, ("DCGM_FI_DEV_GPU_UTIL_RATIO",)),
     (
@@ -300,12 +299,12 @@ DEFAULT_METRICS: Final = tuple(
 
 
 def build_table(overrides: Iterable[tuple[str, Metric | None]] = ()) -> tuple[Metric, ...]:
-    """Put the user's rows into the default table.
+    """Merge the user's rows into the default table.
 
-    Of remapped rows two things are asked: how many there are, and how many were added in a day.
+    Metrics of remapped rows are used twice: for the number of rows, and for its growth in a day.
 
     Args:
-        overrides: by metric name, the row that replaces or joins the default one; None removes it.
+        overrides: metric name and the row that replaces or joins the default one; None removes it.
 
     Example:
         >>> old = Metric(name="a_gpu_util", signal=Signal.GPU_UTILIZATION, unit=MetricUnit.PERCENT)
@@ -332,7 +331,7 @@ _FACTOR: Final[Mapping[MetricUnit, float]] = {
     MetricUnit.COUNT: 1.0,
 }
 
-# Profiling counters overshoot a full interval by a little; more is no ratio at all.
+# Profiling counters exceed a full interval slightly; larger values are not ratios.
 _RATIO: Final = 1.1
 _MEMORY: Final = float(16 << 40)
 _POWER: Final = 5_000.0
@@ -376,7 +375,7 @@ _HIGHEST: Final[Mapping[Signal, float]] = {
     Signal.NVLINK_RECOVERY_RATE: _ERRORS,
     Signal.NVLINK_CRC_RATE: _ERRORS,
 }
-"""The largest value that each signal can have, in base units; larger ones are missing."""
+"""Largest possible value of each signal in base units; larger values are missing."""
 
 # DCGM marks a blank value (not supported, not found, no permission ...) by the last 16 numbers of
 # the field's type: 0x7ffffff0 and up, 0x7ffffffffffffff0 and up, 140737488355328.0 and up.
@@ -387,15 +386,15 @@ _BLANKS: Final = 16
 
 
 def convert(values: Column, unit: MetricUnit, signal: Signal) -> Column:
-    """Convert an exporter's values to base units; what cannot be a value is NaN.
+    """Convert an exporter's values to base units; invalid values become NaN.
 
-    NaN, infinities, negative values, DCGM's blanks and impossible magnitudes say nothing: they are
-    missing, never 0. A ratio slightly above 1 is 1.
+    NaN, infinities, negative values, DCGM's blanks and impossible magnitudes are missing, never 0.
+    A ratio slightly above 1 becomes 1.
 
     Args:
-        values: as the exporter writes them.
-        unit: of the values.
-        signal: what they measure.
+        values: values as the exporter writes them.
+        unit: unit of the values.
+        signal: signal that they measure.
 
     Example:
         >>> values = np.array([50.0, -1.0, 2147483632.0, 101.0])
@@ -406,7 +405,7 @@ def convert(values: Column, unit: MetricUnit, signal: Signal) -> Column:
         scaled = values * _FACTOR[unit]
         is_value = np.isfinite(values) & (values >= 0) & (values < _INT64_BLANK)
         is_value &= ~((values >= _DOUBLE_BLANK) & (values < _DOUBLE_BLANK + _BLANKS))
-        if unit is not MetricUnit.BYTES:  # in bytes the 32-bit blanks are a card's honest 2 GiB
+        if unit is not MetricUnit.BYTES:  # in bytes a 32-bit blank may be a real value of 2 GiB
             is_value &= ~((values >= _INT32_BLANK) & (values < _INT32_BLANK + _BLANKS))
         is_value &= scaled <= _HIGHEST[signal]
         if _HIGHEST[signal] == _RATIO:

@@ -1,7 +1,7 @@
-"""Which devices there are, and in which row each stands: rows keep their order between answers.
+"""Keep the table of devices: their order is the order of all columns.
 
-Lives in the worker process. Only what changed travels to the extender, so plain tuples are kept
-here and the records are made there.
+Runs in the worker process. Only changes are sent to the extender, so plain tuples are stored here
+and the extender creates the records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from extender.sources.prometheus.response_template import (
     Text,
     Vector,
     evaluated_at,
-    short,
+    short_fingerprint,
 )
 from extender.sources.prometheus.rows import Rows
 
@@ -38,7 +38,7 @@ _NAN: Final = float("nan")
 
 
 class DeviceRow(NamedTuple):
-    """What `DeviceInfo` says, in its order, in a form that is cheap to compare and to send."""
+    """The fields of `DeviceInfo`, in its order, in a form that is cheap to compare and to send."""
 
     node: str
     uuid: str
@@ -54,19 +54,19 @@ class DeviceRow(NamedTuple):
         return DeviceKey((self.uuid, self.gpu_instance_id))
 
 
-NONE_KNOWN: Final[Mapping[DeviceKey, DeviceRow]] = MappingProxyType({})
+NO_DEVICES: Final[Mapping[DeviceKey, DeviceRow]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
-class Sighting:
-    """What one answer says of the devices.
+class ParsedDevices:
+    """Devices in one answer.
 
     Attributes:
-        devices: by identity.
-        scraped: by identity, when the device was last scraped (Prometheus's clock).
-        unmatched_series: series whose labels named no node of the cluster.
+        devices: devices by identity.
+        scraped: time of each device's last scrape, by identity (Prometheus's clock).
+        unmatched_series: number of series whose labels name no node of the cluster.
         unmatched_example: labels of one of them.
-        evaluated_at: the server's clock when it answered; None where the answer is empty.
+        evaluated_at: time of the answer by the server's clock; None for an empty answer.
     """
 
     devices: dict[DeviceKey, DeviceRow] = field(default_factory=dict)
@@ -77,15 +77,15 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sight:
-    """What one answer says of the devices, as changes against the one before.
+class DeviceChanges:
+    """Changes of the devices since the previous answer.
 
     Attributes:
-        removed: positions of the devices that are gone, in the table before.
-        added: new devices, which stand at the end.
-        scraped: when each device was last scraped (Prometheus's clock).
-        evaluated_at: the server's clock when it answered; None where it did not say.
-        unmatched_series: series whose labels named no node of the cluster.
+        removed: positions of the removed devices in the previous table.
+        added: new devices, which are at the end of the table.
+        scraped: time of each device's last scrape (Prometheus's clock).
+        evaluated_at: time of the answer by the server's clock; None if unknown.
+        unmatched_series: number of series whose labels name no node of the cluster.
         unmatched_example: labels of one of them.
     """
 
@@ -98,13 +98,13 @@ class Sight:
 
 
 def device_key(labels: Mapping[str, str]) -> DeviceKey | None:
-    """Read the identity of a series' device; None for NVLinks, switches and CPUs."""
+    """Return the identity of a series' device; None for NVLinks, switches and CPUs."""
     uuid = labels.get(_UUID) or labels.get(_OLD_UUID)
     return DeviceKey((uuid, labels.get(INSTANCE_LABEL, ""))) if uuid else None
 
 
 def number(text: object) -> float:
-    """Read a sample's value; what is no number is NaN.
+    """Parse a sample's value; return NaN if it is not a number.
 
     Example:
         >>> number("7.5"), number("N/A")
@@ -116,25 +116,25 @@ def number(text: object) -> float:
         return _NAN
 
 
-def sight_devices(
+def parse_devices(
     rows: Iterable[Row],
     identity: NodeIdentity,
     node_labels: Sequence[str],
-    known: Mapping[DeviceKey, DeviceRow] = NONE_KNOWN,
-) -> Sighting:
-    """Read which devices there are, on which node, and how old their samples are.
+    known: Mapping[DeviceKey, DeviceRow] = NO_DEVICES,
+) -> ParsedDevices:
+    """Return the devices of an answer, with their nodes and the times of their last scrapes.
 
-    Where several series speak of one device (an exporter was replaced, a card moved to another
-    node), the newest is right, and an older one may add what it leaves out.
+    If several series are about one device (its exporter was replaced, or the card moved to another
+    node), the newest one counts, and an older one adds missing fields.
 
     Args:
-        rows: the answer's.
-        identity: the nodes of the cluster.
-        node_labels: the labels that may name a node, the first first.
-        known: the devices of the answer before: one that is the same is told as the very object,
-            so that what is read does not stand in memory twice.
+        rows: rows of the answer.
+        identity: names and addresses of the nodes.
+        node_labels: labels that may name a node, the preferred one first.
+        known: devices of the previous answer; unchanged ones are returned as the same objects, to
+            save memory.
     """
-    sighting = Sighting()
+    parsed = ParsedDevices()
     nodes: dict[tuple[str, ...], str | None] = {}
     for row in rows:
         labels = row["metric"]
@@ -142,25 +142,25 @@ def sight_devices(
         if key is None:
             continue
         sampled_at = number(row["value"][1])
-        sighting.evaluated_at = float(row["value"][0])
+        parsed.evaluated_at = float(row["value"][0])
         values = tuple(labels.get(label, "") for label in node_labels)
         if values not in nodes:
             nodes[values] = match_node(identity, values)
         node = nodes[values]
         if node is None:
-            sighting.unmatched_series += 1
-            sighting.unmatched_example = sighting.unmatched_example or _example(
+            parsed.unmatched_series += 1
+            parsed.unmatched_example = parsed.unmatched_example or _example(
                 key, node_labels, values
             )
             continue
         found, before = (_device_row(node, key, labels), sampled_at), known.get(key)
-        if key in sighting.devices:
-            found = _newest((sighting.devices[key], sighting.scraped[key]), found)
+        if key in parsed.devices:
+            found = _merge((parsed.devices[key], parsed.scraped[key]), found)
         elif before is not None:
             key = before.key
-        sighting.devices[key] = before if before == found[0] else found[0]
-        sighting.scraped[key] = found[1]
-    return sighting
+        parsed.devices[key] = before if before == found[0] else found[0]
+        parsed.scraped[key] = found[1]
+    return parsed
 
 
 def _device_row(node: str, key: DeviceKey, labels: Mapping[str, str]) -> DeviceRow:
@@ -170,16 +170,14 @@ def _device_row(node: str, key: DeviceKey, labels: Mapping[str, str]) -> DeviceR
         uuid=key[0],
         gpu_instance_id=key[1],
         card_index=int(index) if index.isdecimal() else None,
-        # The same few texts for all devices.
+        # All devices share a few texts.
         model=intern(labels.get(MODEL_LABEL, "")),
         mig_profile=intern(labels.get(PROFILE_LABEL, "")),
         driver_version=intern(labels.get(DRIVER_LABELS[0]) or labels.get(DRIVER_LABELS[1], "")),
     )
 
 
-def _newest(
-    one: tuple[DeviceRow, float], other: tuple[DeviceRow, float]
-) -> tuple[DeviceRow, float]:
+def _merge(one: tuple[DeviceRow, float], other: tuple[DeviceRow, float]) -> tuple[DeviceRow, float]:
     (newer, at), (older, _) = (one, other) if one[1] >= other[1] else (other, one)
     if newer.node != older.node:
         return newer, at
@@ -198,15 +196,15 @@ def _example(key: DeviceKey, names: Sequence[str], values: Sequence[str]) -> str
 
 
 class DeviceTable:
-    """The devices in the order of the columns; changed by one thread, the worker's."""
+    """The devices in the order of the columns; changed by one thread of the worker process."""
 
     def __init__(self) -> None:
         self._rows: dict[DeviceKey, DeviceRow] = {}
         self._positions: dict[DeviceKey, int] = {}
-        self._layouts = ResponseTemplates()
-        self._sights = ResponseTemplates(
-            short
-        )  # asked for seldom, and twice as long: text is not kept
+        self._templates = ResponseTemplates()
+        self._device_templates = ResponseTemplates(
+            short_fingerprint
+        )  # rarely used and long: store fingerprints
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -214,37 +212,39 @@ class DeviceTable:
     def __contains__(self, key: DeviceKey) -> bool:
         return key in self._positions
 
-    def see(self, rows: Rows, identity: NodeIdentity, node_labels: Sequence[str]) -> Sight:
-        """Take over which devices an answer shows; `sight_devices` says how it is read."""
-        sighting = sight_devices(rows, identity, node_labels, self._rows)
-        removed, added = self.update(sighting.devices)
-        # Where several rows speak of one device, it depends on their values which is right.
+    def read_devices(
+        self, rows: Rows, identity: NodeIdentity, node_labels: Sequence[str]
+    ) -> DeviceChanges:
+        """Apply an answer with the devices, as read by `parse_devices`."""
+        parsed = parse_devices(rows, identity, node_labels, self._rows)
+        removed, added = self.update(parsed.devices)
+        # Several rows of one device have no fixed order: their values decide which one counts.
         if len(rows) == len(self._rows):
-            positions = map(self._positions.__getitem__, sighting.devices)
-            self._sights.learn(rows.text, np.fromiter(positions, np.intp, len(rows)))
-        return Sight(
+            positions = map(self._positions.__getitem__, parsed.devices)
+            self._device_templates.learn(rows.text, np.fromiter(positions, np.intp, len(rows)))
+        return DeviceChanges(
             removed=removed,
             added=added,
-            scraped=self.times(sighting.scraped),
-            evaluated_at=sighting.evaluated_at,
-            unmatched_series=sighting.unmatched_series,
-            unmatched_example=sighting.unmatched_example,
+            scraped=self.times(parsed.scraped),
+            evaluated_at=parsed.evaluated_at,
+            unmatched_series=parsed.unmatched_series,
+            unmatched_example=parsed.unmatched_example,
         )
 
-    def see_again(self, text: Text) -> Sight | None:
-        """Read an answer for the same nodes that shows these very devices, as one before did."""
-        vector = self._sights.read(text)
+    def recognize_devices(self, text: Text) -> DeviceChanges | None:
+        """Read an answer with the same devices on the same nodes; None if no template matches."""
+        vector = self._device_templates.read(text)
         scraped = None if vector is None else self.column_of_all(vector)
         if vector is None or scraped is None:
             return None
-        return Sight(scraped=scraped, evaluated_at=vector.evaluated_at)
+        return DeviceChanges(scraped=scraped, evaluated_at=vector.evaluated_at)
 
     def update(self, devices: Mapping[DeviceKey, DeviceRow]) -> tuple[list[int], list[DeviceRow]]:
-        """Take over which devices there are now.
+        """Replace the devices.
 
         Returns:
-            Positions of the rows that are gone (before the change), and the new rows, which stand
-            at the end. A device of which anything changed is gone and new.
+            Positions of the removed rows in the table before the change, and the new rows, which
+            are at the end. A changed device is removed and new.
         """
         removed: list[int] = []
         kept: dict[DeviceKey, DeviceRow] = {}
@@ -255,40 +255,40 @@ class DeviceTable:
                 removed.append(position)
         added = [row for key, row in devices.items() if key not in kept]
         if removed or added:
-            # The very keys and rows of before: among the objects of the answer that is read just
-            # now fresh ones would keep the memory of all of them.
+            # Keep the previous keys and rows: new ones lie among the objects of the current answer
+            # and would keep its memory from being released.
             self._rows = kept | {row.key: row for row in added}
             self._positions = {key: at for at, key in enumerate(self._rows)}
-            self._layouts.forget()
-            self._sights.forget()
+            self._templates.clear()
+            self._device_templates.clear()
         return removed, added
 
     def recognize(self, text: Text) -> Vector | None:
-        """Read the rows of a vector, as text, that is laid out as an earlier one was."""
-        return self._layouts.read(text)
+        """Read a vector from its JSON text if it matches a template, else return None."""
+        return self._templates.read(text)
 
     def read(self, rows: Rows) -> Vector:
-        """Read a vector with at most one value for each device, whatever its layout."""
-        places = np.full(len(rows), -1, dtype=np.intp)
+        """Read a vector with at most one value per device."""
+        positions = np.full(len(rows), -1, dtype=np.intp)
         values = np.empty(len(rows))
         for at, row in enumerate(rows):
             key = device_key(row["metric"])
             if key in self._positions:
-                places[at] = self._positions[key]
+                positions[at] = self._positions[key]
             values[at] = number(row["value"][1])
-        if len(places) >= len(self._rows) / 2:  # sparse answers are others every time
-            self._layouts.learn(rows.text, places)
-        return Vector(places, values, evaluated_at(rows.text))
+        if len(positions) >= len(self._rows) / 2:  # sparse answers rarely have the same rows again
+            self._templates.learn(rows.text, positions)
+        return Vector(positions, values, evaluated_at(rows.text))
 
     def column(self, vector: Vector) -> Column:
-        """Put values of devices into a column; devices without a value are NaN."""
+        """Return the values of a vector as a column; NaN for devices without a value."""
         column = np.full(len(self._rows), np.nan)
-        is_known = vector.places >= 0
-        column[vector.places[is_known]] = vector.values[is_known]
+        is_known = vector.positions >= 0
+        column[vector.positions[is_known]] = vector.values[is_known]
         return column
 
     def column_of(self, values: Iterable[tuple[DeviceKey, float]]) -> Column:
-        """Put values of some devices into a column; devices without a value are NaN."""
+        """Return values by device as a column; NaN for devices without a value."""
         column = np.full(len(self._rows), np.nan)
         for key, value in values:
             if key in self._positions:
@@ -296,14 +296,14 @@ class DeviceTable:
         return column
 
     def column_of_all(self, vector: Vector) -> Column | None:
-        """Put values likewise; None unless they are of all these devices, and of no others."""
-        places, values, _ = vector
-        if len(places) != len(self._rows) or (places < 0).any():
+        """Return the values of a vector as a column; None unless it has exactly these devices."""
+        positions, values, _ = vector
+        if len(positions) != len(self._rows) or (positions < 0).any():
             return None
         column = np.full(len(self._rows), np.nan)
-        column[places] = values
+        column[positions] = values
         return None if np.isnan(column).any() else column
 
     def times(self, scraped: Mapping[DeviceKey, float]) -> Column:
-        """Put when devices were last scraped into a column."""
+        """Return the time of each device's last scrape as a column."""
         return np.fromiter((scraped[key] for key in self._rows), np.float64, len(self))

@@ -1,7 +1,7 @@
-"""How the extender and its worker process talk: frames of a JSON header and a block of numbers.
+"""Encode the messages between the extender and its worker process: a JSON header and numbers.
 
-The header is small or comes in small parts; the numbers are taken as they lie in the frame. So
-an answer about forty thousand devices costs the extender's loop no parsing.
+Headers are small, and the numbers are used as they are in the frame. So an answer about forty
+thousand devices needs no parsing on the extender's event loop.
 """
 
 import struct
@@ -22,8 +22,8 @@ class Frame:
     """One message.
 
     Attributes:
-        header: what is said, as JSON can say it.
-        body: numbers; what they are is said in the header.
+        header: JSON object.
+        body: numbers, described by the header.
     """
 
     header: Mapping[str, Any]
@@ -31,27 +31,27 @@ class Frame:
 
 
 def encode(frame: Frame) -> tuple[bytes, bytes]:
-    """Write a frame, as the part before the body and the body itself."""
+    """Encode a frame; return the bytes before the body, and the body."""
     header = orjson.dumps(frame.header)
     return _PREFIX.pack(len(header), len(frame.body)) + header, frame.body
 
 
 def sizes(prefix: bytes) -> tuple[int, int]:
-    """Read how many bytes of header and of body follow."""
+    """Return the number of bytes of the header and of the body."""
     header, body = _PREFIX.unpack(prefix)
     return header, body
 
 
 def decode_header(data: bytes) -> Mapping[str, Any]:
-    """Read a header.
+    """Parse a header.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is not a header.
     """
     header = decode_with(orjson.loads, data)
     if not isinstance(header, dict):
-        raise ValueError(  # noqa: TRY004 - one exception for all that is no frame
-            f"cannot read a frame: its header is {type(header).__name__}: not ours"
+        raise ValueError(  # noqa: TRY004 - one exception for every invalid frame
+            f"cannot read a frame: its header is not a JSON object but {type(header).__name__}"
         )
     return header
 
@@ -63,7 +63,7 @@ def write(stream: BinaryIO, frame: Frame) -> None:
 
 
 def read(stream: BinaryIO) -> Frame | None:
-    """Read the next frame from a pipe, or None where the other side has gone."""
+    """Read the next frame from a pipe; return None at the end of the pipe."""
     prefix = stream.read(PREFIX_BYTES)
     if len(prefix) < PREFIX_BYTES:
         return None

@@ -1,4 +1,7 @@
-"""The past, asked for once: fills the windows at start. Lives in the worker process."""
+"""Query the past once: readings to fill the windows, and the last use of each device.
+
+Runs in the worker process.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,37 +15,36 @@ import numpy.typing as npt
 from extender.core.devices.readings import Column, DeviceKey, Signal
 from extender.core.nodes.snapshot import Flags
 from extender.sources.prometheus import promql
-from extender.sources.prometheus.common import PrometheusError, read_rows, table_of
+from extender.sources.prometheus.common import PrometheusError, reduce_rows, table_of
 from extender.sources.prometheus.dcgm import Metric, convert
 from extender.sources.prometheus.dcgm_devices import device_key, number
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.rows import Row
 
-# When devices were last used, asked of Prometheus once. Lives in the worker process.
-#
-# A step tells whether a device was active at any scrape in it: what lies between two scrapes nobody
-# saw, and a gap shorter than a step does not show.
-
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
 
-STEP_SECONDS: Final = 900.0
-STEPS_AT_ONCE: Final = 8
-"""Two hours in one answer: ten megabytes for forty thousand devices."""
-SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION)
-"""Each of them tells of activity; the higher one counts."""
-PATIENCE: Final = 6.0  # two hours of readings take the server longer than one instant
+# --- last use -------------------------------------------------------------------------------------
+
+# A step says whether a device was active at any scrape in it. Activity between two scrapes is not
+# recorded, and a pause shorter than a step is not visible.
+USE_STEP_SECONDS: Final = 900.0
+USE_STEPS_PER_QUERY: Final = 8
+"""Two hours per answer: ten megabytes for forty thousand devices."""
+ACTIVITY_SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION)
+"""Signals of activity; the highest value counts."""
+_TIMEOUT_FACTOR: Final = 6.0
+"""Factor of the time limit: the server needs longer for hours than for one instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastUse:
-    """When devices were last used that were not used lately.
+    """Last use of the devices that were not used in the latest step.
 
     Attributes:
-        devices: those of which nothing was seen in the latest step.
-        used_at: end of the last step in which each was active, or may have been.
-        is_guess: whether nobody knows that it was: nothing is known of that step, or nobody was
-            asked about it.
+        devices: devices without activity in the latest step.
+        used_at: end of the last step in which each device was, or may have been, active.
+        is_guess: True if the activity is not certain: the step has no data, or was not queried.
     """
 
     devices: tuple[DeviceKey, ...]
@@ -58,121 +60,123 @@ def collect_use(
     seconds: float,
     active_from: float,
 ) -> LastUse:
-    """Look back step by step, as long as there is a device that was not used since.
+    """Query step by step into the past until each device's last use is found.
 
     Args:
-        client: asks.
-        settings: of Prometheus.
+        client: client of Prometheus.
+        settings: settings of Prometheus.
         now: seconds since the epoch.
-        seconds: how far back at most.
-        active_from: ratio of activity from which on a device is used.
+        seconds: maximum time to look back.
+        active_from: a device is in use from this ratio of activity on.
 
     Raises:
-        PrometheusError: nothing usable was answered.
+        PrometheusError: no usable answer came.
     """
-    limit_seconds = settings.timeout_seconds * PATIENCE
+    limit_seconds = settings.timeout_seconds * _TIMEOUT_FACTOR
     names = set(client.metric_names(since=now - seconds, timeout_seconds=limit_seconds))
-    metrics = [one for one in table_of(settings) if one.signal in SIGNALS and one.name in names]
+    metrics = [
+        one for one in table_of(settings) if one.signal in ACTIVITY_SIGNALS and one.name in names
+    ]
     selector = promql.bare_selector(settings.selector)
-    steps = max(1, round(seconds / STEP_SECONDS))
+    steps = max(1, round(seconds / USE_STEP_SECONDS))
     unused: list[DeviceKey] | None = None
     found: dict[DeviceKey, tuple[float, bool]] = {}
-    for first in range(0, steps, STEPS_AT_ONCE):
+    for first in range(0, steps, USE_STEPS_PER_QUERY):
         # Newest first: most devices that are used at all were used a moment ago.
-        times: Column = now - STEP_SECONDS * np.arange(
-            first, min(first + STEPS_AT_ONCE, steps), dtype=np.float64
+        times: Column = now - USE_STEP_SECONDS * np.arange(
+            first, min(first + USE_STEPS_PER_QUERY, steps), dtype=np.float64
         )
-        most: dict[DeviceKey, Column] = {} if unused is None else _unknown(unused, len(times))
+        highest: dict[DeviceKey, Column] = {} if unused is None else _missing(unused, len(times))
         for metric in metrics:
             rows = client.query_range(
-                promql.most_query(metric, selector, STEP_SECONDS),
+                promql.max_query(metric, selector, USE_STEP_SECONDS),
                 start=times[-1],
                 end=times[0],
-                step_seconds=STEP_SECONDS,
+                step_seconds=USE_STEP_SECONDS,
                 timeout_seconds=limit_seconds,
             )
-            take = partial(_take, metric=metric, times=times, most=most, is_first=unused is None)
-            read_rows(take, rows)
+            take = partial(
+                _merge_highest, metric=metric, times=times, highest=highest, is_first=unused is None
+            )
+            reduce_rows(take, rows)
         unused = []
-        for key, values in most.items():
+        for key, values in highest.items():
             ended = np.flatnonzero(~(values < active_from))
             if len(ended):
                 at = int(ended[0])
                 is_unknown = bool(np.isnan(values[at]))
-                # Of the step after an unknown one, too, it may be the end alone that is known.
-                found[key] = (float(times[at]) + STEP_SECONDS * is_unknown, is_unknown)
+                # Of the step after an unknown one, too, perhaps only the end is known.
+                found[key] = (float(times[at]) + USE_STEP_SECONDS * is_unknown, is_unknown)
             else:
                 unused.append(key)
         if not unused:
             break
-    oldest = now - STEP_SECONDS * steps
+    oldest = now - USE_STEP_SECONDS * steps
     found |= dict.fromkeys(unused or (), (oldest, True))
-    told = {key: use for key, use in found.items() if use[0] < now}
+    older = {key: use for key, use in found.items() if use[0] < now}
     return LastUse(
-        devices=tuple(told),
-        used_at=np.array([at for at, _ in told.values()], dtype=np.float64),
-        is_guess=np.array([is_guess for _, is_guess in told.values()], dtype=np.bool_),
+        devices=tuple(older),
+        used_at=np.array([at for at, _ in older.values()], dtype=np.float64),
+        is_guess=np.array([is_guess for _, is_guess in older.values()], dtype=np.bool_),
     )
 
 
-def _unknown(devices: Iterable[DeviceKey], width: int) -> dict[DeviceKey, Column]:
+def _missing(devices: Iterable[DeviceKey], width: int) -> dict[DeviceKey, Column]:
     return {key: np.full(width, np.nan) for key in devices}
 
 
-def _take(
+def _merge_highest(
     rows: Sequence[Row],
     *,
     metric: Metric,
     times: Column,
-    most: dict[DeviceKey, Column],
+    highest: dict[DeviceKey, Column],
     is_first: bool,
 ) -> None:
-    """Take over the answer for one metric, of the devices that are asked about.
+    """Merge the answer for one metric into the highest activity by device and step.
 
     Args:
         rows: the answer.
-        metric: what was asked for.
+        metric: the queried metric.
         times: ends of the steps, the newest first.
-        most: the highest activity by device and step.
-        is_first: every device is asked about.
+        highest: the highest activity by device and step; updated in place.
+        is_first: add devices that `highest` does not have.
     """
     for row in rows:
         key = device_key(row["metric"])
-        if key is not None and (is_first or key in most):
-            told = convert(_values(row, times), metric.unit, metric.signal)
-            most[key] = np.fmax(most[key], told) if key in most else told
+        if key is not None and (is_first or key in highest):
+            values = convert(_values(row, times), metric.unit, metric.signal)
+            highest[key] = np.fmax(highest[key], values) if key in highest else values
 
 
 def _values(row: Row, times: Column) -> Column:
     values = np.full(len(times), np.nan)
     for at, text in row["values"]:
-        place = round((times[0] - at) / STEP_SECONDS)
-        if 0 <= place < len(times):
-            values[place] = number(text)
+        position = round((times[0] - at) / USE_STEP_SECONDS)
+        if 0 <= position < len(times):
+            values[position] = number(text)
     return values
 
 
-if TYPE_CHECKING:
-    from extender.settings.config import Prometheus
+# --- readings that fill the windows ---------------------------------------------------------------
 
 Matrix = npt.NDArray[np.float32]
 
-SHORTEST_STEP_SECONDS: Final = 60.0
-_MOST_STEPS: Final = 120
-_STEPS_AT_ONCE: Final = 15
-_PIECE: Final = 4096
-_PATIENCE: Final = 6.0  # an hour of readings takes the server longer than one instant
+MIN_STEP_SECONDS: Final = 60.0
+_MAX_STEPS: Final = 120
+_STEPS_PER_QUERY: Final = 15
+_DEVICES_PER_STEP: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastReadings:
-    """Readings of the past; axes are (device, step).
+    """Past readings; the axes are (device, step).
 
     Attributes:
         times: time of each step, seconds since the epoch, oldest first.
         devices: identity of each device.
-        utilization: ratio; NaN where missing.
-        xid: number of the last XID; None where nothing was answered.
+        utilization: ratio; NaN if missing.
+        xid: number of the last XID; None if Prometheus has no such metric.
     """
 
     times: Column
@@ -182,7 +186,7 @@ class PastReadings:
 
 
 class _Grid:
-    """Collects rows of several answers over the same steps and a growing set of devices."""
+    """Collect the rows of several answers with the same steps and a growing set of devices."""
 
     def __init__(self, times: Column) -> None:
         self._times = times
@@ -195,7 +199,7 @@ class _Grid:
         return tuple(self._devices)
 
     def add(self, rows: Sequence[Row], metric: Metric, steps: slice) -> None:
-        """Take over one answer; where there is a value already, the higher one counts."""
+        """Merge one answer; of two values the higher one counts."""
         start, step = self._times[steps.start], self._times[1] - self._times[0]
         width = len(self._times[steps])
         found: dict[int, list[float]] = {}
@@ -210,13 +214,13 @@ class _Grid:
                     values[position] = number(text)
             found[self._devices.setdefault(key, len(self._devices))] = values
         matrix = self.matrix(metric.signal)
-        for some in _pieces(list(found)):
+        for some in _batches(list(found)):
             values_of = np.array([found.pop(device) for device in some])
             converted = convert(values_of, metric.unit, metric.signal)
             matrix[some, steps] = np.fmax(matrix[some, steps], converted)
 
     def matrix(self, signal: Signal) -> Matrix:
-        """Return what there is of a signal, one row for each device."""
+        """Return the values of a signal, one row per device."""
         matrix = self._matrices.get(signal)
         missing = len(self._devices) - (0 if matrix is None else len(matrix))
         if matrix is None or missing:
@@ -229,18 +233,18 @@ class _Grid:
 def collect_past(
     client: PrometheusClient, settings: "Prometheus", *, now: float, window_seconds: float
 ) -> PastReadings:
-    """Ask for the last `window_seconds`: activity of the graphics engine, else utilization.
+    """Query the last `window_seconds`: activity of the graphics engine, else utilization.
 
-    A part of the time at once: all of it would be an answer of a hundred megabytes.
+    The time is split into several queries: a single answer would have a hundred megabytes.
 
     Raises:
-        PrometheusError: nothing usable was answered.
+        PrometheusError: no usable answer came.
     """
-    step = max(SHORTEST_STEP_SECONDS, math.ceil(window_seconds / _MOST_STEPS))
+    step = max(MIN_STEP_SECONDS, math.ceil(window_seconds / _MAX_STEPS))
     count = max(2, round(window_seconds / step) + 1)
     times = round(now) - step * np.arange(count - 1, -1, -1, dtype=np.float64)
     grid = _Grid(times)
-    limit_seconds = settings.timeout_seconds * _PATIENCE
+    limit_seconds = settings.timeout_seconds * _TIMEOUT_FACTOR
     names = set(client.metric_names(since=times[0], timeout_seconds=limit_seconds))
     selector = promql.bare_selector(settings.selector)
 
@@ -251,8 +255,8 @@ def collect_past(
             if metric.signal is signal and metric.name in names
         ]
         for metric in metrics:
-            for first in range(0, count, _STEPS_AT_ONCE):
-                steps = slice(first, min(first + _STEPS_AT_ONCE, count))
+            for first in range(0, count, _STEPS_PER_QUERY):
+                steps = slice(first, min(first + _STEPS_PER_QUERY, count))
                 rows = client.query_range(
                     promql.metric_query(metric, selector),
                     start=times[steps][0],
@@ -260,7 +264,7 @@ def collect_past(
                     step_seconds=step,
                     timeout_seconds=limit_seconds,
                 )
-                read_rows(partial(grid.add, metric=metric, steps=steps), rows)
+                reduce_rows(partial(grid.add, metric=metric, steps=steps), rows)
         return bool(metrics)
 
     ask(Signal.GRAPHICS_ACTIVE)
@@ -268,7 +272,7 @@ def collect_past(
     try:
         has_xid = ask(Signal.XID)
     except PrometheusError:
-        has_xid = False  # the windows matter more than when an old error was first seen
+        has_xid = False  # the windows are more important than the times of old errors
     preferred, fallback = map(grid.matrix, (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION))
     return PastReadings(
         times=times,
@@ -278,6 +282,6 @@ def collect_past(
     )
 
 
-def _pieces(devices: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(devices), _PIECE):
-        yield devices[start : start + _PIECE]
+def _batches(devices: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(devices), _DEVICES_PER_STEP):
+        yield devices[start : start + _DEVICES_PER_STEP]

@@ -1,13 +1,15 @@
-"""Speaks HTTP with Prometheus through prometheus-api-client; every way to fail is one exception.
+"""Query Prometheus over HTTP with prometheus-api-client; every failure is a `PrometheusError`.
 
-The library has no limit on time or size, retries for seconds, drops warnings and trips over
-answers that are not Prometheus's. Its requests session is therefore ours, and a response hook of
-the session reads and checks each answer before the library sees it.
+The library limits neither time nor size, retries for seconds, drops warnings, and fails on answers
+of other servers. Therefore it uses a requests session of ours, whose response hook reads and checks
+each answer first.
 """
 
+import queue
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -21,13 +23,13 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from requests.auth import HTTPBasicAuth
 from urllib3.util.retry import Retry
 
-from extender.sources.prometheus.common import PrometheusError
+from extender.sources.prometheus.common import PrometheusError, reduce_rows
 from extender.sources.prometheus.rows import (
     Recognized,
     Row,
     Rows,
-    nothing,
     parse_document,
+    recognize_nothing,
     recognize_rows,
 )
 
@@ -53,7 +55,7 @@ _FAULT_HINT: Final = "see the server's log"
 
 
 class _FileAuth:
-    """Reads the secret anew for each request: tokens of service accounts change every hour."""
+    """Read the secret for each request: tokens of service accounts change every hour."""
 
     def __init__(self, settings: "Prometheus") -> None:
         self._settings = settings
@@ -74,11 +76,11 @@ def _read_secret(path: Path) -> str:
 
 
 class PrometheusClient:
-    """Asks one Prometheus; not safe for several threads at once, so each has its own.
+    """A client of one Prometheus; it is not thread-safe, so each thread has its own.
 
     Attributes:
-        partial_answers: answers so far that the server itself called incomplete (`warnings`:
-            a store of Thanos was down, a limit was reached).
+        partial_answers: number of answers that the server marked as incomplete (`warnings`: a store
+            of Thanos was down, a limit was reached).
         last_warning: text of the latest such warning.
     """
 
@@ -87,7 +89,7 @@ class PrometheusClient:
         self.last_warning = ""
         self._settings = settings
         self._deadline = 0.0
-        self._recognize: Callable[[memoryview], object] = nothing
+        self._recognize: Callable[[memoryview], object] = recognize_nothing
         self._url = settings.url.rstrip("/")
         self._connect = PrometheusConnect(
             url=self._url,
@@ -106,14 +108,14 @@ class PrometheusClient:
         self,
         text: str,
         timeout_seconds: float,
-        recognize: Callable[[memoryview], T | None] = nothing,
+        recognize: Callable[[memoryview], T | None] = recognize_nothing,
     ) -> Rows | Recognized[T]:
-        """Ask for the values of now.
+        """Query the current values.
 
         Args:
             text: the query.
-            timeout_seconds: how long to wait for the answer.
-            recognize: what it makes of the text of rows that it knows comes in their place.
+            timeout_seconds: time limit for the answer.
+            recognize: its result replaces rows whose JSON text it knows.
 
         Raises:
             PrometheusError: no usable answer came within the time.
@@ -129,7 +131,7 @@ class PrometheusClient:
     def query_range(
         self, text: str, *, start: float, end: float, step_seconds: float, timeout_seconds: float
     ) -> Sequence[Row]:
-        """Ask for the values from `start` to `end`, seconds since the epoch.
+        """Query the values from `start` to `end`, seconds since the epoch.
 
         Raises:
             PrometheusError: no usable answer came within the time.
@@ -148,7 +150,7 @@ class PrometheusClient:
         return rows
 
     def metric_names(self, *, since: float, timeout_seconds: float) -> Sequence[str]:
-        """List the metrics that had series since then; some may have none any more.
+        """Return the metrics that had series since a time; some may have none now.
 
         Raises:
             PrometheusError: no usable answer came within the time.
@@ -162,8 +164,8 @@ class PrometheusClient:
     def _build_session(self) -> requests.Session:
         settings = self._settings
         session = requests.Session()
-        session.trust_env = False  # neither proxies nor ~/.netrc of the environment: settings only
-        session.stream = True  # the hook reads, within limits
+        session.trust_env = False  # use the settings alone, no proxies or ~/.netrc
+        session.stream = True  # the hook reads the body, within limits
         session.verify = (
             str(settings.ca_file)
             if settings.ca_file is not None
@@ -187,7 +189,7 @@ class PrometheusClient:
         except requests.exceptions.SSLError as error:
             raise self._error(_cause(error), "check prometheus.ca_file and cert_file") from error
         except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
-            raise self._late() from error
+            raise self._timeout_error() from error
         except requests.exceptions.ConnectionError as error:
             raise self._connection_error(error) from error
         except (
@@ -200,7 +202,7 @@ class PrometheusClient:
             raise self._error(_cause(error), "check the settings under prometheus") from error
 
     def _check(self, response: requests.Response, **_kwargs: object) -> requests.Response:
-        """Read an answer within its limits, and refuse it unless it is Prometheus's, and whole."""
+        """Read an answer within its limits; raise unless it is a complete answer of Prometheus."""
         try:
             body = self._read(response)
         finally:
@@ -210,18 +212,18 @@ class PrometheusClient:
             target = _redacted(response.headers.get("Location", "nowhere"))
             raise self._error(
                 f"it redirects to {target}",
-                "set prometheus.url to where it leads, or give credentials if that is a login page",
+                "set prometheus.url to that address, or set credentials if it is a login page",
             )
         document = recognize_rows(body, self._recognize) or parse_document(body)
         if status != HTTPStatus.OK or document.get("status") != "success":
-            raise self._refused(response, document, body)
+            raise self._server_error(response, document, body)
         if "data" not in document:
             raise self._error("the answer has no data", "is prometheus.url a Prometheus?")
         self._check_type(response.url, document["data"])
         if warnings := document.get("warnings"):
             self.partial_answers += 1
             self.last_warning = _excerpt(str(warnings))
-        # The library only unwraps it. Its own json() would parse it all at once.
+        # The library only unwraps it; json() of requests would parse the whole body at once.
         vars(response)["json"] = lambda: document
         return response
 
@@ -229,8 +231,8 @@ class PrometheusClient:
         limit = self._settings.max_answer_mib * _MIB
         body = bytearray()
         while True:
-            # read1 returns what has arrived: a plain read would wait for a full chunk, and each
-            # byte that trickles in would put its timeout off again.
+            # read1 returns the bytes that have arrived. read would wait for a full chunk, and each
+            # arriving byte would restart its timeout.
             chunk = response.raw.read1(_CHUNK_BYTES, decode_content=True)
             if not chunk:
                 return body
@@ -241,7 +243,7 @@ class PrometheusClient:
                     "narrow prometheus.selector, or raise prometheus.max_answer_mib",
                 )
             if time.monotonic() > self._deadline:
-                raise self._late()
+                raise self._timeout_error()
 
     def _check_type(self, url: str, data: object) -> None:
         path = urlsplit(url).path
@@ -262,7 +264,7 @@ class PrometheusClient:
                 "is prometheus.url a Prometheus?",
             )
 
-    def _refused(
+    def _server_error(
         self, response: requests.Response, document: Mapping[str, Any], body: bytearray
     ) -> PrometheusError:
         status = response.status_code
@@ -278,15 +280,15 @@ class PrometheusClient:
             cause = _excerpt(body.decode("utf-8", "replace")) or "no text"
         return self._error(f"HTTP {status}: {cause}", _HINTS.get(status, _FAULT_HINT))
 
-    def _late(self) -> PrometheusError:
+    def _timeout_error(self) -> PrometheusError:
         return self._error(
-            "no complete answer in time", "raise prometheus.timeout_seconds, or help the server"
+            "no complete answer in time", "raise prometheus.timeout_seconds, or relieve the server"
         )
 
     def _connection_error(self, error: requests.exceptions.ConnectionError) -> PrometheusError:
         if "timed out" in str(error):
-            return self._late()
-        return self._error(_cause(error), "does Prometheus run, and is prometheus.url right?")
+            return self._timeout_error()
+        return self._error(_cause(error), "is Prometheus running, and is prometheus.url right?")
 
     def _error(self, cause: str, remedy: str) -> PrometheusError:
         return PrometheusError(
@@ -295,12 +297,12 @@ class PrometheusClient:
 
 
 def _duration(seconds: float) -> str:
-    """Write a duration as Prometheus reads it: whole numbers only."""
+    """Format a duration for Prometheus, which accepts only whole numbers."""
     return f"{max(1, round(seconds * 1000))}ms"
 
 
 def _cause(error: BaseException) -> str:
-    """Find the innermost reason: requests wraps urllib3, which wraps the socket's error."""
+    """Return the innermost cause: requests wraps urllib3, which wraps the socket's error."""
     seen = error
     while True:
         inner = getattr(seen, "reason", None) or next(
@@ -318,6 +320,106 @@ def _excerpt(text: str) -> str:
 
 
 def _redacted(url: str) -> str:
-    """Take user and password out of a URL that people will read."""
+    """Remove user and password from a URL for logs and messages."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+# --- queries in parallel --------------------------------------------------------------------------
+
+
+class QueryPool:
+    """A pool of clients and as many threads, for one round at a time.
+
+    requests is not documented as thread-safe, so a client runs one query at a time.
+    """
+
+    def __init__(self, settings: "Prometheus") -> None:
+        count = settings.parallel_queries
+        self._timeout_seconds = settings.timeout_seconds
+        self._deadline = 0.0
+        self._clients = [PrometheusClient(settings) for _ in range(count)]
+        self._idle_clients: queue.SimpleQueue[PrometheusClient] = queue.SimpleQueue()
+        for client in self._clients:
+            self._idle_clients.put(client)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="query")
+
+    @property
+    def partial_answers(self) -> int:
+        """Number of answers so far that the server marked as incomplete."""
+        return sum(client.partial_answers for client in self._clients)
+
+    @property
+    def last_warning(self) -> str:
+        """Warning of a server that marked an answer as incomplete, "" if there was none."""
+        return next((client.last_warning for client in self._clients if client.last_warning), "")
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Time until the deadline of the round; negative after it."""
+        return self._deadline - time.monotonic()
+
+    def begin(self, limit_seconds: float) -> None:
+        """Start a round: all its queries must start and end within this time."""
+        self._deadline = time.monotonic() + limit_seconds
+
+    def close(self) -> None:
+        """End the threads after their current queries, and close the connections."""
+        self._threads.shutdown(cancel_futures=True)
+        for client in self._clients:
+            client.close()
+
+    def with_client(self, ask: Callable[[PrometheusClient, float], T]) -> T:
+        """Call `ask` with an idle client and the time that it may take, in seconds.
+
+        Raises:
+            PrometheusError: no usable answer came, or the deadline has passed.
+        """
+        remaining_seconds = self.remaining_seconds
+        if remaining_seconds <= 0:
+            raise PrometheusError(
+                "cannot run all queries: the time of the round is over: raise "
+                "prometheus.round_timeout_seconds or parallel_queries, or relieve the server"
+            )
+        client = self._idle_clients.get()
+        try:
+            return ask(client, min(self._timeout_seconds, remaining_seconds))
+        finally:
+            self._idle_clients.put(client)
+
+    def fetch(
+        self,
+        text: str,
+        reduce: Callable[[Rows], T],
+        recognize: Callable[[memoryview], T | None] = recognize_nothing,
+    ) -> T:
+        """Run a query and reduce its rows: the rows take many times the memory of the result.
+
+        Args:
+            text: the query.
+            reduce: computes the result from the rows.
+            recognize: computes the result from the rows' JSON text; None if it does not know this
+                text.
+
+        Raises:
+            PrometheusError: no usable answer came, or it has an unexpected shape.
+        """
+        rows = self.with_client(
+            lambda client, limit_seconds: client.query(text, limit_seconds, recognize)
+        )
+        if isinstance(rows, Recognized):
+            return rows.value
+        return reduce_rows(reduce, rows)
+
+    def start(self, work: Callable[[], T]) -> "Future[T]":
+        """Start work of this round in a thread."""
+        return self._threads.submit(work)
+
+
+def wait_for_error(future: "Future[Any]") -> PrometheusError | None:
+    """Wait for work; return its `PrometheusError`, if any, and raise any other exception."""
+    try:
+        future.result()
+    except PrometheusError as error:
+        return error
+    return None

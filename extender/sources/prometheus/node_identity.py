@@ -1,4 +1,4 @@
-"""Which node a series belongs to: its labels matched against the nodes that really exist."""
+"""Find the node of a series: match its labels with the nodes of the cluster."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,19 +8,19 @@ from types import MappingProxyType
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 LOCALHOST = "localhost"
-"""What machines call themselves: it names none of them."""
+"""A host name that every machine has, so that it identifies none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdentity:
-    """By what names the cluster's nodes may be known to Prometheus.
+    """Names and addresses by which metrics may identify the cluster's nodes.
 
     Attributes:
         names: names of the nodes.
-        addresses: node by its addresses (IPs and host names), and by the IP of a pod that runs on
-            it (the exporter's).
-        exporter_pods: node by the name of an exporter's pod: an exporter that is not told its
-            node's name reports its own host name, which is the pod's.
+        addresses: node by its addresses (IPs and host names), and by the IP of an exporter pod that
+            runs on it.
+        exporter_pods: node by the name of its exporter pod: an exporter without its node's name in
+            its environment reports its own host name, which is the pod's name.
     """
 
     names: frozenset[str] = frozenset()
@@ -31,23 +31,23 @@ class NodeIdentity:
     )
 
     def host(self, name: str) -> str | None:
-        """Return the node that has a host name, whatever its case and however much of it is said.
+        """Return the node with a host name, ignoring case and the domain.
 
-        A short name stands for the full one, and a full one for the short, where one node alone may
-        be meant. Names of two domains are two hosts.
+        A short name matches the full name and vice versa if only one node can be meant. Names with
+        different domains are different hosts.
         """
         if not self._hosts:
             self._hosts.update(_by_host(self))
-        told = name.rstrip(".").lower()
-        if told in self._hosts:
-            return self._hosts[told]
-        return None if _is_ip(told) else self._hosts.get(f"{told.partition('.')[0]}.")
+        host_name = name.rstrip(".").lower()
+        if host_name in self._hosts:
+            return self._hosts[host_name]
+        return None if _is_ip(host_name) else self._hosts.get(f"{host_name.partition('.')[0]}.")
 
 
 def _by_host(identity: NodeIdentity) -> Iterator[tuple[str, str | None]]:
-    """Yield nodes by full and short host names, None where several have the same.
+    """Yield nodes by full and short host name, None if several nodes have the name.
 
-    A name with a dot at its end stands for itself in any domain: of nodes that have no full name.
+    A name with a trailing dot matches in any domain: it belongs to a node without a full name.
     """
     hosts: dict[str, set[str]] = {}
     for host, node in (*((name, name) for name in identity.names), *identity.addresses.items()):
@@ -74,22 +74,22 @@ def _is_ip(text: str) -> bool:
 
 
 def addresses_of(nodes: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Return nodes by address; what several machines call themselves names none of them.
+    """Return nodes by address, without addresses that several nodes have.
 
     Args:
         nodes: the addresses of each node, by its name.
     """
     found: dict[str, str] = {}
-    several = {LOCALHOST}
+    ambiguous = {LOCALHOST}
     for node, addresses in nodes.items():
         for address in addresses:
             if found.setdefault(address, node) != node:
-                several.add(address)
-    return {address: node for address, node in found.items() if address not in several}
+                ambiguous.add(address)
+    return {address: node for address, node in found.items() if address not in ambiguous}
 
 
 def host_part(value: str) -> str:
-    """Take the port off `host:port`; IPv6 addresses lose their brackets.
+    """Remove the port of `host:port`, and the brackets of IPv6 addresses.
 
     Example:
         >>> host_part("10.0.0.7:9400"), host_part("[fd00::7]:9400"), host_part("fd00::7")
@@ -102,15 +102,15 @@ def host_part(value: str) -> str:
 
 
 def match_node(identity: NodeIdentity, values: Iterable[str]) -> str | None:
-    """Find the node that the first telling value names.
+    """Return the node that the first matching value identifies, None if none matches.
 
-    A value counts only if it is the name of a node, or the address or exporter pod of one: so
-    `localhost`, a pod's name as host name, and nodes that are long gone, name nothing. Case makes
-    no difference, nor whether a host name is short or full, where one node alone may be meant.
+    A value matches if it is a node's name, address or exporter pod. Therefore `localhost`, host
+    names of other pods and removed nodes match nothing. Case is ignored, and short and full host
+    names match each other if only one node can be meant.
 
     Args:
-        identity: the nodes.
-        values: values of the labels that may name the node, the most trusted first.
+        identity: names and addresses of the nodes.
+        values: values of the labels that may name the node, the most reliable one first.
 
     Example:
         >>> nodes = NodeIdentity(names=frozenset({"a"}), addresses={"10.0.0.7": "a"})

@@ -1,4 +1,4 @@
-"""Asks Prometheus once, at start, when devices were last used before there was anybody to watch."""
+"""Query Prometheus once, at start, for the last use of devices before the extender ran."""
 
 import asyncio
 import logging
@@ -18,93 +18,93 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOKED_BACK_SECONDS: Final = 24 * 3600.0
+LOOKBACK_SECONDS: Final = 24 * 3600.0
 LIMIT_SECONDS: Final = 600.0
-"""A day of forty thousand devices is twelve answers of ten megabytes for each metric."""
-PAUSES_SECONDS: Final = (0.0, 30.0, 120.0, 600.0)
+"""A day of forty thousand devices is twelve answers of ten megabytes per metric."""
+RETRY_DELAYS_SECONDS: Final = (0.0, 30.0, 120.0, 600.0)
 WAIT_SECONDS: Final = 1.0
-MOST_WAITS: Final = 300
-"""So often it waits for who asks for many megabytes as well: both at once would need the memory."""
+MAX_WAITS: Final = 300
+"""Number of waits for another query of the past: both at once would need too much memory."""
 
 
-class Watch(Protocol):
-    """Whoever watches from now on which devices are used; see `insight.last_active`."""
+class UseRecorder(Protocol):
+    """Records the use of devices from now on; see `insight.last_active`."""
 
     @property
     def seen(self) -> asyncio.Event:
-        """Is set once devices are known, and watched from then on."""
+        """Set once devices are known and their use is recorded."""
 
     @property
     def active_from(self) -> float:
-        """Ratio of activity from which on a device is used."""
+        """A device is in use from this ratio of activity on."""
 
     def learn(
         self, devices: Sequence[DeviceKey], used_at: Column, is_guess: Flags, until: float
     ) -> None:
-        """Take over when devices were last used, as it was known at some time."""
+        """Add the last use of devices, as it was known at `until`."""
 
 
 class PastUse:
-    """Asks in a process of its own: an answer of many megabytes keeps nobody waiting.
+    """Query the last use of devices in a separate process: the answers have many megabytes.
 
     Args:
-        settings: of Prometheus; nothing is asked where there is no URL.
+        settings: settings of Prometheus; without a URL nothing is queried.
         clock: seconds since the epoch.
-        watch: takes what was answered, some devices at a time.
-        is_busy: whether somebody else asks for the past just now.
+        recorder: receives the last use, some devices at a time.
+        is_busy: returns whether another query of the past is running.
     """
 
     def __init__(
         self,
         settings: "Prometheus",
         clock: Callable[[], float],
-        watch: Watch,
+        recorder: UseRecorder,
         *,
         is_busy: Callable[[], bool],
     ) -> None:
         self._is_busy = is_busy
         self._settings = settings
         self._clock = clock
-        self._watch = watch
+        self._recorder = recorder
 
     async def run(self) -> None:
-        """Ask once; a few tries are enough, for from now on it is watched."""
+        """Query once, with a few retries: from now on the use is recorded."""
         if not self._settings.url:
             return
-        await self._watch.seen.wait()
-        for _ in range(MOST_WAITS):
+        await self._recorder.seen.wait()
+        for _ in range(MAX_WAITS):
             if not self._is_busy():
                 break
             await asyncio.sleep(WAIT_SECONDS)
-        for pause_seconds in PAUSES_SECONDS:
-            await asyncio.sleep(pause_seconds)
+        for delay_seconds in RETRY_DELAYS_SECONDS:
+            await asyncio.sleep(delay_seconds)
             try:
-                count = await self._learn()
+                count = await self._query()
             except (PrometheusError, WorkerError) as error:
-                logger.warning("past use is not known", extra={"error": str(error)})
+                logger.warning("cannot query past use", extra={"error": str(error)})
                 continue
             except Exception:
-                logger.exception("past use of devices failed")  # placing pods must go on
+                logger.exception("query of past use failed")  # placing pods must go on
                 return
-            logger.info("past use is known", extra={"devices": count})
+            logger.info("queried past use", extra={"devices": count})
             return
 
-    async def _learn(self) -> int:
-        """Ask, and hand on what was answered; return of how many devices.
+    async def _query(self) -> int:
+        """Query the last use and pass it on; return the number of devices.
 
         Raises:
             PrometheusError: Prometheus gave no usable answer.
-            WorkerError: there was none at all.
+            WorkerError: the worker process gave no answer.
         """
         now = self._clock()
         worker = WorkerProcess(self._settings)
-        question = {
+        request = {
             "now": now,
-            "use_seconds": LOOKED_BACK_SECONDS,
-            "active_from": self._watch.active_from,
+            "use_seconds": LOOKBACK_SECONDS,
+            "active_from": self._recorder.active_from,
         }
         try:
-            answer = await worker.ask(question, LIMIT_SECONDS)
+            answer = await worker.ask(request, LIMIT_SECONDS)
         finally:
             await worker.stop()
         if "error" in answer[-1].header:
@@ -114,7 +114,7 @@ class PastUse:
             devices = _devices_of(frame)
             if devices:
                 used_at, is_guess = np.frombuffer(frame.body, dtype=np.float64).reshape(2, -1)
-                self._watch.learn(devices, used_at, is_guess > 0, now)
+                self._recorder.learn(devices, used_at, is_guess > 0, now)
                 count += len(devices)
                 await asyncio.sleep(0)
         return count

@@ -1,4 +1,4 @@
-"""The last hour of a few devices, asked of Prometheus when somebody looks at them."""
+"""Query the last hour of a few devices when a user looks at them."""
 
 import asyncio
 import logging
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 STEP_SECONDS: Final = 60.0
 STEPS: Final = 61
-MOST_DEVICES: Final = 64
-"""So many of a node's devices are plotted: a longer query would be refused somewhere."""
-MOST_BYTES: Final = 4 << 20
+MAX_DEVICES: Final = 64
+"""Limit for the devices in one query: some servers refuse longer queries."""
+MAX_ANSWER_BYTES: Final = 4 << 20
 CHUNK_BYTES: Final = 1 << 16
 SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, Signal.MEMORY_USED)
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-]+")
-"""UUIDs that mean themselves in a regular expression; no card has another."""
+"""UUIDs without special characters of regular expressions; all UUIDs of cards match."""
 
 
 Values = list[float | None]
@@ -47,10 +47,10 @@ class PlottedHour:
     """The last hour of some devices.
 
     Attributes:
-        times: of each step, seconds since the epoch, the oldest first.
-        activity: ratios of each device; None where nothing is known.
-        memory_bytes: in use, likewise.
-        error: why there is nothing, "" where there was an answer.
+        times: time of each step, seconds since the epoch, the oldest first.
+        activity: ratios by device; None if unknown.
+        memory_bytes: memory in use by device; None if unknown.
+        error: why there are no values, "" after a successful query.
     """
 
     times: tuple[float, ...] = ()
@@ -60,78 +60,78 @@ class PlottedHour:
 
 
 class PrometheusPlots:
-    """Asks for a node at a time.
+    """Query the past of some devices.
 
     Args:
-        settings: of Prometheus, as they are now.
+        settings: returns the current settings of Prometheus.
         clock: seconds since the epoch.
     """
 
     def __init__(self, settings: Callable[[], "Prometheus"], clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a Prometheus to ask."""
+        """Whether a Prometheus is configured."""
         return bool(self._settings().url)
 
     async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
-        """Return the last hour of some devices, or why it cannot be had."""
+        """Return the last hour of some devices, or an error."""
         return await self.past(devices, seconds=STEP_SECONDS * (STEPS - 1), steps=STEPS)
 
     async def past(
         self, devices: Sequence[DeviceKey], *, seconds: float, steps: int
     ) -> PlottedHour:
-        """Return likewise what they were like for so long, at so many times."""
+        """Return the last `seconds` of some devices in `steps` steps, or an error."""
         settings = self._settings()
-        cards = sorted({uuid for uuid, _ in devices[:MOST_DEVICES] if _PLAIN.fullmatch(uuid)})
+        cards = sorted({uuid for uuid, _ in devices[:MAX_DEVICES] if _PLAIN.fullmatch(uuid)})
         times = np.linspace(-seconds, 0.0, steps) + self._clock()
-        found: dict[Signal, dict[DeviceKey, Values]] = {signal: {} for signal in SIGNALS}
+        by_device: dict[Signal, dict[DeviceKey, Values]] = {signal: {} for signal in SIGNALS}
         if cards:
-            # One page's plots at a time: whoever opens many nodes waits, and not Prometheus.
+            # One query at a time: a user who opens many nodes must not overload Prometheus.
             try:
-                async with self._turn, asyncio.timeout(settings.timeout_seconds):
-                    await _ask_all(settings, cards, times.tolist(), found)
+                async with self._lock, asyncio.timeout(settings.timeout_seconds):
+                    await _query_all(settings, cards, times.tolist(), by_device)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                # TimeoutError is an OSError, what is no JSON a ValueError.
+                # TimeoutError is an OSError, and invalid JSON raises a ValueError.
                 cause = str(error) or "no complete answer in time"
                 logger.info("no plots from Prometheus", extra={"cause": cause})
-                return PlottedHour(error=f"Prometheus does not tell: {cause}")
-        preferred, other = found[Signal.GRAPHICS_ACTIVE], found[Signal.GPU_UTILIZATION]
+                return PlottedHour(error=f"cannot query Prometheus: {cause}")
+        preferred, other = by_device[Signal.GRAPHICS_ACTIVE], by_device[Signal.GPU_UTILIZATION]
         return PlottedHour(
             times=tuple(times.tolist()),
             activity={
-                key: _filled(preferred.get(key), other.get(key)) for key in other | preferred
+                key: _fill_gaps(preferred.get(key), other.get(key)) for key in other | preferred
             },
-            memory_bytes=found[Signal.MEMORY_USED],
+            memory_bytes=by_device[Signal.MEMORY_USED],
         )
 
 
-def _filled(preferred: Values | None, other: Values | None) -> Values:
-    """Return the values of a metric, and where it has none, for it is new, those of another."""
+def _fill_gaps(preferred: Values | None, other: Values | None) -> Values:
+    """Return the values of a metric, with gaps filled from another: the metric may be new."""
     if preferred is None or other is None:
         return preferred or other or []
     return [second if one is None else one for one, second in zip(preferred, other, strict=True)]
 
 
-async def _ask_all(
+async def _query_all(
     settings: "Prometheus",
     cards: Sequence[str],
     times: Sequence[float],
-    found: Mapping[Signal, dict[DeviceKey, Values]],
+    by_device: Mapping[Signal, dict[DeviceKey, Values]],
 ) -> None:
-    """Ask for every metric that may tell one of the signals, one after the other."""
-    metrics = [metric for metric in table_of(settings) if metric.signal in found]
+    """Query each metric of the signals, one after the other."""
+    metrics = [metric for metric in table_of(settings) if metric.signal in by_device]
     async with await _session(settings) as session:
         for metric in metrics:
-            rows = await _ask(session, settings, metric, cards, times)
-            _take(rows, metric, times, found[metric.signal])
+            rows = await _query(session, settings, metric, cards, times)
+            _merge_rows(rows, metric, times, by_device[metric.signal])
 
 
 async def _session(settings: "Prometheus") -> aiohttp.ClientSession:
-    """Return a session with the settings' credentials; files are read anew each time."""
+    """Return a session with the settings' credentials, read from their files each time."""
     context = await asyncio.to_thread(_context, settings)
     headers = dict(settings.headers)
     auth = None
@@ -163,7 +163,7 @@ def _context(settings: "Prometheus") -> ssl.SSLContext | None:
     return context
 
 
-async def _ask(
+async def _query(
     session: aiohttp.ClientSession,
     settings: "Prometheus",
     metric: Metric,
@@ -173,7 +173,7 @@ async def _ask(
     """Return the rows of one metric.
 
     Raises:
-        ValueError: the answer is not Prometheus's.
+        ValueError: the answer is not an answer of Prometheus.
     """
     label = promql.UUID_LABELS[metric.name.islower()]
     chosen = f'{label}=~"{"|".join(cards)}"'
@@ -191,8 +191,8 @@ async def _ask(
         body = bytearray()
         async for chunk in response.content.iter_chunked(CHUNK_BYTES):
             body += chunk
-            if len(body) > MOST_BYTES:
-                raise ValueError(f"the answer is larger than {MOST_BYTES} bytes")
+            if len(body) > MAX_ANSWER_BYTES:
+                raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
         if response.status != HTTPStatus.OK:
             raise ValueError(f"HTTP {response.status}")
     document = mapping_of(decode_with(orjson.loads, body))
@@ -200,17 +200,16 @@ async def _ask(
 
 
 def _step_of(times: Sequence[float]) -> float:
-    """Return the seconds between two times."""
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def _take(
+def _merge_rows(
     rows: Sequence[Mapping[str, object]],
     metric: Metric,
     times: Sequence[float],
-    found: dict[DeviceKey, Values],
+    by_device: dict[DeviceKey, Values],
 ) -> None:
-    """Take over the rows of one metric; where there is a value already, the higher one counts."""
+    """Merge the rows of one metric; of two values the higher one counts."""
     for row in rows:
         labels = {name: str(value) for name, value in mapping_of(row.get("metric")).items()}
         key = device_key(labels)
@@ -223,8 +222,8 @@ def _take(
                 at = round((number(pair[0]) - times[0]) / _step_of(times))
                 if 0 <= at < len(times):
                     values[at] = number(pair[1])
-        told = convert(values, metric.unit, metric.signal)
-        if key in found:
-            before = np.array([np.nan if one is None else one for one in found[key]])
-            told = np.fmax(told, before)
-        found[key] = [None if np.isnan(one) else one for one in told.tolist()]
+        converted = convert(values, metric.unit, metric.signal)
+        if key in by_device:
+            before = np.array([np.nan if one is None else one for one in by_device[key]])
+            converted = np.fmax(converted, before)
+        by_device[key] = [None if np.isnan(one) else one for one in converted.tolist()]

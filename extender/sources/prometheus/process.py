@@ -1,4 +1,4 @@
-"""The extender's end of the worker process: starts it, asks it, and kills it when it is late."""
+"""Start, query and stop the worker process, from the extender's side."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any, Final
 import extender
 from extender.settings.config import Prometheus
 from extender.sources.prometheus import frames
-from extender.sources.prometheus.common import PATHS
+from extender.sources.prometheus.common import PATH_SETTINGS
 from extender.sources.prometheus.frames import Frame
 
 logger = logging.getLogger(__name__)
@@ -23,18 +23,18 @@ _END_SECONDS: Final = 1.0
 
 
 class WorkerError(Exception):
-    """The worker process gave no answer: it died, or was killed because it was late."""
+    """The worker process gave no answer: it died, or was killed after the time limit."""
 
 
 class WorkerProcess:
-    """One worker process; one question at a time. Owned by one task.
+    """A worker process that answers one request at a time; used by one task.
 
     Attributes:
-        starts: how often a process was started; after each, nothing is remembered there.
+        starts: number of processes started; a new process has no state of earlier rounds.
 
     Args:
-        settings: how to ask.
-        starts: of processes with other settings before.
+        settings: settings of Prometheus.
+        starts: number of processes started earlier with other settings.
     """
 
     def __init__(self, settings: Prometheus, *, starts: int = 0) -> None:
@@ -45,14 +45,15 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process is there that remembers former rounds."""
+        """Whether the process runs, and has the state of earlier rounds."""
         return self._process is not None and self._process.returncode is None
 
-    async def ask(self, question: Mapping[str, Any], limit_seconds: float) -> list[Frame]:
-        """Ask, and collect the frames of the answer.
+    async def ask(self, request: Mapping[str, Any], limit_seconds: float) -> list[Frame]:
+        """Send a request, and return the frames of the answer.
 
-        A process that does not answer in time, or dies, is killed; the next question starts a
-        fresh one. So is one whose answer is not awaited: nobody could tell it from the next.
+        A process that dies or does not answer in time is killed, and the next request starts a new
+        one. The same happens if the caller is cancelled: otherwise the next request would read this
+        answer.
 
         Raises:
             WorkerError: no complete answer came.
@@ -60,26 +61,26 @@ class WorkerProcess:
         is_complete = False
         try:
             async with asyncio.timeout(limit_seconds):
-                answer = await self._exchange(Frame(header=question))
+                answer = await self._exchange(Frame(header=request))
             is_complete = True
         except TimeoutError as error:
             raise WorkerError(
-                f"cannot get an answer of the worker process: none within {limit_seconds:g} s: "
-                "it is restarted; see what Prometheus does meanwhile"
+                f"the worker process gave no answer within {limit_seconds:g} s: "
+                "it is restarted; check the load of Prometheus"
             ) from error
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise WorkerError(
-                f"cannot get an answer of the worker process: {type(error).__name__} {error}: "
-                "it is restarted; its standard error says why it ended"
+                f"the worker process gave no answer: {type(error).__name__} {error}: "
+                "it is restarted; see its standard error for the cause"
             ) from error
         finally:
             if not is_complete:
                 await self.stop()
         return answer
 
-    async def _exchange(self, question: Frame) -> list[Frame]:
+    async def _exchange(self, request: Frame) -> list[Frame]:
         stdin, stdout = await self._pipes()
-        for part in frames.encode(question):
+        for part in frames.encode(request):
             stdin.write(part)
         await stdin.drain()
         answer: list[Frame] = []
@@ -87,17 +88,17 @@ class WorkerProcess:
             header_bytes, body_bytes = frames.sizes(await stdout.readexactly(frames.PREFIX_BYTES))
             header = frames.decode_header(await stdout.readexactly(header_bytes))
             answer.append(Frame(header=header, body=await stdout.readexactly(body_bytes)))
-            await asyncio.sleep(0)  # what is buffered already is read without a pause
+            await asyncio.sleep(0)  # reading buffered data does not yield
         return answer
 
     async def stop(self) -> None:
-        """End the process, and wait until it is gone."""
+        """End the process, and wait until it has ended."""
         process, self._process = self._process, None
         if process is not None:
-            self._ending = asyncio.create_task(_end(process), name="end prometheus worker")
+            self._ending = asyncio.create_task(_terminate(process), name="end prometheus worker")
         if self._ending is not None:
-            # Shielded, and awaited again by the next call: a task that is cancelled while it waits
-            # here must not leave a process behind.
+            # Shielded, and awaited again by the next call: cancelling the caller must not leave a
+            # process behind.
             await asyncio.shield(self._ending)
 
     async def _pipes(self) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
@@ -120,18 +121,18 @@ class WorkerProcess:
             stdout=asyncio.subprocess.PIPE,
             cwd=_ROOT,
             limit=_BUFFER_BYTES,
-            start_new_session=True,  # Ctrl-C is for us: we end it
+            start_new_session=True,  # Ctrl-C must reach the extender only, which ends the worker
         )
         self.starts += 1
         logger.info("prometheus worker started", extra={"pid": process.pid})
         if process.stdin is not None:
-            for part in frames.encode(Frame(header=_portable(self._settings))):
+            for part in frames.encode(Frame(header=_serialize_settings(self._settings))):
                 process.stdin.write(part)
         return process
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close the pipe, which ends a healthy worker at once, and kill any other."""
+async def _terminate(process: asyncio.subprocess.Process) -> None:
+    """Close the pipe, which ends a healthy worker at once, and kill a hanging one."""
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -140,13 +141,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    await process.communicate()  # reads the pipes to their ends, so that they close
+    await process.communicate()  # reads the pipes to the end, so that they close
 
 
-def _portable(settings: Prometheus) -> Mapping[str, Any]:
-    """Write the settings for a process that may run in another directory."""
+def _serialize_settings(settings: Prometheus) -> Mapping[str, Any]:
+    """Serialize the settings, with absolute paths: the worker has another working directory."""
     document = settings.model_dump(mode="json")
-    for name in PATHS:
+    for name in PATH_SETTINGS:
         if document[name] is not None:
             document[name] = str(Path(document[name]).resolve())
     return document

@@ -1,8 +1,8 @@
-"""The queries, as text: everything that several series of one device repeat is folded there.
+"""Build the queries. They merge series that repeat a value of the device.
 
-Shared GPUs, pods that come and go, MIG and replicas of Prometheus give several series with the
-same value of the device; `max by` makes one of them, and an answer without the other labels is a
-fifth of the size.
+Shared GPUs, changing pods, MIG and replicas of Prometheus produce several series with the same
+value of a device. `max by` merges them, and an answer without the other labels is a fifth of the
+size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from extender.core.devices.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Sig
 from extender.sources.prometheus.dcgm import Metric
 
 UUID_LABELS: Final = ("UUID", "uuid")
-"""`uuid` is what 1.x and --use-old-namespace write."""
+"""Label of the UUID; exporters 1.x and those with --use-old-namespace write `uuid`."""
 INSTANCE_LABEL: Final = "GPU_I_ID"
 DRIVER_LABELS: Final = ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION")
 MODEL_LABEL: Final = "modelName"
@@ -23,17 +23,17 @@ XID_COUNTS: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 XID_LABEL: Final = "xid"
 
 SHARE_LABEL: Final = "vgpu"
-"""Names the share of a device that a pod holds; nothing to do with NVIDIA vGPU."""
+"""Label of the share of a device that a pod holds; unrelated to NVIDIA vGPU."""
 
 EXPORTER_WORD: Final = "dcgm-exporter"
-"""In the names of exporters' pods and containers; a workload is hardly ever called so."""
+"""Part of the names of exporter pods and containers; workloads rarely have such a name."""
 
 _DEVICE_LABELS: Final = (*UUID_LABELS, INSTANCE_LABEL)
 _INFO_LABELS: Final = (PROFILE_LABEL, INDEX_LABEL, MODEL_LABEL, *DRIVER_LABELS)
 
 
 def bare_selector(text: str) -> str:
-    """Take off the braces and commas that people write around label matchers.
+    """Remove braces and commas around label matchers.
 
     Example:
         >>> bare_selector('{cluster="a",}')
@@ -51,12 +51,12 @@ def _by(labels: Iterable[str]) -> str:
 
 
 def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) -> str:
-    """Ask for one metric, one value for each device.
+    """Query a metric, one value per device.
 
     Args:
         metric: the metric.
-        selector: which series.
-        is_above_zero: only of devices of which it is above 0.
+        selector: label matchers for the series.
+        is_above_zero: query only devices on which it is above 0.
 
     Example:
         >>> from extender.sources.prometheus.dcgm import DEFAULT_METRICS
@@ -64,32 +64,32 @@ def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) 
         'max by (UUID, uuid, GPU_I_ID) (DCGM_FI_DEV_GPU_UTIL{cluster="a"})'
     """
     if metric.signal is Signal.ROWS_REMAPPED_LATELY:
-        return _added_query(metric, selector)
+        return _growth_query(metric, selector)
     series, labels = _selected(metric.name, selector), [*_DEVICE_LABELS]
     if metric.name == XID_COUNTS:
-        # Of what happened in its window, one series each; else one without the label, at 0.
+        # One series per XID in the exporter's window; if there is none, a series without the label.
         series, labels = f"{series} > 0", [*_DEVICE_LABELS, XID_LABEL]
     elif is_above_zero:
         series = f"{series} > 0"
     if metric.is_counter:
-        # Of most devices it does not grow: they are left out, for each row costs.
+        # Constant on most devices: they are left out to keep the answer small.
         series = f"rate({series}[{GROWTH_SECONDS:.0f}s]) > 0"
     return f"{metric.aggregation} {_by(labels)} ({series})"
 
 
-def _added_query(metric: Metric, selector: str) -> str:
-    """Ask by how much a count has grown in a day, of devices of which it has.
+def _growth_query(metric: Metric, selector: str) -> str:
+    """Query the growth of a counter within a day, of devices on which it grew.
 
-    By two instants: a range of a day is thousands of samples for each device. Pods come and go in
-    it, so that their labels are taken off before the two are compared.
+    Two instants are compared, because a range of a day would be thousands of samples per device.
+    Pods change within a day, so their labels are removed before the comparison.
     """
     series, by = _selected(metric.name, selector), f"max {_by(_DEVICE_LABELS)}"
     before = f"{by} ({series} offset {REMAPPED_SECONDS:.0f}s)"
     return f"{by} ({by} ({series}) - {before} > 0)"
 
 
-def most_query(metric: Metric, selector: str, seconds: float) -> str:
-    """Ask for the highest value of one metric in the time before, one value for each device.
+def max_query(metric: Metric, selector: str, seconds: float) -> str:
+    """Query the maximum of a metric over the last `seconds`, one value per device.
 
     Example:
         >>> from extender.sources.prometheus.dcgm import DEFAULT_METRICS
@@ -101,17 +101,17 @@ def most_query(metric: Metric, selector: str, seconds: float) -> str:
 
 
 def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: str) -> str:
-    """Ask which devices there are, on which node, and when each was last scraped.
+    """Query the devices, their nodes, and the time of each device's last scrape.
 
-    The value is the time of the sample: `timestamp()` tells it only of a bare selector. The
-    operands of `or` are the metrics of which each device has at least one.
+    The value is the time of the sample, which `timestamp()` returns only for a plain selector. The
+    operands of `or` are metrics of which each device has at least one.
     """
     labels = (*_DEVICE_LABELS, *_INFO_LABELS, *node_labels)
     return f"max {_by(labels)} ({_times(names, selector)})"
 
 
 def ages_query(names: Sequence[str], selector: str) -> str:
-    """Ask only when each device was last scraped: an answer of a quarter of the size."""
+    """Query only the time of each device's last scrape: the answer is a quarter of the size."""
     return f"max {_by(_DEVICE_LABELS)} ({_times(names, selector)})"
 
 
@@ -120,16 +120,15 @@ def _times(names: Sequence[str], selector: str) -> str:
 
 
 def relabeled_pods_query(names: Sequence[str], selector: str) -> str:
-    """Ask for the pods whose labels Prometheus renamed (`honorLabels: false`): surely workloads."""
+    """Query pods whose labels Prometheus renamed (`honorLabels: false`): these are workloads."""
     series = " or ".join(_selected(name, 'exported_pod!=""', selector) for name in names)
     return f"group {_by((*_DEVICE_LABELS, 'exported_namespace', 'exported_pod'))} ({series})"
 
 
 def plain_pods_query(names: Sequence[str], selector: str) -> str:
-    """Ask for the pods that stand under their own labels: workloads, or the exporter itself.
+    """Query pods with unchanged labels: workloads, or the exporter itself.
 
-    Where all exporters are called so, which is nearly everywhere, the latter are no part of the
-    answer: one row for each idle device otherwise.
+    Exporters with the usual names are excluded: otherwise each idle device would add a row.
     """
     no_exporters = [f'{label}!~".*{EXPORTER_WORD}.*"' for label in ("container", "pod")]
     series = " or ".join(
@@ -139,17 +138,17 @@ def plain_pods_query(names: Sequence[str], selector: str) -> str:
     return f"group {_by(labels)} ({series})"
 
 
-def old_pods_query(names: Sequence[str], selector: str) -> str:
-    """Ask for the pods as 1.x exporters label them."""
+def legacy_pods_query(names: Sequence[str], selector: str) -> str:
+    """Query pods with the labels of exporters 1.x."""
     series = " or ".join(_selected(name, 'pod_name!=""', selector) for name in names)
     return f"group {_by((*_DEVICE_LABELS, 'pod_namespace', 'pod_name'))} ({series})"
 
 
 def exporter_pods_query(names: Sequence[str], selector: str) -> str:
-    """Ask for the exporters' own pods.
+    """Query the exporters' own pods.
 
-    `up` carries exactly the labels that Prometheus gave the target. A `pod` there is the
-    exporter's, and where the target has none, every `pod` comes from the exposition: a workload.
+    `up` has exactly the labels that Prometheus gave the target. If it has a `pod`, this is the
+    exporter's. If not, every `pod` comes from the exporter's metrics and is a workload.
     """
     series = " or ".join(_selected(name, selector) for name in names)
     up = _selected("up", 'pod!=""', selector)
@@ -157,10 +156,10 @@ def exporter_pods_query(names: Sequence[str], selector: str) -> str:
 
 
 def shares_query(metric: Metric, selector: str) -> str:
-    """Ask what each pod holds of devices that pods share, where the exporter splits it by pod.
+    """Query the memory that each pod uses on shared devices, if the exporter reports it by pod.
 
-    It does where it tells the whole device's value besides, under no share's label. Elsewhere each
-    pod's series has that value, and says nothing of the pod.
+    Such an exporter also reports the value of the whole device, without a share label. Otherwise
+    each pod's series has the device's value, and says nothing about the pod.
     """
     labels = (*_DEVICE_LABELS, "namespace", "pod", "exported_namespace", "exported_pod")
     of_pods = _selected(metric.name, f'{SHARE_LABEL}!=""', selector)
@@ -169,14 +168,17 @@ def shares_query(metric: Metric, selector: str) -> str:
     return f"max {_by(labels)} ({of_pods} {is_split})"
 
 
-def divided_query(names: Sequence[str], selector: str) -> str:
-    """Ask which devices pods hold a named share of: ids like `GPU-…::3` say that they have more."""
+def shared_devices_query(names: Sequence[str], selector: str) -> str:
+    """Query the devices of which a pod holds a named share.
+
+    Ids like `GPU-…::3` show that a device is shared.
+    """
     series = " or ".join(_selected(name, f'{SHARE_LABEL}!=""', selector) for name in names)
     return f"group {_by(_DEVICE_LABELS)} ({series})"
 
 
 def names_query(names: Iterable[str], selector: str) -> str:
-    """Ask which of these metrics exist, where the server does not list names."""
+    """Query which of these metrics exist, for servers that do not list metric names."""
     alternatives = "|".join(names)
     is_one = f'__name__=~"{alternatives}"'  # anchored by Prometheus; names need no escape
     return f"group by (__name__) ({_selected('', is_one, selector)})"

@@ -1,9 +1,9 @@
-"""Reads the values of an answer that is laid out as an earlier one was.
+"""Read the values of an answer that has the same rows as an earlier one.
 
-From one round to the next an answer has the same rows in the same order most of the time: only the
-values differ, and the time of evaluation, which all rows have in common. What stands around them
-is compared, byte by byte and for all rows at once, which takes a fifth of the time that parsing it
-takes. Lives in the worker process.
+Between rounds an answer usually has the same rows in the same order: only the values differ, and
+the time of evaluation, which all rows share. The text around the values is compared with a
+template, byte by byte for all rows at once. This takes a fifth of the time that parsing takes. Runs
+in the worker process.
 """
 
 import re
@@ -21,94 +21,94 @@ from extender.core.devices.readings import Column
 
 Text = bytes | memoryview
 Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.intp]
+Positions = npt.NDArray[np.intp]
 
-_TIME: Final = b'},"value":['
-"""Stands before a row's time. No text has it: its quotation marks would be escaped there."""
+_TIME_PREFIX: Final = b'},"value":['
+"""Text before a row's time. No label contains it: its quotation marks would be escaped there."""
 
 _MARK: Final = ord("[")
-"""Ends it: where one stands, a row's time begins, or a label has one."""
+"""Last byte of `_TIME_PREFIX`: a "[" begins a row's time, or is part of a label."""
 
-_KEPT: Final = 4
-"""Layouts that are kept: metrics that the same devices have share one, and each takes megabytes."""
+_MAX_TEMPLATES: Final = 4
+"""Limit for the templates, which take megabytes each; metrics of the same devices share one."""
 
 _BLANK: Final = ord(" ")
 
-_PIECE_BYTES: Final = 1 << 18
-"""So much is searched or compared at a time: what that needs stays in the processor's cache."""
+_CHUNK_BYTES: Final = 1 << 18
+"""Bytes that are searched or compared at a time: the working set stays in the processor's cache."""
 
-_WIDEST: Final = 32
-"""Values of more characters are seldom, and read one by one."""
+_MAX_VALUE_LENGTH: Final = 32
+"""Longer values, in characters, are rare and parsed one by one."""
 
 _NUMBERS: Final = msgspec.json.Decoder(list[float])
 
 _SECONDS: Final = re.compile(rb'((?:0|[1-9][0-9]*)(?:\.[0-9]+)?),"')
-"""A time as JSON has it, up to where the value begins."""
+"""A time in JSON, up to the quotation mark of the value."""
 
 
 class Vector(NamedTuple):
-    """What a vector says, row by row.
+    """Values of a vector, row by row.
 
     Attributes:
-        places: the place of each row's device in a column; -1 for none.
-        values: its values.
-        evaluated_at: their time, seconds since the epoch; None where it does not say.
+        positions: position of each row's device in a column; -1 for none.
+        values: value of each row.
+        evaluated_at: time of evaluation, seconds since the epoch; None if unknown.
     """
 
-    places: Places
+    positions: Positions
     values: Column
     evaluated_at: float | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gaps:
-    """What stands between the values of some rows and those of the next rows, without the times.
+    """Text between the values of some rows and those of the next rows, without the times.
 
     Attributes:
-        rows: the rows that have gaps of one length; not more than are compared at a time.
-        length: this length.
-        word: what is compared of the gaps, one after the other.
+        rows: rows whose gaps have the same length; not more than are compared at a time.
+        length: length of these gaps.
+        fingerprint: the gaps, one after the other, or their fingerprint.
     """
 
-    rows: Places
+    rows: Positions
     length: int
-    word: bytes
+    fingerprint: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponseTemplate:
-    """What stands around the values of an answer, and whose they are.
+    """Text around the values of an answer, and the devices of its rows.
 
     Attributes:
-        first: everything before the first row's time.
-        gaps: what stands between the values.
-        last: what is behind the last value.
-        lengths: by row but the last, how long its gap is.
-        marks: how many marks there are in all.
-        times: by row, the number of the mark that its time stands behind.
-        places: by row, the place of its device in a column; -1 for none.
-        word: makes of gaps what is compared.
+        first: text before the first row's time.
+        gaps: text between the values.
+        last: text after the last value.
+        lengths: length of the gap after each row but the last.
+        marks: number of marks in the answer.
+        times: for each row, the index of the mark before its time.
+        positions: position of each row's device in a column; -1 for none.
+        fingerprint: computes from gaps the bytes that are compared.
     """
 
     first: bytes
     gaps: Sequence[_Gaps]
     last: bytes
-    lengths: Places
+    lengths: Positions
     marks: int
-    times: Places
-    places: Places
-    word: Callable[[bytes], bytes]
+    times: Positions
+    positions: Positions
+    fingerprint: Callable[[bytes], bytes]
 
-    def read(self, text: Text, marks: Places) -> Vector | None:
-        """Read an answer; None unless it is laid out so.
+    def read(self, text: Text, marks: Positions) -> Vector | None:
+        """Read an answer; return None if it does not match.
 
         Args:
             text: the answer.
-            marks: where its marks are.
+            marks: positions of its marks.
         """
         if len(marks) != self.marks or bytes(text[: len(self.first)]) != self.first:
             return None
-        time = _time(text, len(self.first))
+        time = _time_at(text, len(self.first))
         times = marks[self.times] + 1
         starts, ends = times + len(time), np.empty_like(times)
         ends[:-1], ends[-1] = times[1:] - self.lengths, len(text) - len(self.last)
@@ -117,105 +117,112 @@ class ResponseTemplate:
         if _windows(text, len(time))[times].tobytes() != time * len(times):
             return None
         for gaps in self.gaps:
-            if self.word(_windows(text, gaps.length)[ends[gaps.rows]].tobytes()) != gaps.word:
+            if (
+                self.fingerprint(_windows(text, gaps.length)[ends[gaps.rows]].tobytes())
+                != gaps.fingerprint
+            ):
                 return None
         try:
-            return Vector(self.places, _values(text, starts, ends), float(time[:-2]))
-        except ValueError:  # what stands there is no number
+            return Vector(self.positions, _parse_values(text, starts, ends), float(time[:-2]))
+        except ValueError:  # a value is not a number
             return None
 
     def is_same(self, other: "ResponseTemplate") -> bool:
-        """Tell whether both are of the same rows in the same order."""
+        """Return whether both templates are for the same rows in the same order."""
         return (
             (self.first, self.last) == (other.first, other.last)
             and np.array_equal(self.lengths, other.lengths)
             and all(
-                one.word == another.word for one, another in zip(self.gaps, other.gaps, strict=True)
+                ours.fingerprint == theirs.fingerprint
+                for ours, theirs in zip(self.gaps, other.gaps, strict=True)
             )
         )
 
 
 class ResponseTemplates:
-    """The layouts of the latest answers; several threads may use them at once.
+    """Templates of the latest answers; thread-safe.
 
     Args:
-        word: makes of the text around values what is kept and compared: all of it, or `short`.
+        fingerprint: computes from the text around values the bytes that are stored and compared:
+            the text itself, or `short_fingerprint`.
     """
 
-    def __init__(self, word: Callable[[bytes], bytes] = bytes) -> None:
-        self._known: tuple[ResponseTemplate, ...] = ()
-        self._word = word
-        self._learning = Lock()  # two that learn at once would forget one of their layouts
+    def __init__(self, fingerprint: Callable[[bytes], bytes] = bytes) -> None:
+        self._templates: tuple[ResponseTemplate, ...] = ()
+        self._fingerprint = fingerprint
+        self._lock = Lock()  # two threads that learn at once would lose a template
 
-    def forget(self) -> None:
-        """Forget them all: devices have other places now."""
-        self._known = ()
+    def clear(self) -> None:
+        """Remove all templates: the positions of devices have changed."""
+        self._templates = ()
 
     def read(self, text: Text) -> Vector | None:
-        """Read a vector; None where no layout is known that fits.
+        """Read a vector; return None if no template matches.
 
         Args:
-            text: the list of rows as it came.
+            text: JSON list of the rows.
         """
-        if not self._known:
+        if not self._templates:
             return None
-        marks = _marks(text)
-        read = (layout.read(text, marks) for layout in self._known)
+        marks = _find_marks(text)
+        read = (template.read(text, marks) for template in self._templates)
         return next((vector for vector in read if vector is not None), None)
 
-    def learn(self, text: bytes, places: Places) -> None:
-        """Remember the layout of an answer that was parsed; `places` has one item for each row."""
-        layout = _layout(text, places, self._word)
-        with self._learning:
-            if layout is not None and not any(map(layout.is_same, self._known)):
-                self._known = (layout, *self._known)[:_KEPT]
+    def learn(self, text: bytes, positions: Positions) -> None:
+        """Add a template of a parsed answer; `positions` has one item per row."""
+        template = _build_template(text, positions, self._fingerprint)
+        with self._lock:
+            if template is not None and not any(map(template.is_same, self._templates)):
+                self._templates = (template, *self._templates)[:_MAX_TEMPLATES]
 
 
-def short(text: bytes) -> bytes:
-    """Return a word in place of a text: equal for equal texts alone."""
+def short_fingerprint(text: bytes) -> bytes:
+    """Return a short fingerprint of a text."""
     return blake2b(text, digest_size=16).digest()
 
 
-def digest(text: Text) -> bytes:
-    """Return a short word for a vector whose values never change: equal for equal rows."""
+def fingerprint_rows(text: Text) -> bytes:
+    """Return a short fingerprint of the rows of a vector with constant values, without its time."""
     whole = bytes(text)
-    start = whole.find(_TIME)
-    time = _time(whole, start + len(_TIME)) if start >= 0 else b""
-    return short(whole.replace(_TIME + time, _TIME))
+    start = whole.find(_TIME_PREFIX)
+    time = _time_at(whole, start + len(_TIME_PREFIX)) if start >= 0 else b""
+    return short_fingerprint(whole.replace(_TIME_PREFIX + time, _TIME_PREFIX))
 
 
 def evaluated_at(text: bytes) -> float | None:
-    """Return the time of a vector's values, seconds since the epoch; None where it has none.
+    """Return the evaluation time of a vector, seconds since the epoch; None if it has none.
 
     Example:
         >>> evaluated_at(b'[{"metric":{},"value":[1700000000.5,"1"]}]')
         1700000000.5
     """
-    start = text.find(_TIME)
-    time = _time(text, start + len(_TIME)) if start >= 0 else b""
+    start = text.find(_TIME_PREFIX)
+    time = _time_at(text, start + len(_TIME_PREFIX)) if start >= 0 else b""
     return float(time[:-2]) if time else None
 
 
-def _layout(text: bytes, places: Places, word: Callable[[bytes], bytes]) -> ResponseTemplate | None:
-    """Return the layout of an answer; None where it has none that can be told."""
-    start = text.find(_TIME) + len(_TIME)
-    time = _time(text, start) if start >= len(_TIME) else b""
+def _build_template(
+    text: bytes, positions: Positions, fingerprint: Callable[[bytes], bytes]
+) -> ResponseTemplate | None:
+    """Return the template of an answer; None if its text has an unexpected form."""
+    start = text.find(_TIME_PREFIX) + len(_TIME_PREFIX)
+    time = _time_at(text, start) if start >= len(_TIME_PREFIX) else b""
     if not time:
         return None
-    _, *pieces = text.split(_TIME + time)
-    behind = [piece[piece.find(b'"') :] for piece in pieces]
-    if len(pieces) != len(places) or not all(piece.startswith(b'"') for piece in behind):
+    _, *parts = text.split(_TIME_PREFIX + time)
+    after = [piece[piece.find(b'"') :] for piece in parts]
+    if len(parts) != len(positions) or not all(piece.startswith(b'"') for piece in after):
         return None
-    first, last = text[:start], behind.pop()
-    between = [piece + _TIME for piece in behind]
+    first, last = text[:start], after.pop()
+    between = [piece + _TIME_PREFIX for piece in after]
     lengths = np.array([len(gap) for gap in between], dtype=np.intp)
     marks = np.cumsum([first.count(_MARK), *(gap.count(_MARK) for gap in between)])
     gaps = []
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
-        at_once = max(1, _PIECE_BYTES // length)
+        at_once = max(1, _CHUNK_BYTES // length)
         gaps += [
-            _Gaps(some, length, word(b"".join(between[row] for row in some.tolist())))
+            _Gaps(some, length, fingerprint(b"".join(between[row] for row in some.tolist())))
             for some in np.split(rows, range(at_once, len(rows), at_once))
         ]
     return ResponseTemplate(
@@ -225,62 +232,62 @@ def _layout(text: bytes, places: Places, word: Callable[[bytes], bytes]) -> Resp
         lengths=lengths,
         marks=int(marks[-1]) + last.count(_MARK),
         times=marks - 1,
-        places=places,
-        word=word,
+        positions=positions,
+        fingerprint=fingerprint,
     )
 
 
-def _time(text: Text, start: int) -> bytes:
-    """Return the time that stands here, up to where the value does; empty where none does."""
+def _time_at(text: Text, start: int) -> bytes:
+    """Return the time at `start`, up to the quotation mark of the value; empty if there is none."""
     match = _SECONDS.match(bytes(text[start : start + 64]))
     return match[0] if match else b""
 
 
-def _marks(text: Text) -> Places:
-    """Return where a text has marks."""
+def _find_marks(text: Text) -> Positions:
+    """Return the positions of all marks in a text."""
     whole = np.frombuffer(text, dtype=np.uint8)
-    starts = range(0, len(whole), _PIECE_BYTES)
+    starts = range(0, len(whole), _CHUNK_BYTES)
     return np.concatenate(
-        [np.flatnonzero(whole[at : at + _PIECE_BYTES] == _MARK) + at for at in starts]
+        [np.flatnonzero(whole[at : at + _CHUNK_BYTES] == _MARK) + at for at in starts]
     )
 
 
 def _windows(text: Text, width: int) -> npt.NDArray[np.void]:
-    """Return a view of so many bytes from each place on; places near the end have none."""
+    """Return a view of `width` bytes from each position on, as far as the text goes."""
     count = max(0, len(text) - width + 1)
     return np.ndarray((count,), dtype=f"V{width}", buffer=text, strides=(1,))
 
 
-def _values(text: Text, starts: Places, ends: Places) -> Column:
-    """Read the numbers that stand between these places.
+def _parse_values(text: Text, starts: Positions, ends: Positions) -> Column:
+    """Parse the numbers between these positions.
 
     Raises:
-        ValueError: one of them is none.
+        ValueError: one of them is not a number.
     """
     lengths = ends - starts
     width = int(lengths.max())
-    if width <= min(_WIDEST, int(ends[0])):
-        # Each with what stands before it, which is blanked, and the quotation mark behind it.
+    if width <= min(_MAX_VALUE_LENGTH, int(ends[0])):
+        # Each value with the text before it, which is blanked, and the quotation mark after it.
         table = _windows(text, width + 1)[ends - width].view(np.uint8).reshape(-1, width + 1)
         table[:, -1] = ord(",")
         if int(lengths.min()) < width:
             table[:, :-1][np.arange(width, 0, -1) > lengths[:, np.newaxis]] = _BLANK
-        elif (table == table[0]).all():  # most faults: no device has them
-            return np.full(len(lengths), _number(bytes(text[starts[0] : ends[0]])))
+        elif (table == table[0]).all():  # common for faults: 0 on all devices
+            return np.full(len(lengths), _parse_number(bytes(text[starts[0] : ends[0]])))
         if table.min() < _BLANK:
-            raise ValueError("control characters are in no text")
+            raise ValueError("a value contains control characters")
         try:
             values = _NUMBERS.decode(b"[%b]" % table.tobytes()[:-1])
-        except msgspec.DecodeError:  # NaN, infinities, and what is no number
+        except msgspec.DecodeError:  # NaN, infinity, or not a number
             values = []
         if len(values) == len(lengths):
             return np.array(values, dtype=np.float64)
     whole = bytes(text)
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
-    return np.array([_number(whole[start:end]) for start, end in spans], dtype=np.float64)
+    return np.array([_parse_number(whole[start:end]) for start, end in spans], dtype=np.float64)
 
 
-def _number(text: bytes) -> float:
+def _parse_number(text: bytes) -> float:
     if min(text, default=0) < _BLANK:
-        raise ValueError("neither is nothing a number, nor are control characters in any text")
+        raise ValueError("a value is empty or contains control characters")
     return float(text)

@@ -1,4 +1,4 @@
-"""Reads answers of Prometheus row by row: all at once they take ten times the text's memory."""
+"""Parse answers of Prometheus row by row: parsed at once they take ten times the text's memory."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ _ANYTHING: Final = msgspec.json.Decoder()
 
 _RESULT: Final = b'"result":'
 _END: Final = b"]}]"
-_STAND_IN: Final = b'["rows"]'
+_PLACEHOLDER: Final = b'["rows"]'
 
 
 class Rows(Sequence[Row]):
-    """The rows of a vector or a matrix; each is read when it is asked for, and not kept.
+    """Rows of a vector or a matrix; each row is parsed on access and not stored.
 
     Args:
-        text: all of them, a JSON list.
+        text: JSON list of the rows.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -38,7 +38,7 @@ class Rows(Sequence[Row]):
 
     @cached_property
     def _raw(self) -> Sequence[msgspec.Raw]:
-        """The text of each."""
+        """JSON text of each row."""
         return _ITEMS.decode(self.text)
 
     @override
@@ -65,17 +65,17 @@ class Rows(Sequence[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Recognized(Generic[T]):
-    """What was made of rows that were not parsed, for they were known."""
+    """Result computed from the rows' JSON text without parsing it."""
 
     value: T
 
 
-def nothing(_: memoryview) -> None:
+def recognize_nothing(_: memoryview) -> None:
     """Recognize no rows."""
 
 
 def parse_document(body: bytes | bytearray) -> dict[str, Any]:
-    """Return an answer whose rows are left as text; empty where it is no JSON object.
+    """Parse an answer but not its rows; return {} if it is not a JSON object.
 
     Example:
         >>> document = parse_document(b'{"status": "success", "data": {"result": [{"value": 1}]}}')
@@ -99,16 +99,15 @@ def _read_document(body: bytes | bytearray) -> dict[str, Any]:
 def recognize_rows(
     body: bytes | bytearray, recognize: Callable[[memoryview], T | None]
 ) -> dict[str, Any] | None:
-    """Return an answer of which only what stands around the rows is parsed.
+    """Parse an answer without its rows, and compute a result from the rows' JSON text.
 
     Args:
         body: the answer.
-        recognize: makes of the text of all rows what is wanted; None where it does not know that
-            they are a JSON list.
+        recognize: computes the result from the JSON text of all rows; None if it does not know this
+            text to be a JSON list.
 
     Returns:
-        As `parse_document` does, with what was made in place of the rows; None where those are
-        not recognized.
+        As `parse_document`, with the result in place of the rows; None if they are not recognized.
 
     Example:
         >>> body = b'{"status":"success","data":{"result":[{"value":[1,"2"]}]}}'
@@ -121,13 +120,13 @@ def recognize_rows(
     value = recognize(memoryview(body)[start:end])
     if value is None:
         return None
-    # A list stands here, and any other that stands in for it makes as good a document.
-    document = parse_document(body[:start] + _STAND_IN + body[end:])
+    # The rows are a JSON list, so the document stays valid with another list in their place.
+    document = parse_document(body[:start] + _PLACEHOLDER + body[end:])
     data = document.get("data")
     if not isinstance(data, dict):
         return None
     rows = data.get("result")
-    if not isinstance(rows, Rows) or rows.text != _STAND_IN:
+    if not isinstance(rows, Rows) or rows.text != _PLACEHOLDER:
         return None
     return {**document, "data": {**data, "result": Recognized(value)}}
 
@@ -135,7 +134,7 @@ def recognize_rows(
 def _read_data(raw: msgspec.Raw) -> object:
     try:
         fields = _FIELDS.decode(raw)
-    except msgspec.ValidationError:  # no object: a list of names, or nothing usable
+    except msgspec.ValidationError:  # not an object: a list of names, or nothing usable
         return _ANYTHING.decode(raw)
     return {
         name: _read_result(part) if name == "result" else _ANYTHING.decode(part)

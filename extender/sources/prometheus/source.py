@@ -1,4 +1,4 @@
-"""Readings from Prometheus: asks again and again, and delivers what it learns."""
+"""Query Prometheus periodically, and deliver readings."""
 
 import asyncio
 import logging
@@ -25,21 +25,21 @@ from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
 
-# Turns the worker's frames into readings, in steps small enough for the extender's loop.
-
 SOURCE = "prometheus"
+
+# --- frames of the worker to readings, in steps small enough for the event loop -------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """What a round says besides readings.
+    """Result of a round besides readings.
 
     Attributes:
-        unmatched_series: series whose labels named no node.
+        unmatched_series: number of series whose labels name no node.
         unmatched_example: labels of one of them.
-        failed: queries that failed, by metric, with the reason.
-        partial_answers: answers that the server itself called incomplete.
-        warning: what it said.
+        failed: failed queries by metric, with the reason.
+        partial_answers: number of answers that the server marked as incomplete.
+        warning: the server's warning.
     """
 
     unmatched_series: int
@@ -50,9 +50,9 @@ class RoundReport:
 
 
 class ReadingsBuilder:
-    """Follows the worker's changes; its memory and the worker's are of one age.
+    """Build readings from the worker's changes; replaced whenever the worker process restarts.
 
-    Owned by one task. What it hands out is never changed afterwards.
+    Used by one task. Returned values are never changed afterwards.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class ReadingsBuilder:
         self._tenants: dict[DeviceKey, tuple[str, ...]] = {}
 
     async def apply(self, answer: Sequence[Frame], at: float) -> tuple[Readings, RoundReport]:
-        """Apply one answer, which is complete.
+        """Apply one complete answer.
 
         Args:
             answer: the frames.
-            at: when the source was asked.
+            at: when Prometheus was queried.
         """
         added: list[DeviceInfo] = []
         changed: dict[DeviceKey, tuple[str, ...]] = {}
@@ -91,7 +91,7 @@ class ReadingsBuilder:
             devices=self._devices,
             columns=columns,
             measured_at=_column(last),
-            tenants=self._tenants if last.header["knows_tenants"] else None,
+            tenants=self._tenants if last.header["has_tenants"] else None,
             tenants_at=last.header["tenants_at"],
             changed_tenants=ChangedTenants(before, changed.keys()),
             shares=tuple(shares),
@@ -109,7 +109,7 @@ class ReadingsBuilder:
         return readings, report
 
     def _change_devices(self, removed: Sequence[int], added: Sequence[DeviceInfo]) -> None:
-        """Keep the very same tuple while nothing changes: whoever compares it sees that at once."""
+        """Update the devices; keep the same tuple while nothing changes: comparing it is cheap."""
         if removed:
             gone = set(removed)
             kept = (device for at, device in enumerate(self._devices) if at not in gone)
@@ -133,7 +133,7 @@ def _column(frame: Frame) -> Column:
 
 def _device_info(row: Sequence[object]) -> DeviceInfo:
     node, uuid, gpu_instance_id, index, model, mig_profile, driver_version = row
-    # Each frame has its own copy of texts that are the same for many devices.
+    # Each frame has its own copy of texts that many devices share.
     return DeviceInfo(
         node=intern(str(node)),
         uuid=str(uuid),
@@ -146,7 +146,7 @@ def _device_info(row: Sequence[object]) -> DeviceInfo:
 
 
 async def read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
-    """Read the worker's answer about the past, some devices at a time; `answer` is used up."""
+    """Yield the past readings of some devices at a time; `answer` is used up."""
     first, *parts = answer
     times = np.array(first.header["times"], dtype=np.float64)
     parts.reverse()
@@ -168,38 +168,40 @@ async def read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
         await asyncio.sleep(0)
 
 
+# --- the source -----------------------------------------------------------------------------------
+
 logger = logging.getLogger(__name__)
 
-_LONGEST_PAUSE_SECONDS: Final = 30.0
+_MAX_PAUSE_SECONDS: Final = 30.0
 _JITTER: Final = 0.1
-# The worker ends a round by itself; only one that cannot (a server that sends its headers byte by
-# byte) is killed.
+# The worker ends a round by itself. If it cannot (a server sends its headers byte by byte), it is
+# killed after this time.
 _GRACE_SECONDS: Final = 5.0
 _START_SECONDS: Final = 10.0
 _WAIT_FOR_NODES_SECONDS: Final = 0.5
-_HISTORY_PAUSES_SECONDS: Final = (5.0, 30.0, 120.0)
-_HISTORY_QUERIES: Final = 8  # at most: names, and two generations of three signals
-_HISTORY_PATIENCE: Final = 6.0
+_HISTORY_RETRY_SECONDS: Final = (5.0, 30.0, 120.0)
+_HISTORY_QUERIES: Final = 8  # maximum: names, and two generations of three signals
+_HISTORY_TIMEOUT_FACTOR: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusStatus:
-    """How the source fares, for metrics and health checks.
+    """Status of the source, for metrics and health checks.
 
     Attributes:
-        last_success_at: when the last answered question was asked; None before the first.
+        last_success_at: time of the last successful round; None before the first.
         last_error: why the latest round failed, "" after a success.
-        consecutive_failures: rounds that failed since the last success.
-        rounds: rounds so far.
-        failures: rounds that failed so far.
-        round_seconds: how long the latest round took.
+        consecutive_failures: failed rounds since the last success.
+        rounds: number of rounds.
+        failures: number of failed rounds.
+        round_seconds: duration of the latest round.
         devices: devices in the latest answer.
-        unmatched_series: series of the latest answer whose labels named no node.
+        unmatched_series: series of the latest answer whose labels name no node.
         unmatched_example: labels of one of them.
-        failed_queries: queries of the latest round that failed, by metric, with the reason.
-        partial_answers: answers so far that the server itself called incomplete.
-        worker_starts: starts of the worker process; more than one means that it was lost.
-        has_history: the past was delivered.
+        failed_queries: failed queries of the latest round by metric, with the reason.
+        partial_answers: number of answers that the server marked as incomplete.
+        worker_starts: starts of the worker process; more than one means that it died or was killed.
+        has_history: the past readings were delivered.
     """
 
     last_success_at: float | None = None
@@ -218,19 +220,19 @@ class PrometheusStatus:
 
 
 class PrometheusSource:
-    """Asks Prometheus every `interval_seconds`; one question is under way at a time.
+    """Query Prometheus every `interval_seconds`, one round at a time.
 
-    State is changed by the task that runs `run` alone, and read by others on the same loop.
+    Only the task in `run` changes the state; other tasks of the same loop may read it.
 
     Args:
-        settings: `url` must not be empty.
-        identity: says by what names the nodes are known; asked before each round. Rounds wait
-            until there are nodes. An equal answer had best be the same object.
-        deliver: takes each round's readings; the next round waits until it has. An answer
-            without devices is delivered as such; a round without an answer is not.
-        deliver_history: takes the past, once, some devices at a time.
+        settings: settings of Prometheus; `url` must not be empty.
+        identity: returns names and addresses of the nodes; called before each round. Rounds wait
+            until there are nodes. It should return the same object while nothing changes.
+        deliver: receives each round's readings; the next round waits for it. An answer without
+            devices is delivered, a failed round is not.
+        deliver_history: receives the past readings once, some devices at a time.
         clock: seconds since the epoch.
-        window_seconds: how far back the past is asked for; 0 for not at all.
+        window_seconds: how far back past readings are queried; 0 for no query.
     """
 
     def __init__(
@@ -252,26 +254,25 @@ class PrometheusSource:
         self._status = PrometheusStatus()
         self._worker = WorkerProcess(settings)
         self._builder = ReadingsBuilder()
-        self._told: NodeIdentity | None = None
+        self._sent_identity: NodeIdentity | None = None
 
     def status(self) -> PrometheusStatus:
-        """Say how the source fares."""
+        """Return the status of the source."""
         return self._status
 
     def change(self, settings: Prometheus, window_seconds: float) -> None:
-        """Ask otherwise from the next `run` on; not while it runs, unless `settings` is the same.
+        """Apply new settings; call it while `run` does not run, unless `settings` is unchanged.
 
-        What is known of how the source fares stays, and past readings are asked for only where
-        they have not been delivered.
+        The status stays, and past readings are queried only if they have not been delivered.
         """
         self._window_seconds = window_seconds
         if settings != self._settings:
             self._settings = settings
-            # That it is started anew is no loss that anybody should look into.
+            # This restart is intended and does not count as a lost process.
             self._worker = WorkerProcess(settings, starts=max(self._worker.starts - 1, 0))
 
     async def run(self) -> None:
-        """Ask until cancelled; no fault of Prometheus, or of the worker process, ends this."""
+        """Query until cancelled; no failure of Prometheus or the worker process ends this."""
         loop = asyncio.get_running_loop()
         history: asyncio.Task[None] | None = None
         try:
@@ -284,7 +285,7 @@ class PrometheusSource:
                 await self._run_round(identity)
                 if history is None and self._is_history_due():
                     history = asyncio.create_task(self._fill_history(), name="prometheus history")
-                # A round that took longer than the interval is followed at once, never queued.
+                # After a round that took longer than the interval the next one starts at once.
                 await asyncio.sleep(max(0.0, started + self._pause_seconds() - loop.time()))
         finally:
             if history is not None:
@@ -298,45 +299,49 @@ class PrometheusSource:
 
     def _pause_seconds(self) -> float:
         interval = self._settings.interval_seconds
-        # 2 ** 10 intervals are beyond the longest pause anyhow.
+        # 2 ** 10 intervals are longer than the longest pause.
         doubled = interval * 2.0 ** min(self._status.consecutive_failures, 10)
-        longest = max(interval, _LONGEST_PAUSE_SECONDS)
+        longest = max(interval, _MAX_PAUSE_SECONDS)
         return min(doubled, longest) * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     async def _run_round(self, identity: NodeIdentity) -> None:
         loop = asyncio.get_running_loop()
         started, now = loop.time(), self._clock()
         try:
-            readings, report = await self._ask(identity, now)
-            await self._take(readings, report, loop.time() - started)
+            readings, report = await self._query_round(identity, now)
+            await self._deliver_round(readings, report, loop.time() - started)
         except (PrometheusError, WorkerError) as error:
             self._note_failure(str(error), loop.time() - started)
         except Exception as error:
-            # The loop of a sampler: a fault of ours must not end the readings for good.
+            # A bug must not end the readings for good.
             logger.exception("readings from prometheus failed")
             await self._worker.stop()
             self._note_failure(f"{type(error).__name__}: {error}", loop.time() - started)
 
-    async def _take(self, readings: Readings, report: RoundReport, round_seconds: float) -> None:
+    async def _deliver_round(
+        self, readings: Readings, report: RoundReport, round_seconds: float
+    ) -> None:
         if report.failed and not readings.columns:
             raise PrometheusError(next(iter(report.failed.values())))
         await self._deliver(readings)
         self._note_success(readings, report, round_seconds)
 
-    async def _ask(self, identity: NodeIdentity, now: float) -> tuple[Readings, RoundReport]:
+    async def _query_round(
+        self, identity: NodeIdentity, now: float
+    ) -> tuple[Readings, RoundReport]:
         if not self._worker.is_running:
-            self._builder = ReadingsBuilder()  # a fresh process remembers nothing
-            self._told = None
-        question: dict[str, Any] = {"now": now}
-        if identity is not self._told and identity != self._told:
-            question["nodes"] = {
+            self._builder = ReadingsBuilder()  # a new process has no state
+            self._sent_identity = None
+        request: dict[str, Any] = {"now": now}
+        if identity is not self._sent_identity and identity != self._sent_identity:
+            request["nodes"] = {
                 "names": sorted(identity.names),
                 "addresses": dict(identity.addresses),
                 "exporter_pods": dict(identity.exporter_pods),
             }
         limit_seconds = self._settings.round_timeout_seconds + _GRACE_SECONDS + _START_SECONDS
-        answer = await self._worker.ask(question, limit_seconds)
-        self._told = identity
+        answer = await self._worker.ask(request, limit_seconds)
+        self._sent_identity = identity
         if "error" in answer[-1].header:
             raise PrometheusError(answer[-1].header["error"])
         return await self._builder.apply(answer, now)
@@ -374,31 +379,32 @@ class PrometheusSource:
         _log_changes(before, self._status, report)
 
     async def _fill_history(self) -> None:
-        """Ask for the past once; a few tries are enough, for windows fill by themselves."""
-        for pause_seconds in (0.0, *_HISTORY_PAUSES_SECONDS):
-            await asyncio.sleep(pause_seconds)
+        """Query the past once, with a few retries; without it the windows fill over time."""
+        for delay_seconds in (0.0, *_HISTORY_RETRY_SECONDS):
+            await asyncio.sleep(delay_seconds)
             try:
-                async for past in read_history(await self._ask_history()):
+                async for past in read_history(await self._query_history()):
                     await self._deliver_history(past)
             except (PrometheusError, WorkerError) as error:
                 logger.warning("no past readings from prometheus", extra={"error": str(error)})
                 continue
             except Exception:
-                # A fault of ours, as above: what is asked only once is not asked again.
+                # A bug, as above: do not retry.
                 logger.exception("past readings from prometheus failed")
                 return
             self._status = replace(self._status, has_history=True)
             return
 
-    async def _ask_history(self) -> list[Frame]:
-        """Ask in a process of its own: readings do not wait for an answer of many megabytes."""
+    async def _query_history(self) -> list[Frame]:
+        """Query in a separate process: readings must not wait for an answer of many megabytes."""
         limit_seconds = (
-            self._settings.timeout_seconds * _HISTORY_PATIENCE * _HISTORY_QUERIES + _START_SECONDS
+            self._settings.timeout_seconds * _HISTORY_TIMEOUT_FACTOR * _HISTORY_QUERIES
+            + _START_SECONDS
         )
-        question = {"now": self._clock(), "window_seconds": self._window_seconds}
+        request = {"now": self._clock(), "window_seconds": self._window_seconds}
         worker = WorkerProcess(self._settings)
         try:
-            answer = await worker.ask(question, limit_seconds)
+            answer = await worker.ask(request, limit_seconds)
         finally:
             await worker.stop()
         if "error" in answer[-1].header:
@@ -407,7 +413,7 @@ class PrometheusSource:
 
 
 def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: RoundReport) -> None:
-    """Log what changed, once per change."""
+    """Log each change of the status once."""
     if before.last_error or before.last_success_at is None:
         logger.info("readings from prometheus", extra={"devices": now.devices})
     if set(before.failed_queries) != set(now.failed_queries):
@@ -424,4 +430,4 @@ def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: RoundR
     if before.unmatched_series and not now.unmatched_series:
         logger.info("all series name nodes of the cluster")
     if report.partial_answers and not before.partial_answers:
-        logger.warning("prometheus answers in part", extra={"warning": report.warning})
+        logger.warning("prometheus answers are incomplete", extra={"warning": report.warning})

@@ -1,7 +1,7 @@
-"""The worker process: asks Prometheus, parses and reduces, and sends the extender columns.
+"""The worker process: query Prometheus, reduce its answers, and send columns to the extender.
 
-Parsing megabytes of JSON holds Python's lock for as long as it takes; here nobody waits for it.
-The process ends when its standard input does, that is, when the extender has gone.
+Parsing megabytes of JSON holds the GIL; in this process no webhook waits for it. The process ends
+when its standard input is closed, that is, when the extender has ended.
 """
 
 import gc
@@ -21,7 +21,7 @@ from extender.core.devices.readings import Column
 from extender.runtime import native_memory
 from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Collector, Round
-from extender.sources.prometheus.common import PATHS, PrometheusError
+from extender.sources.prometheus.common import PATH_SETTINGS, PrometheusError
 from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.history import PastReadings, collect_past, collect_use
 from extender.sources.prometheus.http import PrometheusClient
@@ -32,64 +32,67 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NICENESS: Final = 19
+NICE_LEVEL: Final = 19
 
-_THOROUGH_AFTER: Final = 30
-"""Answers between two searches for garbage among what has been there for long."""
+_FULL_COLLECTION_INTERVAL: Final = 30
+"""Answers between two garbage collections of all generations."""
 _YOUNGER, _OLDEST = 1, 2
-"""Generations of the collector: what came since it was last asked, and everything."""
+"""Generations of the garbage collector: objects since the last collection, and all objects."""
 
-PART_ITEMS: Final = 500
-"""Devices in one frame: the extender turns so many into records within a millisecond or two."""
+ITEMS_PER_FRAME: Final = 500
+"""Devices per frame: the extender converts this many to records within two milliseconds."""
 
 
 def main() -> None:
-    """Serve the extender until it goes."""
-    # Whatever a library prints goes to the log: the pipe belongs to the frames.
+    """Answer the extender's requests until it ends."""
+    # Output that libraries print goes to the log: standard output is the pipe for frames.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    # Answers are trees of hundreds of thousands of objects without a cycle: the collector would
-    # walk them again and again, for most of the time that parsing takes.
+    # Answers are trees of hundreds of thousands of objects without a cycle: automatic garbage
+    # collection would traverse them again and again, and take most of the parsing time.
     gc.disable()
-    _yield_to_all()
+    _lower_priority()
     native_memory.prefer_small()
-    questions: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    threading.Thread(target=_serve_or_die, args=(questions, answers), daemon=True).start()
-    while (question := frames.read(sys.stdin.buffer)) is not None:
-        questions.put(question)
-    # Not sys.exit: it waits for threads, and a query may hang for as long as its server likes.
+    requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    threading.Thread(target=_serve, args=(requests, answers), daemon=True).start()
+    while (request := frames.read(sys.stdin.buffer)) is not None:
+        requests.put(request)
+    # Not sys.exit: it waits for threads, and a query may hang as long as its server does.
     os._exit(0)
 
 
-def _yield_to_all() -> None:
-    """Run only where nobody else would: a round has seconds to spare, an answer has none."""
+def _lower_priority() -> None:
+    """Run at idle priority: a round may take seconds, an answer of the extender may not."""
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except (AttributeError, OSError):  # no Linux, or it is forbidden
-        os.nice(NICENESS)
+    except (AttributeError, OSError):  # not Linux, or forbidden
+        os.nice(NICE_LEVEL)
 
 
-def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
-    """Answer questions; after a fault of ours the extender gets a fresh process."""
+def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
+    """Answer requests; end the process after an unexpected error.
+
+    The extender then starts a new one.
+    """
     try:
-        settings = read_settings(questions.get().header)
+        settings = read_settings(requests.get().header)
         collector = Collector(settings)
         identity = NodeIdentity()
         answered = count(1)
         while True:
-            question = questions.get()
-            if "window_seconds" in question.header:
-                answer = _answer_past(settings, question.header)
-            elif "use_seconds" in question.header:
-                answer = _answer_use(settings, question.header)
+            request = requests.get()
+            if "window_seconds" in request.header:
+                answer = _answer_past(settings, request.header)
+            elif "use_seconds" in request.header:
+                answer = _answer_use(settings, request.header)
             else:
-                identity = _read_identity(question.header) or identity
-                answer = _answer_round(collector, identity, question.header)
+                identity = _read_identity(request.header) or identity
+                answer = _answer_round(collector, identity, request.header)
             for frame in answer:
                 frames.write(answers, frame)
             del answer
-            # Hundreds of thousands of objects stay from round to round: they are seldom searched.
-            gc.collect(_OLDEST if next(answered) % _THOROUGH_AFTER == 0 else _YOUNGER)
+            # Hundreds of thousands of objects live on between rounds: rarely collect all of them.
+            gc.collect(_OLDEST if next(answered) % _FULL_COLLECTION_INTERVAL == 0 else _YOUNGER)
             native_memory.give_back()
     except BrokenPipeError:
         os._exit(0)
@@ -99,12 +102,12 @@ def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> N
 
 
 def read_settings(header: Mapping[str, Any]) -> "Prometheus":
-    """Read the settings as the extender sent them, which has checked them.
+    """Read the settings that the extender sent; it has validated them.
 
-    Not as `Prometheus` itself: pydantic would be a fifth of this process's memory.
+    They are not parsed by `Prometheus`, because pydantic would be a fifth of this process's memory.
     """
     bare = SimpleNamespace(**header)
-    for name in PATHS:
+    for name in PATH_SETTINGS:
         path = getattr(bare, name)
         setattr(bare, name, None if path is None else Path(path))
     bare.metrics = {
@@ -136,7 +139,7 @@ def _answer_round(
 
 
 def round_frames(found: Round) -> Iterator[Frame]:
-    """Write a round: changed devices and tenants in parts, then column by column."""
+    """Encode a round: changed devices and tenants in parts, then one frame per column."""
     for part in _parts([tuple(row) for row in found.added]):
         yield Frame(header={"more": True, "added": part})
     for tenants in _parts([(*key, *pods) for key, pods in (found.tenants or {}).items()]):
@@ -150,7 +153,7 @@ def round_frames(found: Round) -> Iterator[Frame]:
     yield Frame(
         header={
             "removed": found.removed,
-            "knows_tenants": found.tenants is not None,
+            "has_tenants": found.tenants is not None,
             "tenants_at": found.tenants_at,
             "unmatched_series": found.unmatched_series,
             "unmatched_example": found.unmatched_example,
@@ -177,7 +180,7 @@ def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[
 
 
 def past_frames(past: PastReadings) -> Iterator[Frame]:
-    """Write the past: the times, then some devices at a time with their values."""
+    """Encode past readings: the times, then the values of some devices per frame."""
     matrices = [past.utilization] if past.xid is None else [past.utilization, past.xid]
     yield Frame(
         header={"more": True, "times": past.times.tolist(), "matrices": len(matrices)},
@@ -217,7 +220,7 @@ def _answer_use(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[F
 
 def _parts(items: Sequence[T]) -> Iterator[list[T]]:
     rest = iter(items)
-    while part := list(islice(rest, PART_ITEMS)):
+    while part := list(islice(rest, ITEMS_PER_FRAME)):
         yield part
 
 

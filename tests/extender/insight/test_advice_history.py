@@ -87,7 +87,7 @@ async def test_more_than_an_hour_is_asked_of_prometheus(
 async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is_said(
     world: AdvisingWorld, aiohttp_client: MakeClient
 ) -> None:
-    plots = FakePlots(world, error="Prometheus does not tell: HTTP 503")
+    plots = FakePlots(world, error="cannot query Prometheus: HTTP 503")
     world.plots = plots
     for node in ("s", "t"):
         world.add_shared(node, 4, gpus=40)
@@ -98,7 +98,7 @@ async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is
     answer = await get(client, "/v1/advice", over="86400")
 
     assert len(plots.asked) == 1  # of 80 cards in two lots: who does not answer is not asked again
-    assert (answer["sources"], answer["note"]) == (["memory"], "Prometheus does not tell: HTTP 503")
+    assert (answer["sources"], answer["note"]) == (["memory"], "cannot query Prometheus: HTTP 503")
     assert answer["samples"] == 60
 
 

@@ -11,10 +11,10 @@ from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import ClusterSource
-from extender.sources.kubernetes.reflector import FollowSettings
+from extender.sources.kubernetes.reflector import ReflectorSettings
 from testkit.fake_kube import FakeKube, eventually
 
-FAST: Final = FollowSettings(
+FAST: Final = ReflectorSettings(
     page_size=2,
     page_timeout_seconds=5.0,
     silence_seconds=5.0,
@@ -67,7 +67,7 @@ class Sink:
 async def source_manager(
     kube: FakeKube,
     folder: Path,
-    settings: FollowSettings = FAST,
+    settings: ReflectorSettings = FAST,
     *,
     is_awaited: bool = True,
     watches: int = 2,

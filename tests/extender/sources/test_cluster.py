@@ -8,8 +8,8 @@ import pytest
 
 from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import NODES
-from extender.sources.kubernetes.object_cache import Pace
-from extender.sources.kubernetes.reflector import FollowSettings, Reflector
+from extender.sources.kubernetes.object_cache import Pacer
+from extender.sources.kubernetes.reflector import ReflectorSettings, Reflector
 from testkit.fake_kube import (
     FakeKube,
     eventually,
@@ -137,7 +137,7 @@ async def test_what_a_watch_has_lost_a_resync_corrects(kube: FakeKube, tmp_path:
     kube.put("nodes", node("stays"))
     kube.put("nodes", node("goes"))
     kube.put("pods", pod("p"))
-    settings = FollowSettings(page_size=1, resync_seconds=0.2)
+    settings = ReflectorSettings(page_size=1, resync_seconds=0.2)
     async with source_manager(kube, tmp_path, settings) as (source, sink):
         kube.put("nodes", node("stays", gpus=3), is_told=False)
         kube.delete("nodes", "/goes", is_told=False)
@@ -156,7 +156,7 @@ async def test_a_list_never_undoes_what_the_watch_said_meanwhile(
 ) -> None:
     for name in ("a", "b", "c"):
         kube.put("nodes", node(name))
-    settings = FollowSettings(page_size=1, resync_seconds=0.2)
+    settings = ReflectorSettings(page_size=1, resync_seconds=0.2)
     async with source_manager(kube, tmp_path, settings) as (source, sink):
         pages: list[str] = []
 
@@ -202,10 +202,10 @@ class SlowFeed:
         self.turns = 0  # of the loop, as somebody else counts them
         self.turns_at: list[int] = []
 
-    def may_matter(self, _: object) -> bool:
+    def is_relevant(self, _: object) -> bool:
         return True
 
-    def idle_change(self, _: bytes) -> None:
+    def irrelevant_change(self, _: bytes) -> None:
         return None
 
     def begin_list(self) -> None:
@@ -215,10 +215,10 @@ class SlowFeed:
         time.sleep(0.001)
         self.turns_at.append(self.turns)
 
-    def keep_listed(self, _: Mapping[str, object]) -> None:
+    def keep_unreadable(self, _: Mapping[str, object]) -> None:
         raise AssertionError("every object can be read")
 
-    async def end_list(self, _: Pace) -> int:
+    async def end_list(self, _: Pacer) -> int:
         return 0
 
     def abort_list(self) -> None:
@@ -237,7 +237,7 @@ async def test_a_burst_leaves_the_loop_to_others_in_between(
 ) -> None:
     feed = SlowFeed()
     client = await KubeClient.connect(kube.write_kubeconfig(tmp_path / "kubeconfig"))
-    reflector = Reflector(client, NODES, feed, FollowSettings(page_size=100), clock=time.time)
+    reflector = Reflector(client, NODES, feed, ReflectorSettings(page_size=100), clock=time.time)
 
     async def count_turns() -> None:
         while True:

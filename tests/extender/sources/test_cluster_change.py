@@ -12,7 +12,7 @@ from aiohttp import web
 from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import ClusterSource
-from extender.sources.kubernetes.reflector import FollowSettings
+from extender.sources.kubernetes.reflector import ReflectorSettings
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from testkit.kube_objects import asking, node, pod
 from tests.extender.sources.following import FAST, Sink
@@ -52,7 +52,7 @@ class Restarted:
         self,
         *resources: str,
         early_seconds: float = 60.0,
-        settings: FollowSettings = FAST,
+        settings: ReflectorSettings = FAST,
     ) -> None:
         names = ResourceNames(resources) if resources else ResourceNames()
         self.source.change(resources=names, early_seconds=early_seconds, settings=settings)

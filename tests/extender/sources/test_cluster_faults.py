@@ -10,7 +10,7 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes import cluster, reflector
 from extender.sources.kubernetes.records import reduce_node
-from extender.sources.kubernetes.reflector import FollowSettings
+from extender.sources.kubernetes.reflector import ReflectorSettings
 from testkit.fake_kube import (
     FakeKube,
     Fault,
@@ -127,7 +127,7 @@ async def test_an_event_of_five_megabytes_is_read(kube: FakeKube, tmp_path: Path
 async def test_an_event_beyond_the_limit_breaks_the_watch_and_not_the_source(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    settings = FollowSettings(
+    settings = ReflectorSettings(
         line_limit_bytes=10_000, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
     async with source_manager(kube, tmp_path, settings) as (source, sink):
@@ -139,7 +139,7 @@ async def test_an_event_beyond_the_limit_breaks_the_watch_and_not_the_source(
 
 
 async def test_a_silent_connection_is_given_up(kube: FakeKube, tmp_path: Path) -> None:
-    settings = FollowSettings(
+    settings = ReflectorSettings(
         silence_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
     async with source_manager(kube, tmp_path, settings) as (source, sink):
@@ -153,7 +153,10 @@ async def test_a_resync_that_fails_leaves_everything_as_it_is(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("nodes", node("n"))
-    async with source_manager(kube, tmp_path, FollowSettings(resync_seconds=0.1)) as (source, sink):
+    async with source_manager(kube, tmp_path, ReflectorSettings(resync_seconds=0.1)) as (
+        source,
+        sink,
+    ):
         kube.faults["list"].extend([refusal(500, "oops")] * 2)
 
         await eventually(lambda: sum(status.errors for status in source.status.values()) == 2)
@@ -166,7 +169,7 @@ async def test_a_resync_that_fails_leaves_everything_as_it_is(
 async def test_a_failed_list_beside_a_watch_that_works_cuts_nobody_off(
     kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = FollowSettings(
+    settings = ReflectorSettings(
         resync_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
     async with source_manager(kube, tmp_path, settings) as (source, sink):
@@ -181,7 +184,7 @@ async def test_a_failed_list_beside_a_watch_that_works_cuts_nobody_off(
         assert told == [(True, "")] * 2
 
     assert 1 <= caplog.messages.count("cannot list again") <= 2  # once of each kind
-    assert "cannot follow the API server" not in caplog.messages
+    assert "cannot list or watch" not in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -412,7 +415,7 @@ async def test_a_list_that_comes_to_the_same_page_again_is_given_up(
         assert len([resource for resource, _ in kube.lists if resource == "nodes"]) <= 4
 
 
-@pytest.mark.parametrize("limit", ["MOST_PAGES", "MOST_OBJECTS"])
+@pytest.mark.parametrize("limit", ["MAX_PAGES", "MAX_OBJECTS"])
 async def test_a_list_without_an_end_is_given_up(
     kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.kubernetes.object_cache import STEP_SECONDS, ObjectCache, Pace
+from extender.sources.kubernetes.object_cache import STEP_SECONDS, ObjectCache, Pacer
 
 changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 2)), max_size=12)
 
@@ -32,7 +32,7 @@ class Copy:
     async def list(self, objects: dict[str, int]) -> None:
         for key, value in objects.items():
             self.object_cache.add_listed(key, (key, value))
-        await self.object_cache.end_list(Pace())
+        await self.object_cache.end_list(Pacer())
 
 
 def apply_all(objects: dict[str, int], told: list[tuple[str, int | None]]) -> dict[str, int]:
@@ -107,5 +107,5 @@ async def test_without_a_taker_of_whole_lists_the_first_is_told_record_by_record
     for number in range(3):
         object_cache.add_listed(str(number), number)
 
-    assert await object_cache.end_list(Pace(yield_control)) == 0
+    assert await object_cache.end_list(Pacer(yield_control)) == 0
     assert (told, turns) == ([0, 1, 2], [1, 2, 3])

@@ -36,26 +36,26 @@ def nodes(*, without: int | None = None) -> NodeIdentity:
 
 def test_a_node_that_goes_takes_its_devices_and_the_others_stay_the_very_objects() -> None:
     table = DeviceTable()
-    table.see(answer(), nodes(), NODE_LABELS)
+    table.read_devices(answer(), nodes(), NODE_LABELS)
     before = {id(row): row.node for row in table._rows.values()}
 
-    sight = table.see(answer(), nodes(without=3), NODE_LABELS)
+    changes = table.read_devices(answer(), nodes(without=3), NODE_LABELS)
 
-    assert list(sight.removed) == [3 * CARDS + card for card in range(CARDS)]
-    assert not sight.added
+    assert list(changes.removed) == [3 * CARDS + card for card in range(CARDS)]
+    assert not changes.added
     after = {id(row): row.node for row in table._rows.values()}
     assert after == {at: node for at, node in before.items() if node != "node-3"}
-    assert len(sight.scraped) == (NODES - 1) * CARDS
+    assert len(changes.scraped) == (NODES - 1) * CARDS
 
 
 def test_reading_an_answer_once_more_takes_little_beside_its_text() -> None:
     table, again = DeviceTable(), answer()
-    table.see(answer(), nodes(), NODE_LABELS)
+    table.read_devices(answer(), nodes(), NODE_LABELS)
     rows = len(again)  # what each row begins with is known by now
 
     tracemalloc.start()
     try:
-        table.see(again, nodes(without=3), NODE_LABELS)
+        table.read_devices(again, nodes(without=3), NODE_LABELS)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -5,7 +5,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
-from extender.sources.prometheus.dcgm_xids import graver, xids_of
+from extender.sources.prometheus.dcgm_labels import more_severe, xids_of
 from extender.sources.prometheus.promql import metric_query
 from extender.sources.prometheus.rows import Row
 
@@ -48,7 +48,7 @@ def test_the_last_xid_does_not_hide_a_graver_one_before() -> None:
     last = np.array([31.0, 154.0, NAN, NAN, 0.0])
     lately = np.array([79.0, 31.0, 48.0, NAN, 63.0])
 
-    np.testing.assert_array_equal(graver(last, lately), [79.0, 154.0, 48.0, NAN, 63.0])
+    np.testing.assert_array_equal(more_severe(last, lately), [79.0, 154.0, 48.0, NAN, 63.0])
 
 
 def test_each_xid_is_asked_for_by_its_label() -> None:

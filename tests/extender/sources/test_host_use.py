@@ -8,8 +8,8 @@ import pytest
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.host_use import HostUse, PlacedPod
-from extender.sources.kubernetes.json_text import PodGlance
-from extender.sources.kubernetes.object_cache import Pace
+from extender.sources.kubernetes.json_text import PodFilter
+from extender.sources.kubernetes.object_cache import Pacer
 from testkit.fake_kube import eventually, running_kube
 from tests.extender.sources.following import source_manager
 
@@ -37,7 +37,7 @@ async def test_a_list_corrects_what_the_watch_has_lost() -> None:
     told.use.add_listed("ended-meanwhile", PlacedPod("b", ONE))
     told.use.put("ended-meanwhile", None)
     told.use.put("came-meanwhile", PlacedPod("b", ONE))
-    await told.use.end_list(Pace())
+    await told.use.end_list(Pacer())
 
     assert told.sums == {"a": ONE, "b": TWO}
 
@@ -76,17 +76,17 @@ def test_a_glance_tells_what_a_pod_requests_though_it_has_no_gpu(
     value: dict[str, object], expected: PlacedPod | None
 ) -> None:
     noted: list[tuple[str, PlacedPod | None]] = []
-    glance = PodGlance(
+    pod_filter = PodFilter(
         ResourceNames(),
         ("dcgm-exporter",),
-        listed=lambda *placed: noted.append(placed),
-        watched=lambda *placed: noted.append(placed),
+        on_listed=lambda *placed: noted.append(placed),
+        on_watched=lambda *placed: noted.append(placed),
     )
 
-    glance.may_matter(orjson.dumps(value))
+    pod_filter.is_relevant(orjson.dumps(value))
     for kind in ("ADDED", "DELETED"):
         version = {"metadata": {"uid": "u", "name": "web", "resourceVersion": "7"}}
-        glance.idle_change(orjson.dumps({"type": kind, "object": value | version}))
+        pod_filter.irrelevant_change(orjson.dumps({"type": kind, "object": value | version}))
 
     assert noted == [("u", expected), ("u", expected), ("u", None)]
 

@@ -191,7 +191,7 @@ async def test_dead_server_is_an_error_at_once(prometheus: FakePrometheus) -> No
     error = await error_of(settings(url))
 
     assert "Connection refused" in error
-    assert "does Prometheus run" in error
+    assert "is Prometheus running" in error
     assert not prometheus.questions
 
 

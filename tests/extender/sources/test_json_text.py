@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from extender.core.request.gpu_resources import ResourceNames
 from extender.kube.client import KubeError
-from extender.sources.kubernetes.json_text import PodGlance, read_object, read_page
+from extender.sources.kubernetes.json_text import PodFilter, read_object, read_page
 from extender.sources.kubernetes.records import reduce_exporter, reduce_pod
 
 WORDS = ("dcgm-exporter",)
-GLANCE = PodGlance(ResourceNames(), WORDS)
+POD_FILTER = PodFilter(ResourceNames(), WORDS)
 
 
 def pod(**parts: object) -> dict[str, object]:
@@ -64,18 +64,18 @@ ODD: list[Any] = [
 def test_pod_that_may_matter_is_read(value: object) -> None:
     event = orjson.dumps({"type": "ADDED", "object": value})
 
-    assert GLANCE.may_matter(text(value))
-    assert GLANCE.idle_change(event) is None
+    assert POD_FILTER.is_relevant(text(value))
+    assert POD_FILTER.irrelevant_change(event) is None
 
 
 @pytest.mark.parametrize("value", DOES_NOT, ids=str)
 def test_pod_without_gpus_is_left_out(value: object) -> None:
-    assert not GLANCE.may_matter(text(value))
+    assert not POD_FILTER.is_relevant(text(value))
 
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED"])
 def test_event_of_a_pod_that_does_not_matter_tells_its_version(kind: str) -> None:
-    change = GLANCE.idle_change(orjson.dumps({"type": kind, "object": pod()}))
+    change = POD_FILTER.irrelevant_change(orjson.dumps({"type": kind, "object": pod()}))
 
     assert change is not None
     assert (change.uid, change.version) == ("u", "7")
@@ -94,14 +94,14 @@ def test_event_of_a_pod_that_does_not_matter_tells_its_version(kind: str) -> Non
     ids=str,
 )
 def test_anything_but_a_change_is_read(event: object) -> None:
-    assert GLANCE.idle_change(orjson.dumps(event)) is None
-    assert GLANCE.idle_change(b'{"type":"ADDED","obj') is None
+    assert POD_FILTER.irrelevant_change(orjson.dumps(event)) is None
+    assert POD_FILTER.irrelevant_change(b'{"type":"ADDED","obj') is None
 
 
 def test_names_that_are_written_with_escapes_are_understood() -> None:
     escaped = orjson.dumps(asking("nvidia.com/gpu")).replace(b"nvidia", b"\\u006evidia")
 
-    assert GLANCE.may_matter(msgspec.Raw(escaped.replace(b"/", b"\\/")))
+    assert POD_FILTER.is_relevant(msgspec.Raw(escaped.replace(b"/", b"\\/")))
 
 
 names = st.sampled_from(["nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "cpu", "amd.com/gpu", ""])
@@ -132,7 +132,7 @@ def test_whatever_has_a_record_is_never_left_out(value: dict[str, object]) -> No
     has_record = reduce_pod(value, ResourceNames(), early_seconds=60.0) is not None
     has_record |= reduce_exporter(value, WORDS) is not None
 
-    assert GLANCE.may_matter(text(value)) or not has_record
+    assert POD_FILTER.is_relevant(text(value)) or not has_record
 
 
 def test_page_leaves_its_objects_as_text() -> None:
@@ -153,9 +153,12 @@ def test_page_leaves_its_objects_as_text() -> None:
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
-        (b'{"kind":"PodList","items":[]}', "no list with a resourceVersion"),
-        (b'{"kind":"Pod","metadata":{"resourceVersion":"9"}}', "no list with a resourceVersion"),
-        (b'{"kind":"PodList","metadata":{"resourceVersion":9}}', "no list with a resourceVersion"),
+        (b'{"kind":"PodList","items":[]}', "not a list with a resourceVersion"),
+        (b'{"kind":"Pod","metadata":{"resourceVersion":"9"}}', "not a list with a resourceVersion"),
+        (
+            b'{"kind":"PodList","metadata":{"resourceVersion":9}}',
+            "not a list with a resourceVersion",
+        ),
         (b"<html>", "no JSON"),
         (b"[]", "no JSON object"),
     ],

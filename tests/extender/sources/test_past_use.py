@@ -15,7 +15,7 @@ from extender.core.devices.readings import Column, DeviceKey
 from extender.core.nodes.snapshot import Flags
 from extender.settings.config import Prometheus
 from extender.sources.prometheus import past_use
-from extender.sources.prometheus.history import STEP_SECONDS
+from extender.sources.prometheus.history import USE_STEP_SECONDS
 from extender.sources.prometheus.past_use import PastUse
 from testkit.controlplane.backfilling import Line, backfill
 from testkit.controlplane.scraping import prometheus_process
@@ -103,7 +103,7 @@ async def test_the_end_of_the_last_use_is_told(
     used_ago, guess = ago(told, *uuid.split(":"))
 
     # Never more than is true: the end of the step counts, or of the next where it is not known.
-    assert hours * HOUR - 2 * STEP_SECONDS - 60 <= used_ago <= hours * HOUR + 60
+    assert hours * HOUR - 2 * USE_STEP_SECONDS - 60 <= used_ago <= hours * HOUR + 60
     assert guess is is_guess
 
 
@@ -126,7 +126,7 @@ async def test_without_prometheus_nothing_is_asked() -> None:
 async def test_a_prometheus_that_fails_is_asked_again_and_at_last_let_be(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(past_use, "PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(past_use, "RETRY_DELAYS_SECONDS", (0.0, 0.0))
 
     async def fail(_: web.Request) -> web.Response:
         return web.Response(status=503, text="out of order")
@@ -137,14 +137,14 @@ async def test_a_prometheus_that_fails_is_asked_again_and_at_last_let_be(
         settings = Prometheus(url=f"http://{server.host}:{server.port}")
         await PastUse(settings, time.time, Watch(), is_busy=lambda: False).run()
 
-    warned = [one for one in caplog.records if one.message == "past use is not known"]
+    warned = [one for one in caplog.records if one.message == "cannot query past use"]
     assert len(warned) == 2
     assert "503" in str(vars(warned[0])["error"])
 
 
 async def test_it_waits_for_who_else_asks_for_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_use, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(past_use, "PAUSES_SECONDS", ())
+    monkeypatch.setattr(past_use, "RETRY_DELAYS_SECONDS", ())
     left = 3
 
     def is_busy() -> bool:

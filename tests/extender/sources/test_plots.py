@@ -74,7 +74,7 @@ async def test_an_answer_that_cannot_be_used_is_told_and_is_no_fault(
 async def test_nobody_there_is_told() -> None:
     hour = await plots(url="http://127.0.0.1:9").hour([CARD])
 
-    assert "Prometheus does not tell" in hour.error
+    assert "cannot query Prometheus" in hour.error
 
 
 async def test_odd_rows_are_passed_over() -> None:

@@ -2,13 +2,13 @@
 
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.cluster import PodFeed
-from extender.sources.kubernetes.object_cache import Pace
+from extender.sources.kubernetes.object_cache import Pacer
 from testkit.kube_objects import asking
 from tests.extender.sources.following import Sink
 
 
 async def test_one_on_the_first_page_is_told_where_all_is_known_by_the_last() -> None:
-    sink, pace = Sink(), Pace()
+    sink, pacer = Sink(), Pacer()
     feed = PodFeed(
         sink,
         ResourceNames(("nvidia.com/gpu", "amd.com/gpu")),
@@ -17,12 +17,12 @@ async def test_one_on_the_first_page_is_told_where_all_is_known_by_the_last() ->
         held_by=lambda _: None,
         clock=lambda: 0.0,
     )
-    feed.known = ResourceNames(("nvidia.com/gpu",))
+    feed.listed_resources = ResourceNames(("nvidia.com/gpu",))
 
     feed.begin_list()
     feed.add_listed(asking("waits", amd="1"))
-    feed.known = None
-    await feed.show_withheld(pace)
-    await feed.end_list(pace)
+    feed.listed_resources = None
+    await feed.report_withheld(pacer)
+    await feed.end_list(pacer)
 
     assert set(sink.pods) == {"waits"}

@@ -20,7 +20,7 @@ from extender.sources.prometheus import source as prometheus
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
 from extender.sources.prometheus.source import PrometheusSource
-from extender.sources.prometheus.worker import PART_ITEMS
+from extender.sources.prometheus.worker import ITEMS_PER_FRAME
 from testkit.fake_prometheus import FakePrometheus, series
 
 DEADLINE_SECONDS = 20.0
@@ -227,12 +227,16 @@ async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus)
 async def test_past_comes_some_devices_and_some_steps_at_a_time(fake: FakePrometheus) -> None:
     fake.series = [
         series("DCGM_FI_DEV_GPU_UTIL", number % 100, UUID=f"GPU-{number}", Hostname="gpu-1")
-        for number in range(2 * PART_ITEMS + 1)
+        for number in range(2 * ITEMS_PER_FRAME + 1)
     ]
     async with running(fake.url, window_seconds=3600) as delivered:
         await until(lambda: len(delivered.history) == 3)
 
-    assert [len(part.devices) for part in delivered.history] == [PART_ITEMS, PART_ITEMS, 1]
+    assert [len(part.devices) for part in delivered.history] == [
+        ITEMS_PER_FRAME,
+        ITEMS_PER_FRAME,
+        1,
+    ]
     for part in delivered.history:
         assert part.utilization.shape == (61, len(part.devices))
         assert part.xid is None
@@ -329,7 +333,7 @@ async def test_late_worker_is_killed_and_the_next_question_is_answered(
         return web.Response()
 
     fake.handler = handler
-    with pytest.raises(WorkerError, match="none within 3 s"):
+    with pytest.raises(WorkerError, match="no answer within 3 s"):
         await worker.ask(question, 3)
     was_running = worker.is_running
     over.set()

@@ -13,10 +13,10 @@ from extender.core.devices.readings import DeviceKey, Readings, Signal
 from extender.sources.prometheus import frames
 from extender.sources.prometheus.collector import Round
 from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
-from extender.sources.prometheus.dcgm_tenants import changes
+from extender.sources.prometheus.dcgm_labels import changed_tenants
 from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.source import ReadingsBuilder
-from extender.sources.prometheus.worker import PART_ITEMS, round_frames
+from extender.sources.prometheus.worker import ITEMS_PER_FRAME, round_frames
 from testkit.collecting import vector_of
 
 drivers = st.sampled_from(["580", "590"])
@@ -86,7 +86,7 @@ def test_any_sequence_of_changes_is_followed(
             added=found.added,
             columns=found.columns,
             measured_at=found.measured_at,
-            tenants=changes(tenants, now),
+            tenants=changed_tenants(tenants, now),
             tenants_at=found.tenants_at,
         )
         tenants = now
@@ -108,7 +108,7 @@ def test_any_sequence_of_changes_is_followed(
 
 
 def test_large_fleet_comes_in_parts_and_whole() -> None:
-    rows = [device(number) for number in range(2 * PART_ITEMS + 1)]
+    rows = [device(number) for number in range(2 * ITEMS_PER_FRAME + 1)]
     found = round_of(DeviceTable(), rows)
 
     answer = list(round_frames(found))
@@ -129,5 +129,5 @@ def test_pipe_that_ends_within_a_frame_has_no_more_frames() -> None:
 
 
 def test_header_that_is_no_object_is_refused() -> None:
-    with pytest.raises(ValueError, match="its header is list"):
+    with pytest.raises(ValueError, match="not a JSON object but list"):
         frames.decode_header(b"[]")

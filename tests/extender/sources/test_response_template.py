@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.prometheus.response_template import ResponseTemplates, digest, evaluated_at
+from extender.sources.prometheus.response_template import (
+    ResponseTemplates,
+    evaluated_at,
+    fingerprint_rows,
+)
 
 labels = st.dictionaries(st.sampled_from(["UUID", "GPU_I_ID", "pod"]), st.text(max_size=8))
 numbers = st.floats(width=32, allow_nan=False) | st.sampled_from([float("inf"), 0.0])
@@ -24,15 +28,15 @@ def vector(rows: list[tuple[dict[str, str], float]], at: float = 1_700_000_000.1
 def test_values_are_those_that_a_parser_reads(
     rows: list[tuple[dict[str, str], float]], data: st.DataObject
 ) -> None:
-    layouts = ResponseTemplates()
-    layouts.learn(vector(rows), np.arange(len(rows)))
+    templates = ResponseTemplates()
+    templates.learn(vector(rows), np.arange(len(rows)))
     later = [(metric, data.draw(numbers)) for metric, _ in rows]
     text = vector(later, at=1_700_000_010.5)
 
-    read = layouts.read(text)
+    read = templates.read(text)
 
     assert read is not None
-    assert read.places.tolist() == list(range(len(rows)))
+    assert read.positions.tolist() == list(range(len(rows)))
     assert read.values.tolist() == [float(row["value"][1]) for row in json.loads(text)]
     assert read.evaluated_at == 1_700_000_010.5
 
@@ -41,10 +45,10 @@ def test_values_are_those_that_a_parser_reads(
 def test_rows_of_other_devices_are_never_taken_for_the_known_ones(
     rows: list[tuple[dict[str, str], float]], other: list[tuple[dict[str, str], float]]
 ) -> None:
-    layouts = ResponseTemplates()
-    layouts.learn(vector(rows), np.arange(len(rows)))
+    templates = ResponseTemplates()
+    templates.learn(vector(rows), np.arange(len(rows)))
 
-    read = layouts.read(vector(other))
+    read = templates.read(vector(other))
 
     is_same = [metric for metric, _ in rows] == [metric for metric, _ in other]
     assert (read is not None) == is_same
@@ -62,41 +66,43 @@ def test_rows_of_other_devices_are_never_taken_for_the_known_ones(
     ],
 )
 def test_what_is_laid_out_otherwise_is_left_to_a_parser(text: bytes) -> None:
-    layouts = ResponseTemplates()
-    layouts.learn(vector([({"UUID": "a"}, 1.0)]), np.zeros(1, dtype=np.intp))
+    templates = ResponseTemplates()
+    templates.learn(vector([({"UUID": "a"}, 1.0)]), np.zeros(1, dtype=np.intp))
 
-    assert layouts.read(text) is None
-    layouts.learn(text, np.zeros(7, dtype=np.intp))
-    assert layouts.read(text) is None
+    assert templates.read(text) is None
+    templates.learn(text, np.zeros(7, dtype=np.intp))
+    assert templates.read(text) is None
 
 
 def test_after_forgetting_nothing_is_known() -> None:
-    layouts = ResponseTemplates()
+    templates = ResponseTemplates()
     text = vector([({"UUID": "a"}, 1.0)])
-    layouts.learn(text, np.zeros(1, dtype=np.intp))
+    templates.learn(text, np.zeros(1, dtype=np.intp))
 
-    layouts.forget()
+    templates.clear()
 
-    assert layouts.read(text) is None
+    assert templates.read(text) is None
 
 
 def test_four_layouts_are_kept_the_latest_ones() -> None:
     """Of all devices, of whole cards, of those with memory that has a temperature, of few more."""
-    layouts = ResponseTemplates()
+    templates = ResponseTemplates()
     texts = [vector([({"UUID": name}, 1.0)]) for name in "abcde"]
     for text in texts:
-        layouts.learn(text, np.zeros(1, dtype=np.intp))
-        layouts.learn(text, np.zeros(1, dtype=np.intp))
+        templates.learn(text, np.zeros(1, dtype=np.intp))
+        templates.learn(text, np.zeros(1, dtype=np.intp))
 
-    assert [layouts.read(text) is not None for text in texts] == [False, *[True] * 4]
+    assert [templates.read(text) is not None for text in texts] == [False, *[True] * 4]
 
 
 def test_a_digest_tells_rows_apart_and_not_the_time() -> None:
     one, other = ({"pod": "a"}, 1.0), ({"pod": "b"}, 1.0)
 
-    assert digest(vector([one, other], at=1.5)) == digest(vector([one, other], at=20.25))
-    assert digest(vector([one, other])) != digest(vector([other, one]))
-    assert digest(b"[]") != digest(vector([one]))
+    assert fingerprint_rows(vector([one, other], at=1.5)) == fingerprint_rows(
+        vector([one, other], at=20.25)
+    )
+    assert fingerprint_rows(vector([one, other])) != fingerprint_rows(vector([other, one]))
+    assert fingerprint_rows(b"[]") != fingerprint_rows(vector([one]))
 
 
 @pytest.mark.parametrize("text", [b"[]", b'[{"metric":{}}]', b'[{"metric":{},"value":["?","1"]}]'])

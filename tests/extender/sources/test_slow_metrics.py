@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import Column, Signal
+from extender.sources.prometheus.collector import FULL_SECONDS, SlowColumns
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
-from extender.sources.prometheus.slow_metrics import FULL_SECONDS, SlowColumns
+from extender.sources.prometheus.collector import FULL_SECONDS, SlowColumns
 from testkit.collecting import NOW, Asked
 from testkit.fake_prometheus import FakePrometheus, Series, series, util
 
@@ -44,12 +45,12 @@ faults = st.lists(st.sampled_from([0.0, 0.0, 31.0, 79.0]), min_size=3, max_size=
 @given(st.lists(st.tuples(faults, st.sampled_from([5.0, 20.0, 60.0])), min_size=1, max_size=8))
 def test_faults_come_and_go_in_the_very_round(rounds: list[tuple[list[float], float]]) -> None:
     server, now = Server(), NOW
-    steady = SlowColumns(server)
+    slow_columns = SlowColumns(server)
     for values, seconds in rounds:
         server.values = values
         now += seconds
 
-        assert steady.column(XID, now).tolist() == values
+        assert slow_columns.column(XID, now).tolist() == values
 
 
 values = st.lists(st.sampled_from([NAN, 0.0, 79.0]), min_size=3, max_size=3)
@@ -60,12 +61,12 @@ def test_a_fault_that_is_not_told_is_never_taken_for_one_that_has_gone(
     rounds: list[list[float]],
 ) -> None:
     server = Server()
-    steady = SlowColumns(server)
+    slow_columns = SlowColumns(server)
     shown = np.full(3, NAN)  # as the fleet keeps it: until another value is told
     expected = np.full(3, NAN)
     for number, told in enumerate(rounds):
         server.values = told
-        column = steady.column(XID, NOW + 10 * number)
+        column = slow_columns.column(XID, NOW + 10 * number)
         shown = np.where(np.isnan(column), shown, column)
         expected = np.where(np.isnan(told), expected, told)
 
@@ -74,22 +75,22 @@ def test_a_fault_that_is_not_told_is_never_taken_for_one_that_has_gone(
 
 def test_without_faults_only_what_is_above_0_is_asked_for_most_of_the_time() -> None:
     server = Server(0.0, 0.0)
-    steady = SlowColumns(server)
+    slow_columns = SlowColumns(server)
 
     for number in range(6):
-        steady.column(XID, NOW + 10 * number)
+        slow_columns.column(XID, NOW + 10 * number)
 
     assert server.asked == [False, True, True, True, True, False]
 
 
 def test_sizes_are_asked_for_within_a_minute() -> None:
     server = Server(80.0, 40.0)
-    steady = SlowColumns(server)
-    steady.column(TOTAL, NOW)
+    slow_columns = SlowColumns(server)
+    slow_columns.column(TOTAL, NOW)
     server.values = (80.0, 96.0)
 
-    before = steady.column(TOTAL, NOW + FULL_SECONDS - 1).tolist()
-    after = steady.column(TOTAL, NOW + FULL_SECONDS).tolist()
+    before = slow_columns.column(TOTAL, NOW + FULL_SECONDS - 1).tolist()
+    after = slow_columns.column(TOTAL, NOW + FULL_SECONDS).tolist()
 
     assert (before, after) == ([80.0, 40.0], [80.0, 96.0])
     assert server.asked == [False, False]
@@ -97,32 +98,32 @@ def test_sizes_are_asked_for_within_a_minute() -> None:
 
 def test_a_size_that_a_device_lacks_is_asked_for_again() -> None:
     server = Server(80.0, NAN)
-    steady = SlowColumns(server)
-    steady.column(TOTAL, NOW)
+    slow_columns = SlowColumns(server)
+    slow_columns.column(TOTAL, NOW)
     server.values = (80.0, 40.0)
 
-    assert steady.column(TOTAL, NOW + 10).tolist() == [80.0, 40.0]
+    assert slow_columns.column(TOTAL, NOW + 10).tolist() == [80.0, 40.0]
 
 
 @pytest.mark.parametrize("metric", [XID, TOTAL])
 def test_other_devices_are_asked_for_at_once(metric: Metric) -> None:
     server = Server(0.0, 0.0)
-    steady = SlowColumns(server)
-    steady.column(metric, NOW)
+    slow_columns = SlowColumns(server)
+    slow_columns.column(metric, NOW)
 
-    steady.forget()
-    steady.column(metric, NOW + 1)
+    slow_columns.clear()
+    slow_columns.column(metric, NOW + 1)
 
     assert server.asked == [False, False]
 
 
 def test_anything_else_is_asked_for_in_every_round() -> None:
     server = Server(40.0)
-    steady = SlowColumns(server)
-    steady.column(TEMPERATURE, NOW)
+    slow_columns = SlowColumns(server)
+    slow_columns.column(TEMPERATURE, NOW)
     server.values = (50.0,)
 
-    assert steady.column(TEMPERATURE, NOW + 1).tolist() == [50.0]
+    assert slow_columns.column(TEMPERATURE, NOW + 1).tolist() == [50.0]
     assert server.asked == [False, False]
 
 

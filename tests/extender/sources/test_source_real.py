@@ -315,7 +315,7 @@ async def test_killed_prometheus_is_an_error_until_it_is_back(scraped: Scraped) 
     asked = await scraped.ask("plain")
     scraped.process.kill()
 
-    with pytest.raises(PrometheusError, match="does Prometheus run"):
+    with pytest.raises(PrometheusError, match="is Prometheus running"):
         await asked.round(time.time())
 
     await scraped.process.start()

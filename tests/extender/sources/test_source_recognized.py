@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from extender.core.devices.readings import Signal
 from extender.sources.prometheus import promql
-from extender.sources.prometheus.common import PrometheusError, read_rows
+from extender.sources.prometheus.common import PrometheusError, reduce_rows
 from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus.response_template import Vector
 from extender.sources.prometheus.rows import Recognized, parse_document, recognize_rows
@@ -60,7 +60,7 @@ def parsed(table: DeviceTable, body: bytes) -> tuple[Mapping[str, Any], Vector] 
     """Read an answer as a whole; None where it cannot be read."""
     document = parse_document(body)
     try:
-        return document, read_rows(lambda whole: table.read(whole["data"]["result"]), document)
+        return document, reduce_rows(lambda whole: table.read(whole["data"]["result"]), document)
     except PrometheusError:
         return None
 
@@ -77,7 +77,7 @@ def assert_recognized_or_left(table: DeviceTable, body: bytes) -> bool:
     del document["data"]["result"]
     assert isinstance(recognized, Recognized)
     assert found == document
-    assert recognized.value.places.tolist() == vector.places.tolist()
+    assert recognized.value.positions.tolist() == vector.positions.tolist()
     np.testing.assert_array_equal(recognized.value.values, vector.values)
     assert recognized.value.evaluated_at == vector.evaluated_at
     return True

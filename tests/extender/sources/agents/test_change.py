@@ -89,4 +89,4 @@ async def test_limits_count_from_the_moment_on_that_they_are_set(tmp_path: Path)
         await raw(desk, request(token("gpu-2")))
 
         await eventually(lambda: desk.refused(AgentRefusal.BUSY))
-        assert "nothing came" in await farewell(reader)
+        assert "no data for" in await farewell(reader)

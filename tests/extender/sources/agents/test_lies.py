@@ -38,7 +38,7 @@ def test_whatever_an_agent_says_the_score_is_a_number(
     (device,) = world.devices.values()
     for row, (at, sent_at) in zip(values, times, strict=True):
         world.clock.now += 5.0
-        state.take(said(device.info.uuid, row, at, sent_at), world.clock.now)
+        state.apply(said(device.info.uuid, row, at, sent_at), world.clock.now)
         with np.errstate(all="ignore"):
             readings = readings_of([state], Foreign(), world.clock.now, 1)
             world.fleet.apply_readings(readings)
@@ -54,7 +54,7 @@ def test_an_xids_age_arrives_as_the_agent_told_it() -> None:
     rows = [math.nan] * len(_ROWS)
     rows[_ROWS.index(Signal.XID)], rows[_ROWS.index(XID_AGE)] = 48.0, 42.0
 
-    state.take(said("GPU-0", rows, 100.0, 100.0), 100.0)
+    state.apply(said("GPU-0", rows, 100.0, 100.0), 100.0)
     own = readings_of([state], Foreign(), 100.0, 1).own
 
     assert own is not None

@@ -10,9 +10,9 @@ import pytest
 from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
 from extender.core.devices.readings import Signal
 from extender.sources.agents import source
-from extender.sources.agents.connection import MOST_UPDATES
+from extender.sources.agents.connection import MAX_UPDATES
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
-from extender.sources.agents.tokens import TokenReviews
+from extender.sources.agents.tokens import TokenReviewer
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
 from testkit.agent.desk import (
@@ -59,7 +59,7 @@ async def test_no_token_is_refused(tmp_path: Path) -> None:
 async def test_a_request_that_comes_byte_by_byte_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(source, "REQUEST_TIMEOUT_SECONDS", 0.2)
     async with desk_with(tmp_path) as desk:
         reader, writer = await raw(desk, b"GET / HTTP/1.1\r\nX: ")
 
@@ -72,7 +72,7 @@ async def test_a_request_that_comes_byte_by_byte_ends(
         dripping = asyncio.create_task(drip())
         async with asyncio.timeout(30):
             with contextlib.suppress(ConnectionResetError):  # a byte came after the answer
-                assert b"no request came" in await reader.read()
+                assert b"no request in time" in await reader.read()
         dripping.cancel()
 
         assert desk.refused(AgentRefusal.SILENT) == 1
@@ -147,7 +147,7 @@ async def test_a_token_bound_to_a_pod_alone_is_of_the_pods_node(tmp_path: Path) 
         reader, writer = await granted(desk)
         writer.write(frame(update("gpu-1")))
 
-        assert "of node 'gpu-1', the token of 'gpu-2'" in await farewell(reader)
+        assert "of node 'gpu-1', the token from 'gpu-2'" in await farewell(reader)
         assert desk.refused(AgentRefusal.WRONG_NODE) == 1
 
 
@@ -159,7 +159,7 @@ async def test_a_token_of_a_pod_that_was_made_anew_is_refused(tmp_path: Path) ->
         status, text = await refused_with(desk, token("gpu-1"))
 
         assert (status, desk.refused(AgentRefusal.NOT_BOUND)) == (403, 1)
-        assert "on no node any more" in text
+        assert "is not on a node" in text
 
 
 async def test_another_nodes_name_is_refused(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ async def test_another_nodes_name_is_refused(tmp_path: Path) -> None:
         reader, writer = await granted(desk, "gpu-1")
         writer.write(frame(update("gpu-2")))
 
-        assert "the report is of node 'gpu-2'" in await farewell(reader)
+        assert "the report is from node 'gpu-2'" in await farewell(reader)
         assert desk.refused(AgentRefusal.WRONG_NODE) == 1
         assert desk.source.status().reports == 0
 
@@ -268,10 +268,10 @@ async def test_who_floods_is_read_no_faster_than_batches(tmp_path: Path) -> None
         writer.write(frame(update()))
         writer.write(b"".join([again] * 200_000))
         begun = asyncio.get_running_loop().time()
-        await eventually(lambda: desk.source.status().reports > 3 * MOST_UPDATES)
+        await eventually(lambda: desk.source.status().reports > 3 * MAX_UPDATES)
 
         batches = (asyncio.get_running_loop().time() - begun) / 0.1 + 2
-        assert desk.source.status().reports <= batches * MOST_UPDATES
+        assert desk.source.status().reports <= batches * MAX_UPDATES
         assert writer.transport.get_write_buffer_size() > 1 << 20  # it waits at the sender's
 
 
@@ -289,7 +289,7 @@ async def test_who_shows_forged_tokens_keeps_out_no_agent_of_another_address(
     tmp_path: Path,
 ) -> None:
     async with reviewing(tmp_path) as (reviews, client):
-        tokens = TokenReviews(client, settings(reviews_per_second=20), clock=FLEET_CLOCK)
+        tokens = TokenReviewer(client, settings(reviews_per_second=20), clock=FLEET_CLOCK)
         forged = [token("gpu-9", expires_at=FLEET_CLOCK() + 60 + more) for more in range(300)]
         flood = [asyncio.create_task(tokens.review(one, "10.0.0.9")) for one in forged]
         await eventually(lambda: len(reviews.asked) > 20)  # one second's worth is used up
@@ -308,11 +308,11 @@ async def test_who_shows_forged_tokens_keeps_out_no_agent_of_another_address(
 async def test_where_too_many_of_an_address_wait_they_come_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.sources.agents.tokens.MOST_WAITING", 0)
+    monkeypatch.setattr("extender.sources.agents.tokens.MAX_WAITING", 0)
     async with reviewing(tmp_path) as (reviews, client):
-        tokens = TokenReviews(client, settings(), clock=FLEET_CLOCK)
+        tokens = TokenReviewer(client, settings(), clock=FLEET_CLOCK)
 
-        with pytest.raises(RefusedError, match="come again later") as caught:
+        with pytest.raises(RefusedError, match="try again later") as caught:
             await tokens.review(token("gpu-1"), "10.0.0.1")
 
     assert caught.value.refusal is AgentRefusal.BUSY

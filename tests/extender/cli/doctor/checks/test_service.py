@@ -48,7 +48,7 @@ def test_everyday_refusals_are_none(reason: str) -> None:
 
 
 def test_everyday_is_what_the_extender_calls_so() -> None:
-    assert {reason.value for reason in refusal.EVERYDAY} == EVERYDAY
+    assert {reason.value for reason in refusal.EXPECTED_REASONS} == EVERYDAY
 
 
 def test_agents_on_unknown_nodes_are_reported() -> None:
