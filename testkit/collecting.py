@@ -1,4 +1,4 @@
-"""Asks a Prometheus through a collector, and follows what it says as the extender does."""
+"""Queries Prometheus through a collector, and tracks its rows as the extender does."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def vector_of(values: Mapping[str, float]) -> Rows:
 
 
 class Asked:
-    """A collector and its memory of the rows, as the extender follows them."""
+    """A collector, with the rows and tenants of its rounds so far."""
 
     def __init__(self, url: str, **values: object) -> None:
         settings = {"url": url, "timeout_seconds": 2, "exporter_interval_seconds": 30}

@@ -1,4 +1,4 @@
-"""Pods as the API server has them, in parts, and what is kept of them."""
+"""Pod objects in parts, and their records."""
 
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames

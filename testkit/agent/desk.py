@@ -1,4 +1,4 @@
-"""The real source on a real socket, and ways to talk to it."""
+"""The real source on a real socket, and functions to talk to it."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ def settings(**changes: Any) -> Agents:
 
 @dataclass
 class Fleet:
-    """What the source says of memory besides its readings."""
+    """Records the memory by pod that the source reports."""
 
     policy: Policy = field(default_factory=Policy)
     shares: list[object] = field(default_factory=list)
@@ -55,12 +55,12 @@ class Fleet:
         self.shares.append((node, tuple(shares)))
 
     def expire_silent(self) -> None:
-        """Take no notice: no reading of another source would count instead."""
+        """Do nothing: there is no other source."""
 
 
 @dataclass
 class Desk:
-    """A source that runs, and what it handed on."""
+    """A running source, and its deliveries."""
 
     source: AgentSource
     settings: Agents

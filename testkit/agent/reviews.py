@@ -1,4 +1,4 @@
-"""A stand-in for the part of the API server that knows tokens, and agents that have some."""
+"""A fake token review of the API server, and tokens of agents."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ ACCOUNT = "system:serviceaccount:idlegpu-agent:idlegpu-agent"
 def token(
     node: str, *, audience: str = AUDIENCE, account: str = ACCOUNT, expires_at: float | None = None
 ) -> str:
-    """Return what looks like a token of a pod on a node."""
+    """Return a token of a pod on a node."""
     claims = {
         "aud": [audience],
         "sub": account,
@@ -37,14 +37,14 @@ def token(
 
 @dataclass
 class Reviews:
-    """Says of a token what it says itself, or what a test wants.
+    """Answers a review with the token's own claims, or with an answer set by a test.
 
     Attributes:
-        asked: tokens that it was asked about.
-        answers: what is answered to a token, where it is not believed.
-        pods: by path.
-        is_down: everything is answered 503.
-        has_nodes: tokens are bound to nodes, and not just to pods.
+        asked: reviewed tokens.
+        answers: answers by token, for other answers than its claims.
+        pods: pods by path.
+        is_down: answer every request with 503.
+        has_nodes: whether tokens are bound to nodes, and not only to pods.
     """
 
     asked: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Reviews:
 
 @contextlib.asynccontextmanager
 async def reviewing(tmp_path: Path) -> AsyncIterator[tuple[Reviews, KubeClient]]:
-    """Run it; yield it and a client of it."""
+    """Run the fake API server; yield it and a client of it."""
     reviews = Reviews()
     app = web.Application()
     app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", reviews.review)

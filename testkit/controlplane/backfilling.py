@@ -1,4 +1,4 @@
-"""Gives a real Prometheus a past: blocks of samples that it finds when it starts."""
+"""Fills a real Prometheus with past samples, as blocks that it finds when it starts."""
 
 import subprocess
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series of the past.
+    """One past series.
 
     Attributes:
-        name: of the metric.
+        name: name of the metric.
         labels: its labels.
-        value: its value by how long ago it was, in seconds; None for a gap.
+        value: returns its value at some seconds before now; None for a gap.
     """
 
     name: str
@@ -27,10 +27,10 @@ class Line:
 
 
 def backfill(data: Path, lines: list[Line], *, now: float, seconds: float) -> None:
-    """Write a sample a minute into the folder of a Prometheus that does not run.
+    """Write one sample per minute into the folder of a Prometheus that does not run.
 
     Args:
-        data: its `storage.tsdb.path`; made where it is not there.
+        data: its `storage.tsdb.path`; created if it is missing.
         lines: the series.
         now: seconds since the epoch.
         seconds: how far back.

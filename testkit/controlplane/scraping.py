@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes pages which a test may change, under several sets of labels."""
+"""A real Prometheus that scrapes pages of a test, with several sets of labels."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from testkit.controlplane.process import ServerProcess, free_port
 from testkit.controlplane.tools import binary
 
 INTERVAL = "1s"
-"""A scrape may take as long: on a busy machine a shorter one is often given up."""
+"""Also the time limit of a scrape: on a busy machine shorter scrapes often time out."""
 
 
 class Pages:
@@ -49,9 +49,9 @@ class Job:
     """How one exporter is scraped.
 
     Attributes:
-        page: what it says.
-        honor_labels: whether its labels win over the target's.
-        labels: the target's labels.
+        page: the exporter's answer.
+        honor_labels: whether its labels override the target's.
+        labels: labels of the target.
     """
 
     page: str
@@ -60,7 +60,7 @@ class Job:
 
 
 def prometheus_process(folder: Path, address: str, jobs: Mapping[str, Job]) -> ServerProcess:
-    """Describe a Prometheus; its URL is that of its readiness."""
+    """Describe the process of a Prometheus; its URL is that of its readiness."""
     port = free_port()
     config = {
         "global": {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL},

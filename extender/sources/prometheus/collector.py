@@ -133,7 +133,7 @@ class SlowColumns:
     def _with_faults(self, metric: Metric, last: _SlowColumn) -> _SlowColumn | None:
         """Return the last values with the current faults; None if a device with a fault is missing.
 
-        Its fault may be gone, or the server may have lost the device: a full query tells which.
+        Its fault may be gone, or the server may have lost the device: a full query shows which.
         """
         faults = self._ask(metric, is_above_zero=True)
         is_missing = np.isnan(faults)

@@ -96,7 +96,7 @@ def changed_tenants(before: Tenants, after: Tenants) -> Tenants:
     """Return the devices whose pods changed; a device without pods has an empty tuple.
 
     Example:
-        >>> changes({("a", ""): ("ns/x",)}, {("b", ""): ("ns/y",)})
+        >>> changed_tenants({("a", ""): ("ns/x",)}, {("b", ""): ("ns/y",)})
         {('b', ''): ('ns/y',), ('a', ''): ()}
     """
     changed = {key: pods for key, pods in after.items() if before.get(key) != pods}
@@ -175,7 +175,7 @@ def more_severe(one: Column, other: Column) -> Column:
     """Return the more severe of two XIDs of each device; NaN means no XID.
 
     Example:
-        >>> graver(np.array([31.0, 79.0, np.nan]), np.array([48.0, 31.0, 13.0])).tolist()
+        >>> more_severe(np.array([31.0, 79.0, np.nan]), np.array([48.0, 31.0, 13.0])).tolist()
         [48.0, 79.0, 13.0]
     """
     is_other = np.isnan(one) | (_severities(other) > _severities(one))

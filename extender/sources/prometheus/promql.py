@@ -93,7 +93,7 @@ def max_query(metric: Metric, selector: str, seconds: float) -> str:
 
     Example:
         >>> from extender.sources.prometheus.dcgm import DEFAULT_METRICS
-        >>> most_query(DEFAULT_METRICS[0], "", 900.0)
+        >>> max_query(DEFAULT_METRICS[0], "", 900.0)
         'max by (UUID, uuid, GPU_I_ID) (max_over_time(DCGM_FI_DEV_GPU_UTIL{}[900s]))'
     """
     series = f"max_over_time({_selected(metric.name, selector)}[{seconds:.0f}s])"

@@ -1,1 +1,1 @@
-"""Tests of what the extender learns from outside."""
+"""Tests of the sources of nodes, pods and readings."""

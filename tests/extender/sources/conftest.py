@@ -1,4 +1,4 @@
-"""A small Prometheus, for whatever asks one."""
+"""A fake Prometheus for tests of the sources."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +21,7 @@ async def fake() -> AsyncIterator[FakePrometheus]:
 
 @pytest.fixture
 def parsing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return how many rows were parsed, answer by answer where there are any."""
+    """Return the number of parsed rows of each answer with rows."""
     sizes: list[int] = []
     iterate = Rows.__iter__
 

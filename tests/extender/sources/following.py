@@ -1,4 +1,4 @@
-"""A cluster source that follows a fake API server, and a sink that keeps what it is told."""
+"""A cluster source that watches a fake API server, and a sink that records its calls."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ FAST: Final = ReflectorSettings(
 
 
 class Sink:
-    """Keeps what it is told, and how."""
+    """Records its calls and the reported objects."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeRecord] = {}
@@ -80,7 +80,7 @@ async def source_manager(
         if is_awaited:
             await eventually(lambda: source.is_synced and len(kube.watchers) == watches)
         yield source, sink
-        assert not task.done(), "the source must never end by itself"
+        assert not task.done(), "the source ended by itself"
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

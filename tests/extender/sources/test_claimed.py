@@ -1,4 +1,4 @@
-"""Which GPUs pods hold by the ResourceClaims and ResourceSlices of an API server."""
+"""GPUs that pods hold through ResourceClaims and ResourceSlices of an API server."""
 
 import logging
 from collections.abc import AsyncIterator, Iterable
@@ -41,7 +41,7 @@ def claim(
 def resource_slice(
     name: str = "s", generation: int = 1, driver: str = DRIVER, **devices: dict[str, str]
 ) -> Object:
-    """Return a slice of node `n`; devices by name, with dashes for underscores."""
+    """Return a slice of node `n`; devices by name, with underscores for dashes."""
     return {
         "metadata": {"name": name, "uid": f"slice-{name}"},
         "spec": {
@@ -65,7 +65,7 @@ TWO_CARDS = resource_slice(
 
 
 def holder(name: str, node: str = "n") -> Object:
-    """Return a pod that names a claim and asks for nothing else."""
+    """Return a pod that has a claim and requests nothing else."""
     raw = pod(name, gpus=0, node=node, phase="Running" if node else "Pending")
     raw["spec"]["resourceClaims"] = [{"name": "gpu"}]
     return raw
@@ -92,11 +92,11 @@ def held(sink: Sink, uid: str = "p") -> tuple[ClaimedDevice, ...] | None:
         pytest.param({"status": {"allocation": 7, "reservedFor": "x"}}, id="no claim"),
     ],
 )
-def test_of_claims_by_which_nobody_holds_a_gpu_nothing_is_kept(raw: Object) -> None:
+def test_claims_without_a_held_gpu_are_not_stored(raw: Object) -> None:
     assert reduce_claim(raw) is None
 
 
-def test_of_a_claim_its_gpus_and_pods_are_kept() -> None:
+def test_gpus_and_pods_of_a_claim_are_stored() -> None:
     raw = claim("c", "a", "b", devices=["gpu-0", "gpu-3"])
     raw["status"]["reservedFor"].append({"apiGroup": "x", "resource": "pods", "uid": "other"})
 
@@ -107,7 +107,7 @@ def test_of_a_claim_its_gpus_and_pods_are_kept() -> None:
     assert record.devices == (DeviceName("n", "gpu-0"), DeviceName("n", "gpu-3"))
 
 
-def test_a_slice_tells_cards_by_uuid_and_instances_by_card_and_profile() -> None:
+def test_a_slice_has_the_uuid_of_a_card_and_the_profile_of_an_instance() -> None:
     instance = {"type": "mig", "uuid": "MIG-1", "parentUUID": "GPU-1", "profile": "1g.10gb"}
     qualified = {f"{DRIVER}/uuid": "GPU-2"}
 
@@ -121,11 +121,13 @@ def test_a_slice_tells_cards_by_uuid_and_instances_by_card_and_profile() -> None
     }
 
 
-def test_slices_of_other_drivers_are_not_kept() -> None:
+def test_slices_of_other_drivers_are_not_stored() -> None:
     assert reduce_slice(resource_slice(driver="nic.example.com", a={})) is None
 
 
-async def test_pods_are_told_with_the_gpus_that_they_hold(kube: FakeKube, tmp_path: Path) -> None:
+async def test_pods_are_reported_with_the_gpus_that_they_hold(
+    kube: FakeKube, tmp_path: Path
+) -> None:
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p", devices=["gpu-1"]))
     kube.put("resourceclaims", claim("other", "nic", driver="dra.net"))
@@ -137,7 +139,7 @@ async def test_pods_are_told_with_the_gpus_that_they_hold(kube: FakeKube, tmp_pa
         assert source.status.keys() == {"nodes", "pods", "resourceclaims", "resourceslices"}
 
 
-async def test_what_an_unknown_driver_hands_out_may_be_gpus(kube: FakeKube, tmp_path: Path) -> None:
+async def test_devices_of_an_unknown_driver_may_be_gpus(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p", driver="gpu.example.com"))
     kube.put("resourceclaims", claim("d", "both", driver="gpu.example.com"))
@@ -153,9 +155,7 @@ async def test_what_an_unknown_driver_hands_out_may_be_gpus(kube: FakeKube, tmp_
         await eventually(lambda: held(sink) == ())
 
 
-async def test_what_changes_is_told_of_the_pods_that_it_concerns(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_changed_claims_are_reported_with_their_pods(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("pods", holder("p"))
     kube.put("pods", holder("q"))
     async with source_manager(kube, tmp_path, watches=4) as (_, sink):
@@ -177,7 +177,7 @@ async def test_what_changes_is_told_of_the_pods_that_it_concerns(
         await eventually(lambda: held(sink) == ())
 
 
-async def test_the_newest_generation_of_a_pool_tells_what_a_device_is(
+async def test_the_newest_generation_of_a_pool_defines_a_device(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("resourceslices", TWO_CARDS)
@@ -189,7 +189,9 @@ async def test_the_newest_generation_of_a_pool_tells_what_a_device_is(
         await eventually(lambda: held(sink) == (replace(ONE, uuid="GPU-9"), TWO))
 
 
-async def test_of_a_pod_without_a_node_nothing_is_told_yet(kube: FakeKube, tmp_path: Path) -> None:
+async def test_claimed_gpus_of_a_pod_without_a_node_are_not_reported(
+    kube: FakeKube, tmp_path: Path
+) -> None:
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p"))
     kube.put("pods", holder("p", node=""))
@@ -203,7 +205,7 @@ async def test_of_a_pod_without_a_node_nothing_is_told_yet(kube: FakeKube, tmp_p
 @pytest.mark.parametrize(
     ("status", "level"), [(404, logging.INFO), (403, logging.WARNING)], ids=["no API", "no right"]
 )
-async def test_where_claims_cannot_be_had_the_log_says_so_once(
+async def test_missing_claims_are_logged_once(
     kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, level: int
 ) -> None:
     asked: list[str] = []
@@ -228,13 +230,13 @@ async def test_where_claims_cannot_be_had_the_log_says_so_once(
                 "resourceslices",
             }
 
-            kube.dra_refusal = None  # the right was given, or the cluster upgraded
+            kube.dra_refusal = None  # the permission was granted, or the cluster upgraded
             kube.put("resourceslices", TWO_CARDS)
             kube.put("resourceclaims", claim("c", "p"))
             await eventually(lambda: held(sink) == (ONE,))
 
 
-async def test_who_came_while_claims_were_not_heard_of_may_hold_gpus(
+async def test_a_pod_that_came_during_a_failure_of_the_watch_may_hold_gpus(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("pods", holder("before"))
@@ -258,7 +260,9 @@ async def test_who_came_while_claims_were_not_heard_of_may_hold_gpus(
         await eventually(lambda: held(sink) == ())
 
 
-async def test_complete_lists_correct_what_watches_lost(kube: FakeKube, tmp_path: Path) -> None:
+async def test_complete_lists_correct_missed_changes_of_claims(
+    kube: FakeKube, tmp_path: Path
+) -> None:
     kube.put("resourceslices", TWO_CARDS)
     kube.put("pods", holder("p"))
     async with source_manager(kube, tmp_path, FAST_RESYNC, watches=4) as (_, sink):

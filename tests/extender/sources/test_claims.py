@@ -1,4 +1,4 @@
-"""What is kept of pods with ResourceClaims."""
+"""Records of pods with ResourceClaims."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def reduced(raw: Object) -> PodRecord:
     return record
 
 
-def test_a_pod_with_claims_alone_is_a_tenant() -> None:
+def test_a_pod_with_claims_only_is_a_tenant() -> None:
     raw = pod("p", gpus=0, node="n", phase="Running")
     raw["spec"]["resourceClaims"] = [{"name": "gpu"}]
 
@@ -34,9 +34,7 @@ def test_a_pod_with_claims_alone_is_a_tenant() -> None:
     ],
     ids=["no status yet", "made", "of another claim", "not needed"],
 )
-def test_a_claim_that_was_not_needed_is_none(
-    statuses: list[dict[str, str]], has_claims: bool
-) -> None:
+def test_an_unneeded_claim_does_not_count(statuses: list[dict[str, str]], has_claims: bool) -> None:
     raw = pod("p", gpus=1, node="n", phase="Running", resourceClaimStatuses=statuses)
     raw["spec"]["resourceClaims"] = [{"name": "nic"}]
 
@@ -54,7 +52,7 @@ def test_a_claim_that_was_not_needed_is_none(
         ("example.com/nic", False),
     ],
 )
-def test_a_claim_that_was_made_for_a_gpu_class_is_known(resource: str, is_gpu: bool) -> None:
+def test_a_claim_for_a_gpu_class_is_recognized(resource: str, is_gpu: bool) -> None:
     made = {"resourceClaimName": "p-made", "requestMappings": [{"resourceName": resource}]}
 
     record = reduced(pod("p", gpus=0, node="n", extendedResourceClaimStatus=made))

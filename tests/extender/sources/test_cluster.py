@@ -9,7 +9,7 @@ import pytest
 from extender.kube.client import KubeClient
 from extender.sources.kubernetes.cluster import NODES
 from extender.sources.kubernetes.object_cache import Pacer
-from extender.sources.kubernetes.reflector import ReflectorSettings, Reflector
+from extender.sources.kubernetes.reflector import Reflector, ReflectorSettings
 from testkit.fake_kube import (
     FakeKube,
     eventually,
@@ -26,7 +26,7 @@ async def kube() -> AsyncIterator[FakeKube]:
         yield server
 
 
-async def test_the_first_list_comes_whole_and_in_pages(kube: FakeKube, tmp_path: Path) -> None:
+async def test_the_first_list_is_read_in_pages(kube: FakeKube, tmp_path: Path) -> None:
     for number in range(5):
         kube.put("nodes", node(f"n{number}"))
         kube.put("pods", pod(f"p{number}"))
@@ -43,14 +43,16 @@ async def test_the_first_list_comes_whole_and_in_pages(kube: FakeKube, tmp_path:
     assert not any("resourceVersion" in query for _, query in kube.lists)
 
 
-async def test_it_is_synced_only_once_both_kinds_are_listed(kube: FakeKube, tmp_path: Path) -> None:
+async def test_the_source_is_synced_once_nodes_and_pods_are_listed(
+    kube: FakeKube, tmp_path: Path
+) -> None:
     async with source_manager(kube, tmp_path, is_awaited=False) as (source, _):
         assert not source.is_synced
 
         await eventually(lambda: source.is_synced)
 
 
-async def test_changes_arrive_by_the_watch(kube: FakeKube, tmp_path: Path) -> None:
+async def test_changes_arrive_through_the_watch(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("n"))
     async with source_manager(kube, tmp_path) as (_, sink):
         kube.put("nodes", node("n", gpus=7))
@@ -66,9 +68,7 @@ async def test_changes_arrive_by_the_watch(kube: FakeKube, tmp_path: Path) -> No
         assert list(sink.pods) == ["p"]
 
 
-async def test_a_change_that_does_not_matter_is_not_passed_on(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_an_irrelevant_change_is_not_reported(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("n"))
     async with source_manager(kube, tmp_path) as (_, sink):
         heartbeat = node("n")
@@ -81,7 +81,7 @@ async def test_a_change_that_does_not_matter_is_not_passed_on(
         assert "apply n" not in sink.calls
 
 
-async def test_a_pod_that_succeeds_leaves_at_once(kube: FakeKube, tmp_path: Path) -> None:
+async def test_a_succeeded_pod_is_removed_at_once(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("pods", pod("old", phase="Succeeded"))
     kube.put("pods", pod("p", node="n", phase="Running"))
     async with source_manager(kube, tmp_path) as (_, sink):
@@ -94,7 +94,7 @@ async def test_a_pod_that_succeeds_leaves_at_once(kube: FakeKube, tmp_path: Path
         assert before <= sink.removed_at["p"] <= time.time()
 
 
-async def test_the_last_state_of_a_deleted_pod_is_told_before_its_end(
+async def test_the_last_state_of_a_deleted_pod_is_reported_before_its_removal(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("pods", pod("p", node="n", phase="Running"))
@@ -107,7 +107,7 @@ async def test_the_last_state_of_a_deleted_pod_is_told_before_its_end(
         assert sink.calls[-2:] == ["apply p", "remove p"]
 
 
-async def test_the_watch_goes_on_from_the_last_version_it_heard(
+async def test_the_watch_continues_from_the_last_received_version(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     async with source_manager(kube, tmp_path) as (source, sink):
@@ -133,7 +133,7 @@ async def test_the_watch_goes_on_from_the_last_version_it_heard(
         assert all(query["allowWatchBookmarks"] == "true" for _, query in kube.watches)
 
 
-async def test_what_a_watch_has_lost_a_resync_corrects(kube: FakeKube, tmp_path: Path) -> None:
+async def test_a_resync_corrects_missed_changes(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("stays"))
     kube.put("nodes", node("goes"))
     kube.put("pods", pod("p"))
@@ -151,7 +151,7 @@ async def test_what_a_watch_has_lost_a_resync_corrects(kube: FakeKube, tmp_path:
         assert source.status["nodes"].watches == 1
 
 
-async def test_a_list_never_undoes_what_the_watch_said_meanwhile(
+async def test_a_list_never_undoes_newer_changes_of_the_watch(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     for name in ("a", "b", "c"):
@@ -178,7 +178,7 @@ async def test_a_list_never_undoes_what_the_watch_said_meanwhile(
         assert sink.calls.count("apply b") == 1
 
 
-async def test_exporters_are_known_by_name_and_address(kube: FakeKube, tmp_path: Path) -> None:
+async def test_exporters_are_indexed_by_name_and_address(kube: FakeKube, tmp_path: Path) -> None:
     exporter = pod(
         "nvidia-dcgm-exporter-x", gpus=0, node="n", phase="Running", podIP="10.1.0.7",
         podIPs=[{"ip": "10.1.0.7"}, {"ip": "fd00::7"}],
@@ -196,10 +196,10 @@ async def test_exporters_are_known_by_name_and_address(kube: FakeKube, tmp_path:
 
 
 class SlowFeed:
-    """Takes a millisecond of the loop for each object of a list, and for each record kept."""
+    """Takes a millisecond for each listed object and each stored record."""
 
     def __init__(self) -> None:
-        self.turns = 0  # of the loop, as somebody else counts them
+        self.turns = 0  # turns of the event loop, counted by another task
         self.turns_at: list[int] = []
 
     def is_relevant(self, _: object) -> bool:
@@ -232,7 +232,7 @@ class SlowFeed:
 
 
 @pytest.mark.parametrize("how", ["list", "watch"])
-async def test_a_burst_leaves_the_loop_to_others_in_between(
+async def test_a_burst_yields_the_loop_to_other_tasks(
     kube: FakeKube, tmp_path: Path, how: str
 ) -> None:
     feed = SlowFeed()
@@ -259,4 +259,4 @@ async def test_a_burst_leaves_the_loop_to_others_in_between(
             await task
     await client.close()
 
-    assert len(set(feed.turns_at)) >= 25  # a turn for others every 2 ms would make 50
+    assert len(set(feed.turns_at)) >= 25  # a turn every 2 ms would make 50

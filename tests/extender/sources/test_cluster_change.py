@@ -1,4 +1,4 @@
-"""The API server is followed otherwise: what is held stays, and nothing that happens is missed."""
+"""Changed settings of the watch: records stay, and no change is missed."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ async def kube() -> AsyncIterator[FakeKube]:
 
 
 class Restarted:
-    """A source whose task can be ended and started anew."""
+    """A source whose task can be stopped and started again."""
 
     def __init__(self, kube: FakeKube, client: KubeClient) -> None:
         self._kube = kube
@@ -41,11 +41,11 @@ class Restarted:
         self._task = asyncio.create_task(self.source.run(), name="source")
 
     async def stop(self) -> None:
-        assert not self._task.done(), "the source must never end by itself"
+        assert not self._task.done(), "the source ended by itself"
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        self._kube.end_watches()  # the server alone does not notice that the client is gone
+        self._kube.end_watches()  # the server does not notice by itself that the client is gone
         await eventually(lambda: not self._kube.watchers)
 
     def start(
@@ -77,9 +77,7 @@ async def restarted(
         await client.close()
 
 
-async def test_only_how_it_is_followed_changes_and_no_list_is_needed(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_changed_watch_settings_need_no_list(kube: FakeKube, tmp_path: Path) -> None:
     async with restarted(kube, tmp_path) as part:
         lists, calls = len(kube.lists), list(part.sink.calls)
         await part.stop()
@@ -93,7 +91,7 @@ async def test_only_how_it_is_followed_changes_and_no_list_is_needed(
         assert part.sink.calls == [*calls, "apply meanwhile", "remove p"]
 
 
-async def test_objects_that_are_read_otherwise_are_corrected_while_the_watch_goes_on(
+async def test_objects_that_are_reduced_differently_are_corrected_while_the_watch_continues(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     raw = node("n")
@@ -114,7 +112,7 @@ async def test_objects_that_are_read_otherwise_are_corrected_while_the_watch_goe
         kube.faults["list"].extend([held_up, held_up])
         part.start(AMD)
         await part.watching()
-        assert set(part.sink.pods) == {"p"}, "nothing is forgotten before it is known to be gone"
+        assert set(part.sink.pods) == {"p"}, "a record was removed before its removal was known"
         another = pod("r", gpus=0, node="n", phase="Running")
         another["spec"]["containers"][0]["resources"]["limits"] = {AMD: "1"}
         kube.put("pods", another)
@@ -128,7 +126,7 @@ async def test_objects_that_are_read_otherwise_are_corrected_while_the_watch_goe
 
 
 @pytest.mark.parametrize("last", ["nodes", "pods"])
-async def test_another_resource_is_known_once_nodes_and_pods_are_listed_anew(
+async def test_a_new_resource_counts_once_nodes_and_pods_are_listed_again(
     kube: FakeKube, tmp_path: Path, last: str
 ) -> None:
     kube.put("pods", asking("before", amd="1"))
@@ -164,7 +162,7 @@ async def test_another_resource_is_known_once_nodes_and_pods_are_listed_anew(
         assert dict(part.sink.pods["both"].resources) == {NVIDIA: 2, AMD: 1}
 
 
-async def test_a_resource_less_is_none_at_once(kube: FakeKube, tmp_path: Path) -> None:
+async def test_a_removed_resource_stops_counting_at_once(kube: FakeKube, tmp_path: Path) -> None:
     async with restarted(kube, tmp_path) as part:
         await part.stop()
         part.start("nvidia.com/mig-*")
@@ -172,7 +170,7 @@ async def test_a_resource_less_is_none_at_once(kube: FakeKube, tmp_path: Path) -
         assert part.source.resources.names == ("nvidia.com/mig-*",)
 
 
-async def test_a_change_that_is_taken_back_half_way_leaves_nothing_of_it(
+async def test_a_change_that_is_reverted_early_has_no_effect(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("pods", asking("waits", amd="1"))
@@ -197,9 +195,7 @@ async def test_a_change_that_is_taken_back_half_way_leaves_nothing_of_it(
         assert set(part.sink.pods) == {"p"}
 
 
-async def test_a_list_that_fails_after_a_change_is_tried_again_soon(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_a_failed_list_after_a_change_is_retried_soon(kube: FakeKube, tmp_path: Path) -> None:
     async with restarted(kube, tmp_path) as part:
         await part.stop()
         kube.faults["list"].extend([refusal(500, "later")] * 4)
@@ -208,7 +204,7 @@ async def test_a_list_that_fails_after_a_change_is_tried_again_soon(
         await eventually(lambda: not part.sink.pods)
 
 
-async def test_pods_are_judged_anew_by_when_a_failure_is_early(
+async def test_a_changed_limit_of_early_failures_applies_to_known_pods(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     ended = {
@@ -229,9 +225,7 @@ async def test_pods_are_judged_anew_by_when_a_failure_is_early(
         await eventually(lambda: not part.sink.pods["f"].is_failed_early)
 
 
-async def test_a_change_before_the_first_list_is_over_starts_it_anew(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_a_change_during_the_first_list_restarts_it(kube: FakeKube, tmp_path: Path) -> None:
     gate = asyncio.Event()
 
     async def never(_: web.Request) -> web.StreamResponse:
@@ -250,9 +244,7 @@ async def test_a_change_before_the_first_list_is_over_starts_it_anew(
         assert (set(part.sink.nodes), set(part.sink.pods)) == ({"n"}, {"p"})
 
 
-async def test_a_change_in_the_middle_of_a_list_leaves_nothing_of_it(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_a_change_during_a_list_discards_it(kube: FakeKube, tmp_path: Path) -> None:
     for number in range(5):
         kube.put("pods", pod(f"p{number}"))
     gate = asyncio.Event()

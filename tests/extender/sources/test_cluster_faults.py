@@ -33,7 +33,7 @@ async def kube() -> AsyncIterator[FakeKube]:
 
 
 @pytest.mark.parametrize("where", ["status", "event"])
-async def test_a_version_that_is_too_old_is_listed_anew(
+async def test_an_expired_version_leads_to_a_new_list(
     kube: FakeKube, tmp_path: Path, where: str
 ) -> None:
     kube.put("nodes", node("stays"))
@@ -55,7 +55,7 @@ async def test_a_version_that_is_too_old_is_listed_anew(
         assert sink.calls.count("replace nodes") == 1
 
 
-async def test_a_list_that_expires_between_pages_starts_anew(
+async def test_a_list_that_expires_between_pages_is_restarted(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     for number in range(5):
@@ -85,9 +85,7 @@ async def test_a_list_that_expires_between_pages_starts_anew(
         pytest.param(b'{"type":"ADDED","obj', id="half a line, then the end"),
     ],
 )
-async def test_a_broken_watch_is_taken_up_again(
-    kube: FakeKube, tmp_path: Path, data: bytes
-) -> None:
+async def test_a_broken_watch_is_resumed(kube: FakeKube, tmp_path: Path, data: bytes) -> None:
     async with source_manager(kube, tmp_path) as (source, sink):
         if data:
             kube.say("nodes", data)
@@ -100,7 +98,7 @@ async def test_a_broken_watch_is_taken_up_again(
         await eventually(lambda: source.status["nodes"].is_connected)
 
 
-async def test_objects_of_any_shape_do_no_harm(kube: FakeKube, tmp_path: Path) -> None:
+async def test_objects_of_any_shape_are_harmless(kube: FakeKube, tmp_path: Path) -> None:
     async with source_manager(kube, tmp_path) as (source, sink):
         for raw in ({}, {"metadata": None}, {"metadata": {"name": 7}, "spec": [], "status": "x"}):
             for kind in ("ADDED", "DELETED"):
@@ -124,7 +122,7 @@ async def test_an_event_of_five_megabytes_is_read(kube: FakeKube, tmp_path: Path
         await eventually(lambda: "large" in sink.nodes)
 
 
-async def test_an_event_beyond_the_limit_breaks_the_watch_and_not_the_source(
+async def test_an_event_beyond_the_limit_ends_only_the_watch(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     settings = ReflectorSettings(
@@ -138,7 +136,7 @@ async def test_an_event_beyond_the_limit_breaks_the_watch_and_not_the_source(
         await eventually(lambda: "n" in sink.nodes)
 
 
-async def test_a_silent_connection_is_given_up(kube: FakeKube, tmp_path: Path) -> None:
+async def test_a_silent_connection_is_closed(kube: FakeKube, tmp_path: Path) -> None:
     settings = ReflectorSettings(
         silence_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
@@ -149,9 +147,7 @@ async def test_a_silent_connection_is_given_up(kube: FakeKube, tmp_path: Path) -
         await eventually(lambda: "n" in sink.nodes)
 
 
-async def test_a_resync_that_fails_leaves_everything_as_it_is(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_a_failed_resync_changes_nothing(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("n"))
     async with source_manager(kube, tmp_path, ReflectorSettings(resync_seconds=0.1)) as (
         source,
@@ -166,7 +162,7 @@ async def test_a_resync_that_fails_leaves_everything_as_it_is(
         assert source.status["nodes"].watches == 1
 
 
-async def test_a_failed_list_beside_a_watch_that_works_cuts_nobody_off(
+async def test_a_failed_list_does_not_interrupt_a_working_watch(
     kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ReflectorSettings(
@@ -215,7 +211,7 @@ async def test_a_bad_answer_never_empties_the_inventory(
         assert "remove n" not in sink.calls
 
 
-async def test_a_missing_right_is_named_once(
+async def test_a_missing_permission_is_logged_once(
     kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = 'pods is forbidden: User "u" cannot list resource "pods"'
@@ -232,7 +228,9 @@ async def test_a_missing_right_is_named_once(
     assert any(message in cause for cause in causes)
 
 
-async def test_the_api_server_may_go_and_come_back(kube: FakeKube, tmp_path: Path) -> None:
+async def test_the_source_recovers_when_the_api_server_returns(
+    kube: FakeKube, tmp_path: Path
+) -> None:
     kube.put("nodes", node("n"))
     async with source_manager(kube, tmp_path) as (source, sink):
         await kube.stop()
@@ -259,7 +257,7 @@ async def test_a_version_from_the_future_leads_to_a_new_list(
         await eventually(lambda: all(status.lists >= 2 for status in source.status.values()))
 
 
-async def test_what_nests_too_deeply_costs_neither_the_list_nor_the_watch(
+async def test_deep_nesting_breaks_neither_the_list_nor_the_watch(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     deep = orjson.dumps(node("deep"))[:-1] + b',"extra":' + b"[" * 5000 + b"]" * 5000 + b"}"
@@ -281,7 +279,7 @@ async def test_what_nests_too_deeply_costs_neither_the_list_nor_the_watch(
         assert source.status["nodes"].errors == 0
 
 
-async def test_an_object_that_our_code_fails_on_costs_that_object_alone(
+async def test_an_object_that_our_code_fails_on_is_skipped(
     kube: FakeKube,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -313,7 +311,7 @@ ODD_NUMBER = b"1e999"
 
 
 def odd_text(raw: Object, odd: bytes = ODD_NUMBER) -> bytes:
-    """Return the text of an object with a value in it that not every decoder takes."""
+    """Return the JSON text of an object with a value that some decoders refuse."""
     return orjson.dumps({**raw, "extra": "odd"}).replace(b'"odd"', odd)
 
 
@@ -326,7 +324,7 @@ def odd_text(raw: Object, odd: bytes = ODD_NUMBER) -> bytes:
         pytest.param(b'"\xff"', 0, id="no UTF-8"),
     ],
 )
-async def test_an_odd_value_in_an_event_costs_that_object_at_most(
+async def test_an_odd_value_in_an_event_affects_only_its_object(
     kube: FakeKube, tmp_path: Path, odd: bytes, unreadable: int
 ) -> None:
     async with source_manager(kube, tmp_path) as (source, sink):
@@ -340,7 +338,7 @@ async def test_an_odd_value_in_an_event_costs_that_object_at_most(
 
 
 @pytest.mark.parametrize("odd", [ODD_NUMBER, b'"\\ud83d"'], ids=["number", "surrogate"])
-async def test_an_odd_value_in_a_list_costs_that_object_at_most(
+async def test_an_odd_value_in_a_list_affects_only_its_object(
     kube: FakeKube, tmp_path: Path, odd: bytes
 ) -> None:
     kube.faults["list"].extend([listing(kube, "nodes", odd_text(node("strange"), odd))] * 2)
@@ -349,7 +347,7 @@ async def test_an_odd_value_in_a_list_costs_that_object_at_most(
 
 
 def listing(kube: FakeKube, resource: str, *items: bytes) -> Fault:
-    """Return an answer: a list of these objects of a kind; other kinds as they are."""
+    """Return a fault that answers a list of one kind with these objects."""
     page = b'{"kind":"AList","metadata":{"resourceVersion":"2000"},"items":[%b]}'
 
     async def answer_list(request: web.Request) -> web.StreamResponse:
@@ -365,7 +363,7 @@ def listing(kube: FakeKube, resource: str, *items: bytes) -> Fault:
     [("pods", pod("held", node="n", phase="Running")), ("nodes", node("held"))],
     ids=["pod", "node"],
 )
-async def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(
+async def test_an_unreadable_listed_object_keeps_its_record(
     kube: FakeKube, tmp_path: Path, resource: str, raw: Object
 ) -> None:
     kube.put(resource, raw)
@@ -379,9 +377,7 @@ async def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(
         assert "remove held" not in sink.calls
 
 
-async def test_what_is_gone_needs_only_its_identity_to_be_read(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_a_deletion_needs_only_a_readable_identity(kube: FakeKube, tmp_path: Path) -> None:
     raw = pod("held", node="n", phase="Running")
     kube.put("pods", raw)
     async with source_manager(kube, tmp_path) as (_, sink):
@@ -390,7 +386,7 @@ async def test_what_is_gone_needs_only_its_identity_to_be_read(
         await eventually(lambda: "held" not in sink.pods)
 
 
-async def test_the_last_objects_that_cannot_be_read_are_named_each_once(
+async def test_the_last_unreadable_objects_are_named_once_each(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     async with source_manager(kube, tmp_path) as (source, sink):
@@ -404,9 +400,7 @@ async def test_the_last_objects_that_cannot_be_read_are_named_each_once(
         assert names == [*(f"p{number}" for number in (5, 6, 7, 8, 10, 11, 12, 13, 14, 9))]
 
 
-async def test_a_list_that_comes_to_the_same_page_again_is_given_up(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_a_list_that_repeats_a_page_fails(kube: FakeKube, tmp_path: Path) -> None:
     page = b'{"kind":"AList","metadata":{"resourceVersion":"9","continue":"again"},"items":[]}'
     kube.faults["list"].extend([answer(page)] * 40)
     async with source_manager(kube, tmp_path, is_awaited=False) as (source, _):
@@ -416,7 +410,7 @@ async def test_a_list_that_comes_to_the_same_page_again_is_given_up(
 
 
 @pytest.mark.parametrize("limit", ["MAX_PAGES", "MAX_OBJECTS"])
-async def test_a_list_without_an_end_is_given_up(
+async def test_an_endless_list_fails(
     kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(reflector, limit, 3)

@@ -19,7 +19,7 @@ from testkit.kube_objects import Object, node, pod
 from testkit.pod_records import NAMES, START, T0, T30, T61, container, ended, reduced
 
 
-def test_a_node_is_reduced_to_what_placing_needs() -> None:
+def test_a_node_is_reduced_to_the_needed_fields() -> None:
     labels: dict[str, Any] = {
         "nvidia.com/gpu.product": "NVIDIA-H100",
         "nvidia.com/gfd.timestamp": "1",
@@ -80,7 +80,7 @@ def test_a_node_is_reduced_to_what_placing_needs() -> None:
     ],
     ids=["ready", "not ready", "kubelet is silent", "nobody has said"],
 )
-def test_a_node_is_ready_unless_it_is_said_not_to_be(
+def test_a_node_is_ready_unless_its_condition_says_otherwise(
     conditions: list[Object], is_ready: bool
 ) -> None:
     raw = node("n")
@@ -102,7 +102,7 @@ def test_a_node_whose_devices_are_all_unhealthy_still_shows_its_capacity() -> No
     assert (record.allocatable, record.capacity) == ({"nvidia.com/gpu": 0}, {"nvidia.com/gpu": 8})
 
 
-def test_a_pod_that_waits_is_reduced() -> None:
+def test_a_waiting_pod_is_reduced() -> None:
     raw = pod(
         "p",
         gpus=2,
@@ -129,7 +129,7 @@ def test_a_pod_that_waits_is_reduced() -> None:
     )
 
 
-def test_a_pod_that_runs_is_reduced() -> None:
+def test_a_running_pod_is_reduced() -> None:
     raw = pod(
         "p",
         node="n",
@@ -156,11 +156,13 @@ def test_a_pod_that_runs_is_reduced() -> None:
     ],
     ids=["by its kubelet", "by its creation", "by a condition that is late"],
 )  # fmt: skip
-def test_a_pod_created_on_its_node_is_bound_from_the_start(status: Object, bound_at: float) -> None:
+def test_a_pod_created_with_a_node_name_is_bound_from_the_start(
+    status: Object, bound_at: float
+) -> None:
     assert reduced(pod("p", node="n", **status)).bound_at == bound_at
 
 
-def test_an_ended_pod_says_when_it_ended() -> None:
+def test_an_ended_pod_has_the_time_of_its_end() -> None:
     raw = pod(
         "p",
         node="n",
@@ -201,7 +203,7 @@ PROXY = {**container(running={"startedAt": T0}), "name": "proxy"}
         pytest.param([PROXY], (0, None), id="not-yet"),
     ],
 )
-def test_when_the_containers_with_gpus_last_started_is_told(
+def test_the_last_start_of_containers_with_gpus_is_stored(
     statuses: list[Object], expected: tuple[float, float | None]
 ) -> None:
     raw = pod("p", node="n", phase="Running", containerStatuses=statuses)
@@ -252,7 +254,7 @@ def test_a_sidecar_with_gpus_counts_as_a_container_with_gpus(
 @pytest.mark.parametrize(
     ("init", "lasting"), [(2, {"nvidia.com/gpu": 1}), (1, None), (0, None)], ids=str
 )
-def test_what_only_init_containers_ask_for_is_told_apart(
+def test_requests_of_init_containers_are_stored_separately(
     init: int, lasting: dict[str, int] | None
 ) -> None:
     raw = pod("p", 1)
@@ -265,7 +267,7 @@ def test_what_only_init_containers_ask_for_is_told_apart(
     assert (record.resources, record.lasting) == ({"nvidia.com/gpu": max(init, 1)}, lasting)
 
 
-def test_a_pod_without_devices_is_no_record() -> None:
+def test_a_pod_without_devices_has_no_record() -> None:
     assert reduce_pod(pod("p", gpus=0), NAMES, early_seconds=60) is None
 
 
@@ -282,7 +284,7 @@ def test_an_unknown_phase_is_unknown() -> None:
     ],
     ids=["by its name", "by app", "by app.kubernetes.io/name"],
 )
-def test_an_exporter_is_known_by_name_or_label(name: str, labels: dict[str, str]) -> None:
+def test_an_exporter_is_recognized_by_name_or_label(name: str, labels: dict[str, str]) -> None:
     raw = pod(name, gpus=0, uid="u", node="n", phase="Running", podIP="10.0.0.9")
     raw["metadata"]["labels"] = labels
 
@@ -291,7 +293,7 @@ def test_an_exporter_is_known_by_name_or_label(name: str, labels: dict[str, str]
     )
 
 
-def test_a_pod_that_is_no_running_exporter_is_none() -> None:
+def test_other_pods_are_not_exporters() -> None:
     for raw in (
         pod("web", node="n"),
         pod("dcgm-exporter"),
@@ -301,7 +303,7 @@ def test_a_pod_that_is_no_running_exporter_is_none() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "yesterday", None, 7, "2026-13-01T00:00:00Z"])
-def test_what_is_no_time_is_none(value: object) -> None:
+def test_an_invalid_time_is_none(value: object) -> None:
     assert parse_time(value) is None
 
 
@@ -334,7 +336,7 @@ json_values: st.SearchStrategy[object] = st.recursive(
 
 
 @given(json_values, json_values, json_values)
-def test_no_object_whatever_raises(metadata: object, spec: object, status: object) -> None:
+def test_no_object_raises(metadata: object, spec: object, status: object) -> None:
     raw = {"metadata": metadata, "spec": spec, "status": status}
     if isinstance(metadata, dict):
         metadata |= {"uid": "u", "name": "dcgm-exporter"}
@@ -346,7 +348,7 @@ def test_no_object_whatever_raises(metadata: object, spec: object, status: objec
 
 
 @pytest.mark.parametrize(("priority", "gives_way"), [(-5, True), (0, False), (None, False)])
-def test_a_pod_of_negative_priority_gives_way(priority: int | None, gives_way: bool) -> None:
+def test_a_pod_of_negative_priority_may_be_preempted(priority: int | None, gives_way: bool) -> None:
     raw = pod("placeholder", 1)
     raw["spec"]["priority"] = priority
     raw["metadata"]["uid"] = "p"
@@ -354,7 +356,7 @@ def test_a_pod_of_negative_priority_gives_way(priority: int | None, gives_way: b
     assert reduced(raw).gives_way is gives_way
 
 
-def test_the_model_that_a_pod_asks_for_is_kept_while_it_waits() -> None:
+def test_the_requested_model_is_stored_while_the_pod_waits() -> None:
     raw = pod("p", 1)
     raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": "NVIDIA-L4"}
     raw["metadata"]["uid"] = "p"

@@ -1,4 +1,4 @@
-"""What one round makes of answers: columns, devices, tenants, and what is missing."""
+"""Reduction of a round's answers to columns, devices and tenants."""
 
 from typing import Final
 
@@ -33,7 +33,7 @@ async def test_values_are_in_base_units(fake: FakePrometheus) -> None:
     assert asked.rows[0] == DeviceRow("gpu-1", "GPU-1", "", 3, "NVIDIA H100", "", "580.95.05")
 
 
-async def test_only_metrics_that_exist_are_asked_for(fake: FakePrometheus) -> None:
+async def test_only_existing_metrics_are_queried(fake: FakePrometheus) -> None:
     fake.series = [util(1)]
 
     await Asked(fake.url).round(NOW)
@@ -57,7 +57,7 @@ async def test_new_metric_is_noticed_within_a_minute(fake: FakePrometheus) -> No
     assert asked.value(Signal.TEMPERATURE) == 60
 
 
-async def test_server_that_lists_no_names_is_asked_by_query(fake: FakePrometheus) -> None:
+async def test_names_are_queried_if_the_server_does_not_list_them(fake: FakePrometheus) -> None:
     fake.series = [util(30)]
     fake.failing = {"/values"}
     asked = Asked(fake.url)
@@ -67,7 +67,7 @@ async def test_server_that_lists_no_names_is_asked_by_query(fake: FakePrometheus
     assert asked.value(Signal.GPU_UTILIZATION) == pytest.approx(0.3)
 
 
-async def test_failing_metric_is_missing_and_the_others_go_on(fake: FakePrometheus) -> None:
+async def test_a_failed_metric_is_missing_and_the_others_are_not(fake: FakePrometheus) -> None:
     fake.series = [util(30), series("DCGM_FI_DEV_FB_USED", 5, UUID="GPU-1", Hostname="gpu-1")]
     fake.failing = {"max by (UUID, uuid, GPU_I_ID) (DCGM_FI_DEV_FB_USED"}
     asked = Asked(fake.url)
@@ -79,7 +79,7 @@ async def test_failing_metric_is_missing_and_the_others_go_on(fake: FakePromethe
     assert "HTTP 503" in found.failed["DCGM_FI_DEV_FB_USED"]
 
 
-async def test_round_without_the_devices_is_a_failure_that_changes_nothing(
+async def test_a_round_without_the_devices_fails_and_changes_nothing(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(30)]
@@ -107,7 +107,7 @@ async def test_answer_without_series_has_no_devices(fake: FakePrometheus) -> Non
     assert found.tenants is None
 
 
-async def test_device_that_vanished_is_removed_and_the_rest_keep_their_order(
+async def test_a_vanished_device_is_removed_and_the_others_keep_their_order(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(index, UUID=f"GPU-{index}") for index in (1, 2, 3)]
@@ -144,7 +144,7 @@ async def test_unchanged_devices_are_not_sent_again(fake: FakePrometheus) -> Non
         pytest.param("9223372036854775794", id="wide-blank"),
     ],
 )
-async def test_what_is_no_value_is_missing_and_never_zero(fake: FakePrometheus, text: str) -> None:
+async def test_an_invalid_value_is_missing_and_never_zero(fake: FakePrometheus, text: str) -> None:
     fake.series = [util(text)]
     asked = Asked(fake.url)
 
@@ -153,7 +153,7 @@ async def test_what_is_no_value_is_missing_and_never_zero(fake: FakePrometheus, 
     assert np.isnan(asked.value(Signal.GPU_UTILIZATION))
 
 
-async def test_value_is_as_old_as_its_scrape_and_the_exporter_makes_it(
+async def test_age_includes_the_scrape_and_the_exporters_interval(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(1, at=NOW - 12)]
@@ -180,7 +180,7 @@ async def test_clock_of_the_server_does_not_change_ages(fake: FakePrometheus) ->
     assert found.measured_at[0] == pytest.approx(NOW - 12 - 30, abs=2)
 
 
-async def test_one_sample_has_one_age_however_long_the_answer_took(fake: FakePrometheus) -> None:
+async def test_age_of_a_sample_does_not_depend_on_the_answers_delay(fake: FakePrometheus) -> None:
     fake.series = [util(1, at=NOW - 12)]
     asked = Asked(fake.url)
     first = await asked.round(NOW)
@@ -210,7 +210,7 @@ async def test_two_generations_of_exporters_work_side_by_side(fake: FakePromethe
     assert asked.value(Signal.MEMORY_USED, "GPU-new") == 2 * GIB
 
 
-async def test_name_with_another_unit_is_a_row_of_the_user(fake: FakePrometheus) -> None:
+async def test_a_users_row_sets_another_unit(fake: FakePrometheus) -> None:
     fake.series = [
         series("DCGM_FI_DEV_GPU_UTIL_RATIO", 70, UUID="GPU-1", Hostname="gpu-1"),
         series("my_memory", 3, UUID="GPU-1", Hostname="gpu-1"),
@@ -242,7 +242,7 @@ async def test_series_that_name_no_node_are_counted_with_an_example(fake: FakePr
     assert found.unmatched_example == 'UUID="GPU-2", Hostname="ghost"'
 
 
-async def test_card_that_moved_belongs_to_the_node_that_was_seen_last(
+async def test_a_moved_card_belongs_to_the_node_of_the_newest_series(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(1, at=NOW - 200), util(1, at=NOW - 5, Hostname="gpu-2")]
@@ -263,7 +263,7 @@ async def test_selector_narrows_every_query(fake: FakePrometheus) -> None:
     assert [row.uuid for row in asked.rows] == ["GPU-1"]
 
 
-async def test_partial_answers_are_taken_and_reported(fake: FakePrometheus) -> None:
+async def test_partial_answers_are_used_and_reported(fake: FakePrometheus) -> None:
     fake.series = [util(10)]
     fake.warnings = ["store 2 is down"]
     asked = Asked(fake.url)
@@ -325,7 +325,7 @@ async def test_value_that_is_text_is_missing(fake: FakePrometheus) -> None:
         pytest.param("row", id="text"),
     ],
 )
-async def test_answer_of_another_shape_is_a_failure_and_no_crash(
+async def test_an_answer_of_another_shape_is_a_failure_and_not_a_crash(
     fake: FakePrometheus, row: object
 ) -> None:
     async def handler(request: web.Request) -> web.Response:

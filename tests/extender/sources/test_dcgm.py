@@ -1,4 +1,4 @@
-"""What the exporter's numbers mean."""
+"""Units and validity of DCGM values."""
 
 import math
 
@@ -59,7 +59,7 @@ def converted(value: float, unit: MetricUnit, signal: Signal | None = None) -> f
         (MetricUnit.COUNT, Signal.HEALTH_STATUS, 20, 101),
     ],
 )
-def test_a_magnitude_that_a_signal_cannot_have_is_missing(
+def test_an_impossible_magnitude_is_missing(
     unit: MetricUnit, signal: Signal, highest: float, beyond: float
 ) -> None:
     assert not math.isnan(converted(highest, unit, signal))
@@ -67,7 +67,7 @@ def test_a_magnitude_that_a_signal_cannot_have_is_missing(
 
 
 @pytest.mark.parametrize("metric", DEFAULT_METRICS, ids=lambda metric: metric.name)
-def test_no_garbage_counts_for_any_metric(metric: Metric) -> None:
+def test_invalid_values_are_missing_for_every_metric(metric: Metric) -> None:
     assert math.isnan(converted(9e12 / 0.001, metric.unit, metric.signal))
 
 
@@ -104,7 +104,7 @@ def test_value_is_converted_to_base_units(value: float, unit: MetricUnit, expect
         pytest.param(250, MetricUnit.PERCENT, id="more-than-all"),
     ],
 )
-def test_what_cannot_be_a_value_is_missing(value: float, unit: MetricUnit) -> None:
+def test_an_impossible_value_is_missing(value: float, unit: MetricUnit) -> None:
     assert math.isnan(converted(value, unit))
 
 
@@ -126,7 +126,7 @@ def test_conversion_keeps_order(one: float, other: float, unit: MetricUnit) -> N
     assert math.isnan(low) or math.isnan(high) or low <= high
 
 
-def test_each_metric_stands_once_in_the_table() -> None:
+def test_each_metric_is_in_the_table_once() -> None:
     names = [metric.name for metric in DEFAULT_METRICS]
 
     assert len(names) == len(set(names))
@@ -136,7 +136,7 @@ def test_table_covers_every_signal() -> None:
     assert {metric.signal for metric in build_table()} == set(Signal) - NVML_ONLY
 
 
-def test_row_of_the_user_replaces_the_default() -> None:
+def test_a_users_row_replaces_the_default() -> None:
     name = "DCGM_FI_DEV_GPU_UTIL_RATIO"
     row = Metric(name=name, signal=Signal.GPU_UTILIZATION, unit=MetricUnit.PERCENT)
 
@@ -145,13 +145,13 @@ def test_row_of_the_user_replaces_the_default() -> None:
     assert [metric.unit for metric in table if metric.name == name] == [MetricUnit.PERCENT]
 
 
-def test_row_of_the_user_may_remove_a_metric() -> None:
+def test_a_users_row_may_remove_a_metric() -> None:
     table = build_table([("DCGM_FI_DEV_XID_ERRORS", None)])
 
     assert "DCGM_FI_DEV_XID_ERRORS" not in {metric.name for metric in table}
 
 
-def test_of_several_values_the_busier_one_counts() -> None:
+def test_the_busier_of_several_values_counts() -> None:
     by_name = {metric.name: metric.aggregation for metric in DEFAULT_METRICS}
 
     assert by_name["DCGM_FI_DEV_FB_FREE"] is Aggregation.MIN
@@ -170,7 +170,7 @@ def test_of_several_values_the_busier_one_counts() -> None:
         pytest.param({"node_labels": ["no de"]}, "'no de' is no name of a label", id="no-label"),
     ],
 )
-def test_setting_that_would_break_a_query_is_refused(
+def test_a_setting_that_would_break_a_query_is_refused(
     values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message):

@@ -1,4 +1,4 @@
-"""The worker's table of devices: what stays from answer to answer, and what reading one takes."""
+"""The worker's table of devices: shared objects between answers, and memory of parsing."""
 
 import tracemalloc
 
@@ -13,7 +13,7 @@ NODE_LABELS = ("Hostname",)
 
 
 def answer() -> Rows:
-    """All cards of all nodes, read from a text of its own."""
+    """Return all cards of all nodes, parsed from a new text."""
     rows = [
         {
             "metric": {
@@ -34,7 +34,7 @@ def nodes(*, without: int | None = None) -> NodeIdentity:
     return NodeIdentity(names=frozenset(f"node-{it}" for it in range(NODES) if it != without))
 
 
-def test_a_node_that_goes_takes_its_devices_and_the_others_stay_the_very_objects() -> None:
+def test_a_removed_node_takes_its_devices_and_the_others_stay_the_same_objects() -> None:
     table = DeviceTable()
     table.read_devices(answer(), nodes(), NODE_LABELS)
     before = {id(row): row.node for row in table._rows.values()}
@@ -48,10 +48,10 @@ def test_a_node_that_goes_takes_its_devices_and_the_others_stay_the_very_objects
     assert len(changes.scraped) == (NODES - 1) * CARDS
 
 
-def test_reading_an_answer_once_more_takes_little_beside_its_text() -> None:
+def test_reading_an_answer_again_needs_little_memory() -> None:
     table, again = DeviceTable(), answer()
     table.read_devices(answer(), nodes(), NODE_LABELS)
-    rows = len(again)  # what each row begins with is known by now
+    rows = len(again)  # the first fields of each row are cached now
 
     tracemalloc.start()
     try:
@@ -60,5 +60,5 @@ def test_reading_an_answer_once_more_takes_little_beside_its_text() -> None:
     finally:
         tracemalloc.stop()
 
-    # Among what is read stands what stays: that would keep the memory of all of it.
+    # New objects among the parsed ones would keep the memory of the whole answer.
     assert peak_bytes / rows < 400

@@ -1,4 +1,4 @@
-"""Several XIDs of one device, and counters of which the growth counts."""
+"""Several XIDs of one device, and the growth of counters."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def metric(name: str) -> Metric:
     return next(one for one in DEFAULT_METRICS if one.name == name)
 
 
-def test_of_the_xids_of_the_last_minutes_the_gravest_is_told() -> None:
+def test_the_most_severe_recent_xid_counts() -> None:
     rows = [row("GPU-1", xid="79"), row("GPU-1", xid="31"), row("GPU-2", xid="13")]
 
     assert dict(xids_of(rows)) == {
@@ -29,29 +29,29 @@ def test_of_the_xids_of_the_last_minutes_the_gravest_is_told() -> None:
     }
 
 
-def test_that_the_recovery_action_changed_does_not_hide_why() -> None:
+def test_a_changed_recovery_action_does_not_hide_its_cause() -> None:
     rows = [row("GPU-1", xid="154"), row("GPU-1", xid="95")]
 
     assert dict(xids_of(rows)) == {DeviceKey(("GPU-1", "")): 95.0}
 
 
 @pytest.mark.parametrize("label", ["", "none", "-1", "1001", "7.5"])
-def test_what_is_no_xid_is_left_out(label: str) -> None:
+def test_an_invalid_xid_is_ignored(label: str) -> None:
     assert dict(xids_of([row("GPU-1", xid=label)])) == {}
 
 
-def test_where_nothing_happened_there_is_no_label_and_no_xid() -> None:
+def test_a_series_without_the_xid_label_has_no_xid() -> None:
     assert dict(xids_of([row("GPU-1")])) == {}
 
 
-def test_the_last_xid_does_not_hide_a_graver_one_before() -> None:
+def test_the_last_xid_does_not_hide_a_more_severe_one() -> None:
     last = np.array([31.0, 154.0, NAN, NAN, 0.0])
     lately = np.array([79.0, 31.0, 48.0, NAN, 63.0])
 
     np.testing.assert_array_equal(more_severe(last, lately), [79.0, 154.0, 48.0, NAN, 63.0])
 
 
-def test_each_xid_is_asked_for_by_its_label() -> None:
+def test_xids_are_queried_by_label() -> None:
     assert metric_query(metric("DCGM_EXP_XID_ERRORS_COUNT"), "") == (
         "max by (UUID, uuid, GPU_I_ID, xid) (DCGM_EXP_XID_ERRORS_COUNT{} > 0)"
     )
@@ -61,7 +61,7 @@ def test_each_xid_is_asked_for_by_its_label() -> None:
     "name",
     ["DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL"],
 )
-def test_of_counters_the_growth_is_asked_for(name: str) -> None:
+def test_the_growth_of_counters_is_queried(name: str) -> None:
     assert metric_query(metric(name), 'a="b"') == (
         f'max by (UUID, uuid, GPU_I_ID) (rate({name}{{a="b"}}[300s]) > 0)'
     )

@@ -1,4 +1,4 @@
-"""What all pods of a node request of it, as lists and watches tell."""
+"""Sums of the requests of all pods on a node, from lists and watches."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Told:
         self.use = HostUse(self.sums.__setitem__)
 
 
-async def test_a_list_corrects_what_the_watch_has_lost() -> None:
+async def test_a_list_corrects_missed_changes() -> None:
     told = Told()
     told.use.put("stays", PlacedPod("a", ONE))
     told.use.put("lost", PlacedPod("a", ONE))
@@ -42,7 +42,7 @@ async def test_a_list_corrects_what_the_watch_has_lost() -> None:
     assert told.sums == {"a": ONE, "b": TWO}
 
 
-async def test_a_list_that_breaks_off_changes_nothing() -> None:
+async def test_an_incomplete_list_changes_nothing() -> None:
     told = Told()
     told.use.put("pod", PlacedPod("a", ONE))
 
@@ -72,7 +72,7 @@ def pod(cpu: str, **more: object) -> dict[str, object]:
         pytest.param({"metadata": {"uid": "u"}, "spec": {}}, None, id="on-no-node"),
     ],
 )
-def test_a_glance_tells_what_a_pod_requests_though_it_has_no_gpu(
+def test_requests_of_pods_without_gpus_are_reported(
     value: dict[str, object], expected: PlacedPod | None
 ) -> None:
     noted: list[tuple[str, PlacedPod | None]] = []
@@ -91,7 +91,7 @@ def test_a_glance_tells_what_a_pod_requests_though_it_has_no_gpu(
     assert noted == [("u", expected), ("u", expected), ("u", None)]
 
 
-async def test_pods_without_gpus_count_on_their_node_while_they_are_there(tmp_path: Path) -> None:
+async def test_pods_without_gpus_count_on_their_node_until_they_end(tmp_path: Path) -> None:
     async with running_kube() as kube:
         kube.put("pods", pod("1"))
         async with source_manager(kube, tmp_path) as (_, sink):

@@ -1,4 +1,4 @@
-"""Any JSON may stand anywhere in an object: it is read, or left out, and nothing fails."""
+"""Any JSON in any field of an object is read or ignored, and nothing fails."""
 
 import copy
 import json
@@ -138,7 +138,7 @@ WAITING_OBJECT: Final[Object] = {
     "spec": {**POD_OBJECT["spec"], "nodeName": ""},
     "status": {**POD_OBJECT["status"], "phase": "Pending"},
 }
-"""Only of a pod that waits is read what it says of its nodes."""
+"""A waiting pod: only for these the node selection is read."""
 NODE_OBJECT: Final[Object] = {
     "metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": "H100", "zone": "a"}},
     "spec": {
@@ -213,7 +213,7 @@ def paths_in(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 
 def hostile(sample: Object) -> Iterator[tuple[str, Any]]:
-    """Yield the sample with an odd value in each place, and with an odd key beside each."""
+    """Yield the sample with an odd value in each field, and with an odd key beside each."""
     for path in paths_in(sample):
         if not path:
             continue
@@ -241,12 +241,10 @@ def read_wishes(raw: Mapping[str, object]) -> object:
 
 
 class FreshLease:
-    """The scheduler is there."""
-
     is_fresh: Final = True
 
     async def run(self) -> None:
-        """There is nothing to find out."""
+        """Do nothing: the lease is fresh."""
 
 
 WEBHOOK: Final = AdmissionWebhook(
@@ -284,7 +282,7 @@ def read_review(raw: Mapping[str, object]) -> object:
         pytest.param(SLICE_OBJECT, reduce_slice, id="slice"),
     ],
 )
-def test_any_value_anywhere_is_read_or_left_out(sample: Object, read: Read) -> None:
+def test_any_value_in_any_field_is_read_or_ignored(sample: Object, read: Read) -> None:
     assert read(sample) is not None
     failed = {}
     for where, changed in hostile(sample):

@@ -1,4 +1,4 @@
-"""Every way in which a Prometheus can be dead, slow or lying is one exception, in time."""
+"""Every failure of a Prometheus is a `PrometheusError` within the time limit."""
 
 import asyncio
 import base64
@@ -16,7 +16,7 @@ from extender.sources.prometheus.rows import Recognized, Row, Rows
 from testkit.fake_prometheus import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5
-PATIENCE = 60.0  # where it is not time that ends the question
+PATIENCE = 60.0  # for tests that do not time out
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_good_answer_is_returned(prometheus: FakePrometheus) -> None:
         pytest.param(answers('{"status":"succ'), "not JSON of Prometheus", id="cut-off"),
     ],
 )
-async def test_answer_that_is_none_is_an_error(
+async def test_an_unusable_answer_is_an_error(
     prometheus: FakePrometheus, handler: Handler, cause: str
 ) -> None:
     prometheus.handler = handler
@@ -110,7 +110,7 @@ async def test_answer_that_is_none_is_an_error(
     assert cause in error
 
 
-async def test_redirect_is_an_error_that_says_where_it_leads(prometheus: FakePrometheus) -> None:
+async def test_a_redirect_is_an_error_that_names_its_target(prometheus: FakePrometheus) -> None:
     async def handler(_request: web.Request) -> web.Response:
         raise web.HTTPFound("https://me:secret@login.example/?next=x")
 
@@ -123,7 +123,7 @@ async def test_redirect_is_an_error_that_says_where_it_leads(prometheus: FakePro
     assert len(prometheus.questions) == 1
 
 
-async def test_hung_server_is_left_in_time(prometheus: FakePrometheus) -> None:
+async def test_a_hanging_server_times_out(prometheus: FakePrometheus) -> None:
     over = asyncio.Event()
 
     async def handler(_request: web.Request) -> web.Response:
@@ -138,7 +138,7 @@ async def test_hung_server_is_left_in_time(prometheus: FakePrometheus) -> None:
     assert "no complete answer in time" in error
 
 
-async def test_server_that_trickles_for_ever_is_left_in_time(prometheus: FakePrometheus) -> None:
+async def test_an_endlessly_slow_answer_times_out(prometheus: FakePrometheus) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -151,7 +151,7 @@ async def test_server_that_trickles_for_ever_is_left_in_time(prometheus: FakePro
     assert "no complete answer in time" in await error_of(settings(prometheus.url), LIMIT_SECONDS)
 
 
-async def test_connection_that_breaks_in_the_middle_is_an_error(prometheus: FakePrometheus) -> None:
+async def test_a_broken_connection_is_an_error(prometheus: FakePrometheus) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
         await response.prepare(request)
@@ -171,10 +171,10 @@ async def test_huge_answer_is_refused(prometheus: FakePrometheus) -> None:
     assert "larger than 1 MiB" in await error_of(settings(prometheus.url))
 
 
-async def test_small_answer_that_unpacks_to_a_huge_one_is_refused(
+async def test_a_small_answer_that_decompresses_to_a_huge_one_is_refused(
     prometheus: FakePrometheus,
 ) -> None:
-    # Packed before the question: the server shares this loop, and the question has a deadline.
+    # Compressed before the query: the server shares this loop, and the query has a deadline.
     body = gzip.compress(b" " * (64 << 20), compresslevel=1)
 
     async def handler(_request: web.Request) -> web.Response:
@@ -185,7 +185,7 @@ async def test_small_answer_that_unpacks_to_a_huge_one_is_refused(
     assert "larger than 1 MiB" in await error_of(settings(prometheus.url))
 
 
-async def test_dead_server_is_an_error_at_once(prometheus: FakePrometheus) -> None:
+async def test_an_unreachable_server_is_an_error_at_once(prometheus: FakePrometheus) -> None:
     url = "http://127.0.0.1:1"
 
     error = await error_of(settings(url))
@@ -195,7 +195,7 @@ async def test_dead_server_is_an_error_at_once(prometheus: FakePrometheus) -> No
     assert not prometheus.questions
 
 
-async def test_retry_after_is_not_obeyed(prometheus: FakePrometheus) -> None:
+async def test_retry_after_is_ignored(prometheus: FakePrometheus) -> None:
     async def handler(_request: web.Request) -> web.Response:
         return web.Response(status=503, headers={"Retry-After": "60"}, text="later")
 
@@ -205,7 +205,7 @@ async def test_retry_after_is_not_obeyed(prometheus: FakePrometheus) -> None:
     assert len(prometheus.questions) == 1
 
 
-async def test_partial_answer_is_taken_and_counted(prometheus: FakePrometheus) -> None:
+async def test_a_partial_answer_is_used_and_counted(prometheus: FakePrometheus) -> None:
     prometheus.warnings = ["store 2 is down"]
     client = PrometheusClient(settings(prometheus.url))
 
@@ -219,7 +219,7 @@ async def test_partial_answer_is_taken_and_counted(prometheus: FakePrometheus) -
     assert "store 2 is down" in client.last_warning
 
 
-async def test_headers_and_token_are_sent_and_the_token_is_read_anew(
+async def test_headers_and_token_are_sent_and_the_token_is_read_each_time(
     prometheus: FakePrometheus, tmp_path: Path
 ) -> None:
     seen: list[tuple[str | None, str | None]] = []
@@ -257,9 +257,7 @@ async def test_user_and_password_are_sent(prometheus: FakePrometheus, tmp_path: 
     assert seen == ["Basic " + base64.b64encode(b"me:pass").decode()]
 
 
-async def test_missing_file_of_a_secret_is_an_error_that_names_it(
-    prometheus: FakePrometheus, tmp_path: Path
-) -> None:
+async def test_a_missing_secret_file_is_named(prometheus: FakePrometheus, tmp_path: Path) -> None:
     missing = tmp_path / "nothing"
 
     error = await error_of(settings(prometheus.url, bearer_token_file=str(missing)))

@@ -1,4 +1,4 @@
-"""What a glance leaves out can have nothing to do with GPUs; what is left is read as ever."""
+"""The filter skips only pods without GPUs, and other pods are parsed unchanged."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.parametrize("value", [*MATTERS, *ODD], ids=str)
-def test_pod_that_may_matter_is_read(value: object) -> None:
+def test_a_relevant_pod_is_parsed(value: object) -> None:
     event = orjson.dumps({"type": "ADDED", "object": value})
 
     assert POD_FILTER.is_relevant(text(value))
@@ -69,12 +69,12 @@ def test_pod_that_may_matter_is_read(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", DOES_NOT, ids=str)
-def test_pod_without_gpus_is_left_out(value: object) -> None:
+def test_a_pod_without_gpus_is_skipped(value: object) -> None:
     assert not POD_FILTER.is_relevant(text(value))
 
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED"])
-def test_event_of_a_pod_that_does_not_matter_tells_its_version(kind: str) -> None:
+def test_an_event_of_an_irrelevant_pod_has_its_version(kind: str) -> None:
     change = POD_FILTER.irrelevant_change(orjson.dumps({"type": kind, "object": pod()}))
 
     assert change is not None
@@ -93,12 +93,12 @@ def test_event_of_a_pod_that_does_not_matter_tells_its_version(kind: str) -> Non
     ],
     ids=str,
 )
-def test_anything_but_a_change_is_read(event: object) -> None:
+def test_other_events_are_parsed(event: object) -> None:
     assert POD_FILTER.irrelevant_change(orjson.dumps(event)) is None
     assert POD_FILTER.irrelevant_change(b'{"type":"ADDED","obj') is None
 
 
-def test_names_that_are_written_with_escapes_are_understood() -> None:
+def test_escaped_names_are_understood() -> None:
     escaped = orjson.dumps(asking("nvidia.com/gpu")).replace(b"nvidia", b"\\u006evidia")
 
     assert POD_FILTER.is_relevant(msgspec.Raw(escaped.replace(b"/", b"\\/")))
@@ -128,14 +128,14 @@ metadata = st.fixed_dictionaries(
 
 
 @given(st.fixed_dictionaries({"metadata": metadata, "spec": specs}))
-def test_whatever_has_a_record_is_never_left_out(value: dict[str, object]) -> None:
+def test_a_pod_with_a_record_is_never_skipped(value: dict[str, object]) -> None:
     has_record = reduce_pod(value, ResourceNames(), early_seconds=60.0) is not None
     has_record |= reduce_exporter(value, WORDS) is not None
 
     assert POD_FILTER.is_relevant(text(value)) or not has_record
 
 
-def test_page_leaves_its_objects_as_text() -> None:
+def test_objects_of_a_page_stay_text() -> None:
     body = orjson.dumps(
         {
             "kind": "PodList",

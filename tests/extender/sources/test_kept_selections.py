@@ -1,4 +1,4 @@
-"""What is kept of pods' selectors and nodes' labels, so that each can be compared."""
+"""Stored selectors of pods and labels of nodes."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def labelled(name: str = "n", **labels: Any) -> NodeRecord:
     return record
 
 
-def test_a_pods_selection_is_kept_while_it_waits() -> None:
+def test_a_pods_selection_is_stored_while_it_waits() -> None:
     bound = selecting()
     bound["spec"]["nodeName"] = "n"
 
@@ -40,11 +40,11 @@ def test_a_pods_selection_is_kept_while_it_waits() -> None:
     assert kept(selecting(phase="Failed")).selection is None
 
 
-def test_pods_alike_share_their_selection() -> None:
+def test_equal_pods_share_their_selection() -> None:
     assert kept(selecting(name="a")).selection is kept(selecting(name="b")).selection
 
 
-def test_a_pod_with_claims_alone_has_none() -> None:
+def test_a_pod_with_claims_only_has_no_selection() -> None:
     raw = selecting()
     raw["spec"] = {**raw["spec"], "containers": [{}], "resourceClaims": [{"name": "gpu"}]}
 
@@ -54,12 +54,12 @@ def test_a_pod_with_claims_alone_has_none() -> None:
 @pytest.mark.parametrize(
     "selector", [{"a": "x" * MAX_SELECTION}, {f"l{at}": "x" for at in range(MAX_SELECTION // 16)}]
 )
-def test_a_selection_of_a_pod_that_is_too_large_is_not_kept(selector: dict[str, str]) -> None:
+def test_a_selection_that_is_too_large_is_not_stored(selector: dict[str, str]) -> None:
     assert kept(selecting(selector)).selection is None
 
 
 def test_a_selection_with_too_many_terms_is_not_read() -> None:
-    """Empty terms select no node, and take no room: only their number says that they cost time."""
+    """Empty terms select no node and have no size: only their number shows that they cost time."""
     raw = selecting()
     terms: list[dict[str, str]] = [{}] * 1001
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
@@ -68,7 +68,7 @@ def test_a_selection_with_too_many_terms_is_not_read() -> None:
     assert kept(raw).selection is None
 
 
-def test_labels_that_pods_may_select_by_are_kept() -> None:
+def test_labels_that_pods_may_select_by_are_stored() -> None:
     record = labelled(
         **{
             "disk": "ssd",
@@ -95,7 +95,7 @@ def test_nodes_of_one_pool_share_their_labels() -> None:
     assert first.other_labels is second.other_labels
 
 
-def test_a_label_that_changes_for_no_reason_changes_no_record() -> None:
+def test_a_changed_irrelevant_label_does_not_change_the_record() -> None:
     changing = "feature.node.kubernetes.io/network-latency"
 
     assert labelled(disk="ssd", **{changing: "1"}) == labelled(disk="ssd", **{changing: "2"})

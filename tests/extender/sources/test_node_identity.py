@@ -1,4 +1,4 @@
-"""Which node a series belongs to."""
+"""Matching of series with nodes."""
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,7 @@ HOSTS = NodeIdentity(
         "node.two.local": "b",
     },
 )
-"""Nodes that are called otherwise than their machines."""
+"""Nodes whose names differ from their host names."""
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ HOSTS = NodeIdentity(
         pytest.param("worker.ec2.internal", None, id="its-full-name-is-another"),
     ],
 )
-def test_a_machine_is_known_by_its_host_names(value: str, node: str | None) -> None:
+def test_a_node_is_found_by_its_host_names(value: str, node: str | None) -> None:
     assert match_node(HOSTS, [value]) == node
 
 
@@ -76,7 +76,7 @@ HOST_NAMES = st.lists(LABELS, min_size=1, max_size=3).map(".".join)
     hosts=st.dictionaries(HOST_NAMES, HOST_NAMES, max_size=4),
     value=HOST_NAMES,
 )
-def test_a_name_never_means_a_node_where_another_could_be_meant_as_well(
+def test_an_ambiguous_name_matches_no_node(
     names: set[str], hosts: dict[str, str], value: str
 ) -> None:
     addresses = {host: node for host, node in hosts.items() if node in names and host not in names}
@@ -103,7 +103,7 @@ def test_a_name_never_means_a_node_where_another_could_be_meant_as_well(
         assert match_node(identity, [value]) == exact[0]
 
 
-def test_what_several_machines_call_themselves_names_none() -> None:
+def test_an_address_of_several_nodes_matches_none() -> None:
     nodes = {"a": ("10.0.0.1", "gpu", "localhost"), "b": ("10.0.0.2", "gpu")}
 
     assert addresses_of(nodes) == {"10.0.0.1": "a", "10.0.0.2": "b"}

@@ -1,4 +1,4 @@
-"""When devices were last used, as a real Prometheus tells it to a real worker process."""
+"""Last use of devices, from a real Prometheus through a real worker process."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ UTILIZATION, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 
 
 class Watch:
-    """Notes what it learns, as times before now."""
+    """Records the last uses, as times before now."""
 
     def __init__(self) -> None:
         self.seen = asyncio.Event()
@@ -56,7 +56,7 @@ LINES: Final = [
     line("GPU-gap-2h", lambda ago: None if 2 * HOUR <= ago < 3 * HOUR else 0.0),
     line("GPU-new-4h", lambda ago: 0.0 if ago < 4 * HOUR else None),
     line("GPU-new-247-min", lambda ago: 0.0 if ago < 247 * 60 else None),
-    # The utilization is calm, and the engine was not.
+    # The utilization is low, but the engine was active.
     line("GPU-engine", lambda _: 0.0),
     line("GPU-engine", lambda ago: 0.5 if ago > HOUR else 0.0, ENGINE),
     line("GPU-mig", lambda ago: 0.9 if ago > 6 * HOUR else 0.0, ENGINE, "7"),
@@ -97,23 +97,23 @@ def ago(watch: Watch, uuid: str, instance: str = "") -> tuple[float, bool]:
         pytest.param("GPU-mig:7", 6, False, id="an-instance"),
     ],
 )
-async def test_the_end_of_the_last_use_is_told(
+async def test_the_end_of_the_last_use_is_found(
     told: Watch, uuid: str, hours: float, is_guess: bool
 ) -> None:
     used_ago, guess = ago(told, *uuid.split(":"))
 
-    # Never more than is true: the end of the step counts, or of the next where it is not known.
+    # Never too long: the end of the step counts, or of the next step if this one is unknown.
     assert hours * HOUR - 2 * USE_STEP_SECONDS - 60 <= used_ago <= hours * HOUR + 60
     assert guess is is_guess
 
 
 @pytest.mark.prometheus
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_device_that_is_in_use_is_not_told(told: Watch) -> None:
+async def test_a_device_in_use_is_left_out(told: Watch) -> None:
     assert DeviceKey(("GPU-busy", "")) not in told.told
 
 
-async def test_without_prometheus_nothing_is_asked() -> None:
+async def test_without_prometheus_nothing_is_queried() -> None:
     watch = Watch()
     watch.seen.clear()
 
@@ -123,7 +123,7 @@ async def test_without_prometheus_nothing_is_asked() -> None:
     assert watch.told == {}
 
 
-async def test_a_prometheus_that_fails_is_asked_again_and_at_last_let_be(
+async def test_a_failed_query_is_retried_a_few_times(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(past_use, "RETRY_DELAYS_SECONDS", (0.0, 0.0))
@@ -142,7 +142,7 @@ async def test_a_prometheus_that_fails_is_asked_again_and_at_last_let_be(
     assert "503" in str(vars(warned[0])["error"])
 
 
-async def test_it_waits_for_who_else_asks_for_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_waits_for_another_query_of_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_use, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(past_use, "RETRY_DELAYS_SECONDS", ())
     left = 3
@@ -158,7 +158,7 @@ async def test_it_waits_for_who_else_asks_for_the_past(monkeypatch: pytest.Monke
     assert left == 0
 
 
-async def test_an_extender_asks_as_soon_as_it_watches() -> None:
+async def test_an_extender_queries_once_it_records_use() -> None:
     async with running() as part:
         idleness, store = part.extender.explain_routes.idleness, part.extender.fleet.store
 
@@ -167,5 +167,5 @@ async def test_an_extender_asks_as_soon_as_it_watches() -> None:
                 (idleness.last_used(row)[0] for row in range(len(store))), default=time.time()
             )
 
-        # Of a step before that nothing is known.
+        # The step before has no data.
         await eventually(lambda: oldest() < time.time() - HOUR / 5, deadline_seconds=30)

@@ -30,7 +30,7 @@ def plots(**settings: Any) -> PrometheusPlots:
     return PrometheusPlots(lambda: chosen, time.time)
 
 
-async def test_the_last_hour_of_whole_cards_and_mig_instances_is_told() -> None:
+async def test_the_last_hour_of_cards_and_mig_instances_is_returned() -> None:
     fleet = demo_fleet()
     async with run_cluster(fleet) as cluster:
         asked = [
@@ -58,7 +58,7 @@ async def test_the_last_hour_of_whole_cards_and_mig_instances_is_told() -> None:
     ],
     ids=["fault", "no-json", "login-page", "too-large"],
 )
-async def test_an_answer_that_cannot_be_used_is_told_and_is_no_fault(
+async def test_an_unusable_answer_is_reported_and_not_raised(
     response: web.Response, why: str
 ) -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -71,13 +71,13 @@ async def test_an_answer_that_cannot_be_used_is_told_and_is_no_fault(
     assert hour.activity == {}
 
 
-async def test_nobody_there_is_told() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     hour = await plots(url="http://127.0.0.1:9").hour([CARD])
 
     assert "cannot query Prometheus" in hour.error
 
 
-async def test_odd_rows_are_passed_over() -> None:
+async def test_odd_rows_are_ignored() -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
         rows = [
             {"metric": {"UUID": "GPU-a"}, "values": [[0, "1"], ["x"], None, [time.time(), "NaN"]]},
@@ -93,7 +93,7 @@ async def test_odd_rows_are_passed_over() -> None:
     assert hour.activity == {CARD: [None] * STEPS}
 
 
-async def test_credentials_and_selector_go_with_each_question(tmp_path: Path) -> None:
+async def test_credentials_and_selector_are_sent_with_each_query(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
     seen = []
@@ -113,11 +113,11 @@ async def test_credentials_and_selector_go_with_each_question(tmp_path: Path) ->
     assert any('dcgm_gpu_utilization{cluster="a",uuid=~"GPU-a"}' in query for _, query in seen)
 
 
-async def test_without_a_prometheus_there_is_nothing_to_ask() -> None:
+async def test_without_a_prometheus_plots_are_not_configured() -> None:
     assert not plots(url="").is_there
 
 
-async def test_longer_than_an_hour_is_told_in_wider_steps() -> None:
+async def test_a_longer_time_has_wider_steps() -> None:
     day = 86_400.0
     seen = []
 

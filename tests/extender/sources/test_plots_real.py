@@ -1,4 +1,4 @@
-"""The last hour, and longer, as a real Prometheus remembers it."""
+"""The last hour, and longer times, from a real Prometheus."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ HOUR: Final = 3600.0
 
 
 def utilization(ago: float) -> float:
-    """Return percent: busy until half an hour ago, idle since."""
+    """Return percent: busy until half an hour ago, idle since then."""
     return 90.0 if ago > HOUR / 2 else 0.0
 
 
@@ -40,7 +40,7 @@ LINES: Final = [
             ("DCGM_FI_DEV_FB_USED", lambda ago: ago),
         )
     ),
-    # What the profiling metric tells counts before the utilization.
+    # The profiling metric takes precedence over the utilization.
     Line(
         name="DCGM_FI_PROF_GR_ENGINE_ACTIVE",
         labels={"UUID": "GPU-mig", "GPU_I_ID": "7"},
@@ -51,14 +51,14 @@ LINES: Final = [
         labels={"UUID": "GPU-mig", "GPU_I_ID": "7"},
         value=lambda _: 99.0,
     ),
-    # The profiling metric was switched on ten minutes ago.
+    # The profiling metric exists since ten minutes ago.
     Line(
         name="DCGM_FI_PROF_GR_ENGINE_ACTIVE",
         labels={"UUID": "GPU-late"},
         value=lambda ago: 0.25 if ago < 600 else None,
     ),
     Line(name="DCGM_FI_DEV_GPU_UTIL", labels={"UUID": "GPU-late"}, value=lambda _: 50.0),
-    # An exporter that was away from 40 to 20 minutes ago.
+    # An exporter that was down from 40 to 20 minutes ago.
     Line(
         name="DCGM_FI_DEV_GPU_UTIL",
         labels={"UUID": "GPU-gone"},
@@ -83,7 +83,7 @@ def plots(url: str) -> PrometheusPlots:
     return PrometheusPlots(lambda: Prometheus(url=url), time.time)
 
 
-async def test_the_last_hour_is_told_minute_by_minute(url: str) -> None:
+async def test_the_last_hour_is_returned_by_minute(url: str) -> None:
     hour = await plots(url).hour([CARD])
 
     activity, memory = hour.activity[CARD], hour.memory_bytes[CARD]
@@ -96,20 +96,20 @@ async def test_the_last_hour_is_told_minute_by_minute(url: str) -> None:
     )
 
 
-async def test_an_instance_goes_by_the_profiling_metric(url: str) -> None:
+async def test_an_instance_has_the_profiling_metric(url: str) -> None:
     hour = await plots(url).hour([INSTANCE])
 
     assert set(hour.activity[INSTANCE]) == {0.25}
 
 
-async def test_before_the_profiling_metric_was_there_the_utilization_counts(url: str) -> None:
+async def test_utilization_fills_the_time_before_the_profiling_metric(url: str) -> None:
     activity = (await plots(url).hour([LATE])).activity[LATE]
 
     assert set(activity[:50]) == {0.5}
     assert set(activity[52:]) == {0.25}
 
 
-async def test_minutes_in_which_nothing_was_scraped_stay_empty(url: str) -> None:
+async def test_minutes_without_a_scrape_stay_empty(url: str) -> None:
     activity = (await plots(url).hour([GONE])).activity[GONE]
 
     # A sample counts for five minutes: Prometheus's look-back.
@@ -118,14 +118,14 @@ async def test_minutes_in_which_nothing_was_scraped_stay_empty(url: str) -> None
     assert set(activity[42:]) == {0.5}
 
 
-async def test_longer_than_an_hour_is_told_as_well(url: str) -> None:
+async def test_a_longer_time_is_returned_as_well(url: str) -> None:
     past = await plots(url).past([CARD], seconds=2 * HOUR, steps=9)
 
     assert [round(at - past.times[0]) for at in past.times] == [900 * step for step in range(9)]
     assert past.activity[CARD] == [0.9] * 6 + [*past.activity[CARD][6:7], 0.0, 0.0]
 
 
-async def test_a_card_that_is_not_asked_about_is_not_told(url: str) -> None:
+async def test_other_cards_are_not_returned(url: str) -> None:
     hour = await plots(url).hour([CARD, DeviceKey(("GPU-nobody", ""))])
 
     assert set(hour.activity) == {CARD}

@@ -1,4 +1,4 @@
-"""Which pods died early, maybe by their node's fault, and when."""
+"""Pods that failed early, possibly by their node's fault, and when."""
 
 import pytest
 
@@ -59,7 +59,7 @@ from testkit.pod_records import EPOCH, T0, T30, T61, container, ended, reduced
         ),
     ],
 )
-def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None:
+def test_a_possible_fault_of_the_node_is_an_early_failure(status: Object) -> None:
     assert is_failed_early(pod("p", node="n", **status), 60)
     assert reduced(pod("p", node="n", **status)).is_failed_early
 
@@ -121,7 +121,7 @@ def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None
         pytest.param({"containerStatuses": [None, 7, {"state": "x"}]}, id="nonsense"),
     ],
 )
-def test_what_is_not_the_nodes_fault_is_no_early_failure(status: Object) -> None:
+def test_other_ends_are_not_early_failures(status: Object) -> None:
     assert not is_failed_early(pod("p", node="n", **status), 60)
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_the_nodes_fault_is_no_early_failure(status: Object) -> None
     [(T61, 32, False), (T61, 31, False), (T61, 30, True), (T0, 0, False)],
     ids=["before its end", "in the second of its end", "after its end", "at once"],
 )
-def test_an_end_that_follows_from_deletion_is_no_failure(
+def test_an_end_after_deletion_is_not_a_failure(
     deletion: str, grace_seconds: int, is_failure: bool
 ) -> None:
     raw = pod("p", node="n", containerStatuses=[container(terminated=ended(143))])
@@ -168,16 +168,16 @@ def test_an_end_that_follows_from_deletion_is_no_failure(
         pytest.param({"containerStatuses": [container(terminated=ended(0))]}, None, id="success"),
     ],
 )
-def test_an_early_failure_says_when_it_was(status: Object, failed_at: str | None) -> None:
+def test_an_early_failure_has_a_time(status: Object, failed_at: str | None) -> None:
     assert reduced(pod("p", node="n", **status)).failed_at == parse_time(failed_at)
 
 
-def test_a_pod_that_was_never_bound_fails_nowhere() -> None:
+def test_an_unbound_pod_cannot_fail_early() -> None:
     assert not reduced(pod("p", reason="UnexpectedAdmissionError")).is_failed_early
 
 
 def of_message(message: str) -> Object:
-    """Describe the status of a container that ended early, with a message."""
+    """Return the status of a container that ended early, with a message."""
     return {"containerStatuses": [container(terminated={**ended(), "message": message})]}
 
 
@@ -200,7 +200,7 @@ def of_message(message: str) -> Object:
         ),
     ],
 )
-def test_an_end_by_a_device_is_told_from_others(status: Object) -> None:
+def test_an_end_caused_by_a_device_is_recognized(status: Object) -> None:
     assert reduced(pod("p", node="n", **status)).is_device_fault
 
 
@@ -214,7 +214,7 @@ def test_an_end_by_a_device_is_told_from_others(status: Object) -> None:
         "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.6",
     ],
 )
-def test_an_end_by_the_program_or_its_image_is_none_by_a_device(message: str) -> None:
+def test_an_end_caused_by_the_program_or_its_image_is_not_a_device_fault(message: str) -> None:
     record = reduced(pod("p", node="n", **of_message(message)))
 
     assert record.is_failed_early
@@ -222,7 +222,7 @@ def test_an_end_by_the_program_or_its_image_is_none_by_a_device(message: str) ->
 
 
 def not_admitted(why: str) -> Object:
-    """Describe the status of a pod that the kubelet did not admit, in its words."""
+    """Return the status of a pod that the kubelet did not admit, with the kubelet's text."""
     message = f"Allocate failed due to {why}, which is unexpected"
     return {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
 
@@ -248,7 +248,7 @@ def not_admitted(why: str) -> Object:
         ("openshift.io/mlnx_port0", False),
     ],
 )
-def test_a_device_that_another_plugin_lacks_is_no_gpus_failure(
+def test_a_missing_device_of_another_plugin_is_not_a_gpu_fault(
     why: str, resource: str, is_gpu: bool
 ) -> None:
     record = reduced(pod("p", node="n", **not_admitted(why.format(resource))))
@@ -267,11 +267,11 @@ def test_a_device_that_another_plugin_lacks_is_no_gpus_failure(
         "cannot allocate unregistered device",
     ],
 )
-def test_an_error_that_names_no_resource_may_be_a_gpus(why: str) -> None:
+def test_an_error_without_a_resource_may_be_a_gpu_fault(why: str) -> None:
     assert reduced(pod("p", node="n", **not_admitted(why))).is_device_fault
 
 
-def test_what_a_pod_that_runs_on_said_of_a_device_counts_no_more() -> None:
+def test_a_recovered_pod_has_no_device_fault() -> None:
     status = of_message("NVML error: GPU is lost")
     status["containerStatuses"][0] = {
         "lastState": status["containerStatuses"][0]["state"],

@@ -1,4 +1,4 @@
-"""Pods that wait for a resource of which not all is known yet are told once all is."""
+"""Waiting pods with requests for a new resource are reported once all pods are listed."""
 
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.cluster import PodFeed
@@ -7,7 +7,7 @@ from testkit.kube_objects import asking
 from tests.extender.sources.following import Sink
 
 
-async def test_one_on_the_first_page_is_told_where_all_is_known_by_the_last() -> None:
+async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> None:
     sink, pacer = Sink(), Pacer()
     feed = PodFeed(
         sink,

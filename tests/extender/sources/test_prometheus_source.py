@@ -1,4 +1,4 @@
-"""The source as the extender runs it: a loop here, a worker process there, and a Prometheus."""
+"""The source as the extender runs it, with a worker process and a fake Prometheus."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ NODES = NodeIdentity(names=frozenset({"gpu-1"}))
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # what is waited for knows of no event
+        while not condition():  # the conditions have no event to wait for
             await asyncio.sleep(0.02)
 
 
 @dataclass(kw_only=True)
 class Delivered:
-    """What the source delivered."""
+    """Deliveries of the source."""
 
     source: PrometheusSource
     readings: list[Readings]
@@ -98,7 +98,7 @@ async def fake() -> AsyncIterator[FakePrometheus]:
     await server.close()
 
 
-async def test_readings_are_delivered_again_and_again(fake: FakePrometheus) -> None:
+async def test_readings_are_delivered_periodically(fake: FakePrometheus) -> None:
     async with running(fake.url) as delivered:
         first = await delivered.more()
         second = await delivered.more()
@@ -124,7 +124,7 @@ async def test_columns_cannot_be_changed(fake: FakePrometheus) -> None:
     assert not readings.columns[Signal.GPU_UTILIZATION].flags.writeable
 
 
-async def test_changed_devices_and_tenants_are_followed(fake: FakePrometheus) -> None:
+async def test_changed_devices_and_tenants_are_delivered(fake: FakePrometheus) -> None:
     async with running(fake.url) as delivered:
         first = await delivered.more()
         fake.series = [
@@ -168,7 +168,7 @@ async def test_failures_are_counted_and_the_source_recovers(fake: FakePrometheus
     assert status.failures >= 1
 
 
-async def test_round_whose_every_metric_fails_is_a_failure(fake: FakePrometheus) -> None:
+async def test_a_round_in_which_every_metric_fails_is_a_failure(fake: FakePrometheus) -> None:
     fake.failing = {"max by (UUID, uuid, GPU_I_ID) ("}
     async with running(fake.url) as delivered:
         await until(lambda: delivered.source.status().consecutive_failures >= 1)
@@ -179,7 +179,7 @@ async def test_round_whose_every_metric_fails_is_a_failure(fake: FakePrometheus)
     assert [device.uuid for device in readings.devices] == ["GPU-1"]
 
 
-async def test_fault_of_who_takes_the_readings_does_not_end_them(fake: FakePrometheus) -> None:
+async def test_a_fault_of_the_receiver_does_not_end_the_source(fake: FakePrometheus) -> None:
     taken: list[Readings] = []
 
     def deliver(readings: Readings) -> None:
@@ -194,7 +194,7 @@ async def test_fault_of_who_takes_the_readings_does_not_end_them(fake: FakeProme
     assert delivered.source.status().failures == 1
 
 
-async def test_past_is_delivered_once(fake: FakePrometheus) -> None:
+async def test_past_readings_are_delivered_once(fake: FakePrometheus) -> None:
     async with running(fake.url, window_seconds=600) as delivered:
         await until(lambda: bool(delivered.history))
         await delivered.more(2)
@@ -224,7 +224,7 @@ async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus)
     assert last == pytest.approx({DeviceKey(("GPU-1", "")): 0.9, DeviceKey(("GPU-1", "3")): 0.2})
 
 
-async def test_past_comes_some_devices_and_some_steps_at_a_time(fake: FakePrometheus) -> None:
+async def test_past_readings_arrive_in_parts(fake: FakePrometheus) -> None:
     fake.series = [
         series("DCGM_FI_DEV_GPU_UTIL", number % 100, UUID=f"GPU-{number}", Hostname="gpu-1")
         for number in range(2 * ITEMS_PER_FRAME + 1)
@@ -245,7 +245,7 @@ async def test_past_comes_some_devices_and_some_steps_at_a_time(fake: FakePromet
             assert part.utilization[:, at] == pytest.approx(np.full(61, load))
 
 
-async def test_past_that_fails_does_not_hold_up_readings(fake: FakePrometheus) -> None:
+async def test_a_failed_query_of_the_past_does_not_delay_readings(fake: FakePrometheus) -> None:
     seen: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -266,7 +266,7 @@ async def test_past_that_fails_does_not_hold_up_readings(fake: FakePrometheus) -
     assert not delivered.history
 
 
-async def test_nothing_is_asked_before_there_are_nodes(
+async def test_nothing_is_queried_before_there_are_nodes(
     fake: FakePrometheus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus, "_WAIT_FOR_NODES_SECONDS", 0.0)
@@ -278,13 +278,13 @@ async def test_nothing_is_asked_before_there_are_nodes(
         return NodeIdentity()
 
     async with running(fake.url, identity=no_nodes) as delivered:
-        await until(lambda: looks >= 3)  # a round that asked would be over before the next look
+        await until(lambda: looks >= 3)  # a round would have ended before the next look
 
     assert not delivered.readings
     assert not fake.questions
 
 
-async def test_worker_that_died_is_replaced_and_tells_everything_anew(
+async def test_a_dead_worker_is_replaced_and_sends_everything_again(
     fake: FakePrometheus,
 ) -> None:
     async with running(fake.url) as delivered:
@@ -299,7 +299,7 @@ async def test_worker_that_died_is_replaced_and_tells_everything_anew(
     assert last.tenants == first.tenants
 
 
-async def test_hung_server_never_holds_the_loop_and_is_left_in_time(fake: FakePrometheus) -> None:
+async def test_a_hanging_server_never_blocks_the_loop_and_times_out(fake: FakePrometheus) -> None:
     over = asyncio.Event()
 
     async def handler(_request: web.Request) -> web.Response:
@@ -310,7 +310,7 @@ async def test_hung_server_never_holds_the_loop_and_is_left_in_time(fake: FakePr
     async with running(fake.url, timeout_seconds=0.3) as delivered:
         turns = 0
         while not delivered.source.status().failures:
-            await asyncio.sleep(0)  # a loop that was held would have few turns until then
+            await asyncio.sleep(0)  # a blocked loop would have few turns until then
             turns += 1
         over.set()
 
@@ -318,7 +318,7 @@ async def test_hung_server_never_holds_the_loop_and_is_left_in_time(fake: FakePr
     assert turns > 50
 
 
-async def test_late_worker_is_killed_and_the_next_question_is_answered(
+async def test_a_late_worker_is_killed_and_the_next_request_is_answered(
     fake: FakePrometheus,
 ) -> None:
     worker = WorkerProcess(Prometheus(url=fake.url, timeout_seconds=60))
@@ -347,21 +347,21 @@ async def test_late_worker_is_killed_and_the_next_question_is_answered(
     assert worker.starts == 2
 
 
-async def test_worker_goes_when_the_extender_does(fake: FakePrometheus) -> None:
+async def test_the_worker_ends_with_the_extender(fake: FakePrometheus) -> None:
     worker = WorkerProcess(Prometheus(url=fake.url))
     await worker.ask({"now": time.time()}, DEADLINE_SECONDS)
     process = worker._process
     assert process is not None
     assert process.stdin is not None
 
-    process.stdin.close()  # all that the worker sees of an extender that was killed
+    process.stdin.close()  # for the worker this is how a killed extender looks
 
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await process.wait() == 0
     await worker.stop()
 
 
-async def test_a_stop_that_is_cancelled_leaves_no_process_behind(fake: FakePrometheus) -> None:
+async def test_a_cancelled_stop_leaves_no_process_behind(fake: FakePrometheus) -> None:
     worker = WorkerProcess(Prometheus(url=fake.url))
     await worker.ask({"now": time.time()}, DEADLINE_SECONDS)
     process = worker._process
@@ -376,7 +376,7 @@ async def test_a_stop_that_is_cancelled_leaves_no_process_behind(fake: FakeProme
     assert process.returncode is not None
 
 
-async def test_worker_finds_files_named_relative_to_the_extender(
+async def test_the_worker_finds_files_with_relative_paths(
     fake: FakePrometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text("secret")

@@ -1,4 +1,4 @@
-"""What the worker says of changes, and what the extender makes of it, are the same in the end."""
+"""The extender's readings equal the worker's rounds after any sequence of changes."""
 
 import asyncio
 import io
@@ -56,7 +56,7 @@ def round_of(table: DeviceTable, rows: list[DeviceRow]) -> Round:
     )
 
 
-def test_what_pods_hold_of_shared_devices_is_told_once() -> None:
+def test_memory_of_pods_on_shared_devices_is_sent_once() -> None:
     table, builder = DeviceTable(), ReadingsBuilder()
     found = round_of(table, [device(0)])
     shares = ((device(0).key, "ns/a", 1 << 30), (device(0).key, "ns/b", 0))
@@ -69,7 +69,7 @@ def test_what_pods_hold_of_shared_devices_is_told_once() -> None:
 
 
 @given(st.lists(fleets, max_size=6))
-def test_any_sequence_of_changes_is_followed(
+def test_any_sequence_of_changes_is_applied(
     sequence: list[dict[int, tuple[str, bool]]],
 ) -> None:
     table, builder = DeviceTable(), ReadingsBuilder()
@@ -107,20 +107,20 @@ def test_any_sequence_of_changes_is_followed(
         before = readings
 
 
-def test_large_fleet_comes_in_parts_and_whole() -> None:
+def test_a_large_fleet_arrives_in_parts_and_complete() -> None:
     rows = [device(number) for number in range(2 * ITEMS_PER_FRAME + 1)]
     found = round_of(DeviceTable(), rows)
 
     answer = list(round_frames(found))
     readings = apply(ReadingsBuilder(), found)
 
-    # The last two hold the numbers.
+    # The last two frames contain the numbers.
     assert [len(frame.header.get("added", ())) for frame in answer] == [500, 500, 1, 0, 0]
     assert len(readings.devices) == len(rows)
     assert not np.isnan(readings.columns[Signal.XID]).any()
 
 
-def test_pipe_that_ends_within_a_frame_has_no_more_frames() -> None:
+def test_a_pipe_that_ends_within_a_frame_has_no_more_frames() -> None:
     pipe = io.BytesIO()
     frames.write(pipe, Frame(header={"a": 1}, body=b"12345678"))
 
@@ -128,6 +128,6 @@ def test_pipe_that_ends_within_a_frame_has_no_more_frames() -> None:
     assert frames.read(io.BytesIO()) is None
 
 
-def test_header_that_is_no_object_is_refused() -> None:
+def test_a_header_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(ValueError, match="not a JSON object but list"):
         frames.decode_header(b"[]")

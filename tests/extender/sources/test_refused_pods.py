@@ -1,4 +1,4 @@
-"""Whom we refused is read off the pods themselves, so that every replica knows."""
+"""Refusals are read from the pods themselves, so that every replica knows them."""
 
 from dataclasses import replace
 
@@ -57,11 +57,11 @@ def test_a_pod_whose_message_names_a_rejection_is_refused(rejection: Rejection) 
     ],
     ids=["others refused it", "an error", "bound", "nobody has said"],
 )
-def test_any_other_pod_is_not(raw: Object) -> None:
+def test_any_other_pod_is_not_refused(raw: Object) -> None:
     assert not reduced(raw).is_refused
 
 
-def test_a_pod_that_has_its_node_by_now_waits_no_more() -> None:
+def test_a_bound_pod_does_not_wait() -> None:
     raw = waiting(f"1 {Rejection.NOT_IDLE.value}.")
     raw["spec"]["nodeName"] = "n"
 
@@ -70,7 +70,7 @@ def test_a_pod_that_has_its_node_by_now_waits_no_more() -> None:
     assert (record.is_refused, record.wishes, record.version) == (False, (), "")
 
 
-def test_a_version_makes_no_record_another() -> None:
+def test_records_with_different_versions_are_equal() -> None:
     raw = waiting("refused")
     before = reduced(raw)
     raw["metadata"]["resourceVersion"] = "8"
@@ -79,7 +79,7 @@ def test_a_version_makes_no_record_another() -> None:
     assert reduced(raw) == before
 
 
-def test_long_annotations_are_kept_of_pods_that_we_refused_alone() -> None:
+def test_long_annotations_are_stored_only_of_refused_pods() -> None:
     ours, others = waiting(f"1 {Rejection.NOT_IDLE.value}."), waiting("1 Insufficient cpu.")
     for raw in (ours, others):
         raw["metadata"]["annotations"] = {"idlegpu.io/unknown": "x" * MAX_WISHES}
@@ -90,14 +90,14 @@ def test_long_annotations_are_kept_of_pods_that_we_refused_alone() -> None:
     assert (reduced(ours).version, reduced(others).version) == ("", "")
 
 
-def test_counts_that_change_in_the_message_change_nothing_that_is_decided_by() -> None:
+def test_changed_counts_in_the_message_do_not_change_the_refusal() -> None:
     few, many = (reduced(waiting(f"0/9: {count} {Rejection.NOT_IDLE.value}.")) for count in (1, 9))
 
-    assert few != many  # people read them
+    assert few != many  # shown to users
     assert replace(few, message="") == replace(many, message="")
 
 
-def test_what_kube_scheduler_says_is_kept_as_long_as_the_pod_waits() -> None:
+def test_kube_schedulers_message_is_stored_while_the_pod_waits() -> None:
     raw = waiting("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
     bound = waiting("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
     bound["spec"]["nodeName"] = "n"
@@ -110,7 +110,7 @@ def test_a_long_message_is_cut() -> None:
     assert len(reduced(waiting("x" * 100_000)).message) == MAX_MESSAGE
 
 
-def test_a_scheduling_gate_is_told_apart() -> None:
+def test_a_scheduling_gate_is_recognized() -> None:
     assert reduced(waiting("gated", reason="SchedulingGated")).is_gated
     assert not reduced(waiting("refused")).is_gated
 
@@ -124,7 +124,7 @@ def test_a_scheduling_gate_is_told_apart() -> None:
         ([7, {"controller": True}], ""),
     ],
 )
-def test_what_controls_the_pod_is_its_owner(owners: object, owner: str) -> None:
+def test_the_controller_of_a_pod_is_its_owner(owners: object, owner: str) -> None:
     raw = waiting("refused")
     raw["metadata"]["ownerReferences"] = owners
 
@@ -132,7 +132,7 @@ def test_what_controls_the_pod_is_its_owner(owners: object, owner: str) -> None:
 
 
 @pytest.mark.parametrize("annotations", [None, [], {"idlegpu.io/strategy": 7}])
-def test_annotations_of_any_shape_are_taken(annotations: object) -> None:
+def test_annotations_of_any_shape_are_accepted(annotations: object) -> None:
     raw = waiting(f"1 {Rejection.NOT_IDLE.value}.")
     raw["metadata"]["annotations"] = annotations
 

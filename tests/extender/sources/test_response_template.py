@@ -1,4 +1,4 @@
-"""Values are read out of a known layout exactly as a JSON parser reads them, or not at all."""
+"""A template reads exactly the values that a JSON parser reads, or does not match."""
 
 import json
 
@@ -25,7 +25,7 @@ def vector(rows: list[tuple[dict[str, str], float]], at: float = 1_700_000_000.1
 
 
 @given(rows=rows, data=st.data())
-def test_values_are_those_that_a_parser_reads(
+def test_values_equal_those_of_a_parser(
     rows: list[tuple[dict[str, str], float]], data: st.DataObject
 ) -> None:
     templates = ResponseTemplates()
@@ -42,7 +42,7 @@ def test_values_are_those_that_a_parser_reads(
 
 
 @given(rows=rows, other=rows)
-def test_rows_of_other_devices_are_never_taken_for_the_known_ones(
+def test_rows_of_other_devices_do_not_match(
     rows: list[tuple[dict[str, str], float]], other: list[tuple[dict[str, str], float]]
 ) -> None:
     templates = ResponseTemplates()
@@ -65,7 +65,7 @@ def test_rows_of_other_devices_are_never_taken_for_the_known_ones(
         b'[{"metric":{"UUID":"a"},"value":[1.5,"7"]},{"metric":{"UUID":"b"},"value":[2.5,"8"]}]',
     ],
 )
-def test_what_is_laid_out_otherwise_is_left_to_a_parser(text: bytes) -> None:
+def test_an_answer_of_another_form_does_not_match(text: bytes) -> None:
     templates = ResponseTemplates()
     templates.learn(vector([({"UUID": "a"}, 1.0)]), np.zeros(1, dtype=np.intp))
 
@@ -74,7 +74,7 @@ def test_what_is_laid_out_otherwise_is_left_to_a_parser(text: bytes) -> None:
     assert templates.read(text) is None
 
 
-def test_after_forgetting_nothing_is_known() -> None:
+def test_after_clear_nothing_matches() -> None:
     templates = ResponseTemplates()
     text = vector([({"UUID": "a"}, 1.0)])
     templates.learn(text, np.zeros(1, dtype=np.intp))
@@ -84,8 +84,8 @@ def test_after_forgetting_nothing_is_known() -> None:
     assert templates.read(text) is None
 
 
-def test_four_layouts_are_kept_the_latest_ones() -> None:
-    """Of all devices, of whole cards, of those with memory that has a temperature, of few more."""
+def test_the_latest_four_templates_are_kept() -> None:
+    """Templates of all devices, of whole cards, of those with a memory temperature, and more."""
     templates = ResponseTemplates()
     texts = [vector([({"UUID": name}, 1.0)]) for name in "abcde"]
     for text in texts:
@@ -95,7 +95,7 @@ def test_four_layouts_are_kept_the_latest_ones() -> None:
     assert [templates.read(text) is not None for text in texts] == [False, *[True] * 4]
 
 
-def test_a_digest_tells_rows_apart_and_not_the_time() -> None:
+def test_a_fingerprint_depends_on_the_rows_and_not_on_the_time() -> None:
     one, other = ({"pod": "a"}, 1.0), ({"pod": "b"}, 1.0)
 
     assert fingerprint_rows(vector([one, other], at=1.5)) == fingerprint_rows(

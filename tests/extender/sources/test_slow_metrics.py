@@ -1,4 +1,4 @@
-"""What is asked for less often, or of fewer devices, is told as if it were asked in full."""
+"""Fewer queries for slow-changing metrics give the same values as full ones."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import Column, Signal
 from extender.sources.prometheus.collector import FULL_SECONDS, SlowColumns
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
-from extender.sources.prometheus.collector import FULL_SECONDS, SlowColumns
 from testkit.collecting import NOW, Asked
 from testkit.fake_prometheus import FakePrometheus, Series, series, util
 
@@ -22,11 +21,11 @@ XID, TOTAL, TEMPERATURE = (
 
 
 class Server:
-    """Answers of a metric, and which were asked for.
+    """Answers queries of a metric, and records them.
 
     Attributes:
         values: by device.
-        asked: per question, whether it was for what is above 0 alone.
+        asked: for each query, whether it was only for values above 0.
     """
 
     def __init__(self, *values: float) -> None:
@@ -43,7 +42,9 @@ faults = st.lists(st.sampled_from([0.0, 0.0, 31.0, 79.0]), min_size=3, max_size=
 
 
 @given(st.lists(st.tuples(faults, st.sampled_from([5.0, 20.0, 60.0])), min_size=1, max_size=8))
-def test_faults_come_and_go_in_the_very_round(rounds: list[tuple[list[float], float]]) -> None:
+def test_faults_appear_and_disappear_in_the_same_round(
+    rounds: list[tuple[list[float], float]],
+) -> None:
     server, now = Server(), NOW
     slow_columns = SlowColumns(server)
     for values, seconds in rounds:
@@ -57,12 +58,12 @@ values = st.lists(st.sampled_from([NAN, 0.0, 79.0]), min_size=3, max_size=3)
 
 
 @given(st.lists(values, min_size=1, max_size=8))
-def test_a_fault_that_is_not_told_is_never_taken_for_one_that_has_gone(
+def test_a_missing_fault_is_not_a_fault_that_is_gone(
     rounds: list[list[float]],
 ) -> None:
     server = Server()
     slow_columns = SlowColumns(server)
-    shown = np.full(3, NAN)  # as the fleet keeps it: until another value is told
+    shown = np.full(3, NAN)  # as in the fleet: kept until another value is reported
     expected = np.full(3, NAN)
     for number, told in enumerate(rounds):
         server.values = told
@@ -73,7 +74,7 @@ def test_a_fault_that_is_not_told_is_never_taken_for_one_that_has_gone(
         assert (np.nan_to_num(shown) == np.nan_to_num(expected)).all()
 
 
-def test_without_faults_only_what_is_above_0_is_asked_for_most_of_the_time() -> None:
+def test_without_faults_most_queries_are_for_values_above_0() -> None:
     server = Server(0.0, 0.0)
     slow_columns = SlowColumns(server)
 
@@ -83,7 +84,7 @@ def test_without_faults_only_what_is_above_0_is_asked_for_most_of_the_time() -> 
     assert server.asked == [False, True, True, True, True, False]
 
 
-def test_sizes_are_asked_for_within_a_minute() -> None:
+def test_sizes_are_queried_within_a_minute() -> None:
     server = Server(80.0, 40.0)
     slow_columns = SlowColumns(server)
     slow_columns.column(TOTAL, NOW)
@@ -96,7 +97,7 @@ def test_sizes_are_asked_for_within_a_minute() -> None:
     assert server.asked == [False, False]
 
 
-def test_a_size_that_a_device_lacks_is_asked_for_again() -> None:
+def test_a_missing_size_is_queried_again() -> None:
     server = Server(80.0, NAN)
     slow_columns = SlowColumns(server)
     slow_columns.column(TOTAL, NOW)
@@ -106,7 +107,7 @@ def test_a_size_that_a_device_lacks_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("metric", [XID, TOTAL])
-def test_other_devices_are_asked_for_at_once(metric: Metric) -> None:
+def test_other_devices_are_queried_at_once(metric: Metric) -> None:
     server = Server(0.0, 0.0)
     slow_columns = SlowColumns(server)
     slow_columns.column(metric, NOW)
@@ -117,7 +118,7 @@ def test_other_devices_are_asked_for_at_once(metric: Metric) -> None:
     assert server.asked == [False, False]
 
 
-def test_anything_else_is_asked_for_in_every_round() -> None:
+def test_other_metrics_are_queried_in_every_round() -> None:
     server = Server(40.0)
     slow_columns = SlowColumns(server)
     slow_columns.column(TEMPERATURE, NOW)
@@ -127,7 +128,7 @@ def test_anything_else_is_asked_for_in_every_round() -> None:
     assert server.asked == [False, False]
 
 
-async def test_a_collector_asks_so_and_tells_faults_and_sizes_all_the_same(
+async def test_a_collector_returns_faults_and_sizes_with_fewer_queries(
     fake: FakePrometheus,
 ) -> None:
     def said(xid: int, *uuids: str) -> list[Series]:
@@ -152,5 +153,5 @@ async def test_a_collector_asks_so_and_tells_faults_and_sizes_all_the_same(
     assert told == [[0], [79], [0], [0, 0]]
     assert asked.value(Signal.MEMORY_TOTAL, "GPU-2") == 1 << 20
     sizes = [question for question in fake.questions if "FB_TOTAL" in question]
-    assert len(sizes) == 2  # at first, and when there was another device
+    assert len(sizes) == 2  # the first round, and the one with a new device
     assert any("XID_ERRORS{} > 0" in question for question in fake.questions)

@@ -1,4 +1,4 @@
-"""Prometheus is asked otherwise: what is known of it stays, and the past is asked for once."""
+"""Changed settings of Prometheus: the status stays, and the past is queried once."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from tests.extender.sources.test_prometheus_source import NODES, until
 
 
 class Restarted:
-    """A source whose task can be ended and started anew."""
+    """A source whose task can be stopped and started again."""
 
     def __init__(self, url: str) -> None:
         self.readings: list[Readings] = []
@@ -74,7 +74,7 @@ async def fake() -> AsyncIterator[FakePrometheus]:
         yield made
 
 
-async def test_another_prometheus_is_asked_and_the_past_is_not_told_twice(
+async def test_another_prometheus_is_queried_and_the_past_is_not_delivered_twice(
     fake: FakePrometheus,
 ) -> None:
     other, stack = await start(70)
@@ -84,7 +84,7 @@ async def test_another_prometheus_is_asked_and_the_past_is_not_told_twice(
         before = part.source.status()
         await part.change(url=other.url)
         assert part.source.status() == before
-        for _ in range(4):  # the past would be asked for after the first
+        for _ in range(4):  # the past would be queried after the first
             await part.more()
         await part.stop()
 
@@ -94,7 +94,7 @@ async def test_another_prometheus_is_asked_and_the_past_is_not_told_twice(
     assert part.source.status().failures == 0
 
 
-async def test_past_that_was_not_told_yet_is_asked_for_again(fake: FakePrometheus) -> None:
+async def test_an_undelivered_past_is_queried_again(fake: FakePrometheus) -> None:
     part = Restarted("http://127.0.0.1:1")
     await until(lambda: part.source.status().failures > 0)
     await part.change(url=fake.url)
@@ -104,7 +104,7 @@ async def test_past_that_was_not_told_yet_is_asked_for_again(fake: FakePrometheu
     assert len(part.history) == 1
 
 
-async def test_worker_that_was_ended_for_other_settings_was_not_lost(fake: FakePrometheus) -> None:
+async def test_a_worker_ended_for_a_change_does_not_count_as_lost(fake: FakePrometheus) -> None:
     part = Restarted(fake.url)
     await part.more()
     for seconds in (2, 3, 4):

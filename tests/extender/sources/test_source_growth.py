@@ -1,4 +1,4 @@
-"""What a real Prometheus makes of counters that grow, and of XIDs that are counted one by one."""
+"""Growing counters, and XIDs with a series each, in a real Prometheus."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ async def answer_to(session: aiohttp.ClientSession, query: str) -> list[Any]:
     return list(told["data"]["result"])
 
 
-async def test_a_counter_that_grows_is_told_and_one_that_stands_is_not(
+async def test_only_growing_counters_are_returned(
     scraped: tuple[Pages, aiohttp.ClientSession],
 ) -> None:
     pages, session = scraped
@@ -71,7 +71,7 @@ async def test_a_counter_that_grows_is_told_and_one_that_stands_is_not(
     assert float(rows[0]["value"][1]) > 0
 
 
-async def test_rows_that_are_added_are_told_whichever_pods_come_and_go_meanwhile(
+async def test_added_rows_are_returned_even_if_pods_change(
     scraped: tuple[Pages, aiohttp.ClientSession],
 ) -> None:
     pages, session = scraped
@@ -89,10 +89,10 @@ async def test_rows_that_are_added_are_told_whichever_pods_come_and_go_meanwhile
 
     assert [row["metric"] for row in rows] == [{"UUID": "GPU-1"}]
     assert float(rows[0]["value"][1]) > 0
-    assert await answer_to(session, in_a_day) == [], "nothing is known of a day ago"
+    assert await answer_to(session, in_a_day) == [], "there are no samples of a day ago"
 
 
-async def test_of_xids_that_are_counted_one_by_one_the_gravest_is_told(
+async def test_the_most_severe_of_several_xids_is_returned(
     scraped: tuple[Pages, aiohttp.ClientSession],
 ) -> None:
     _, session = scraped

@@ -1,4 +1,4 @@
-"""What a real Prometheus makes of dcgm-exporter's series, and we of its answers."""
+"""Series of dcgm-exporter in a real Prometheus, and the readings from them."""
 
 import asyncio
 import re
@@ -96,18 +96,18 @@ def pages() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scraped:
-    """A running Prometheus and what it scrapes."""
+    """A running Prometheus and the pages that it scrapes."""
 
     process: ServerProcess
     pages: Pages
     url: str
 
     async def ask(self, job: str, **values: object) -> Asked:
-        """Ask until the job's series are there."""
+        """Query until the job's series are there."""
         asked = Asked(self.url, **{"selector": f'job=~"{job}"', **values})
 
         async def has_answer() -> bool:
-            # The second knows which names there are; a late scrape hides all until the next.
+            # The second round knows the names; a late scrape hides all series until the next.
             for _ in range(2):
                 found = await asked.round(time.time())
                 if not (asked.rows or found.unmatched_series):
@@ -177,7 +177,7 @@ async def test_replicas_of_prometheus_collapse(scraped: Scraped) -> None:
     assert asked.value(Signal.POWER, H100) < 1000
 
 
-async def test_age_counts_from_the_scrape_less_the_collection(scraped: Scraped) -> None:
+async def test_age_counts_from_the_scrape_minus_the_collection_interval(scraped: Scraped) -> None:
     asked = await scraped.ask("plain")
 
     age_seconds = time.time() - asked.found.measured_at
@@ -185,7 +185,7 @@ async def test_age_counts_from_the_scrape_less_the_collection(scraped: Scraped) 
     assert (age_seconds < 60).all()
 
 
-async def test_partitioned_and_whole_cards_stand_side_by_side(scraped: Scraped) -> None:
+async def test_partitioned_and_whole_cards_may_be_mixed(scraped: Scraped) -> None:
     asked = await scraped.ask("mig")
 
     card = "GPU-5f0d9a3e-11c2-46b7-8a0e-2b8e6d1c7f01"
@@ -205,7 +205,7 @@ async def test_time_sliced_card_has_its_own_value_and_all_its_pods(scraped: Scra
 
 
 @pytest.mark.parametrize("setup", ["time-sliced", "time-sliced-plain"])
-async def test_what_each_pod_holds_of_a_time_sliced_card_is_told(
+async def test_memory_by_pod_on_a_time_sliced_card_is_returned(
     scraped: Scraped, setup: str
 ) -> None:
     asked = await scraped.ask(setup)
@@ -217,14 +217,14 @@ async def test_what_each_pod_holds_of_a_time_sliced_card_is_told(
     }
 
 
-async def test_where_each_pods_series_has_the_whole_value_nothing_is_told_of_the_pods(
+async def test_series_with_the_whole_value_give_no_memory_by_pod(
     scraped: Scraped,
 ) -> None:
     asked = await scraped.ask("unsplit")
 
     assert asked.value(Signal.MEMORY_USED, T4) == 10812 << 20
     assert not asked.found.shares
-    assert [key[0] for key in asked.found.divided] == [T4]  # their names tell that it is shared
+    assert [key[0] for key in asked.found.divided] == [T4]  # its ids show that it is shared
     assert asked.found.failed == {}
 
 
@@ -239,7 +239,7 @@ async def test_names_and_units_of_today_and_of_the_user(scraped: Scraped) -> Non
     assert asked.value(Signal.POWER, "GPU-new") == 250
 
 
-async def test_both_generations_answer_one_question(scraped: Scraped) -> None:
+async def test_both_generations_answer_one_query(scraped: Scraped) -> None:
     asked = await scraped.ask("plain|new-names")
 
     assert not np.isnan(asked.found.columns[Signal.GPU_UTILIZATION]).any()
@@ -265,7 +265,7 @@ async def test_node_is_found_by(scraped: Scraped, job: str) -> None:
     assert asked.found.unmatched_series == 0
 
 
-async def test_ghost_is_unmatched(scraped: Scraped) -> None:
+async def test_a_removed_node_is_unmatched(scraped: Scraped) -> None:
     asked = await scraped.ask("ghost")
 
     assert asked.rows == []
@@ -273,7 +273,7 @@ async def test_ghost_is_unmatched(scraped: Scraped) -> None:
     assert 'node="ghost"' in asked.found.unmatched_example
 
 
-async def test_scrape_with_an_empty_body_takes_the_devices_away_until_the_next(
+async def test_an_empty_scrape_removes_the_devices_until_the_next(
     scraped: Scraped,
 ) -> None:
     asked = await scraped.ask("gap")
@@ -304,14 +304,14 @@ async def test_past_is_read_by_a_range_query(scraped: Scraped, client: Prometheu
     assert sorted(past.xid[:, -1].tolist()) == [0, 0, 0, 0, 0, 0, 31, 94]
 
 
-async def test_selector_that_is_no_promql_is_an_error_that_says_so(scraped: Scraped) -> None:
+async def test_an_invalid_selector_is_a_clear_error(scraped: Scraped) -> None:
     asked = Asked(scraped.url, selector="job=")
 
     with pytest.raises(PrometheusError, match=re.escape("check prometheus.selector")):
         await asked.round(time.time())
 
 
-async def test_killed_prometheus_is_an_error_until_it_is_back(scraped: Scraped) -> None:
+async def test_a_killed_prometheus_is_an_error_until_it_returns(scraped: Scraped) -> None:
     asked = await scraped.ask("plain")
     scraped.process.kill()
 
@@ -330,7 +330,7 @@ async def test_killed_prometheus_is_an_error_until_it_is_back(scraped: Scraped) 
     await wait_for(is_back, "readings are back")
 
 
-async def test_of_answers_like_those_before_only_rows_of_faults_are_parsed(
+async def test_only_rows_of_faults_are_parsed_in_unchanged_answers(
     scraped: Scraped, parsing: list[int]
 ) -> None:
     asked = await scraped.ask("service-monitor")

@@ -1,4 +1,4 @@
-"""An answer that is recognized says what a parser reads in it, and any other is left to one."""
+"""A recognized answer gives the values of a JSON parser, and any other is parsed."""
 
 import json
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def answer(result: list[tuple[Labels, str]], at: float = 1.5, **others: object) 
 
 
 def table_of(result: list[tuple[Labels, str]]) -> DeviceTable:
-    """Return the table of some of the devices of an answer."""
+    """Return the table of the devices of an answer."""
     keys = {(metric.get("UUID", ""), metric.get("GPU_I_ID", "")) for metric, _ in result}
     devices = [DeviceRow("node", *key, None, "", "", "") for key in sorted(keys) if key[0]]
     table = DeviceTable()
@@ -57,7 +57,7 @@ def table_of(result: list[tuple[Labels, str]]) -> DeviceTable:
 
 
 def parsed(table: DeviceTable, body: bytes) -> tuple[Mapping[str, Any], Vector] | None:
-    """Read an answer as a whole; None where it cannot be read."""
+    """Parse a whole answer; return None if that fails."""
     document = parse_document(body)
     try:
         return document, reduce_rows(lambda whole: table.read(whole["data"]["result"]), document)
@@ -66,7 +66,7 @@ def parsed(table: DeviceTable, body: bytes) -> tuple[Mapping[str, Any], Vector] 
 
 
 def assert_recognized_or_left(table: DeviceTable, body: bytes) -> bool:
-    """Compare what is recognized with what a parser reads; tell whether it was recognized."""
+    """Compare a recognized answer with a parsed one; return whether it was recognized."""
     found = recognize_rows(body, table.recognize)
     if found is None:
         return False
@@ -101,19 +101,19 @@ def test_other_values_of_the_same_rows_are_recognized(
 
     is_recognized = assert_recognized_or_left(table, answer(next_rows, later))
 
-    # Where all are numbers, nothing is left to a parser: else it would be no faster.
+    # Numbers never need a parser, or recognizing would not be faster.
     if is_learned and all(is_number(value) for _, value in next_rows):
         assert is_recognized
 
 
 alike = st.sampled_from("123456789").map(lambda digit: {"UUID": f"GPU-{digit}"})
-"""Labels of one length."""
+"""Labels of equal length."""
 
 
 @given(
     rows=st.lists(st.tuples(labels | alike, st.just("1")), min_size=1, max_size=8), data=st.data()
 )
-def test_rows_that_come_go_move_or_change_their_labels_are_never_taken_for_others(
+def test_changed_rows_are_never_mistaken_for_others(
     rows: list[tuple[Labels, str]], data: st.DataObject
 ) -> None:
     table = table_of(rows)
@@ -143,7 +143,7 @@ def test_rows_that_come_go_move_or_change_their_labels_are_never_taken_for_other
 
 
 @given(rows=rows, data=st.data())
-def test_an_answer_that_is_damaged_is_recognized_only_as_what_a_parser_reads(
+def test_a_damaged_answer_is_recognized_only_if_a_parser_agrees(
     rows: list[tuple[Labels, str]], data: st.DataObject
 ) -> None:
     rows = [(metric, "12.5") for metric, _ in rows]
@@ -159,9 +159,7 @@ def test_an_answer_that_is_damaged_is_recognized_only_as_what_a_parser_reads(
 
 
 @given(rows=rows, cut=st.integers(1, 400))
-def test_an_answer_that_was_cut_off_is_not_recognized(
-    rows: list[tuple[Labels, str]], cut: int
-) -> None:
+def test_a_truncated_answer_is_not_recognized(rows: list[tuple[Labels, str]], cut: int) -> None:
     rows = [(metric, "1") for metric, _ in rows]
     table = table_of(rows)
     parsed(table, answer(rows))
@@ -180,7 +178,7 @@ def test_an_answer_that_was_cut_off_is_not_recognized(
         {"isPartial": True},
     ],
 )
-def test_what_stands_around_the_rows_is_read_anew(others: Mapping[str, object]) -> None:
+def test_the_text_around_the_rows_is_parsed_each_time(others: Mapping[str, object]) -> None:
     result = [({"UUID": "GPU-1"}, "1"), ({"UUID": "GPU-2"}, "2")]
     table = table_of(result)
     parsed(table, answer(result))
@@ -204,8 +202,8 @@ def test_a_second_result_counts_as_it_does_for_a_parser() -> None:
 @example(5e-324)
 @example(1.7976931348623157e308)
 @example(9007199254740993.0)
-def test_numbers_are_read_to_the_last_digit(value: float) -> None:
-    """Prometheus writes them without exponents, however long that is."""
+def test_numbers_are_parsed_exactly(value: float) -> None:
+    """Prometheus writes them without exponents, at any length."""
     result = [({"UUID": "GPU-1"}, "0"), ({"UUID": "GPU-2"}, "0")]
     table = table_of(result)
     parsed(table, answer(result))
@@ -230,7 +228,7 @@ def test_after_the_devices_changed_nothing_is_recognized() -> None:
     assert recognize_rows(answer(result), table.recognize) is None
 
 
-def test_a_large_answer_is_recognized_in_pieces() -> None:
+def test_a_large_answer_is_recognized() -> None:
     def result(number: int) -> list[tuple[Labels, str]]:
         return [
             ({"UUID": f"GPU-{row:032d}", **({"GPU_I_ID": "7"} if row % 3 else {})}, str(row * row))
@@ -246,11 +244,11 @@ def test_a_large_answer_is_recognized_in_pieces() -> None:
 
 
 class Compact:
-    """A Prometheus that writes as the real one does, and answers what it is told to.
+    """A Prometheus that writes JSON as the real one does.
 
     Attributes:
-        rows: rows by what their query contains; the first that fits counts.
-        others: what else its answers say.
+        rows: rows by a part of their query; the first match counts.
+        others: other fields of its answers.
         at: its clock.
     """
 
@@ -267,7 +265,7 @@ class Compact:
                 {"status": "success", "data": ["DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_XID_ERRORS"]}
             )
         else:
-            is_of_shares = f"{promql.SHARE_LABEL}!=" in query  # it names other metrics, too
+            is_of_shares = f"{promql.SHARE_LABEL}!=" in query  # this query names other metrics, too
             told = next((rows for word, rows in self.rows.items() if word in query), [])
             told = [] if is_of_shares else told
             body = answer(told, self.at, **self.others)
@@ -307,7 +305,7 @@ async def test_a_round_like_the_one_before_parses_no_rows(
     assert asked.held() == {"1": ("ns/a",)}
 
 
-async def test_devices_that_are_seen_again_are_not_parsed_unless_something_changed(
+async def test_unchanged_devices_are_not_parsed_again(
     fake: FakePrometheus, parsing: list[int]
 ) -> None:
     compact = Compact(fake)
@@ -331,7 +329,7 @@ async def test_devices_that_are_seen_again_are_not_parsed_unless_something_chang
     assert [row.node for row in found.added] == ["gpu-h100-01"] * 2
 
 
-async def test_a_recognized_answer_that_warns_is_partial(
+async def test_a_recognized_answer_with_a_warning_is_partial(
     fake: FakePrometheus, parsing: list[int]
 ) -> None:
     compact = Compact(fake)

@@ -1,4 +1,4 @@
-"""What a round does not ask again, nor read again: the rest follows whatever changes."""
+"""Queries and parsing that a round saves, without missing a change."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from testkit.fake_prometheus import FakePrometheus, Series, util
 
 
 def devices_questions(fake: FakePrometheus) -> int:
-    """Return how often it was asked which devices there are."""
+    """Return the number of queries for the devices."""
     return sum("modelName" in question for question in fake.questions)
 
 
-async def test_known_devices_are_asked_for_their_ages_alone(fake: FakePrometheus) -> None:
+async def test_only_the_ages_of_known_devices_are_queried(fake: FakePrometheus) -> None:
     fake.series = [util(number, at=NOW, UUID=f"GPU-{number}") for number in (1, 2)]
     asked = Asked(fake.url)
     await asked.round(NOW)
@@ -21,11 +21,11 @@ async def test_known_devices_are_asked_for_their_ages_alone(fake: FakePrometheus
     found = await asked.round(NOW + 20)
 
     assert devices_questions(fake) == 1
-    assert found.measured_at.tolist() == [NOW + 15 - 30] * 2  # less what an exporter may lag
+    assert found.measured_at.tolist() == [NOW + 15 - 30] * 2  # minus the exporter's interval
     assert asked.value(Signal.GPU_UTILIZATION, "GPU-2") == pytest.approx(0.12)
 
 
-async def test_devices_are_asked_for_again_when_another_node_has_them(
+async def test_devices_are_queried_again_when_another_node_has_them(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(1)]
@@ -38,7 +38,7 @@ async def test_devices_are_asked_for_again_when_another_node_has_them(
     assert asked.rows[0].node == "gpu-2"
 
 
-async def test_what_matches_no_node_is_looked_at_in_every_round(fake: FakePrometheus) -> None:
+async def test_unmatched_series_are_queried_in_every_round(fake: FakePrometheus) -> None:
     fake.series = [util(1), util(2, UUID="GPU-2", Hostname="stranger")]
     asked = Asked(fake.url)
     await asked.round(NOW)
@@ -49,7 +49,7 @@ async def test_what_matches_no_node_is_looked_at_in_every_round(fake: FakePromet
     assert found.unmatched_series == 1
 
 
-async def test_pods_are_followed_though_the_same_answers_are_read_once(
+async def test_changed_pods_are_found_though_equal_answers_are_parsed_once(
     fake: FakePrometheus,
 ) -> None:
     def held_by(pod: str) -> Series:

@@ -1,4 +1,4 @@
-"""Which pods hold which device, whatever Prometheus's labels mean."""
+"""Pods that hold each device, for any meaning of Prometheus's labels."""
 
 import time
 
@@ -22,7 +22,7 @@ def _up(target: dict[str, str]) -> Series:
         pytest.param(PLAIN, False, id="plain"),
     ],
 )
-async def test_every_way_to_scrape_gives_the_same_tenants(
+async def test_every_scrape_configuration_gives_the_same_tenants(
     fake: FakePrometheus, target: dict[str, str], honor_labels: bool, has_up: bool
 ) -> None:
     fake.series = read_sample("h100_8x_partial_4.5.x.prom", target, honor_labels=honor_labels)
@@ -41,7 +41,7 @@ async def test_every_way_to_scrape_gives_the_same_tenants(
 
 
 @pytest.mark.parametrize("name", ["gpu-metrics-x7z", "surprising-name-0"])
-async def test_exporter_with_any_name_is_no_tenant(fake: FakePrometheus, name: str) -> None:
+async def test_an_exporter_with_any_name_is_not_a_tenant(fake: FakePrometheus, name: str) -> None:
     target = {**EXPORTER, "pod": name, "container": "exporter", "service": "gpus", "job": "gpus"}
     fake.series = [*read_sample("h100_8x_partial_4.5.x.prom", target, honor_labels=True)]
     if name not in NODES.exporter_pods:
@@ -53,7 +53,7 @@ async def test_exporter_with_any_name_is_no_tenant(fake: FakePrometheus, name: s
     assert sorted(asked.held()) == ["0", "1", "2", "3", "4", "5"]
 
 
-async def test_exporters_with_the_usual_name_are_no_part_of_the_answer(
+async def test_exporters_with_the_usual_name_are_not_in_the_answer(
     fake: FakePrometheus,
 ) -> None:
     fake.series = read_sample("h100_8x_partial_4.5.x.prom", EXPORTER, honor_labels=False)
@@ -77,13 +77,13 @@ async def test_pods_of_an_old_exporter_are_found(fake: FakePrometheus) -> None:
     assert asked.held() == {"1": ("ns/a",)}
 
 
-async def test_without_any_workload_nothing_is_known_of_tenants(fake: FakePrometheus) -> None:
+async def test_without_workloads_tenants_are_unknown(fake: FakePrometheus) -> None:
     fake.series = [util(0)]
 
     assert (await Asked(fake.url).round(NOW)).tenants is None
 
 
-async def test_after_a_workload_was_seen_no_pods_means_that_all_is_idle(
+async def test_after_a_workload_was_seen_no_pods_means_all_idle(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(0, pod="a", namespace="ns")]
@@ -111,7 +111,7 @@ async def test_tenants_are_unknown_in_a_round_in_which_their_query_fails(
     assert "tenants" in found.failed
 
 
-async def test_scrape_amid_a_round_never_shows_the_load_of_a_pod_and_not_the_pod(
+async def test_a_scrape_during_a_round_never_shows_load_without_its_pod(
     fake: FakePrometheus,
 ) -> None:
     def scraped(value: int, pod: str) -> list[Series]:
@@ -137,11 +137,11 @@ async def test_scrape_amid_a_round_never_shows_the_load_of_a_pod_and_not_the_pod
         signals = (Signal.GPU_UTILIZATION, Signal.MEMORY_USED, Signal.POWER)
         told.add((any(asked.value(signal, "GPU-2") for signal in signals), "2" in asked.held()))
 
-    # The pod without its load yet is as it should be: it warms up.
+    # A pod without load yet is fine: it is starting.
     assert told == {(False, False), (False, True), (True, True)}
 
 
-async def test_mapping_is_newer_than_the_loads_and_no_newer_than_its_question(
+async def test_tenants_are_newer_than_the_load_and_not_newer_than_their_query(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(0, pod="a", namespace="ns")]
@@ -155,12 +155,12 @@ async def test_mapping_is_newer_than_the_loads_and_no_newer_than_its_question(
         return arrived[next(n for n, query in enumerate(fake.questions) if text in query)]
 
     after = found.tenants_at - NOW
-    rounding = 1e-6  # what a float keeps of seconds since the epoch
+    rounding = 1e-6  # precision of a float for seconds since the epoch
     assert arrival("(DCGM_FI_DEV_GPU_UTIL{})") - arrived[0] <= after + rounding
     assert after - rounding <= arrival("exported_pod") - began
 
 
-async def test_metric_that_hangs_as_long_as_a_round_lasts_costs_no_tenants(
+async def test_a_hanging_metric_does_not_cost_the_tenants(
     fake: FakePrometheus,
 ) -> None:
     hanging = "DCGM_FI_DEV_POWER_USAGE"

@@ -1,4 +1,4 @@
-"""Prometheus behind TLS: whom we trust, and how we say who we are."""
+"""Prometheus with TLS: trusted certificates, and client certificates."""
 
 import asyncio
 import ssl
@@ -25,12 +25,12 @@ DEADLINE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Secure:
-    """A Prometheus that speaks TLS only, and the files of those who ask it.
+    """A Prometheus with TLS, and the files of its clients.
 
     Attributes:
         url: its base URL.
-        ca_file: certificate of the authority that vouches for it.
-        client_file: certificate and key of a client that it would know.
+        ca_file: certificate of the CA that signed its certificate.
+        client_file: certificate and key of an accepted client.
     """
 
     url: str
@@ -68,7 +68,7 @@ async def secure(tmp_path: Path, *, is_mutual: bool) -> AsyncIterator[Secure]:
 
 
 async def ask(url: str, **values: object) -> int:
-    """Ask once; return how many rows came."""
+    """Query once; return the number of rows."""
     client = PrometheusClient(Prometheus.model_validate({"url": url, **values}))
     try:
         rows: Rows | Recognized[object] = await asyncio.to_thread(
@@ -80,24 +80,24 @@ async def ask(url: str, **values: object) -> int:
         client.close()
 
 
-async def test_server_that_our_authority_vouches_for_is_asked(secure: Secure) -> None:
+async def test_a_server_with_a_trusted_certificate_is_queried(secure: Secure) -> None:
     files = {"ca_file": secure.ca_file, "cert_file": secure.client_file}
 
     assert await ask(secure.url, **files, key_file=secure.client_file) == 1
 
 
-async def test_server_that_nobody_vouches_for_is_not_asked(secure: Secure) -> None:
+async def test_a_server_with_an_untrusted_certificate_is_not_queried(secure: Secure) -> None:
     with pytest.raises(PrometheusError, match="certificate verify failed"):
         await ask(secure.url, cert_file=secure.client_file, key_file=secure.client_file)
 
 
-async def test_verification_can_be_given_up(secure: Secure) -> None:
+async def test_verification_can_be_disabled(secure: Secure) -> None:
     files = {"cert_file": secure.client_file, "key_file": secure.client_file}
 
     assert await ask(secure.url, **files, insecure_skip_verify=True) == 1
 
 
 @pytest.mark.parametrize("is_mutual", [True], ids=["known-clients-only"], indirect=True)
-async def test_client_without_a_certificate_is_told_that_it_was_refused(secure: Secure) -> None:
+async def test_a_client_without_a_certificate_gets_a_clear_error(secure: Secure) -> None:
     with pytest.raises(PrometheusError, match="cannot query Prometheus at https://"):
         await ask(secure.url, ca_file=secure.ca_file)

@@ -1,4 +1,4 @@
-"""The worker takes the settings as they were checked, without what checks them."""
+"""The worker receives the validated settings, without the libraries that validate them."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ FULL = Prometheus.model_validate(
 )
 
 
-def test_settings_arrive_as_they_are() -> None:
+def test_settings_arrive_unchanged() -> None:
     arrived = read_settings(_serialize_settings(FULL))
 
     for name in Prometheus.model_fields.keys() - {"metrics", "node_labels"}:
@@ -35,7 +35,7 @@ def test_settings_arrive_as_they_are() -> None:
     assert arrived.metrics["DCGM_FI_DEV_GPU_UTIL"] is None
 
 
-def test_worker_does_without_what_takes_much_memory() -> None:
+def test_the_worker_does_not_import_large_libraries() -> None:
     code = (
         "import sys, extender.sources.prometheus.worker as worker;"
         "print(*{'pydantic', 'aiohttp', 'kubernetes_asyncio', 'pandas'} & sys.modules.keys())"

@@ -1,4 +1,4 @@
-"""A source that looks around sooner, for tests that wait until it has."""
+"""Shorter intervals of the source, for tests that wait for them."""
 
 import pytest
 

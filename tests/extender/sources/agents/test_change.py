@@ -1,4 +1,4 @@
-"""Settings of reports that change while agents report."""
+"""Changed settings of agents while agents report."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def fleet() -> SimulatedFleet:
 
 
 def change(desk: Desk, **changes: object) -> None:
-    """Take reports otherwise from now on."""
+    """Apply changed settings."""
     desk.settings = desk.settings.model_copy(update=changes)
     desk.source.change(desk.settings)
 
@@ -42,7 +42,7 @@ async def status_of(desk: Desk, text: str) -> int:
     [{"service_accounts": ("elsewhere/agent",)}, {"audience": "another"}],
     ids=["service-account", "audience"],
 )
-async def test_who_is_not_accepted_any_more_is_told_so_and_refused_from_then_on(
+async def test_an_account_that_is_no_longer_accepted_is_disconnected_and_refused(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
     async with desk_with(tmp_path) as desk:
@@ -54,7 +54,7 @@ async def test_who_is_not_accepted_any_more_is_told_so_and_refused_from_then_on(
         assert await status_of(desk, token("gpu-1")) in {401, 403}
 
 
-async def test_a_service_account_that_is_accepted_from_now_on_is_at_once(tmp_path: Path) -> None:
+async def test_a_newly_accepted_service_account_may_connect_at_once(tmp_path: Path) -> None:
     other = token("gpu-1", account="system:serviceaccount:ml:agent")
     async with desk_with(tmp_path) as desk:
         assert await status_of(desk, other) == 403
@@ -63,7 +63,9 @@ async def test_a_service_account_that_is_accepted_from_now_on_is_at_once(tmp_pat
         assert await status_of(desk, other) == 101
 
 
-async def test_those_that_nothing_changed_for_go_on(tmp_path: Path, fleet: SimulatedFleet) -> None:
+async def test_connections_that_a_change_does_not_affect_continue(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
     async with (
         desk_with(tmp_path) as desk,
         run_agents(fleet, NAMES, desk.service, desk.token_file),
@@ -82,7 +84,7 @@ async def test_those_that_nothing_changed_for_go_on(tmp_path: Path, fleet: Simul
         assert not any(desk.source.status().refused.values())
 
 
-async def test_limits_count_from_the_moment_on_that_they_are_set(tmp_path: Path) -> None:
+async def test_changed_limits_apply_at_once(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         reader, _ = await granted(desk)
         change(desk, silence_seconds=2.0, max_connections=1)

@@ -1,4 +1,4 @@
-"""Whatever numbers an agent sends, its node's score is a number."""
+"""A node's score is a number for any numbers of its agent."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ ROUNDS = 3
     times=st.lists(st.tuples(ODD, ODD), min_size=ROUNDS, max_size=ROUNDS),
     is_shared=st.booleans(),
 )
-def test_whatever_an_agent_says_the_score_is_a_number(
+def test_scores_are_numbers_for_any_values_of_an_agent(
     values: list[list[float]], times: list[tuple[float, float]], is_shared: bool
 ) -> None:
     world = one_node(1, replicas=4) if is_shared else one_node(1)
@@ -49,7 +49,7 @@ def test_whatever_an_agent_says_the_score_is_a_number(
             assert ((decision.scores >= 0) & (decision.scores <= 1)).all()
 
 
-def test_an_xids_age_arrives_as_the_agent_told_it() -> None:
+def test_an_xids_age_arrives_unchanged() -> None:
     state = AgentState("node")
     rows = [math.nan] * len(_ROWS)
     rows[_ROWS.index(Signal.XID)], rows[_ROWS.index(XID_AGE)] = 48.0, 42.0

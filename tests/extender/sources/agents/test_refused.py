@@ -1,4 +1,4 @@
-"""Who is refused, and what broken or hostile senders can do."""
+"""Refused agents, and broken or hostile senders."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def fleet() -> SimulatedFleet:
     return two_nodes()
 
 
-# --- who is refused -------------------------------------------------------------------------------
+# --- refused agents -------------------------------------------------------------------------------
 
 
 async def refused_with(desk: Desk, text: str | None) -> tuple[int, str]:
@@ -47,7 +47,7 @@ async def refused_with(desk: Desk, text: str | None) -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
-async def test_no_token_is_refused(tmp_path: Path) -> None:
+async def test_a_request_without_a_token_is_refused(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         status, text = await refused_with(desk, None)
 
@@ -56,7 +56,7 @@ async def test_no_token_is_refused(tmp_path: Path) -> None:
         assert desk.reviews.asked == []
 
 
-async def test_a_request_that_comes_byte_by_byte_ends(
+async def test_a_request_sent_byte_by_byte_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "REQUEST_TIMEOUT_SECONDS", 0.2)
@@ -78,7 +78,7 @@ async def test_a_request_that_comes_byte_by_byte_ends(
         assert desk.refused(AgentRefusal.SILENT) == 1
 
 
-async def test_a_token_for_another_audience_is_refused_unasked(tmp_path: Path) -> None:
+async def test_a_token_for_another_audience_is_refused_without_a_review(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         status, text = await refused_with(desk, token("gpu-1", audience="vault"))
 
@@ -96,7 +96,7 @@ async def test_a_token_of_another_account_is_refused(tmp_path: Path) -> None:
         assert "default:default" in text
 
 
-async def test_what_a_token_says_of_itself_is_not_believed(tmp_path: Path) -> None:
+async def test_claims_of_a_token_are_not_trusted(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         forged = token("gpu-1")
         desk.reviews.answers[forged] = {"authenticated": False, "error": "bad signature"}
@@ -105,7 +105,7 @@ async def test_what_a_token_says_of_itself_is_not_believed(tmp_path: Path) -> No
 
         assert (status, again, desk.refused(AgentRefusal.BAD_TOKEN)) == (401, 401, 2)
         assert "bad signature" in text
-        assert desk.reviews.asked == [forged]  # what was refused is not asked again at once
+        assert desk.reviews.asked == [forged]  # a refused token is not reviewed again at once
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_what_a_token_says_of_itself_is_not_believed(tmp_path: Path) -> No
         ),
     ],
 )
-async def test_what_the_api_server_says_of_a_token_counts(
+async def test_the_api_servers_review_decides(
     tmp_path: Path, answer: dict[str, object], refusal: AgentRefusal
 ) -> None:
     async with desk_with(tmp_path) as desk:
@@ -136,7 +136,7 @@ async def test_what_the_api_server_says_of_a_token_counts(
         assert desk.refused(refusal) == 1
 
 
-async def test_a_token_bound_to_a_pod_alone_is_of_the_pods_node(tmp_path: Path) -> None:
+async def test_a_token_bound_to_a_pod_belongs_to_the_pods_node(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         desk.reviews.has_nodes = False
         path = "/api/v1/namespaces/idlegpu-agent/pods/agent-gpu-1"
@@ -147,11 +147,11 @@ async def test_a_token_bound_to_a_pod_alone_is_of_the_pods_node(tmp_path: Path) 
         reader, writer = await granted(desk)
         writer.write(frame(update("gpu-1")))
 
-        assert "of node 'gpu-1', the token from 'gpu-2'" in await farewell(reader)
+        assert "from node 'gpu-1', the token from 'gpu-2'" in await farewell(reader)
         assert desk.refused(AgentRefusal.WRONG_NODE) == 1
 
 
-async def test_a_token_of_a_pod_that_was_made_anew_is_refused(tmp_path: Path) -> None:
+async def test_a_token_of_a_replaced_pod_is_refused(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         desk.reviews.has_nodes = False
         path = "/api/v1/namespaces/idlegpu-agent/pods/agent-gpu-1"
@@ -162,7 +162,7 @@ async def test_a_token_of_a_pod_that_was_made_anew_is_refused(tmp_path: Path) ->
         assert "is not on a node" in text
 
 
-async def test_another_nodes_name_is_refused(tmp_path: Path) -> None:
+async def test_a_report_with_another_nodes_name_is_refused(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         reader, writer = await granted(desk, "gpu-1")
         writer.write(frame(update("gpu-2")))
@@ -172,9 +172,7 @@ async def test_another_nodes_name_is_refused(tmp_path: Path) -> None:
         assert desk.source.status().reports == 0
 
 
-async def test_where_nobody_can_be_asked_it_is_tried_again(
-    tmp_path: Path, fleet: SimulatedFleet
-) -> None:
+async def test_a_failed_review_is_retried(tmp_path: Path, fleet: SimulatedFleet) -> None:
     async with desk_with(tmp_path) as desk:
         desk.reviews.is_down = True
         async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file):
@@ -184,7 +182,7 @@ async def test_where_nobody_can_be_asked_it_is_tried_again(
             await eventually(lambda: desk.of("gpu-1"))
 
 
-# --- what is broken or hostile --------------------------------------------------------------------
+# --- broken or hostile senders --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -204,9 +202,7 @@ async def test_where_nobody_can_be_asked_it_is_tried_again(
         ),
     ],
 )
-async def test_a_report_that_cannot_be_ends_its_connection_alone(
-    tmp_path: Path, bad: bytes
-) -> None:
+async def test_an_invalid_report_ends_only_its_own_connection(tmp_path: Path, bad: bytes) -> None:
     async with desk_with(tmp_path) as desk:
         _, good = await granted(desk, "gpu-2")
         reader, writer = await granted(desk, "gpu-1")
@@ -233,7 +229,7 @@ def with_body(header: str) -> bytes:
         with_body("Transfer-Encoding: chunked") + b"no length",
     ],
 )
-async def test_what_is_no_request_for_a_stream_is_refused(tmp_path: Path, bad: bytes) -> None:
+async def test_anything_but_an_upgrade_request_is_refused(tmp_path: Path, bad: bytes) -> None:
     async with desk_with(tmp_path) as desk:
         reader, _writer = await raw(desk, bad)
         async with asyncio.timeout(30):
@@ -243,14 +239,14 @@ async def test_what_is_no_request_for_a_stream_is_refused(tmp_path: Path, bad: b
         assert desk.refused(AgentRefusal.BAD_REQUEST) == 1
 
 
-async def test_updates_right_behind_the_request_are_taken(tmp_path: Path) -> None:
+async def test_updates_directly_after_the_request_are_accepted(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         _, _writer = await raw(desk, request(token("gpu-1")) + frame(update()))
 
         await eventually(lambda: desk.of("gpu-1"))
 
 
-async def test_an_update_in_single_bytes_is_an_update(tmp_path: Path) -> None:
+async def test_an_update_sent_byte_by_byte_is_accepted(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         _, writer = await granted(desk)
         for byte in frame(update()):
@@ -261,7 +257,7 @@ async def test_an_update_in_single_bytes_is_an_update(tmp_path: Path) -> None:
         await eventually(lambda: desk.of("gpu-1"))
 
 
-async def test_who_floods_is_read_no_faster_than_batches(tmp_path: Path) -> None:
+async def test_a_flooding_agent_is_read_no_faster_than_batches(tmp_path: Path) -> None:
     async with desk_with(tmp_path, batch_seconds=0.1) as desk:
         _, writer = await granted(desk)
         again = frame(update(layout=None, values=bytes(8)))
@@ -272,7 +268,7 @@ async def test_who_floods_is_read_no_faster_than_batches(tmp_path: Path) -> None
 
         batches = (asyncio.get_running_loop().time() - begun) / 0.1 + 2
         assert desk.source.status().reports <= batches * MAX_UPDATES
-        assert writer.transport.get_write_buffer_size() > 1 << 20  # it waits at the sender's
+        assert writer.transport.get_write_buffer_size() > 1 << 20  # the data waits at the sender
 
 
 async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
@@ -280,12 +276,12 @@ async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
         await granted(desk)
         reader, _ = await raw(desk, request(token("gpu-2")))
 
-        with contextlib.suppress(ConnectionError):  # what was sent and is not read ends it so
+        with contextlib.suppress(ConnectionError):  # unread data resets the connection
             assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
         assert desk.refused(AgentRefusal.BUSY) == 1
 
 
-async def test_who_shows_forged_tokens_keeps_out_no_agent_of_another_address(
+async def test_forged_tokens_do_not_block_agents_of_other_addresses(
     tmp_path: Path,
 ) -> None:
     async with reviewing(tmp_path) as (reviews, client):
@@ -305,7 +301,7 @@ async def test_who_shows_forged_tokens_keeps_out_no_agent_of_another_address(
         await asyncio.wait(flood)
 
 
-async def test_where_too_many_of_an_address_wait_they_come_again_later(
+async def test_too_many_waiting_reviews_of_an_address_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extender.sources.agents.tokens.MAX_WAITING", 0)
@@ -333,7 +329,7 @@ async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> Non
         assert set(desk.of("gpu-1")[-1].columns) == {Signal.POWER}
 
 
-async def test_another_version_is_named(tmp_path: Path) -> None:
+async def test_an_unsupported_version_is_named(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         reader, writer = await granted(desk)
         said = msgspec.to_builtins(update(), builtin_types=(bytes,)) | {"version": 99}
@@ -343,7 +339,7 @@ async def test_another_version_is_named(tmp_path: Path) -> None:
         assert "version 99: must be version 1" in await farewell(reader)
 
 
-def test_an_update_of_sixteen_cut_up_cards_is_small() -> None:
+def test_an_update_of_sixteen_partitioned_cards_is_small() -> None:
     parts = tuple(
         Part(
             uuid=f"GPU-43202e14-7a41-4c0e-9d53-5e0b8c11{number:04d}",

@@ -1,4 +1,4 @@
-"""What good agents say: real links and the real source, over real sockets."""
+"""Reports of real agents to the real source, over real sockets."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +29,7 @@ def fleet() -> SimulatedFleet:
     return two_nodes()
 
 
-async def test_what_agents_see_arrives_of_every_device(
-    tmp_path: Path, fleet: SimulatedFleet
-) -> None:
+async def test_readings_of_every_device_arrive(tmp_path: Path, fleet: SimulatedFleet) -> None:
     fleet.set_utilization("gpu-2", 1, 0.75)
     async with (
         desk_with(tmp_path) as desk,
@@ -45,7 +43,7 @@ async def test_what_agents_see_arrives_of_every_device(
         assert (info.uuid, info.index) == (fleet.card("gpu-1", 0).uuid, 0)
 
 
-async def test_a_change_is_news_at_once_and_sameness_a_heartbeat(
+async def test_a_change_is_delivered_at_once_and_unchanged_values_periodically(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
     slow = replace(REPORTS, heartbeat_seconds=600.0)
@@ -61,11 +59,11 @@ async def test_a_change_is_news_at_once_and_sameness_a_heartbeat(
         last = desk.of("gpu-1")[-1].own
         assert last is not None
         assert "gpu-1" in last.news
-        # The second says again that a device which nobody holds is used.
+        # The second report still has use on a device that no pod holds.
         await eventually(lambda: desk.source.status().reports == before + 2)
 
 
-async def test_who_holds_a_device_arrives_with_its_uid(
+async def test_pods_that_hold_a_device_arrive_with_their_uids(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
     fleet.place(PodRef(namespace="ml", name="a", uid="u-1"), "gpu-1", "nvidia.com/gpu")
@@ -83,7 +81,7 @@ async def test_who_holds_a_device_arrives_with_its_uid(
         assert holders.uids == {"ml/a": "u-1"}
 
 
-async def test_an_agent_on_a_node_that_comes_later_is_heard_then(
+async def test_reports_of_an_unknown_node_count_once_the_node_is_known(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
     async with desk_with(tmp_path) as desk:
@@ -96,7 +94,7 @@ async def test_an_agent_on_a_node_that_comes_later_is_heard_then(
             assert desk.source.status().unknown_nodes == 0
 
 
-async def test_a_token_is_reviewed_once_and_read_anew_for_each_connection(
+async def test_a_token_is_reviewed_once_and_read_again_for_each_connection(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
     async with desk_with(tmp_path, silence_seconds=2) as desk:  # noqa: SIM117 - one needs the other
@@ -117,7 +115,7 @@ async def test_a_token_is_reviewed_once_and_read_anew_for_each_connection(
             await eventually(lambda: desk.reviews.asked[1:] == [new])
 
 
-async def test_a_connection_is_opened_anew_before_its_token_expires(
+async def test_a_connection_is_replaced_before_its_token_expires(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
     async with desk_with(tmp_path) as desk:
@@ -132,7 +130,7 @@ async def test_a_connection_is_opened_anew_before_its_token_expires(
         assert desk.refused(AgentRefusal.EXPIRED) == 0
 
 
-async def test_of_two_connections_of_a_node_the_newer_counts(tmp_path: Path) -> None:
+async def test_a_newer_connection_of_a_node_replaces_the_older_one(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         first, _ = await granted(desk)
         _, writer = await granted(desk)
@@ -143,7 +141,7 @@ async def test_of_two_connections_of_a_node_the_newer_counts(tmp_path: Path) -> 
         assert desk.source.status().agents == 1
 
 
-async def test_what_pods_hold_of_shared_devices_is_handed_on(tmp_path: Path) -> None:
+async def test_memory_that_pods_use_on_shared_devices_is_delivered(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         _, writer = await granted(desk)
 
@@ -155,7 +153,7 @@ async def test_what_pods_hold_of_shared_devices_is_handed_on(tmp_path: Path) -> 
         assert desk.shares == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
 
 
-async def test_what_kubelets_offer_of_each_device_is_handed_on(tmp_path: Path) -> None:
+async def test_shares_that_kubelets_offer_are_delivered(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         _, writer = await granted(desk)
 
@@ -169,9 +167,7 @@ async def test_what_kubelets_offer_of_each_device_is_handed_on(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("share", [(1, "uid", 5), (-1, "uid", 5), (0, "uid", -5)])
-async def test_shares_that_cannot_be_are_refused(
-    tmp_path: Path, share: tuple[int, str, int]
-) -> None:
+async def test_invalid_shares_are_refused(tmp_path: Path, share: tuple[int, str, int]) -> None:
     async with desk_with(tmp_path) as desk:
         reader, writer = await granted(desk)
 

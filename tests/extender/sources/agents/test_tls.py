@@ -1,5 +1,4 @@
-"""Reports over TLS: real links and the real source, certificates as `extender.server.certificates`
-makes them."""
+"""Reports over TLS, with certificates made by `extender.server.certificates`."""
 
 import asyncio
 import logging
@@ -45,13 +44,13 @@ def ca_of(folder: Path) -> str:
 
 
 def over_tls(folder: Path, **changes: Any) -> ReportOptions:
-    """Return how an agent reports that trusts the CA of a folder."""
+    """Return options of an agent that trusts the CA of a folder."""
     return replace(REPORTS, ca_file=ca_of(folder), **changes)
 
 
 @asynccontextmanager
 async def taking(tmp_path: Path, folder: Path) -> AsyncIterator[Desk]:
-    """Take reports over TLS, following the certificate."""
+    """Receive reports over TLS, with a certificate that is reloaded."""
     certificate = followed(folder)
     source_manager = asyncio.create_task(certificate.run(), name="certificate")
     try:
@@ -63,7 +62,7 @@ async def taking(tmp_path: Path, folder: Path) -> AsyncIterator[Desk]:
 
 
 def causes(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return why agents said that they cannot report."""
+    """Return the causes that agents logged for failed reports."""
     return [
         str(vars(record)["cause"])
         for record in caplog.records
@@ -81,7 +80,7 @@ async def test_reports_arrive_over_tls(tmp_path: Path, folder: Path) -> None:
         assert len(desk.reviews.asked) == len(NAMES)
 
 
-async def test_an_extender_of_another_ca_gets_no_token_and_the_agent_says_why(
+async def test_an_extender_with_another_ca_gets_no_token_and_the_agent_logs_why(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     issue(tmp_path / "another")
@@ -97,7 +96,7 @@ async def test_an_extender_of_another_ca_gets_no_token_and_the_agent_says_why(
         assert f"reports.ca_file ({reports.ca_file}) must contain its CA" in causes(caplog)[0]
 
 
-async def test_a_certificate_must_have_the_services_name_or_the_one_that_is_set(
+async def test_a_certificate_must_have_the_services_name_or_the_configured_one(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = partial(run_agents, two_nodes(), ["gpu-1"])
@@ -113,7 +112,7 @@ async def test_a_certificate_must_have_the_services_name_or_the_one_that_is_set(
             await eventually(lambda: desk.of("gpu-1"))
 
 
-async def test_a_ca_that_comes_later_is_read_for_the_next_connection(
+async def test_a_ca_file_that_appears_later_is_used_for_the_next_connection(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     later = tmp_path / "later.crt"
@@ -129,7 +128,7 @@ async def test_a_ca_that_comes_later_is_read_for_the_next_connection(
         await eventually(lambda: desk.of("gpu-1"))
 
 
-async def test_an_agent_without_tls_is_heard_at_no_port_with_it(
+async def test_an_agent_without_tls_cannot_report_to_a_tls_port(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -141,7 +140,7 @@ async def test_an_agent_without_tls_is_heard_at_no_port_with_it(
         assert desk.reviews.asked == []
 
 
-async def test_an_agent_with_tls_says_that_the_extender_has_none(
+async def test_an_agent_with_tls_logs_that_the_extender_has_none(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -162,7 +161,7 @@ def test_no_reporter_is_lost_while_the_certificate_is_replaced_under_load(
     run(replace_under_load(tmp_path, folder))
 
     taken = [record for record in caplog.records if record.message == "connected to the extender"]
-    assert len(taken) == len(NAMES)  # each has the one connection that it began with
+    assert len(taken) == len(NAMES)  # each kept its first connection
     assert causes(caplog) == []
 
 
@@ -189,7 +188,7 @@ async def replace_under_load(tmp_path: Path, folder: Path) -> None:
 
 
 async def is_another(desk: Desk, folder: Path, seen: list[bytes]) -> bool:
-    """Tell whether a new connection gets another certificate than the last one."""
+    """Return whether a new connection gets another certificate than the last one."""
     shown = await shown_by(desk, folder)
     if shown == seen[-1]:
         return False
@@ -208,7 +207,7 @@ async def shown_by(desk: Desk, folder: Path) -> bytes:
         writer.transport.abort()
 
 
-async def test_a_certificate_that_is_bad_changes_nothing_and_is_named(
+async def test_an_invalid_certificate_is_logged_and_the_old_one_stays(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with taking(tmp_path, folder) as desk:
@@ -224,6 +223,6 @@ async def test_a_certificate_that_is_bad_changes_nothing_and_is_named(
         assert desk.refused(AgentRefusal.BAD_REQUEST) == 0
 
 
-def test_files_that_are_no_certificate_are_named_at_the_start(tmp_path: Path) -> None:
+def test_invalid_certificate_files_are_named_at_start(tmp_path: Path) -> None:
     with pytest.raises(TlsError, match=r"extender/tls\.crt and .*must be a certificate"):
         followed(tmp_path)

@@ -10,7 +10,7 @@ changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0,
 
 
 class Copy:
-    """What a sink makes of what a shelf tells it."""
+    """Records of a sink, as the cache reported them."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, int]] = {}
@@ -23,7 +23,7 @@ class Copy:
         self.held.update((record[0], record) for record in records)
 
     def apply(self, record: tuple[str, int]) -> None:
-        assert self.held.get(record[0]) != record, "an equal record is not told twice"
+        assert self.held.get(record[0]) != record, "an equal record was reported twice"
         self.held[record[0]] = record
 
     def watch(self, key: str, value: int | None) -> None:
@@ -46,7 +46,7 @@ def apply_all(objects: dict[str, int], told: list[tuple[str, int | None]]) -> di
 
 
 @given(changes, changes, changes)
-async def test_a_list_mends_what_was_lost_and_keeps_what_the_watch_said_meanwhile(
+async def test_a_list_corrects_missed_changes_and_keeps_newer_ones(
     first: list[tuple[str, int | None]],
     lost: list[tuple[str, int | None]],
     meanwhile: list[tuple[str, int | None]],
@@ -67,7 +67,7 @@ async def test_a_list_mends_what_was_lost_and_keeps_what_the_watch_said_meanwhil
     assert copy.object_cache.records == truth
 
 
-async def test_a_list_that_breaks_off_changes_nothing() -> None:
+async def test_an_incomplete_list_changes_nothing() -> None:
     copy = Copy()
     copy.object_cache.begin_list()
     await copy.list({"a": 1})
@@ -79,7 +79,7 @@ async def test_a_list_that_breaks_off_changes_nothing() -> None:
     assert copy.held == {"a": ("a", 1)}
 
 
-def test_an_object_that_loses_its_interest_is_removed() -> None:
+def test_an_object_that_becomes_irrelevant_is_removed() -> None:
     copy = Copy()
     copy.watch("a", 1)
 
@@ -89,9 +89,7 @@ def test_an_object_that_loses_its_interest_is_removed() -> None:
     assert copy.held == {}
 
 
-async def test_without_a_taker_of_whole_lists_the_first_is_told_record_by_record_and_paced() -> (
-    None
-):
+async def test_without_replace_the_first_list_is_reported_record_by_record_in_steps() -> None:
     turns: list[int] = []
     told: list[int] = []
 
