@@ -143,15 +143,15 @@ class FakeKube:
         path.write_text(json.dumps(config))
         return path
 
-    def put(self, resource: str, raw: Object, *, is_told: bool = True) -> None:
-        """Create or change an object; unless `is_told`, watches lose the change."""
+    def put(self, resource: str, raw: Object, *, is_watched: bool = True) -> None:
+        """Create or change an object; unless `is_watched`, watches lose the change."""
         self.version += 1
         raw = {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(self.version)}}
         before = self.objects[resource].get(key_of(raw))
         self.objects[resource][key_of(raw)] = raw
-        self._tell(resource, raw, before, is_told=is_told)
+        self._notify_watchers(resource, raw, before, is_watched=is_watched)
 
-    def delete(self, resource: str, key: str, *, is_told: bool = True) -> None:
+    def delete(self, resource: str, key: str, *, is_watched: bool = True) -> None:
         """Delete an object."""
         self.version += 1
         before = self.objects[resource].pop(key)
@@ -160,7 +160,7 @@ class FakeKube:
             "metadata": {**before["metadata"], "resourceVersion": str(self.version)},
             "gone": True,
         }
-        self._tell(resource, gone, before, is_told=is_told)
+        self._notify_watchers(resource, gone, before, is_watched=is_watched)
 
     def bookmark(self) -> None:
         """Send every watch a bookmark of the present version."""
@@ -186,10 +186,12 @@ class FakeKube:
         self.oldest = self.version
         self._continues.clear()
 
-    def _tell(self, resource: str, raw: Object, before: Object | None, *, is_told: bool) -> None:
+    def _notify_watchers(
+        self, resource: str, raw: Object, before: Object | None, *, is_watched: bool
+    ) -> None:
         self._history.append((self.version, resource, raw, before))
         for watcher in self.watchers:
-            if watcher.resource == resource and is_told:
+            if watcher.resource == resource and is_watched:
                 for event in self._events(watcher.query, raw, before):
                     watcher.lines.put_nowait(event)
 

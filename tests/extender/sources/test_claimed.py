@@ -86,7 +86,7 @@ def held(sink: Sink, uid: str = "p") -> tuple[ClaimedDevice, ...] | None:
     "raw",
     [
         pytest.param(claim("nic", "p", driver="dra.net"), id="a network driver's"),
-        pytest.param(claim("free"), id="reserved for nobody"),
+        pytest.param(claim("free"), id="not reserved"),
         pytest.param(claim("looks", "p", adminAccess=True), id="only looked at"),
         pytest.param({"metadata": {"uid": "u"}, "status": {}}, id="not allocated"),
         pytest.param({"status": {"allocation": 7, "reservedFor": "x"}}, id="no claim"),
@@ -223,9 +223,9 @@ async def test_missing_claims_are_logged_once(
 
             assert held(sink) is None
             assert source.status.keys() == {"nodes", "pods"}
-            told = [record for record in caplog.records if "without" in record.message]
-            assert [record.levelno for record in told] == [level] * 2
-            assert {record.__dict__["resource"] for record in told} == {
+            logged = [record for record in caplog.records if "without" in record.message]
+            assert [record.levelno for record in logged] == [level] * 2
+            assert {record.__dict__["resource"] for record in logged} == {
                 "resourceclaims",
                 "resourceslices",
             }
@@ -266,6 +266,6 @@ async def test_complete_lists_correct_missed_changes_of_claims(
     kube.put("resourceslices", TWO_CARDS)
     kube.put("pods", holder("p"))
     async with source_manager(kube, tmp_path, FAST_RESYNC, watches=4) as (_, sink):
-        kube.put("resourceclaims", claim("c", "p"), is_told=False)
+        kube.put("resourceclaims", claim("c", "p"), is_watched=False)
 
         await eventually(lambda: held(sink) == (ONE,))

@@ -139,9 +139,9 @@ async def test_a_resync_corrects_missed_changes(kube: FakeKube, tmp_path: Path) 
     kube.put("pods", pod("p"))
     settings = ReflectorSettings(page_size=1, resync_seconds=0.2)
     async with source_manager(kube, tmp_path, settings) as (source, sink):
-        kube.put("nodes", node("stays", gpus=3), is_told=False)
-        kube.delete("nodes", "/goes", is_told=False)
-        kube.delete("pods", "ns/p", is_told=False)
+        kube.put("nodes", node("stays", gpus=3), is_watched=False)
+        kube.delete("nodes", "/goes", is_watched=False)
+        kube.delete("pods", "ns/p", is_watched=False)
 
         await eventually(lambda: list(sink.nodes) == ["stays"] and not sink.pods)
 

@@ -39,8 +39,8 @@ async def test_an_expired_version_leads_to_a_new_list(
     kube.put("nodes", node("stays"))
     kube.put("nodes", node("goes"))
     async with source_manager(kube, tmp_path) as (source, sink):
-        kube.put("nodes", node("new"), is_told=False)
-        kube.delete("nodes", "/goes", is_told=False)
+        kube.put("nodes", node("new"), is_watched=False)
+        kube.delete("nodes", "/goes", is_watched=False)
         if where == "status":
             kube.expire()
             kube.end_watches()
@@ -176,8 +176,10 @@ async def test_a_failed_list_does_not_interrupt_a_working_watch(
 
         await eventually(lambda: sum(status.errors for status in source.status.values()) == 7)
 
-        told = [(status.is_connected, status.last_error) for status in source.status.values()]
-        assert told == [(True, "")] * 2
+        connections = [
+            (status.is_connected, status.last_error) for status in source.status.values()
+        ]
+        assert connections == [(True, "")] * 2
 
     assert 1 <= caplog.messages.count("cannot list again") <= 2  # once of each kind
     assert "cannot list or watch" not in caplog.messages

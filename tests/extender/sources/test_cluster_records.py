@@ -78,7 +78,7 @@ def test_a_node_is_reduced_to_the_needed_fields() -> None:
         ([{"type": "Ready", "status": "Unknown"}], False),
         ([], True),
     ],
-    ids=["ready", "not ready", "kubelet is silent", "nobody has said"],
+    ids=["ready", "not ready", "kubelet is silent", "unknown"],
 )
 def test_a_node_is_ready_unless_its_condition_says_otherwise(
     conditions: list[Object], is_ready: bool

@@ -17,7 +17,7 @@ ONE = HostResources(1000, 1 << 30)
 TWO = ONE.plus(ONE)
 
 
-class Told:
+class HostSums:
     """Keeps the latest sum of each node."""
 
     def __init__(self) -> None:
@@ -26,31 +26,31 @@ class Told:
 
 
 async def test_a_list_corrects_missed_changes() -> None:
-    told = Told()
-    told.use.put("stays", PlacedPod("a", ONE))
-    told.use.put("lost", PlacedPod("a", ONE))
-    assert told.sums == {"a": TWO}
+    host = HostSums()
+    host.use.put("stays", PlacedPod("a", ONE))
+    host.use.put("lost", PlacedPod("a", ONE))
+    assert host.sums == {"a": TWO}
 
-    told.use.begin_list()
-    told.use.add_listed("stays", PlacedPod("a", ONE))
-    told.use.add_listed("new", PlacedPod("b", ONE))
-    told.use.add_listed("ended-meanwhile", PlacedPod("b", ONE))
-    told.use.put("ended-meanwhile", None)
-    told.use.put("came-meanwhile", PlacedPod("b", ONE))
-    await told.use.end_list(Pacer())
+    host.use.begin_list()
+    host.use.add_listed("stays", PlacedPod("a", ONE))
+    host.use.add_listed("new", PlacedPod("b", ONE))
+    host.use.add_listed("ended-meanwhile", PlacedPod("b", ONE))
+    host.use.put("ended-meanwhile", None)
+    host.use.put("came-meanwhile", PlacedPod("b", ONE))
+    await host.use.end_list(Pacer())
 
-    assert told.sums == {"a": ONE, "b": TWO}
+    assert host.sums == {"a": ONE, "b": TWO}
 
 
 async def test_an_incomplete_list_changes_nothing() -> None:
-    told = Told()
-    told.use.put("pod", PlacedPod("a", ONE))
+    host = HostSums()
+    host.use.put("pod", PlacedPod("a", ONE))
 
-    told.use.begin_list()
-    told.use.abort_list()
-    told.use.put("pod", None)
+    host.use.begin_list()
+    host.use.abort_list()
+    host.use.put("pod", None)
 
-    assert told.sums == {"a": NONE}
+    assert host.sums == {"a": NONE}
 
 
 def pod(cpu: str, **more: object) -> dict[str, object]:

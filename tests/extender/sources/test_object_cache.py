@@ -35,9 +35,9 @@ class Copy:
         await self.object_cache.end_list(Pacer())
 
 
-def apply_all(objects: dict[str, int], told: list[tuple[str, int | None]]) -> dict[str, int]:
+def apply_all(objects: dict[str, int], calls: list[tuple[str, int | None]]) -> dict[str, int]:
     after = dict(objects)
-    for key, value in told:
+    for key, value in calls:
         if value is None:
             after.pop(key, None)
         else:
@@ -91,13 +91,13 @@ def test_an_object_that_becomes_irrelevant_is_removed() -> None:
 
 async def test_without_replace_the_first_list_is_reported_record_by_record_in_steps() -> None:
     turns: list[int] = []
-    told: list[int] = []
+    reported: list[int] = []
 
     async def yield_control() -> None:
-        turns.append(len(told))
+        turns.append(len(reported))
 
     def apply(record: int) -> None:
-        told.append(record)
+        reported.append(record)
         time.sleep(2 * STEP_SECONDS)
 
     object_cache: ObjectCache[int] = ObjectCache(apply=apply, remove=lambda _: None)
@@ -106,4 +106,4 @@ async def test_without_replace_the_first_list_is_reported_record_by_record_in_st
         object_cache.add_listed(str(number), number)
 
     assert await object_cache.end_list(Pacer(yield_control)) == 0
-    assert (told, turns) == ([0, 1, 2], [1, 2, 3])
+    assert (reported, turns) == ([0, 1, 2], [1, 2, 3])

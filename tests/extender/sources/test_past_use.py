@@ -33,14 +33,14 @@ class Watch:
         self.seen = asyncio.Event()
         self.seen.set()
         self.active_from = 0.02
-        self.told: dict[DeviceKey, tuple[float, bool]] = {}
+        self.used: dict[DeviceKey, tuple[float, bool]] = {}
 
     def learn(
         self, devices: Sequence[DeviceKey], used_at: Column, is_guess: Flags, until: float
     ) -> None:
         assert len(devices) == len(used_at) == len(is_guess)
         for key, at, guess in zip(devices, used_at, is_guess, strict=True):
-            self.told[key] = (until - float(at), bool(guess))
+            self.used[key] = (until - float(at), bool(guess))
 
 
 def line(uuid: str, value: Any, name: str = UTILIZATION, instance: str = "") -> Line:
@@ -64,7 +64,7 @@ LINES: Final = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watch]:
+async def last_uses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watch]:
     folder: Path = tmp_path_factory.mktemp("use")
     backfill(folder / "data", LINES, now=time.time(), seconds=30 * HOUR)
     process = prometheus_process(folder, "127.0.0.1:1", {})
@@ -79,7 +79,7 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watch]
 
 
 def ago(watch: Watch, uuid: str, instance: str = "") -> tuple[float, bool]:
-    return watch.told[DeviceKey((uuid, instance))]
+    return watch.used[DeviceKey((uuid, instance))]
 
 
 @pytest.mark.prometheus
@@ -98,9 +98,9 @@ def ago(watch: Watch, uuid: str, instance: str = "") -> tuple[float, bool]:
     ],
 )
 async def test_the_end_of_the_last_use_is_found(
-    told: Watch, uuid: str, hours: float, is_guess: bool
+    last_uses: Watch, uuid: str, hours: float, is_guess: bool
 ) -> None:
-    used_ago, guess = ago(told, *uuid.split(":"))
+    used_ago, guess = ago(last_uses, *uuid.split(":"))
 
     # Never too long: the end of the step counts, or of the next step if this one is unknown.
     assert hours * HOUR - 2 * USE_STEP_SECONDS - 60 <= used_ago <= hours * HOUR + 60
@@ -109,8 +109,8 @@ async def test_the_end_of_the_last_use_is_found(
 
 @pytest.mark.prometheus
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_device_in_use_is_left_out(told: Watch) -> None:
-    assert DeviceKey(("GPU-busy", "")) not in told.told
+async def test_a_device_in_use_is_left_out(last_uses: Watch) -> None:
+    assert DeviceKey(("GPU-busy", "")) not in last_uses.used
 
 
 async def test_without_prometheus_nothing_is_queried() -> None:
@@ -120,7 +120,7 @@ async def test_without_prometheus_nothing_is_queried() -> None:
     async with asyncio.timeout(30):
         await PastUse(Prometheus(), time.time, watch, is_busy=lambda: True).run()
 
-    assert watch.told == {}
+    assert watch.used == {}
 
 
 async def test_a_failed_query_is_retried_a_few_times(

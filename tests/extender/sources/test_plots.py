@@ -131,10 +131,10 @@ async def test_a_longer_time_has_wider_steps() -> None:
         return web.json_response({"status": "success", "data": {"result": rows}})
 
     async with answering(answer) as url:
-        told = await plots(url=url).past([CARD], seconds=day, steps=241)
+        past = await plots(url=url).past([CARD], seconds=day, steps=241)
 
     assert {(round(span), step) for span, step in seen} == {(86_400, "360.000")}
-    assert len(told.times) == len(told.activity[CARD]) == 241
-    assert told.times[-1] - told.times[0] == pytest.approx(day)
-    assert (told.activity[CARD][0], told.activity[CARD][-1]) == (1.0, 0.5)
-    assert told.activity[CARD][1:-1] == [None] * 239
+    assert len(past.times) == len(past.activity[CARD]) == 241
+    assert past.times[-1] - past.times[0] == pytest.approx(day)
+    assert (past.activity[CARD][0], past.activity[CARD][-1]) == (1.0, 0.5)
+    assert past.activity[CARD][1:-1] == [None] * 239

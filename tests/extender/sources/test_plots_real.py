@@ -126,6 +126,6 @@ async def test_a_longer_time_is_returned_as_well(url: str) -> None:
 
 
 async def test_other_cards_are_not_returned(url: str) -> None:
-    hour = await plots(url).hour([CARD, DeviceKey(("GPU-nobody", ""))])
+    hour = await plots(url).hour([CARD, DeviceKey(("GPU-unknown", ""))])
 
     assert set(hour.activity) == {CARD}

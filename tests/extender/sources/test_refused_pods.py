@@ -55,7 +55,7 @@ def test_a_pod_whose_message_names_a_rejection_is_refused(rejection: Rejection) 
         waiting(f"1 {Rejection.NOT_IDLE.value}.", status="True"),
         pod("p"),
     ],
-    ids=["others refused it", "an error", "bound", "nobody has said"],
+    ids=["others refused it", "an error", "bound", "unknown"],
 )
 def test_any_other_pod_is_not_refused(raw: Object) -> None:
     assert not reduced(raw).is_refused

@@ -65,11 +65,11 @@ def test_a_missing_fault_is_not_a_fault_that_is_gone(
     slow_columns = SlowColumns(server)
     shown = np.full(3, NAN)  # as in the fleet: kept until another value is reported
     expected = np.full(3, NAN)
-    for number, told in enumerate(rounds):
-        server.values = told
+    for number, values_now in enumerate(rounds):
+        server.values = values_now
         column = slow_columns.column(XID, NOW + 10 * number)
         shown = np.where(np.isnan(column), shown, column)
-        expected = np.where(np.isnan(told), expected, told)
+        expected = np.where(np.isnan(values_now), expected, values_now)
 
         assert (np.nan_to_num(shown) == np.nan_to_num(expected)).all()
 
@@ -142,15 +142,15 @@ async def test_a_collector_returns_faults_and_sizes_with_fewer_queries(
             )
         ]
 
-    asked, told = Asked(fake.url), []
+    asked, found = Asked(fake.url), []
     for number, (xid, uuids) in enumerate(
         [(0, ["GPU-1"]), (79, ["GPU-1"]), (0, ["GPU-1"]), (0, ["GPU-1", "GPU-2"])]
     ):
         fake.series = said(xid, *uuids)
         await asked.round(NOW + number)
-        told.append([asked.value(Signal.XID, uuid) for uuid in uuids])
+        found.append([asked.value(Signal.XID, uuid) for uuid in uuids])
 
-    assert told == [[0], [79], [0], [0, 0]]
+    assert found == [[0], [79], [0], [0, 0]]
     assert asked.value(Signal.MEMORY_TOTAL, "GPU-2") == 1 << 20
     sizes = [question for question in fake.questions if "FB_TOTAL" in question]
     assert len(sizes) == 2  # the first round, and the one with a new device

@@ -49,9 +49,9 @@ async def ask(session: aiohttp.ClientSession, name: str) -> list[Any]:
 
 async def answer_to(session: aiohttp.ClientSession, query: str) -> list[Any]:
     async with session.get("/api/v1/query", params={"query": query}) as answer:
-        told = await answer.json()
-    assert told["status"] == "success", told
-    return list(told["data"]["result"])
+        document = await answer.json()
+    assert document["status"] == "success", document
+    return list(document["data"]["result"])
 
 
 async def test_only_growing_counters_are_returned(

@@ -266,9 +266,9 @@ class Compact:
             )
         else:
             is_of_shares = f"{promql.SHARE_LABEL}!=" in query  # this query names other metrics, too
-            told = next((rows for word, rows in self.rows.items() if word in query), [])
-            told = [] if is_of_shares else told
-            body = answer(told, self.at, **self.others)
+            rows = next((rows for word, rows in self.rows.items() if word in query), [])
+            rows = [] if is_of_shares else rows
+            body = answer(rows, self.at, **self.others)
         return web.Response(body=body, content_type="application/json")
 
 

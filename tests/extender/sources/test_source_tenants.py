@@ -123,7 +123,7 @@ async def test_a_scrape_during_a_round_never_shows_load_without_its_pod(
     fake.series = before
     asked = Asked(fake.url)
     await asked.round(NOW)
-    told: set[tuple[bool, bool]] = set()
+    states: set[tuple[bool, bool]] = set()
 
     for moment in range(len(fake.questions)):
         fake.series, fake.questions = before, []
@@ -135,10 +135,10 @@ async def test_a_scrape_during_a_round_never_shows_load_without_its_pod(
         fake.before_answer = scrape
         await asked.round(NOW)
         signals = (Signal.GPU_UTILIZATION, Signal.MEMORY_USED, Signal.POWER)
-        told.add((any(asked.value(signal, "GPU-2") for signal in signals), "2" in asked.held()))
+        states.add((any(asked.value(signal, "GPU-2") for signal in signals), "2" in asked.held()))
 
     # A pod without load yet is fine: it is starting.
-    assert told == {(False, False), (False, True), (True, True)}
+    assert states == {(False, False), (False, True), (True, True)}
 
 
 async def test_tenants_are_newer_than_the_load_and_not_newer_than_their_query(

@@ -103,8 +103,8 @@ async def test_a_token_is_reviewed_once_and_read_again_for_each_connection(
             agents["gpu-1"].is_dumb = True
             await eventually(lambda: desk.refused(AgentRefusal.SILENT) >= 1)
             agents["gpu-1"].is_dumb = False
-            heard = len(desk.readings)
-            await eventually(lambda: len(desk.readings) > heard)
+            before = len(desk.readings)
+            await eventually(lambda: len(desk.readings) > before)
             assert len(desk.reviews.asked) == 1
 
             new = token("gpu-1", expires_at=FLEET_CLOCK() + 7200)
@@ -157,13 +157,13 @@ async def test_shares_that_kubelets_offer_are_delivered(tmp_path: Path) -> None:
     async with desk_with(tmp_path) as desk:
         _, writer = await granted(desk)
 
-        def told() -> list[dict[str, int]]:
+        def offered() -> list[dict[str, int]]:
             owns = (one.own for one in desk.of("gpu-1"))
             return [dict(own.replicas["gpu-1"]) for own in owns if own and own.replicas]
 
         parts = (Part(uuid="GPU-1", replicas=4), Part(uuid="GPU-2", replicas=-1))
         writer.write(frame(update(layout=Layout(devices=parts, rows=()), values=b"", is_news=True)))
-        await eventually(lambda: told() == [{"": 4}])
+        await eventually(lambda: offered() == [{"": 4}])
 
 
 @pytest.mark.parametrize("share", [(1, "uid", 5), (-1, "uid", 5), (0, "uid", -5)])

@@ -179,8 +179,8 @@ async def replace_under_load(tmp_path: Path, folder: Path) -> None:
         for _ in range(5):
             reissue(folder, files)
             await wait_for(partial(is_another, desk, folder, seen), "the new certificate is shown")
-            heard = desk.source.status().reports + 20
-            await eventually(lambda: desk.source.status().reports >= heard)  # noqa: B023 - waited for
+            expected = desk.source.status().reports + 20
+            await eventually(lambda: desk.source.status().reports >= expected)  # noqa: B023 - waited for
 
         assert len(set(seen)) == 6
         assert desk.source.status().agents == len(NAMES)
