@@ -176,7 +176,7 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
     for message in messages:
         state.is_news = False
         update = decode_update(message)
-        state.take(update, update.sent_at + 100.0)  # the extender's clock is another
+        state.apply(update, update.sent_at + 100.0)  # the extender's clock is another
         readings = readings_of([state], ForeignPolicy(), state.at)
         own = readings.own
         assert own is not None

@@ -46,9 +46,10 @@ class PodFeed:
     """Reduce pods as they arrive: GPU pods to records, exporters to their nodes.
 
     Attributes:
-        listed_resources: after a change of the GPU resources: those whose pods are all listed; None
-            once this is true of all. Waiting pods are reported without requests for the other
-            resources, whose nodes would look empty: the pods that hold them are still being listed.
+        listed_resources: None, except after a change of the GPU resources: then the resources that
+            were GPUs before, until all pods are listed again. Meanwhile waiting pods are reported
+            without requests for new resources: the pods that hold these are not known yet, and
+            nodes would look empty.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class PodFeed:
             remove=lambda uid: sink.remove_pod(uid, clock()),
         )
         self._exporters: ObjectCache[ExporterPod] = ObjectCache(
-            replace=self._forget_index, apply=self._forget_index, remove=self._forget_index
+            replace=self._clear_index, apply=self._clear_index, remove=self._clear_index
         )
 
     def configure(
@@ -107,11 +108,11 @@ class PodFeed:
     def irrelevant_change(self, line: bytes) -> WatchChange | None:
         """Return the UID and version of a watch event's pod if it need not be parsed, else None."""
         change = self._filter.irrelevant_change(line)
-        if change is None or self._is_held(change.uid):
+        if change is None or self._has_record(change.uid):
             return None
         return change
 
-    def _is_held(self, uid: str) -> bool:
+    def _has_record(self, uid: str) -> bool:
         caches = (self.object_cache, self._exporters, self._withheld)
         return any(uid in cache.records for cache in caches)
 
@@ -222,7 +223,7 @@ class PodFeed:
         record = reduce_pod(raw, self._resources, early_seconds=self._early_seconds)
         return _uid(raw), record
 
-    def _forget_index(self, _: object) -> None:
+    def _clear_index(self, _: object) -> None:
         self._index = None
 
 

@@ -39,7 +39,7 @@ MAX_FAILURES: Final = 3
 """Failed watches in a row after which the list is requested again: the API server may not know the
 resource version any more (etcd was restored)."""
 
-SHORTEST_WATCH_SECONDS: Final = 1.0
+MIN_WATCH_SECONDS: Final = 1.0
 """A watch that ends sooner without an event is a failure: the API server keeps watches for minutes.
 """
 
@@ -326,7 +326,7 @@ class Reflector:
             await stack.enter_async_context(contextlib.aclosing(lines))
             async for line in lines:
                 if not line:  # accepted: a watch that lasts works, even without any event
-                    timer = loop.call_later(SHORTEST_WATCH_SECONDS, self._note_success)
+                    timer = loop.call_later(MIN_WATCH_SECONDS, self._note_success)
                     stack.callback(timer.cancel)
                     continue
                 change = self._feed.irrelevant_change(line)
@@ -337,7 +337,7 @@ class Reflector:
                 self._note_success()
                 is_silent = False
                 await pacer.yield_if_due()
-        if is_silent and loop.time() - started_at < SHORTEST_WATCH_SECONDS:
+        if is_silent and loop.time() - started_at < MIN_WATCH_SECONDS:
             raise KubeError(f"cannot {action}: the API server ended the watch at once")
 
     async def _handle_event(self, event: Event, action: str) -> None:
