@@ -18,7 +18,7 @@ import orjson
 
 from bench.questions import EVERYDAY, Wish, create_pod, names_json, question
 from bench.world import BenchError, World
-from extender.server.listener import unpace
+from extender.server.listener import replace_bbr
 
 RECEIVE_BYTES: Final = 1 << 18
 ANSWER_SECONDS: Final = 30.0
@@ -37,7 +37,7 @@ class Connection:
         self._host = parts.netloc
         self._socket = socket.create_connection((parts.hostname, parts.port), ANSWER_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        unpace(self._socket)  # what this machine would hold back is no answer's time
+        replace_bbr(self._socket)  # what this machine would hold back is no answer's time
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname=parts.hostname)
 

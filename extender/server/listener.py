@@ -23,7 +23,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 from extender.runtime import native_memory
 from extender.runtime.log_throttle import LogThrottle
 from extender.server.connection_limits import connections_to_close
-from extender.server.tls_errors import EVERYDAY, HINTS, THEIRS, TlsFailure, failure_of
+from extender.server.tls_errors import CLIENT_FAILURES, HINTS, UNLOGGED, TlsFailure, failure_of
 
 # Avoid BBR on sockets, because BBR delays answers on connections that are often idle.
 #
@@ -32,20 +32,20 @@ from extender.server.tls_errors import EVERYDAY, HINTS, THEIRS, TlsFailure, fail
 # low a rate. It delayed one of fifty answers with 5,000 names by 15 to 50 milliseconds. Every
 # kernel has at least one algorithm without pacing.
 
-PACED: Final = "bbr"
-UNPACED: Final = ("cubic", "reno")
+BBR: Final = "bbr"
+OTHERS: Final = ("cubic", "reno")
 """Algorithms without pacing, tried in this order; every kernel has reno."""
 _NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX
 
 
-def unpace(one: socket.socket) -> None:
+def replace_bbr(one: socket.socket) -> None:
     """Replace BBR on a socket, or on all connections that a listening socket will accept.
 
     If no other algorithm is available BBR stays, which costs only milliseconds.
     """
-    if not congestion_control(one).startswith(PACED):
+    if not congestion_control(one).startswith(BBR):
         return
-    for name in UNPACED:
+    for name in OTHERS:
         with contextlib.suppress(OSError):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return
@@ -66,16 +66,16 @@ BACKLOG: Final = 128
 ACCEPTED_AT_ONCE: Final = 32
 """Connections that are accepted before the event loop runs other work."""
 HANDSHAKE_SECONDS: Final = 10.0
-GOODBYE_SECONDS: Final = 5.0
+TLS_CLOSE_SECONDS: Final = 5.0
 """Time for a client to answer the end of a TLS connection before the connection is closed."""
 RETRY_SECONDS: Final = 0.5
 """Pause after `accept` failed for lack of descriptors or memory."""
 UNLIMITED: Final = 1 << 30
-KEPT_SILENT: Final = 8
+ALLOWED_UNUSED: Final = 8
 """Unused connections that a normal client may hold: a Go client keeps two for each server."""
 SILENT_SECONDS: Final = 30.0
 """A connection that sent bytes within this time is not closed in favor of silent ones."""
-KEPT_BACK: Final = 100
+RESERVED_DESCRIPTORS: Final = 100
 """File descriptors reserved for the extender's own connections to other servers, and for files."""
 
 FULL: Final = (
@@ -94,7 +94,7 @@ class ConnectionRefusal(StrEnum):
     """The port has its maximum number of connections."""
     DESCRIPTORS = "descriptors"
     """File descriptors are scarce: the remaining ones are reserved for the webhooks' port."""
-    GAVE_WAY = "gave-way"
+    EVICTED = "gave-way"
     """Closed for a new connection: its handshake was open, or its address had most connections."""
 
 
@@ -117,8 +117,8 @@ class _Accepted(socket.socket):
     """A connection's socket that calls `on_end` when its file descriptor is closed or detached."""
 
     address: str = ""
-    gave_way: bool = False
-    is_heard: bool = False
+    is_evicted: bool = False
+    reports_bytes: bool = False
     on_end: Callable[["_Accepted"], None] | None = None
 
     @override
@@ -138,7 +138,7 @@ class _Accepted(socket.socket):
             on_end(self)
 
 
-class Heard(asyncio.BaseProtocol):
+class ReportingProtocol(asyncio.BaseProtocol):
     """A protocol that reports arriving bytes to the listener.
 
     Attributes:
@@ -190,7 +190,7 @@ class Listener:
 
     Otherwise the new connection is refused. So no address can keep another address out, and a
     connection with recent requests is never replaced by one from its own address. Silence is
-    measured only if the protocol is a `Heard`.
+    measured only if the protocol is a `ReportingProtocol`.
 
     Use it on the event loop's thread only.
 
@@ -233,9 +233,9 @@ class Listener:
         self._throttle = LogThrottle(monotonic=monotonic)
         self._sockets: list[socket.socket] = []
         self._held: dict[_Accepted, None] = {}
-        self._unknown = _Waiting()
-        self._mute = _Waiting()
-        self._spoken: dict[_Accepted, float] = {}
+        self._in_handshake = _Waiting()
+        self._unused = _Waiting()
+        self._bytes_at: dict[_Accepted, float] = {}
         self._monotonic = monotonic
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
@@ -251,7 +251,7 @@ class Listener:
         return tuple(one.getsockname()[:2] for one in self._sockets)
 
     @property
-    def coming(self) -> tuple[object, ...]:
+    def handshaking(self) -> tuple[object, ...]:
         """One object for each connection whose handshake has not ended."""
         return tuple(self._tasks)
 
@@ -272,7 +272,7 @@ class Listener:
             raise
         for one in self._sockets:
             one.settimeout(0.0)
-            unpace(one)
+            replace_bbr(one)
             loop.add_reader(one, self._accept, one)
 
     def close(self) -> None:
@@ -303,7 +303,7 @@ class Listener:
             except OSError as error:  # no descriptor or no memory is left
                 self._pause(listening, error)
                 return
-            self._take(accepted, str(address[0]))
+            self._admit(accepted, str(address[0]))
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Stop accepting for `RETRY_SECONDS`, and log the error."""
@@ -321,7 +321,7 @@ class Listener:
         if listening in self._sockets:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    def _take(self, accepted: socket.socket, address: str) -> None:
+    def _admit(self, accepted: socket.socket, address: str) -> None:
         """Count an accepted connection and start its handshake, or refuse it."""
         if accepted.fileno() >= self._highest:
             self._refuse(accepted, address, ConnectionRefusal.DESCRIPTORS)
@@ -331,11 +331,11 @@ class Listener:
             return
         held = _Accepted(accepted.family, accepted.type, accepted.proto, accepted.detach())
         held.settimeout(0.0)
-        held.address, held.on_end = address, self._let_go
+        held.address, held.on_end = address, self._release
         self._held[held] = None
         self._by_address[address] += 1
         self.figures.connections += 1
-        self._unknown.add(held)
+        self._in_handshake.add(held)
         task = asyncio.get_running_loop().create_task(self._begin(held), name="connection")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -355,9 +355,9 @@ class Listener:
         leaving = self._idle() or self._of_heaviest(newcomer)
         if leaving is None:
             return False
-        self._note(ConnectionRefusal.GAVE_WAY, leaving.address)
-        self._let_go(leaving)
-        leaving.gave_way = True
+        self._note(ConnectionRefusal.EVICTED, leaving.address)
+        self._release(leaving)
+        leaving.is_evicted = True
         with contextlib.suppress(OSError):
             # The connection's protocol sees the end on its next read or write.
             leaving.shutdown(socket.SHUT_RDWR)
@@ -365,18 +365,20 @@ class Listener:
 
     def _idle(self) -> _Accepted | None:
         """Return a connection that never completed a handshake or sent a byte, or None."""
-        unknown, in_handshake = self._unknown.heaviest() if self._tls is not None else (0, None)
-        mute, silent = self._mute.heaviest()
-        return silent if mute > unknown + KEPT_SILENT else in_handshake
+        handshakes, in_handshake = (
+            self._in_handshake.heaviest() if self._tls is not None else (0, None)
+        )
+        unused, silent = self._unused.heaviest()
+        return silent if unused > handshakes + ALLOWED_UNUSED else in_handshake
 
     def _of_heaviest(self, newcomer: str) -> _Accepted | None:
         """Return a connection of the heaviest address, or None if no address is heavier."""
         heaviest = connections_to_close(self._by_address, newcomer)
-        if (mute := self._mute.first_of(heaviest or newcomer)) is not None:
-            return mute
+        if (unused := self._unused.first_of(heaviest or newcomer)) is not None:
+            return unused
         limit = self._monotonic() - SILENT_SECONDS
-        for one, spoken_at in self._spoken.items():
-            if spoken_at > limit:
+        for one, bytes_at in self._bytes_at.items():
+            if bytes_at > limit:
                 break
             if one.address == (heaviest or newcomer):
                 return one
@@ -384,12 +386,12 @@ class Listener:
             return None
         return next(one for one in reversed(self._held) if one.address == heaviest)
 
-    def _heard(self, held: _Accepted) -> None:
+    def _note_bytes(self, held: _Accepted) -> None:
         """Record that bytes arrived on a connection."""
         if held in self._held:
-            if self._spoken.pop(held, None) is None:
-                self._mute.discard(held)
-            self._spoken[held] = self._monotonic()
+            if self._bytes_at.pop(held, None) is None:
+                self._unused.discard(held)
+            self._bytes_at[held] = self._monotonic()
 
     def _note(self, refusal: ConnectionRefusal, address: str) -> None:
         """Count a refusal, and log it if a line is due."""
@@ -408,14 +410,14 @@ class Listener:
                 },
             )
 
-    def _let_go(self, leaving: _Accepted) -> None:
+    def _release(self, leaving: _Accepted) -> None:
         """Remove a connection from the counts: it has ended, or is about to."""
         if leaving not in self._held:
             return
         del self._held[leaving]
-        self._unknown.discard(leaving)
-        self._mute.discard(leaving)
-        self._spoken.pop(leaving, None)
+        self._in_handshake.discard(leaving)
+        self._unused.discard(leaving)
+        self._bytes_at.pop(leaving, None)
         self.figures.connections -= 1
         self._by_address[leaving.address] -= 1
         if not self._by_address[leaving.address]:
@@ -432,46 +434,48 @@ class Listener:
                 held,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
-                ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
+                ssl_shutdown_timeout=TLS_CLOSE_SECONDS if is_tls else None,
             )
-            if held.is_heard and held in self._held and held not in self._spoken:
-                self._mute.add(held)
+            if held.reports_bytes and held in self._held and held not in self._bytes_at:
+                self._unused.add(held)
             _forget_buffer(transport)
         except OSError as error:  # an SSLError is one
-            if is_tls and not held.gave_way:
+            if is_tls and not held.is_evicted:
                 self._note_failure(error, held.address)
             held.close()
         except BaseException:
             held.close()
             raise
         finally:
-            self._unknown.discard(held)
+            self._in_handshake.discard(held)
 
     def _handler(self, held: _Accepted) -> asyncio.BaseProtocol:
         """Return what handles a connection."""
         handler = self._factory()
-        if isinstance(handler, Heard):
-            handler.on_bytes = partial(self._heard, held)
-            held.is_heard = True
+        if isinstance(handler, ReportingProtocol):
+            handler.on_bytes = partial(self._note_bytes, held)
+            held.reports_bytes = True
         return handler
 
     def _note_failure(self, error: OSError, address: str) -> None:
         """Count a failed handshake, and log it if a line is due."""
         failure = failure_of(error)
         self.figures.failures[failure] += 1
-        if failure in EVERYDAY:
+        if failure in UNLOGGED:
             return
         unlogged = self._throttle.due(failure, address)
         if unlogged is None:
             return
         logger.warning(
-            "a client's certificate is refused" if failure in THEIRS else "TLS handshake failed",
+            "a client's certificate is refused"
+            if failure in CLIENT_FAILURES
+            else "TLS handshake failed",
             extra={
                 "port": self.name,
                 "reason": failure.value,
                 "cause": str(error) or type(error).__name__,
                 "address": address,
-                "hint": self._hint if failure in THEIRS else HINTS.get(failure, ""),
+                "hint": self._hint if failure in CLIENT_FAILURES else HINTS.get(failure, ""),
                 "also_unlogged": unlogged,
             },
         )
@@ -499,11 +503,11 @@ def descriptors() -> int:
 def ask_for_descriptors(connections: int) -> int:
     """Raise the soft limit of file descriptors for `connections`; return how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + 2 * KEPT_BACK
+    wanted = connections + 2 * RESERVED_DESCRIPTORS
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft not in {resource.RLIM_INFINITY, hard} and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return descriptors() - 2 * KEPT_BACK
+    return descriptors() - 2 * RESERVED_DESCRIPTORS
 
 
 def spare_for(connections: int) -> int:
@@ -512,4 +516,4 @@ def spare_for(connections: int) -> int:
     Args:
         connections: maximum number of connections of the other port.
     """
-    return min(connections + KEPT_BACK, descriptors() // 2)
+    return min(connections + RESERVED_DESCRIPTORS, descriptors() // 2)

@@ -16,13 +16,13 @@ from aiohttp.typedefs import Handler
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime.log_throttle import ThrottledLogger
-from extender.server.listener import KEPT_BACK, Heard, Listener, spare_for
+from extender.server.listener import RESERVED_DESCRIPTORS, Listener, ReportingProtocol, spare_for
 from extender.server.tls import Certificates, ServerContext, follow_certificate
 from extender.settings.config import Settings
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_SECONDS: Final = 2.0
+FINISH_SECONDS: Final = 2.0
 """Time to finish sending answers at shutdown, after all accepted requests have been handled."""
 
 HEAD_SECONDS: Final = 10.0
@@ -72,7 +72,7 @@ class ServerPorts:
         self._admission = _runner(settings, admission, heads) if admission is not None else None
         self._certificates = Certificates(settings.tls) if settings.tls.is_used else None
         if self._certificates is not None:
-            self._certificates.see_off_dropped(webhooks, settings.keepalive_seconds)
+            self._certificates.end_dropped_connections(webhooks, settings.keepalive_seconds)
         self._admission_certificate = (
             follow_certificate(*settings.admission.files(settings.tls))
             if admission is not None
@@ -86,7 +86,7 @@ class ServerPorts:
             _factory(self._runner, heads, watch),
             most=lambda: settings.max_connections,
             tls=self._certificates.server if self._certificates is not None else None,
-            spare=min(KEPT_BACK, spare_for(0)),
+            spare=min(RESERVED_DESCRIPTORS, spare_for(0)),
             hint=CLIENTS_HINT,
         )
         # Clients of the other ports must leave enough file descriptors for kube-scheduler.
@@ -146,7 +146,7 @@ class ServerPorts:
             for handler in runner.server.connections
             if handler.connected
         ]
-        return (*handlers, *(one for port in self._webhook_ports for one in port.coming))
+        return (*handlers, *(one for port in self._webhook_ports for one in port.handshaking))
 
     async def open(self) -> None:
         """Bind every port and accept connections.
@@ -163,13 +163,13 @@ class ServerPorts:
 
     async def run(self) -> None:
         """Reload changed certificates until cancelled; return at once if no port uses TLS."""
-        followed: list[Certificates | ServerContext | None] = [
+        certificates: list[Certificates | ServerContext | None] = [
             self._certificates,
             self._admission_certificate,
             self._status_certificate,
         ]
         async with asyncio.TaskGroup() as group:
-            for each in followed:
+            for each in certificates:
                 if each is not None:
                     group.create_task(each.run(), name="certificates")
 
@@ -277,7 +277,7 @@ class _Heads:
             timer.cancel()
 
 
-class _Timed(Heard, asyncio.Protocol):
+class _Timed(ReportingProtocol, asyncio.Protocol):
     """Forwards all events of a connection, and reports arriving bytes to `_Heads`.
 
     Args:
@@ -332,7 +332,7 @@ def _runner(settings: Settings, app: web.Application, heads: _Heads) -> web.AppR
         access_log=None,
         logger=ThrottledLogger(logger),
         keepalive_timeout=settings.keepalive_seconds,
-        shutdown_timeout=LAST_WORDS_SECONDS,
+        shutdown_timeout=FINISH_SECONDS,
         handler_cancellation=False,
         auto_decompress=False,
         lingering_time=LINGERING_SECONDS,

@@ -13,20 +13,20 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS: Final = 0.02
+MAX_YIELD_SECONDS: Final = 0.02
 """Longest time for which one step of background work waits for open requests."""
 
 EXPECTED_SECONDS: Final = 0.005
 """Time for which background work waits for the prioritize request after a filter answer.
 kube-scheduler takes a millisecond or two to score a hundred nodes itself."""
 
-CALM_SECONDS: Final = 0.25
+QUIET_SECONDS: Final = 0.25
 """A burst of requests has ended when no request was open for this long."""
 
 BURST_SECONDS: Final = 2.0
 """Longest time for which `wait_for_quiet` waits for the end of a burst."""
 
-LOOK_SECONDS: Final = 0.1
+CHECK_SECONDS: Final = 0.1
 """Time between checks for clients that are still connected."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -57,14 +57,14 @@ class RequestTracker:
         self._lasting = frozenset(lasting)
         self._once = frozenset(once)
         self._known: set[web.RequestHandler] = set()
-        self._askers: set[web.RequestHandler] = set()
+        self._once_clients: set[web.RequestHandler] = set()
         # Connections whose request is being handled, and when the next request began to arrive.
         self._handled: set[asyncio.BaseProtocol] = set()
-        self._coming: dict[asyncio.BaseProtocol, float] = {}
+        self._arriving: dict[asyncio.BaseProtocol, float] = {}
         self._ends_at = math.inf
         self._waiting = 0
         self._expected: asyncio.TimerHandle | None = None
-        self._none_waits = asyncio.Event()
+        self._no_urgent = asyncio.Event()
         self._answered_at = time.monotonic()
         self._none = asyncio.Event()
         self._none.set()
@@ -80,12 +80,12 @@ class RequestTracker:
         self.requests += 1
         self._none.clear()
         if request.path in self._once:
-            self._askers.add(connection)
+            self._once_clients.add(connection)
         if is_urgent:
             self._waiting += 1
-            self._expect_no_more()
+            self._stop_expecting()
         self._handled.add(connection)
-        self._coming.pop(connection, None)
+        self._arriving.pop(connection, None)
         try:
             response = await handler(request)
             if self.is_draining:
@@ -94,7 +94,7 @@ class RequestTracker:
         finally:
             self._handled.discard(connection)
             self._waiting -= is_urgent
-            self._wake_if_none_waits()
+            self._wake_if_no_urgent()
             self.requests -= 1
             self._answered_at = time.monotonic()
             if not self.requests:
@@ -107,23 +107,23 @@ class RequestTracker:
         would delay the answer by as many steps.
         """
         await asyncio.sleep(0)
-        if self._is_waited_for():
-            self._none_waits.clear()
+        if self._has_urgent():
+            self._no_urgent.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    await self._none_waits.wait()
+                async with asyncio.timeout(MAX_YIELD_SECONDS):
+                    await self._no_urgent.wait()
 
     def expect(self) -> None:
         """Make background work wait `EXPECTED_SECONDS` for a request that is about to come."""
-        self._expect_no_more()
+        self._stop_expecting()
         loop = asyncio.get_running_loop()
-        self._expected = loop.call_later(EXPECTED_SECONDS, self._expect_no_more)
+        self._expected = loop.call_later(EXPECTED_SECONDS, self._stop_expecting)
 
-    def _expect_no_more(self) -> None:
+    def _stop_expecting(self) -> None:
         if self._expected is not None:
             self._expected.cancel()
             self._expected = None
-            self._wake_if_none_waits()
+            self._wake_if_no_urgent()
 
     def watch(self, connection: web.RequestHandler) -> asyncio.BaseProtocol:
         """Return a protocol that forwards all events to `connection` and reports arriving bytes."""
@@ -134,27 +134,27 @@ class RequestTracker:
 
         Several iterations of the event loop pass until aiohttp handles the bytes as a request.
         """
-        if connection in self._askers and connection not in self._handled:
-            self._coming.setdefault(connection, time.monotonic())
+        if connection in self._once_clients and connection not in self._handled:
+            self._arriving.setdefault(connection, time.monotonic())
 
     def note_end(self, connection: asyncio.BaseProtocol) -> None:
         """Record that a connection has ended."""
-        self._coming.pop(connection, None)
-        self._wake_if_none_waits()
+        self._arriving.pop(connection, None)
+        self._wake_if_no_urgent()
 
-    def _is_waited_for(self) -> bool:
+    def _has_urgent(self) -> bool:
         """Return whether an urgent request is open, arriving or expected.
 
-        Bytes that do not become a request count for `PATIENCE_SECONDS`.
+        Bytes that do not become a request count for `MAX_YIELD_SECONDS`.
         """
-        if self._coming:
-            since = time.monotonic() - PATIENCE_SECONDS
-            self._coming = {one: at for one, at in self._coming.items() if at > since}
-        return bool(self._waiting or self._coming or self._expected)
+        if self._arriving:
+            since = time.monotonic() - MAX_YIELD_SECONDS
+            self._arriving = {one: at for one, at in self._arriving.items() if at > since}
+        return bool(self._waiting or self._arriving or self._expected)
 
-    def _wake_if_none_waits(self) -> None:
-        if not (self._waiting or self._coming or self._expected):
-            self._none_waits.set()
+    def _wake_if_no_urgent(self) -> None:
+        if not (self._waiting or self._arriving or self._expected):
+            self._no_urgent.set()
 
     async def wait_for_quiet(self) -> None:
         """Wait until a burst of requests has ended, at most `BURST_SECONDS`.
@@ -163,7 +163,7 @@ class RequestTracker:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BURST_SECONDS):
-                while (left := CALM_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110 - no event is set when nothing happens
+                while (left := QUIET_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110 - no event is set when nothing happens
                     await asyncio.sleep(left)
 
     def is_quiet(self, seconds: float) -> bool:
@@ -198,7 +198,7 @@ class RequestTracker:
         await asyncio.sleep(at_least_seconds)
         self._ends_at = time.monotonic() + at_most_seconds
         while self._is_client_left(callers()) and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - no event is set when a connection ends
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
     def shorten_drain(self, at_most_seconds: float) -> None:
         """Shorten the shutdown to this time, even if requests are open."""
@@ -208,12 +208,12 @@ class RequestTracker:
         """Remember a connection that sent a request, and forget those that have ended."""
         self._known = {one for one in self._known if one.connected}
         self._known.add(connection)
-        self._askers &= self._known
+        self._once_clients &= self._known
 
     def _is_client_left(self, callers: Iterable[object]) -> bool:
         return (
             self.requests > 0
-            or any(one.connected for one in self._askers)
+            or any(one.connected for one in self._once_clients)
             or any(one not in self._known for one in callers)
         )
 

@@ -58,7 +58,7 @@ class ServerContext:
     Attributes:
         context: context for the listening socket, which stays open when the files change: new
             connections switch to the newest context, and existing ones keep theirs.
-        narrowed_at: time of `time.monotonic` at which a CA was last removed.
+        ca_removed_at: time of `time.monotonic` at which a CA was last removed.
 
     Raises:
         TlsError: the files cannot be used.
@@ -70,11 +70,11 @@ class ServerContext:
         self._seen = self._fingerprint()
         self._problem = ""
         self.context = self._newest = make()
-        self.narrowed_at = 0.0
+        self.ca_removed_at = 0.0
         self._in_force = WeakSet([self._newest])
-        self.context.sni_callback = self._hand_over
+        self.context.sni_callback = self._use_newest
 
-    def _hand_over(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+    def _use_newest(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         """Switch a new connection to the newest context; OpenSSL calls this also without SNI."""
         connection.context = self._newest
 
@@ -82,9 +82,9 @@ class ServerContext:
         """Reload changed files until cancelled; invalid files change nothing."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            self.look()
+            self.reload()
 
-    def look(self) -> bool:
+    def reload(self) -> bool:
         """Reload the files if they have changed and are valid, and return whether they were."""
         seen = self._fingerprint()
         if seen == self._seen:
@@ -99,7 +99,7 @@ class ServerContext:
         self._seen, self._problem = seen, ""
         if not _authorities(self._newest) <= _authorities(newest):
             self._in_force.clear()
-            self.narrowed_at = time.monotonic()
+            self.ca_removed_at = time.monotonic()
         self._in_force.add(newest)
         self._newest = newest
         logger.info("using new certificates", extra={"file": str(self._paths[0])})
@@ -135,8 +135,8 @@ class Certificates:
         if not (settings.cert_file and settings.key_file and settings.client_ca_file):
             raise TlsError("set tls.cert_file, tls.key_file and tls.client_ca_file")
         self._paths = (settings.cert_file, settings.key_file, settings.client_ca_file)
-        self._followed = ServerContext(self._paths, self._make)
-        self.server = self._followed.context
+        self._server_context = ServerContext(self._paths, self._make)
+        self.server = self._server_context.context
 
     def _make(self) -> ssl.SSLContext:
         # A context cannot drop a CA, so changed files need a new context.
@@ -146,13 +146,13 @@ class Certificates:
 
     async def run(self) -> None:
         """Reload changed files until cancelled; invalid files change nothing."""
-        await self._followed.run()
+        await self._server_context.run()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Reload the files if they have changed and are valid."""
-        self._followed.look()
+        self._server_context.reload()
 
-    def see_off_dropped(self, app: web.Application, grace_seconds: float) -> None:
+    def end_dropped_connections(self, app: web.Application, grace_seconds: float) -> None:
         """Close connections whose client certificate was issued by a CA that is no longer trusted.
 
         No connection is closed while its client may send a request: the next answer is its last.
@@ -165,7 +165,7 @@ class Certificates:
 
         @web.middleware
         async def refuse_late(request: web.Request, handler: Handler) -> web.StreamResponse:
-            is_late = time.monotonic() - self._followed.narrowed_at > grace_seconds
+            is_late = time.monotonic() - self._server_context.ca_removed_at > grace_seconds
             if is_late and self._is_dropped(request):
                 return web.Response(status=403, text="this certificate's CA was dropped\n")
             return await handler(request)
@@ -180,7 +180,7 @@ class Certificates:
 
     def _is_dropped(self, request: web.Request) -> bool:
         connection: ssl.SSLObject | None = request.get_extra_info("ssl_object")
-        return connection is not None and not self._followed.is_in_force(connection.context)
+        return connection is not None and not self._server_context.is_in_force(connection.context)
 
 
 def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:

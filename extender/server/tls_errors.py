@@ -27,11 +27,11 @@ class TlsFailure(StrEnum):
     OTHER = "other"
 
 
-EVERYDAY: Final = frozenset({TlsFailure.LEFT})
+UNLOGGED: Final = frozenset({TlsFailure.LEFT})
 """Failures that also occur in normal operation, and are not logged."""
 
 
-THEIRS: Final = frozenset(
+CLIENT_FAILURES: Final = frozenset(
     {
         TlsFailure.NO_CERTIFICATE,
         TlsFailure.EXPIRED,

@@ -215,7 +215,7 @@ async def test_other_work_waits_from_the_first_bytes_of_kube_schedulers_next_que
         await reader.readuntil(b'"Error":""}')
         await request_tracker.yield_control()  # nobody waits any more
 
-        monkeypatch.setattr(in_flight_module, "PATIENCE_SECONDS", DEADLINE_SECONDS)
+        monkeypatch.setattr(in_flight_module, "MAX_YIELD_SECONDS", DEADLINE_SECONDS)
         writer.write(b"POST")
         await makes_wait(request_tracker)
 

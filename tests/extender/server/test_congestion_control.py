@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.server import listener as pacing
-from extender.server.listener import Listener, congestion_control, unpace
+from extender.server.listener import Listener, congestion_control, replace_bbr
 
 
 class Pacing(socket.socket):
@@ -38,7 +38,7 @@ def test_what_paces_is_replaced_by_the_first_that_the_kernel_has(
     known: tuple[str, ...], used: str
 ) -> None:
     with Pacing(*known) as one:
-        unpace(one)
+        replace_bbr(one)
 
         assert congestion_control(one) == used
 
@@ -47,7 +47,7 @@ def test_what_does_not_pace_stays_as_the_machine_has_it() -> None:
     with Pacing("cubic", "reno") as one:
         one.used = "dctcp"
 
-        unpace(one)
+        replace_bbr(one)
 
         assert congestion_control(one) == "dctcp"
 
@@ -55,15 +55,15 @@ def test_what_does_not_pace_stays_as_the_machine_has_it() -> None:
 def test_a_system_without_congestion_control_is_left_alone() -> None:
     one, other = socket.socketpair()
     with one, other:
-        unpace(one)
+        replace_bbr(one)
 
         assert congestion_control(one) == ""
 
 
 async def test_what_a_port_accepts_is_not_paced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as fresh:
-        monkeypatch.setattr(pacing, "PACED", congestion_control(fresh))
-    monkeypatch.setattr(pacing, "UNPACED", ("reno",))  # every kernel has it, and lets anybody
+        monkeypatch.setattr(pacing, "BBR", congestion_control(fresh))
+    monkeypatch.setattr(pacing, "OTHERS", ("reno",))  # every kernel has it, and lets anybody
     listener = Listener("test", ("127.0.0.1", 0), Telling, most=lambda: 1)
     await listener.open()
     try:

@@ -16,12 +16,12 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.server import listener as module
 from extender.server.listener import (
-    KEPT_SILENT,
+    ALLOWED_UNUSED,
     SILENT_SECONDS,
     ConnectionRefusal,
     Factory,
-    Heard,
     Listener,
+    ReportingProtocol,
     ask_for_descriptors,
     descriptors,
     spare_for,
@@ -35,7 +35,7 @@ LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio"
 Run = Callable[[Coroutine[object, object, None]], None]
 
 
-class Echo(Heard, asyncio.Protocol):
+class Echo(ReportingProtocol, asyncio.Protocol):
     """Says again what is said to it."""
 
     @override
@@ -177,7 +177,7 @@ def test_the_address_with_most_connections_loses_one_to_another_address(run: Run
             # The newest two had to go, and nobody who holds no more than the newcomer.
             assert [await caller.is_answered() for caller in greedy] == [True, True, False, False]
             await eventually(lambda: port.listener.figures.connections == 4)
-            assert port.listener.figures.refusals[ConnectionRefusal.GAVE_WAY] == 2
+            assert port.listener.figures.refusals[ConnectionRefusal.EVICTED] == 2
 
     run(check())
 
@@ -229,10 +229,10 @@ def test_a_handshake_does_not_give_way_to_an_address_that_says_nothing_on_many(
     async def check() -> None:
         certificates = Certificates(settings_for(folder))
         context = client_context(folder, shows=folder)
-        most = KEPT_SILENT + 3
+        most = ALLOWED_UNUSED + 3
         async with port_with(most, tls=certificates.server, client=context) as port:
             silent = [await port.call("127.0.0.2") for _ in range(most - 1)]
-            await eventually(lambda: not port.listener.coming)
+            await eventually(lambda: not port.listener.handshaking)
             in_handshake = await port.stand("127.0.0.3")
             in_handshake.setblocking(False)
 
@@ -259,7 +259,7 @@ def test_handshakes_of_one_address_do_not_end_that_of_another(run: Run, folder: 
             for _ in range(20):
                 await port.stand("127.0.0.2")
             figures = port.listener.figures
-            await eventually(lambda: figures.refusals[ConnectionRefusal.GAVE_WAY] == 18)
+            await eventually(lambda: figures.refusals[ConnectionRefusal.EVICTED] == 18)
 
             with pytest.raises(BlockingIOError):  # it has not ended
                 in_handshake.recv(1)
@@ -274,7 +274,7 @@ def test_a_connection_with_recent_requests_outlives_idle_ones_of_its_address(
     async def check() -> None:
         certificates = Certificates(settings_for(folder))
         context = client_context(folder, shows=folder)
-        most = KEPT_SILENT + 3
+        most = ALLOWED_UNUSED + 3
         async with port_with(most, tls=certificates.server, client=context) as port:
             for _ in range(most - 1):
                 await port.call()
@@ -284,7 +284,7 @@ def test_a_connection_with_recent_requests_outlives_idle_ones_of_its_address(
             newest = spoken
             for _ in range(2 * most):  # all by way of one address, as behind a Service
                 newest = await port.call()
-                await eventually(lambda: not port.listener.coming)
+                await eventually(lambda: not port.listener.handshaking)
 
             assert await spoken.is_answered()
             assert await newest.is_answered()

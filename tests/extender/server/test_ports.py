@@ -120,9 +120,9 @@ async def test_who_has_asked_keeps_its_connection_while_the_same_address_opens_s
                 _, writer = await asyncio.open_connection(
                     *address, ssl=context, server_hostname="localhost"
                 )
-                await eventually(lambda: not server_ports.ports[0].coming)
+                await eventually(lambda: not server_ports.ports[0].handshaking)
                 silent.append(writer)
-            assert sample(metrics, "idlegpu_connection_refusals_total", **GAVE_WAY) == 21
+            assert sample(metrics, "idlegpu_connection_refusals_total", **EVICTED) == 21
 
             async with session.post(server_ports.urls[0]) as told:  # aiohttp repeats no POST
                 assert told.status == 405
@@ -130,7 +130,7 @@ async def test_who_has_asked_keeps_its_connection_while_the_same_address_opens_s
             writer.transport.abort()
 
 
-GAVE_WAY = {"port": "webhooks", "reason": "gave-way"}
+EVICTED = {"port": "webhooks", "reason": "gave-way"}
 
 
 async def test_the_admission_port_reads_no_compressed_body(folder: Path) -> None:

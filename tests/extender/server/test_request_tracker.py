@@ -15,10 +15,10 @@ from aiohttp import web
 from extender.server import request_tracker as module
 from extender.server.request_tracker import (
     BURST_SECONDS,
-    CALM_SECONDS,
+    CHECK_SECONDS,
     EXPECTED_SECONDS,
-    LOOK_SECONDS,
-    PATIENCE_SECONDS,
+    MAX_YIELD_SECONDS,
+    QUIET_SECONDS,
     RequestTracker,
 )
 
@@ -40,7 +40,7 @@ class Connection:
     def __init__(self, request_tracker: RequestTracker) -> None:
         self.connected = True
         self.received = b""
-        self._in_flight = request_tracker
+        self._request_tracker = request_tracker
         self._watched: Any = request_tracker.watch(self)  # type: ignore[arg-type] # stands in for one
 
     def ask(self, path: str, handle: Callable[[], Awaitable[object]]) -> asyncio.Task[web.Response]:
@@ -51,7 +51,7 @@ class Connection:
             return web.Response()
 
         request = SimpleNamespace(path=path, protocol=self)
-        count: Any = self._in_flight.count
+        count: Any = self._request_tracker.count
         return asyncio.create_task(count(request, answer))
 
     def receive(self, data: bytes) -> None:
@@ -94,7 +94,7 @@ async def test_work_waits_for_a_verb_but_not_for_long() -> None:
     request_tracker, over = RequestTracker(urgent=["/filter"]), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
-    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(PATIENCE_SECONDS)
+    assert await seconds_of(request_tracker.yield_control()) == pytest.approx(MAX_YIELD_SECONDS)
 
     over.set()
     await task
@@ -103,7 +103,7 @@ async def test_work_waits_for_a_verb_but_not_for_long() -> None:
 
 async def test_work_goes_on_as_soon_as_the_verb_is_answered() -> None:
     request_tracker = RequestTracker(urgent=["/filter"])
-    soon = PATIENCE_SECONDS / 4
+    soon = MAX_YIELD_SECONDS / 4
     task = Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(soon))
     await asyncio.sleep(0)
 
@@ -149,7 +149,7 @@ async def test_work_does_not_wait_for_anything_else() -> None:
 
 
 async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
-    request_tracker, half = RequestTracker(), CALM_SECONDS / 2
+    request_tracker, half = RequestTracker(), QUIET_SECONDS / 2
 
     async def burst() -> None:
         for _ in range(4):  # the last answer comes after seven halves
@@ -160,7 +160,7 @@ async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
     await asyncio.sleep(half / 2)
 
     assert await seconds_of(request_tracker.wait_for_quiet()) == pytest.approx(
-        6.5 * half + CALM_SECONDS
+        6.5 * half + QUIET_SECONDS
     )
     await asking
 
@@ -198,7 +198,7 @@ async def test_an_idle_connection_is_kept_for_its_client_until_the_client_closes
     await asyncio.sleep(50.0)
     connection.close()
 
-    assert await leaving == pytest.approx(50.0, abs=2 * LOOK_SECONDS)
+    assert await leaving == pytest.approx(50.0, abs=2 * CHECK_SECONDS)
 
 
 async def test_a_client_that_repeats_its_request_is_not_waited_for() -> None:
@@ -214,7 +214,7 @@ async def test_an_idle_connection_is_waited_for_only_so_long() -> None:
 
     waited = await seconds_of(request_tracker.drain_connections(5.0, 60.0))
 
-    assert waited == pytest.approx(65.0, abs=2 * LOOK_SECONDS)
+    assert waited == pytest.approx(65.0, abs=2 * CHECK_SECONDS)
 
 
 async def test_what_was_waited_is_not_waited_twice() -> None:
@@ -224,7 +224,7 @@ async def test_what_was_waited_is_not_waited_twice() -> None:
     await request_tracker.drain_connections(0.0, 20.0)
 
     assert await seconds_of(request_tracker.drain_requests(60.0)) == pytest.approx(
-        0.0, abs=LOOK_SECONDS
+        0.0, abs=CHECK_SECONDS
     )
     assert request_tracker.requests == 1
     over.set()
@@ -260,7 +260,7 @@ async def known(request_tracker: RequestTracker, path: str = "/filter") -> Conne
 async def test_work_waits_from_the_first_bytes_of_the_next_question_to_its_answer() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
-    part = PATIENCE_SECONDS / 4
+    part = MAX_YIELD_SECONDS / 4
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
     connection.receive(FIRST_BYTES)
@@ -278,18 +278,18 @@ async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gon
     connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
     work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
-    await asyncio.sleep(PATIENCE_SECONDS / 4)
+    await asyncio.sleep(MAX_YIELD_SECONDS / 4)
 
     connection.close()
 
-    assert await work == pytest.approx(PATIENCE_SECONDS / 4)
+    assert await work == pytest.approx(MAX_YIELD_SECONDS / 4)
 
 
 async def test_bytes_that_become_no_question_are_not_waited_for_long() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
-    await asyncio.sleep(PATIENCE_SECONDS / 2)
+    await asyncio.sleep(MAX_YIELD_SECONDS / 2)
     assert await seconds_of(request_tracker.yield_control()) > 0.0
 
     connection.receive(b"er")  # more of them are no other question

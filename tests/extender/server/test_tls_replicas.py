@@ -73,7 +73,7 @@ async def test_a_replica_of_a_dropped_ca_is_asked_no_more(tmp_path: Path) -> Non
             assert await link.ask("/v1/peers/any") == b"an answer"
 
             issue(own, files=read_folder(new))
-            certificates.look()
+            certificates.reload()
 
             # Neither by a new connection nor by the one that is kept from before.
             assert await link.ask("/v1/peers/any") is None
