@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from agent.device_ids import DeviceIds, DeviceIndex, DeviceKey
-from agent.podresources import AllocatableDevice, Allocation, PodResources, PodResourcesError
+from agent.podresources import Allocation, PodResources, PodResourcesError
 from agent.report import Problem, Tenant
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class DeviceHolders:
         self._policy = policy or DeviceHoldersPolicy()
         self._clock = clock
         self._allocations: tuple[Allocation, ...] = ()
-        self._allocatable: tuple[AllocatableDevice, ...] | None = None
+        self._allocatable: tuple[str, ...] | None = None
         self._listed_at: float | None = None
         self._list_due = self._allocatable_due = float("-inf")
         self._called_at = float("-inf")
@@ -168,21 +168,22 @@ class DeviceHolders:
     def _holders(
         self, index: DeviceIndex, device_ids: tuple[DeviceIds, ...]
     ) -> dict[DeviceKey, tuple[Tenant, ...]]:
-        shares: defaultdict[tuple[DeviceKey, Allocation], set[str]] = defaultdict(set)
+        shares: defaultdict[tuple[DeviceKey, tuple[str, str, str]], set[str]] = defaultdict(set)
         sees_claims = False
         for allocation in self._allocations:
             match = index.find(allocation.device_id, allocation.claim)
             if match is None:
                 continue
             sees_claims |= allocation.claim is not None
+            holder = (allocation.namespace, allocation.pod, allocation.container)
             for key in match.keys:
-                shares[key, _without_device(allocation)].add(match.share)
+                shares[key, holder].add(match.share)
         holders: defaultdict[DeviceKey, list[Tenant]] = defaultdict(list)
-        for (key, of), replicas in shares.items():
+        for (key, (namespace, pod, container)), replicas in shares.items():
             tenant = Tenant(
-                namespace=of.namespace,
-                pod=of.pod,
-                container=of.container,
+                namespace=namespace,
+                pod=pod,
+                container=container,
                 replicas=tuple(sorted(replicas - {""})),
             )
             holders[key].append(tenant)
@@ -194,7 +195,7 @@ class DeviceHolders:
     ) -> set[DeviceKey]:
         if self._allocatable is None or sees_claims:
             return {device.key for device in device_ids}
-        matches = (index.find(device.device_id) for device in self._allocatable)
+        matches = map(index.find, self._allocatable)
         allocatable = {key for one in matches if one is not None for key in one.keys}
         if any(device.key not in allocatable for device in device_ids):
             self._allocatable_due = min(
@@ -203,7 +204,7 @@ class DeviceHolders:
         return allocatable
 
     def _replicas(self, index: DeviceIndex) -> dict[DeviceKey, int]:
-        matches = (index.find(device.device_id) for device in self._allocatable or ())
+        matches = map(index.find, self._allocatable or ())
         return dict(Counter(match.keys[0] for match in matches if match and len(match.keys) == 1))
 
     def _record_freed(self, holders: Mapping[DeviceKey, tuple[Tenant, ...]]) -> None:
@@ -213,14 +214,3 @@ class DeviceHolders:
             if self._previous_pods.get(key, pods) - pods:
                 self._freed_at[key] = now
             self._previous_pods[key] = pods
-
-
-def _without_device(allocation: Allocation) -> Allocation:
-    """Return the allocation without resource and device: the key to group shares by container."""
-    return Allocation(
-        namespace=allocation.namespace,
-        pod=allocation.pod,
-        container=allocation.container,
-        resource="",
-        device_id="",
-    )

@@ -51,18 +51,12 @@ class DeviceClaim:
     """A device that a ResourceClaim (Dynamic Resource Allocation) allocated to a container.
 
     Attributes:
-        driver: name of the DRA driver, such as `gpu.nvidia.com`.
-        pool: resource pool, usually the node's name.
-        device: the driver's name for the device, such as `gpu-0`.
+        device: the DRA driver's name for the device, such as `gpu-0`.
         cdi_devices: CDI device names, such as `k8s.gpu.nvidia.com/device=gpu-0`.
-        claim: `namespace/name` of the ResourceClaim.
     """
 
-    driver: str
-    pool: str
     device: str
     cdi_devices: tuple[str, ...]
-    claim: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +65,6 @@ class Allocation:
 
     Attributes:
         namespace, pod, container: the holder; the kubelet does not report the pod's UID.
-        resource: resource name such as `nvidia.com/gpu`; for a claim, the name of the DRA driver.
         device_id: the device plugin's id (`GPU-…`, `GPU-…::3`, `MIG-…`, `nvidia0/gi1`), or the
             claim's device.
         claim: the ResourceClaim that allocated the device, None for a device plugin.
@@ -80,24 +73,8 @@ class Allocation:
     namespace: str
     pod: str
     container: str
-    resource: str
     device_id: str
     claim: DeviceClaim | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatableDevice:
-    """A device, or a share of a device, that the kubelet can allocate, held or free.
-
-    Attributes:
-        resource: resource name such as `nvidia.com/gpu`.
-        device_id: the device plugin's id.
-        numa_nodes: NUMA nodes from the device plugin, () if it reports none.
-    """
-
-    resource: str
-    device_id: str
-    numa_nodes: tuple[int, ...] = ()
 
 
 class PodResources(Protocol):
@@ -107,8 +84,8 @@ class PodResources(Protocol):
         """Return the current allocations."""
         ...
 
-    async def allocatable(self) -> tuple[AllocatableDevice, ...]:
-        """Return the devices that the kubelet can allocate."""
+    async def allocatable(self) -> tuple[str, ...]:
+        """Return the ids of the devices that the kubelet can allocate, held or free."""
         ...
 
     def close(self) -> None:
@@ -155,8 +132,8 @@ class PodResourcesClient:
         answer = await self._call("List", v1.ListPodResourcesRequest(), v1.ListPodResourcesResponse)
         return tuple(_allocations(answer))
 
-    async def allocatable(self) -> tuple[AllocatableDevice, ...]:
-        """Return every healthy device, or share, that device plugins registered with the kubelet.
+    async def allocatable(self) -> tuple[str, ...]:
+        """Return the ids of all healthy devices and shares that device plugins have registered.
 
         Raises:
             PodResourcesError: as for `list`.
@@ -166,15 +143,7 @@ class PodResourcesClient:
             v1.AllocatableResourcesRequest(),
             v1.AllocatableResourcesResponse,
         )
-        return tuple(
-            AllocatableDevice(
-                resource=devices.resource_name,
-                device_id=device_id,
-                numa_nodes=tuple(node.ID for node in devices.topology.nodes),
-            )
-            for devices in answer.devices
-            for device_id in devices.device_ids
-        )
+        return tuple(device_id for devices in answer.devices for device_id in devices.device_ids)
 
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
@@ -254,7 +223,6 @@ def _allocations(answer: v1.ListPodResourcesResponse) -> Iterable[Allocation]:
                         namespace=pod.namespace,
                         pod=pod.name,
                         container=container.name,
-                        resource=devices.resource_name,
                         device_id=device_id,
                     )
             for claim in _claims(container):
@@ -262,7 +230,6 @@ def _allocations(answer: v1.ListPodResourcesResponse) -> Iterable[Allocation]:
                     namespace=pod.namespace,
                     pod=pod.name,
                     container=container.name,
-                    resource=claim.driver,
                     device_id=claim.device,
                     claim=claim,
                 )
@@ -272,9 +239,6 @@ def _claims(container: v1.ContainerResources) -> Iterable[DeviceClaim]:
     for dynamic in container.dynamic_resources:
         for resource in dynamic.claim_resources:
             yield DeviceClaim(
-                driver=resource.driver_name,
-                pool=resource.pool_name,
                 device=resource.device_name,
                 cdi_devices=tuple(device.name for device in resource.cdi_devices),
-                claim=f"{dynamic.claim_namespace}/{dynamic.claim_name}",
             )

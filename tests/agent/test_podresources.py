@@ -14,7 +14,6 @@ import pytest
 from grpc_tools import protoc
 
 from agent.podresources import (
-    AllocatableDevice,
     Allocation,
     DeviceClaim,
     PodResourcesClient,
@@ -68,10 +67,9 @@ async def test_allocations_list_devices_and_shares_of_every_container(
         ("llm", "trainer", "side"),
     ]
     assert [one.device_id for one in held] == ["GPU-1", "GPU-2", "GPU-3::1"]
-    assert held[2].resource == "nvidia.com/gpu.shared"
 
 
-async def test_a_resource_claim_has_driver_pool_and_device(
+async def test_a_resource_claim_has_the_names_of_its_device(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     claimed = container("main") | {
@@ -101,20 +99,13 @@ async def test_a_resource_claim_has_driver_pool_and_device(
             namespace="llm",
             pod="trainer",
             container="main",
-            resource="gpu.nvidia.com",
             device_id="gpu-0",
-            claim=DeviceClaim(
-                driver="gpu.nvidia.com",
-                pool="node-a",
-                device="gpu-0",
-                cdi_devices=("k8s.gpu.nvidia.com/device=gpu-0",),
-                claim="llm/trainer-gpu",
-            ),
+            claim=DeviceClaim(device="gpu-0", cdi_devices=("k8s.gpu.nvidia.com/device=gpu-0",)),
         ),
     )
 
 
-async def test_allocatable_devices_have_numa_nodes(
+async def test_allocatable_lists_devices_and_shares_by_id(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     kubelet.allocatable = [
@@ -126,11 +117,7 @@ async def test_allocatable_devices_have_numa_nodes(
         },
     ]
 
-    assert await client.allocatable() == (
-        AllocatableDevice(resource="nvidia.com/gpu", device_id="GPU-1::0"),
-        AllocatableDevice(resource="nvidia.com/gpu", device_id="GPU-1::1"),
-        AllocatableDevice(resource="nvidia.com/gpu", device_id="GPU-2::0", numa_nodes=(0, 1)),
-    )
+    assert await client.allocatable() == ("GPU-1::0", "GPU-1::1", "GPU-2::0")
 
 
 async def test_a_missing_socket_names_the_directory_to_mount(tmp_path: Path) -> None:

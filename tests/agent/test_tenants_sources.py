@@ -13,7 +13,7 @@ from agent import processes
 from agent.device_holders import DeviceHolders, DeviceHoldersPolicy
 from agent.device_ids import DeviceIds, DeviceIndex, DeviceMatch
 from agent.pod_names import PodName, PodNames
-from agent.podresources import AllocatableDevice, Allocation, DeviceClaim, PodResourcesError
+from agent.podresources import Allocation, DeviceClaim, PodResourcesError
 from agent.processes import ProcessFacts, ProcessTable
 from agent.report import Place
 from agent.tenants import Tenants
@@ -32,8 +32,8 @@ WHOLE = (CARD, "")
 FIRST, SECOND = (PARENT, "1"), (PARENT, "5")
 
 
-def claim(device: str, *cdi: str, driver: str = "gpu.nvidia.com") -> DeviceClaim:
-    return DeviceClaim(driver=driver, pool="node-a", device=device, cdi_devices=cdi, claim="a/b")
+def claim(device: str, *cdi: str) -> DeviceClaim:
+    return DeviceClaim(device=device, cdi_devices=cdi)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_device_of_a_claim_is_resolved(
 class ScriptedKubelet:
     def __init__(self) -> None:
         self.allocations: tuple[Allocation, ...] | PodResourcesError = ()
-        self.offers: tuple[AllocatableDevice, ...] | PodResourcesError = ()
+        self.offers: tuple[str, ...] | PodResourcesError = ()
         self.calls: list[str] = []
 
     async def list(self) -> tuple[Allocation, ...]:
@@ -100,7 +100,7 @@ class ScriptedKubelet:
             raise self.allocations
         return self.allocations
 
-    async def allocatable(self) -> tuple[AllocatableDevice, ...]:
+    async def allocatable(self) -> tuple[str, ...]:
         self.calls.append("allocatable")
         if isinstance(self.offers, PodResourcesError):
             raise self.offers
@@ -122,7 +122,6 @@ def held_by(pod: str, device_id: str, given: DeviceClaim | None = None) -> Alloc
         namespace="default",
         pod=pod,
         container="main",
-        resource="nvidia.com/gpu",
         device_id=device_id,
         claim=given,
     )
@@ -183,7 +182,7 @@ async def test_a_failing_kubelet_is_called_at_the_same_interval_and_logged_once(
 async def test_held_free_and_unknown_devices_are_distinguished() -> None:
     kubelet, clock = ScriptedKubelet(), Clock()
     kubelet.allocations = (held_by("trainer", MIG),)
-    kubelet.offers = (AllocatableDevice(resource="nvidia.com/gpu", device_id=CARD),)
+    kubelet.offers = (CARD,)
     device_holders = DeviceHolders(kubelet, clock=clock)
     assert device_holders.snapshot(DEVICES) is None
     await device_holders.refresh()
@@ -198,10 +197,7 @@ async def test_held_free_and_unknown_devices_are_distinguished() -> None:
 
 async def test_the_kubelet_says_how_many_shares_of_each_device_it_offers() -> None:
     kubelet = ScriptedKubelet()
-    offered = (*(f"{CARD}::{number}" for number in range(4)), MIG, PARENT, "rdma0")
-    kubelet.offers = tuple(
-        AllocatableDevice(resource="nvidia.com/gpu", device_id=device_id) for device_id in offered
-    )
+    kubelet.offers = (*(f"{CARD}::{number}" for number in range(4)), MIG, PARENT, "rdma0")
     device_holders = DeviceHolders(kubelet, clock=Clock())
     await device_holders.refresh()
 
