@@ -91,13 +91,13 @@ class WhatIf:
             return error_answer(400, _not_asked(resources, is_disabled=parsed.is_disabled))
         ref = parse_pod_ref(pod)
         wanted = self._fleet.informed(parsed.request, parsed.kin)
-        seen = await self._foreseen(wanted, pod, wish)
+        seen = await self._predict(wanted, pod, wish)
         problems = [_problem(problem) for problem in parsed.problems]
         # Not redacted: the caller sent the pod.
         own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
         return await document_answer(request, seen | own)
 
-    async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
+    async def _predict(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
         """Predict a pod's placement without assuming or remembering it."""
         asked = read_asked(pod)
         names, closed = await open_nodes(self._fleet, wanted, asked.selection)
@@ -184,11 +184,11 @@ class ExplainRoutes:
         self._costs = CostRoutes(self.holders, clock)
         self.set_prices(prices)
         self.explain = Explain(fleet, placer, self.pending, replicas=replicas)
-        self._foresight = WhatIf(fleet, placer, resources)
+        self._what_if = WhatIf(fleet, placer, resources)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for pending pods, holders, costs and explanations."""
-        parts = (self.pending, self.holders, self._costs, self.explain, self._foresight)
+        parts = (self.pending, self.holders, self._costs, self.explain, self._what_if)
         return [route for part in parts for route in part.routes()]
 
     def peer_routes(self) -> list[web.RouteDef]:

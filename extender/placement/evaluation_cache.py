@@ -7,7 +7,6 @@ from itertools import islice, takewhile
 
 from extender.core.decision.cached_evaluation import (
     CachedEvaluation,
-    evaluate_cached,
     evaluate_in_steps,
     evaluate_together,
 )
@@ -93,7 +92,7 @@ class EvaluationCache:
         self._kept[key] = kept
         if len(self._kept) > CACHED_EVALUATIONS:
             self._kept.popitem(last=False)
-        standing = evaluate_cached(snapshot, pool, question, kept.known)
+        (standing,) = evaluate_together(snapshot, pool, [question], [kept.known])
         kept.keep(standing)
         return standing.evaluation
 

@@ -20,7 +20,6 @@ from extender.core.decision.filtering import Code
 from extender.core.decision.verdicts import NodeVerdict, gather
 from extender.core.decision.victims import batch_after
 from extender.core.nodes.assumed_pods import Assumption
-from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest, PodRef
@@ -35,6 +34,9 @@ from extender.settings.shadow_mode import Mode
 
 RUNNER_UP = 2
 """Nodes that every decision ranks at least: the first choice and the next one."""
+
+NO_POD = PodRef(uid="", namespace="", name="")
+"""Stands for a pod that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +113,11 @@ class Placer:
         """Settings of the decision."""
         return self.fleet.policy
 
-    @property
-    def node_index(self) -> NodeIndex:
-        """Index of the known node names."""
-        return self.fleet.node_index
-
-    def rank(self, request: GpuRequest, candidates: Iterable[str], *, uid: str = "") -> Decision:
+    def rank(
+        self, request: GpuRequest, candidates: Iterable[str], *, pod: PodRef = NO_POD
+    ) -> Decision:
         """Return the decision that a pod would get now; assume and record nothing."""
-        decision, _, _ = self._decide(request, tuple(candidates), uid, None)
-        return decision
+        return self.weigh(pod, request, tuple(candidates)).decision
 
     def guess_in_steps(self, request: GpuRequest, candidates: Iterable[str]) -> Steps[Decision]:
         """Decide like `rank`, in cooperative steps, without caching the evaluation."""
@@ -152,8 +150,9 @@ class Placer:
         candidates: Sequence[str],
         *,
         ranked: int | None = None,
+        weighed: Weighed | None = None,
     ) -> DecisionRecord:
-        """Decide for a pod, and assume it at once on the first choice.
+        """Decide for a pod, record the decision, and assume the pod at once on the first choice.
 
         Args:
             verb: filter or prioritize; prioritize replaces the assumption of filter.
@@ -161,43 +160,13 @@ class Placer:
             request: the pod's GPU request.
             candidates: node names, in kube-scheduler's order.
             ranked: minimum number of nodes to rank; None for all that pass.
+            weighed: an earlier decision for the same question, used if its inputs are still the
+                current ones.
         """
-        return self.settle(verb, self.weigh(pod, request, candidates, ranked=ranked))
-
-    def weigh(
-        self,
-        pod: PodRef,
-        request: GpuRequest,
-        candidates: Sequence[str],
-        *,
-        ranked: int | None = None,
-    ) -> Weighed:
-        """Decide for a pod without changing any state; arguments as in `place`."""
-        wanted = None if ranked is None else max(ranked, self.detailed, RUNNER_UP)
-        started, policy = perf_counter(), self.policy
-        decision, snapshot, overlays = self._decide(request, candidates, pod.uid, wanted)
-        return Weighed(
-            pod=pod,
-            request=request,
-            decision=decision,
-            snapshot=snapshot,
-            policy=policy,
-            overlays=overlays,
-            seconds=perf_counter() - started,
-        )
-
-    def holds(self, weighed: Weighed) -> bool:
-        """Return whether the inputs of a decision are still the current ones."""
-        return (
-            weighed.policy is self.policy
-            and weighed.snapshot is self.fleet.snapshot()
-            and weighed.overlays == self.fleet.ledger.overlays(without=weighed.pod.uid)
-        )
-
-    def settle(self, verb: str, weighed: Weighed) -> DecisionRecord:
-        """Record a decision, and assume the pod on its first choice unless in shadow mode."""
-        about = (weighed.snapshot, weighed.policy)
+        if weighed is None or weighed.request != request or not self._is_current(weighed):
+            weighed = self.weigh(pod, request, candidates, ranked=ranked)
         request, overlays = weighed.request, weighed.overlays
+        about = (weighed.snapshot, weighed.policy)
         record = DecisionRecord(
             number=self.history.next_number(),
             at=self._clock(),
@@ -211,10 +180,49 @@ class Placer:
             gather=lambda nodes: self._gather(about, request, overlays, nodes),
             gather_late=partial(self._gather_late, weighed.pod.uid, request),
         )
-        self._assume(weighed.pod, request, weighed.decision)
+        self._assume(weighed.pod, request, weighed.decision.best)
         self.history.add(record)
         self.decided.publish(record, weighed)
         return record
+
+    def weigh(
+        self,
+        pod: PodRef,
+        request: GpuRequest,
+        candidates: Sequence[str],
+        *,
+        ranked: int | None = None,
+    ) -> Weighed:
+        """Decide for a pod without changing any state; arguments as in `place`."""
+        started, policy = perf_counter(), self.policy
+        snapshot = self.fleet.snapshot()
+        overlays = self.fleet.ledger.overlays(without=pod.uid)
+        decision = decide(
+            snapshot,
+            request,
+            candidates,
+            policy,
+            overlays=overlays,
+            evaluate=self.evaluation_cache.evaluate,
+            ranked=None if ranked is None else max(ranked, self.detailed, RUNNER_UP),
+        )
+        return Weighed(
+            pod=pod,
+            request=request,
+            decision=decision,
+            snapshot=snapshot,
+            policy=policy,
+            overlays=overlays,
+            seconds=perf_counter() - started,
+        )
+
+    def _is_current(self, weighed: Weighed) -> bool:
+        """Return whether the inputs of a decision are still the current ones."""
+        return (
+            weighed.policy is self.policy
+            and weighed.snapshot is self.fleet.snapshot()
+            and weighed.overlays == self.fleet.ledger.overlays(without=weighed.pod.uid)
+        )
 
     def detail(self, record: DecisionRecord) -> None:
         """Record the best nodes of a decision in full; called after the answer was sent.
@@ -296,22 +304,6 @@ class Placer:
                 return False
         return True
 
-    def _decide(
-        self, request: GpuRequest, candidates: Sequence[str], uid: str, ranked: int | None
-    ) -> tuple[Decision, Snapshot, Mapping[str, Overlay]]:
-        snapshot = self.fleet.snapshot()
-        overlays = self.fleet.ledger.overlays(without=uid)
-        decision = decide(
-            snapshot,
-            request,
-            candidates,
-            self.policy,
-            overlays=overlays,
-            evaluate=self.evaluation_cache.evaluate,
-            ranked=ranked,
-        )
-        return decision, snapshot, overlays
-
     def _gather(
         self,
         about: tuple[Snapshot, Policy],
@@ -346,8 +338,8 @@ class Placer:
         found = self._gather(about, request, self.fleet.ledger.overlays(without=uid), nodes)
         return tuple(replace(part, is_late=True) for part in found)
 
-    def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
-        """Assume the pod on the first choice until it is bound or the assumption expires.
+    def _assume(self, pod: PodRef, request: GpuRequest, node: str | None) -> None:
+        """Assume the pod on a node, or on none, until it is bound or the assumption expires.
 
         In shadow mode the pod may go anywhere, so it counts only once it is bound.
         """
@@ -355,10 +347,10 @@ class Placer:
         is_firm = known is not None and known.expires_at is None
         if is_firm or (record is not None and record.node):
             return
-        if decision.best is None or self.is_shadow:
+        if node is None or self.is_shadow:
             self.fleet.ledger.drop(pod.uid)
-            return
-        self.reserve(pod, request, decision.best)
+        else:
+            self.reserve(pod, request, node)
 
     def reserve(self, pod: PodRef, request: GpuRequest, node: str) -> None:
         """Assume a pod on a node until it is bound or the assumption expires."""
@@ -390,4 +382,4 @@ class Placer:
             assumed = sum(tenant.count for tenant in overlays.get(resource, {}).get(node, ()))
             if row.allocatable - row.held - assumed < count:
                 return False
-        return self.rank(request, (node,), uid=pod.uid).best == node
+        return self.rank(request, (node,), pod=pod).best == node

@@ -42,7 +42,7 @@ from extender.webhook.prefetch import FilteredRequest, Prefetch
 
 VERBS: Final = ("filter", "prioritize", "preempt")
 
-FAULTY: Final = (*VERBS, "foresee", "explain", "tell")
+FAULTY: Final = (*VERBS, "prefetch", "explain", "report")
 """Steps in which an internal fault is counted."""
 
 UNKNOWN: Final = "unknown"
@@ -199,7 +199,7 @@ class Webhooks:
     requests: WaitingRequests = field(default_factory=WaitingRequests)
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
     """Last parsed pod and its inputs, because prioritize follows filter for the same pod."""
-    _foresight: Prefetch = field(default_factory=Prefetch, init=False)
+    _prefetch: Prefetch = field(default_factory=Prefetch, init=False)
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class Webhooks:
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
             answer = wire.encode_filter(question, None)
-            return RequestOutcome.FAULT, _about(FILTER, question, None, answer)
+            return RequestOutcome.FAULT, _json(answer, about=About(FILTER, question, None))
         # kube-scheduler sends no prioritize request for a single node.
         if shown is not None and self.shortlist != 1 and len(shown.decision.order) > 1:
             filtered = FilteredRequest(
@@ -255,32 +255,32 @@ class Webhooks:
                 answer=answer,
                 answered_at=perf_counter(),
             )
-            asyncio.get_running_loop().call_soon(self._foresee, filtered)
+            asyncio.get_running_loop().call_soon(self._prefetch_scores, filtered)
             self.expect()
-        return outcome, _about(FILTER, question, shown, answer)
+        return outcome, _json(answer, about=About(FILTER, question, shown))
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer a prioritize request: the score of each candidate."""
         try:
-            foreseen = self._foresight.take(body, self.max_score)
-            question = foreseen.question if foreseen else self._decode(body)
-            weighed = foreseen.weighed if foreseen else None
-            if foreseen is not None:
-                self.metrics.between_verbs.observe(perf_counter() - foreseen.filtered_at)
+            prefetched = self._prefetch.take(body, self.max_score)
+            question = prefetched.question if prefetched else self._decode(body)
+            weighed = prefetched.weighed if prefetched else None
+            if prefetched is not None:
+                self.metrics.between_verbs.observe(perf_counter() - prefetched.filtered_at)
             record, outcome = self._place(PRIORITIZE, question, weighed)
             if self.placer.is_shadow:
                 # Equal scores would still change how kube-scheduler breaks ties.
-                return outcome, _about(PRIORITIZE, question, None, NO_SCORES)
+                return outcome, _json(NO_SCORES, about=About(PRIORITIZE, question, None))
             decision = record.decision if record else None
-            if foreseen is not None and decision is foreseen.weighed.decision:
-                answer = foreseen.answer
+            if prefetched is not None and decision is prefetched.weighed.decision:
+                answer = prefetched.answer
             else:
                 answer = wire.encode_scores(question, decision, self.max_score)
         except WireError as error:
             return _malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler continues without our scores
             return self._fault("prioritize")
-        return outcome, _about(PRIORITIZE, question, record, answer)
+        return outcome, _json(answer, about=About(PRIORITIZE, question, record))
 
     async def preempt(self, body: bytes) -> Answer:
         """Answer a preempt request: the candidates on which evicting the victims helps the pod."""
@@ -323,15 +323,15 @@ class Webhooks:
         kept = tuple(candidate for candidate in candidates if candidate.node in accepted)
         return kept, RequestOutcome.ANSWERED
 
-    def _foresee(self, filtered: FilteredRequest) -> None:
+    def _prefetch_scores(self, filtered: FilteredRequest) -> None:
         """Compute the next prioritize answer; called after filter's answer was sent."""
         try:
-            self._foresight.look(self.placer, filtered, self.shortlist, self.max_score)
+            self._prefetch.look(self.placer, filtered, self.shortlist, self.max_score)
         except Exception:  # noqa: BLE001 - prioritize then computes the answer itself
-            self._note_fault("foresee")
+            self._note_fault("prefetch")
 
     def _place(
-        self, verb: str, question: wire.ExtenderRequest, foreseen: Weighed | None = None
+        self, verb: str, question: wire.ExtenderRequest, weighed: Weighed | None = None
     ) -> tuple[DecisionRecord | None, RequestOutcome]:
         """Decide for the pod; the record is None if every candidate passes without a decision."""
         pod, parsed = self._parse(question.pod)
@@ -339,12 +339,14 @@ class Webhooks:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
             return None, RequestOutcome.NOT_READY
-        is_same = foreseen is not None and foreseen.request == parsed.request
-        if foreseen is not None and is_same and self.placer.holds(foreseen):
-            record = self.placer.settle(verb, foreseen)
-        else:
-            nodes = question.nodes
-            record = self.placer.place(verb, pod, parsed.request, nodes, ranked=self.shortlist)
+        record = self.placer.place(
+            verb,
+            pod,
+            parsed.request,
+            question.nodes,
+            ranked=self.shortlist,
+            weighed=weighed,
+        )
         # Details for explanations are recorded after the answer. After filter they also wait for
         # prioritize, which comes at once and must not be delayed.
         self._undetailed.append(record)
@@ -353,7 +355,7 @@ class Webhooks:
             loop.call_later(BETWEEN_VERBS_SECONDS, self._catch_up, record)
         else:
             loop.call_soon(self._catch_up, record)
-        loop.call_soon(self._tell, record)
+        loop.call_soon(self._report, record)
         return record, RequestOutcome.ANSWERED
 
     def _note(
@@ -382,25 +384,18 @@ class Webhooks:
     def _decode(self, body: bytes) -> wire.ExtenderRequest:
         fleet = self.placer.fleet
         return wire.decode_question(
-            body, self.placer.node_index, fleet.unbound_pods, known=len(fleet.nodes)
+            body, fleet.node_index, fleet.unbound_pods, known=len(fleet.nodes)
         )
-
-    def _read(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
-        """Parse the pod's GPU request."""
-        if isinstance(asker, PodRecord):
-            return PodRef.of(asker), self.requests.read(asker, self.placer.policy)
-        resources, policy = self.resources(), self.placer.policy
-        grounds = (asker, resources, policy)
-        if self._last is None or any(map(is_not, self._last[0], grounds)):
-            parsed = parse_request(asker, resources=resources, defaults=policy)
-            self._last = (grounds, parse_pod_ref(asker), parsed)
-        return self._last[1:]
 
     def _parse(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
         """Parse the pod's GPU request, and report invalid annotations by an event."""
-        pod, parsed = self._read(asker)
+        if isinstance(asker, PodRecord):
+            pod, parsed = PodRef.of(asker), self.requests.read(asker, self.placer.policy)
+            kin = asker.kin
+        else:
+            pod, parsed = self._parse_object(asker)
+            kin = parsed.kin
         if parsed.request is not None:
-            kin = asker.kin if isinstance(asker, PodRecord) else parsed.kin
             request = self.placer.fleet.informed(parsed.request, kin)
             if request is not parsed.request:
                 fleet = self.placer.fleet
@@ -412,11 +407,20 @@ class Webhooks:
             self.warn_annotation(pod, problem)
         return pod, parsed
 
+    def _parse_object(self, asker: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
+        """Parse a pod that the inventory does not know in this version."""
+        resources, policy = self.resources(), self.placer.policy
+        grounds = (asker, resources, policy)
+        if self._last is None or any(map(is_not, self._last[0], grounds)):
+            parsed = parse_request(asker, resources=resources, defaults=policy)
+            self._last = (grounds, parse_pod_ref(asker), parsed)
+        return self._last[1:]
+
     def _catch_up(self, record: DecisionRecord) -> None:
         """Record the details of all decisions up to this one, for explanations."""
         if not any(each is record for each in self._undetailed):
             return  # prioritize came since, and another pod may be between its verbs by now
-        self._foresight.forget(record.pod)
+        self._prefetch.forget(record.pod)
         try:
             done = None
             while done is not record:
@@ -426,14 +430,14 @@ class Webhooks:
         except Exception:  # noqa: BLE001 - a failed explanation must not cost a pod its node
             self._note_fault("explain")
 
-    def _tell(self, record: DecisionRecord) -> None:
+    def _report(self, record: DecisionRecord) -> None:
         """Log a decision, and count filter's verdicts; called after the answer was sent."""
         try:
             _log_decision(record)
             if record.verb == FILTER:
                 self._count_verdicts(record)
         except Exception:  # noqa: BLE001 - the answer was sent already
-            self._note_fault("tell")
+            self._note_fault("report")
 
     def _count_verdicts(self, record: DecisionRecord) -> None:
         """Count the nodes that passed, and the rejections by reason."""
@@ -452,25 +456,25 @@ class Webhooks:
         return RequestOutcome.FAULT, _json(wire.encode_error(INTERNAL_ERROR), 500)
 
     async def _body(self, request: web.Request) -> bytes:
-        """Read a question's body.
+        """Read the body of a request.
 
         Raises:
-            HTTPRequestEntityTooLarge: it is larger than what is read.
-            RequestPayloadError: it is broken.
-            OSError: the client is gone.
+            HTTPRequestEntityTooLarge: it is larger than the limit.
+            RequestPayloadError: it is malformed.
+            OSError: the client has disconnected.
         """
         limit = request.client_max_size if self.max_body_bytes is None else self.max_body_bytes
         if self.is_ready():
             limit = min(limit, BODY_BYTES + len(self.placer.fleet.nodes) * NODE_BYTES)
         length = request.content_length
         if length is not None and length <= limit:
-            return await request.content.read()  # as it came: the other way copies it twice
+            return await request.content.read()  # the other way copies it twice
         return await request.clone(client_max_size=limit).read()
 
     def _timed(
         self, verb: str, answer: Callable[[bytes], Awaitable[Answer]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Read the question, time the answer and count its outcome."""
+        """Return a handler that reads the body, times the answer and counts its outcome."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             started = perf_counter()
@@ -483,7 +487,7 @@ class Webhooks:
             except web.RequestPayloadError as error:
                 outcome, response = _malformed(verb, f"{_CANNOT_READ}: {error}")
             except OSError:
-                # The client is gone, and nobody reads this.
+                # The client has disconnected, so it does not read this answer.
                 outcome, response = RequestOutcome.DISCONNECTED, web.Response(status=400)
             else:
                 outcome, response = await answer(body)
@@ -501,25 +505,20 @@ _CANNOT_READ = "cannot read the question"
 
 
 def _left_alone(parsed: ParsedRequest) -> RequestOutcome:
-    """Return why a pod is none of ours."""
+    """Return the outcome for a pod without a GPU request."""
     return RequestOutcome.DISABLED if parsed.is_disabled else RequestOutcome.NO_GPU
 
 
-def _about(
-    verb: str, question: wire.ExtenderRequest, record: DecisionRecord | None, body: bytes
-) -> web.Response:
-    """Return an answer on which is written what it is about."""
-    response = _json(body)
-    response[ABOUT] = About(verb, question, record)
+def _json(body: bytes, status: int = 200, *, about: About | None = None) -> web.Response:
+    """Return an answer; `about` is recorded after the answer was sent."""
+    response = web.Response(body=body, status=status, content_type="application/json")
+    if about is not None:
+        response[ABOUT] = about
     return response
 
 
-def _json(body: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
-
-
 def _malformed(verb: str, error: str, status: int = 400) -> Answer:
-    """Answer a question that cannot be read; filter alone has a field to say why."""
+    """Build the answer to a malformed request; only filter has a field for the reason."""
     logger.warning("malformed question", extra={"verb": verb, "error": error})
     if verb == "filter":
         return RequestOutcome.MALFORMED, _json(wire.encode_filter_error(error))
@@ -527,7 +526,7 @@ def _malformed(verb: str, error: str, status: int = 400) -> Answer:
 
 
 def _log_decision(record: DecisionRecord) -> None:
-    """Write the one line about a decision."""
+    """Log a decision in one line."""
     decision = record.decision
     best = decision.order[0] if len(decision.order) else None
     runner_up = decision.order[1] if len(decision.order) > 1 else None

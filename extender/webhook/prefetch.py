@@ -61,7 +61,7 @@ class Prefetch:
     """Holds the answer to the next prioritize request."""
 
     def __init__(self) -> None:
-        self._foreseen: PrefetchedRequest | None = None
+        self._prefetched: PrefetchedRequest | None = None
 
     def look(
         self, placer: Placer, filtered: FilteredRequest, shortlist: int, max_score: int
@@ -80,12 +80,14 @@ class Prefetch:
         start, end = answer.find(NAMES_KEY) + len(NAMES_KEY), answer.find(_AFTER_NAMES)
         if at < 0 or not len(NAMES_KEY) <= start < end:
             return
-        nodes = read_names(answer, start, end, placer.node_index, len(filtered.question.nodes))
+        nodes = read_names(
+            answer, start, end, placer.fleet.node_index, len(filtered.question.nodes)
+        )
         if nodes is None:
             return
         question = replace(filtered.question, nodes=nodes)
         weighed = placer.weigh(filtered.pod, filtered.request, nodes, ranked=shortlist)
-        self._foreseen = PrefetchedRequest(
+        self._prefetched = PrefetchedRequest(
             body=b"".join((filtered.body[:at], NAMES_KEY, answer[start:end], b"}")),
             question=question,
             max_score=max_score,
@@ -96,12 +98,12 @@ class Prefetch:
 
     def forget(self, pod: PodRef) -> None:
         """Drop the answer for a pod, because its prioritize request will not come."""
-        if self._foreseen is not None and self._foreseen.weighed.pod == pod:
-            self._foreseen = None
+        if self._prefetched is not None and self._prefetched.weighed.pod == pod:
+            self._prefetched = None
 
     def take(self, body: bytes, max_score: int) -> PrefetchedRequest | None:
         """Return and drop the answer computed for this request body, None if there is none."""
-        foreseen, self._foreseen = self._foreseen, None
-        if foreseen is None or body != foreseen.body or max_score != foreseen.max_score:
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is None or body != prefetched.body or max_score != prefetched.max_score:
             return None
-        return foreseen
+        return prefetched

@@ -162,7 +162,8 @@ def decode_question(
         WireError: the body is malformed; the message has the path, the value and what is allowed.
     """
     most = max(MOST_NODES, 2 * known)
-    _check_values(body, _ARGS)
+    if excess := excess_values(body):
+        raise WireError(f"cannot read {_ARGS}: $ has {excess}")
     head, listed = split_names(body, node_index, most)
     if listed is not None:
         _check_count(len(listed), most, _ARGS, "$.NodeNames")
@@ -193,7 +194,8 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
     Raises:
         WireError: as in `decode_question`.
     """
-    _check_values(body, _PREEMPTION_ARGS)
+    if excess := excess_values(body):
+        raise WireError(f"cannot read {_PREEMPTION_ARGS}: $ has {excess}")
     document = fields_of(body, _PREEMPTION_ARGS)
     by_form = {
         name: object_of(document.get(name.lower()), _PREEMPTION_ARGS, f"$.{name}")
@@ -210,16 +212,6 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
         left -= len(candidates[-1].uids)
     pod = _pod(document, _PREEMPTION_ARGS)
     return PreemptionQuestion(pod=pod, candidates=tuple(candidates))
-
-
-def _check_values(body: bytes, what: str) -> None:
-    """Check the number of values in a body before it is decoded.
-
-    Raises:
-        WireError: it has more values than a request of kube-scheduler can have.
-    """
-    if excess := excess_values(body):
-        raise WireError(f"cannot read {what}: $ has {excess}")
 
 
 def _check_count(count: int, most: int, what: str, where: str) -> None:

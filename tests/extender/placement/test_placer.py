@@ -401,7 +401,7 @@ def test_remembered_decisions_share_one_list_of_the_same_candidates() -> None:
 
     def remembered(verb: str, number: int) -> object:
         record = world.placer.place(
-            verb, pod_ref(f"pod-{number}"), request(), world.placer.node_index.number(names)
+            verb, pod_ref(f"pod-{number}"), request(), world.fleet.node_index.number(names)
         )
         world.placer.detail(record)
         return record.decision.candidates

@@ -136,7 +136,7 @@ async def test_a_pod_placed_meanwhile_counts(
 async def test_a_request_that_is_read_otherwise_by_now_is_decided_anew(
     client: Client, weighed: list[Weighed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Webhooks._read
+    read = Webhooks._parse
 
     def read_otherwise() -> None:
         def anew(self: Webhooks, pod_object: JsonObject) -> tuple[PodRef, ParsedRequest]:
@@ -145,7 +145,7 @@ async def test_a_request_that_is_read_otherwise_by_now_is_decided_anew(
             request = replace(parsed.request, memory_bytes=1 << 30)
             return asker, replace(parsed, request=request)
 
-        monkeypatch.setattr(Webhooks, "_read", anew)
+        monkeypatch.setattr(Webhooks, "_parse", anew)
 
     await place(client, read_otherwise)
 
