@@ -35,9 +35,6 @@ from extender.settings.shadow_mode import Mode
 RUNNER_UP = 2
 """Nodes that every decision ranks at least: the first choice and the next one."""
 
-NO_POD = PodRef(uid="", namespace="", name="")
-"""Stands for a pod that does not exist."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
@@ -113,10 +110,9 @@ class Placer:
         """Settings of the decision."""
         return self.fleet.policy
 
-    def rank(
-        self, request: GpuRequest, candidates: Iterable[str], *, pod: PodRef = NO_POD
-    ) -> Decision:
+    def rank(self, request: GpuRequest, candidates: Iterable[str], *, uid: str = "") -> Decision:
         """Return the decision that a pod would get now; assume and record nothing."""
+        pod = PodRef(uid=uid, namespace="", name="")
         return self.weigh(pod, request, tuple(candidates)).decision
 
     def guess_in_steps(self, request: GpuRequest, candidates: Iterable[str]) -> Steps[Decision]:
@@ -382,4 +378,4 @@ class Placer:
             assumed = sum(tenant.count for tenant in overlays.get(resource, {}).get(node, ()))
             if row.allocatable - row.held - assumed < count:
                 return False
-        return self.rank(request, (node,), pod=pod).best == node
+        return self.rank(request, (node,), uid=pod.uid).best == node
