@@ -15,7 +15,7 @@ PARTS := "(prometheus or page or e2e) and not neighbours"
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants graph pictures arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check room cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants graph pictures arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,11 +42,21 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
 demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why (ONCE=1: end after the run)
 	@$(BIN)/python -m simulation.demo $(if $(ONCE),--once)
 
-check: announce-check format lint types imports unit ## everything that needs no cluster, in 4 minutes
+check: $(if $(ROOM),room,announce-check format lint types imports unit) ## everything that needs no cluster, in 4 minutes (ROOM=core: one room, in seconds)
 
 test: announce-test format lint types imports unit real ## everything, against a real control plane, Prometheus and Chromium
 
 test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; what the images hold
+
+# A package and its tests: extender/core and tests/extender/core, or agent and tests/agent.
+CODE = $(wildcard extender/$(ROOM) $(ROOM)) $(wildcard tests/extender/$(ROOM) tests/$(ROOM))
+
+room: $(VENV)/.dev
+	@$(if $(strip $(CODE)),,echo "no package or test folder is named $(ROOM)"; exit 2)
+	@$(BIN)/ruff format --check --quiet $(CODE)
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/mypy $(CODE)
+	@$(BIN)/pytest -q -n auto --dist worksteal -m $(UNIT) $(CODE)
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
