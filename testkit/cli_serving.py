@@ -11,9 +11,9 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from extender.cli.__main__ import idlegpu
-from testkit.holders import HoldersWorld, card
-from testkit.served import IDLE, Gpu, World, names_question, pod
-from testkit.whys import MESSAGE
+from testkit.cards import IDLE, Gpu, card
+from testkit.webhook_questions import names_question, pod
+from testkit.world import MESSAGE, World
 
 NO_ENVIRONMENT: Final = dict.fromkeys(
     ("IDLEGPU_URL", "IDLEGPU_TOKEN", "IDLEGPU_TOKEN_FILE", "IDLEGPU_SERVICE", "KUBECONFIG")
@@ -55,9 +55,9 @@ async def ask(world: World, verb: str, *nodes: str, **wishes: Any) -> None:
         break
 
 
-def build_fleet() -> HoldersWorld:
+def build_fleet() -> World:
     """Return a small cluster with something of everything."""
-    world = HoldersWorld()
+    world = World()
     notebook = [card("team/notebook", used_gib=2.0), card("team/notebook")]
     train = [card("team/train", busy=0.95, used_gib=70.0)] * 2
     cards = {

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from testkit.served import Client, names_question, pod
+from testkit.webhook_questions import Client, names_question, pod
 
 
 def strict(text: str) -> Any:

@@ -9,7 +9,8 @@ from extender.placement.bindings import InventoryTap
 from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, AnsweredQuestion
 from extender.settings.peers import BypassSettings
-from testkit.served import GPU, World
+from testkit.builders import GPU
+from testkit.world import World
 
 DEFAULT = "default-scheduler"
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
-from testkit.served import World
+from testkit.world import World
 
 PROFILES = ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb")
 ACTIVITY = (0.9, 0.0, 0.0, 0.9)

@@ -6,21 +6,35 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.insight.explain_routes import ExplainRoutes
 from extender.insight.replicas import Replicas
-from extender.server.redaction import SEES_ALL, VIEWER, Viewer
-from testkit.served import IDLE, Client
-from testkit.whys import WhyWorld
+from extender.server.redaction import VIEWER, Viewer
+from testkit.cards import IDLE
+from testkit.webhook_questions import Client
+from testkit.world import World
 
 NEAR = "10.0.0.1:8888"
 FAR = "10.0.0.2:8888"
 THIRD = "10.0.0.3:8888"
 
 
-@dataclass
 class SeesTeam:
+    """May read the pods of one namespace."""
+
+    name = "somebody"
+
+    def sees(self, namespace: str) -> bool:
+        return namespace == "team"
+
+    async def learn(self, namespaces: object) -> None:
+        pass
+
+    async def renew(self) -> None:
+        pass
+
+
+@dataclass
+class LearnsTeam:
     """May read the pods of one namespace, of which it learns on the way."""
 
     learnt: set[str] = field(default_factory=set)
@@ -64,38 +78,21 @@ class Far:
         return await response.read()
 
 
-@dataclass
-class Replica(WhyWorld):
-    """A replica that asks others.
+def replica_world(
+    *, name: str = "near", far: Far | None = None, answers_peers: bool = True
+) -> World:
+    """Return a world with two idle nodes, of a replica that asks others."""
+    others = Far() if far is None else far
+    world = World(replicas=Replicas(name=name, others=others, answers_peers=answers_peers))
+    world.add({"a": [IDLE], "b": [IDLE]})
+    return world
 
-    Attributes:
-        far: the others.
-        answers_peers: whether it tells them.
-        name: its short name.
-    """
 
-    far: Far = field(default_factory=Far)
-    answers_peers: bool = True
-    name: str = "near"
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.why = ExplainRoutes(
-            self.placer,
-            lambda: self.resources,
-            lambda: self.now,
-            replicas=Replicas(name=self.name, others=self.far, answers_peers=self.answers_peers),
-        )
-        self.add({"a": [IDLE], "b": [IDLE]})
-
-    @override
-    def build_app(
-        self, *, max_body_bytes: int = 1 << 20, viewer: Viewer = SEES_ALL
-    ) -> web.Application:
-        app = super().build_app(max_body_bytes=max_body_bytes, viewer=viewer)
-        app.add_routes(self.why.peer_routes())
-        return app
+def far_of(world: World) -> Far:
+    """Return the other replicas that a world asks."""
+    others = world.replicas.others
+    assert isinstance(others, Far)
+    return others
 
 
 def serve_to(viewer: Viewer) -> Middleware:

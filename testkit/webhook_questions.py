@@ -1,9 +1,16 @@
 """Questions over HTTP as kube-scheduler asks them."""
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from testkit.served import Client
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+
+from testkit.builders import GPU
+
+Client = TestClient[web.Request, web.Application]
+MakeClient = Callable[[web.Application], Awaitable[Client]]
 
 VERBS = ("filter", "prioritize", "preempt")
 
@@ -22,3 +29,37 @@ def scores_of(answer: list[dict[str, Any]]) -> dict[str, int]:
 def meta(*nodes: str, uids: tuple[str, ...] = ("uid-holder-0",)) -> dict[str, object]:
     victims = {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 1}
     return {"NodeNameToMetaVictims": dict.fromkeys(nodes, victims)}
+
+
+def pod(
+    name: str = "asker", *, gpus: int | None = 1, resource: str = GPU, **annotations: str
+) -> dict[str, object]:
+    """Return a Pod object as kube-scheduler sends it; annotations without their prefix."""
+    limits = {} if gpus is None else {resource: str(gpus)}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "annotations": {
+                f"idlegpu.io/{key.replace('_', '-')}": value for key, value in annotations.items()
+            },
+        },
+        "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
+        "status": {"phase": "Pending"},
+    }
+
+
+def names_question(*nodes: str, asker: object = None) -> dict[str, object]:
+    """Return an ExtenderArgs with names (nodeCacheCapable: true)."""
+    return {"Pod": pod() if asker is None else asker, "Nodes": None, "NodeNames": list(nodes)}
+
+
+def objects_question(*nodes: str, asker: object = None) -> dict[str, object]:
+    """Return an ExtenderArgs with whole nodes (nodeCacheCapable: false)."""
+    items = [{"metadata": {"name": node}} for node in nodes]
+    return {
+        "Pod": pod() if asker is None else asker,
+        "Nodes": {"metadata": {}, "items": items},
+        "NodeNames": None,
+    }

@@ -1,21 +1,45 @@
-"""A small cluster for tests of fleet and placement: what API server and Prometheus would say."""
+"""A cluster in one process: a fleet fed by the test, with the webhooks and the API on top."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from extender.api.fleet_routes import FleetRoutes
 from extender.core.decision.decision import Decision
 from extender.core.devices.readings import DeviceInfo, DeviceKey, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.policy import Policy
-from extender.core.request.request import GpuRequest
+from extender.core.request.annotations import AnnotationProblem
+from extender.core.request.gpu_resources import ResourceNames
+from extender.core.request.request import GpuRequest, PodRef
+from extender.core.steps import finish
 from extender.fleet.fleet import Fleet
+from extender.insight.advice import AdviceRoutes
+from extender.insight.explain_routes import ExplainRoutes
+from extender.insight.last_hour import Plots
+from extender.insight.replicas import ONE, Replicas
+from extender.insight.short_memory import ShortMemory
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
+from extender.placement.request_log import RequestLog
+from extender.runtime.metrics import Metrics
+from extender.server.redaction import SEES_ALL, VIEWER, Viewer
+from extender.webhook.handlers import Webhooks
 from testkit.builders import GIB, GPU, NOW, pod_ref, request
+from testkit.cards import Gpu, readings_of
+
+MESSAGE = (
+    "0/9 nodes are available: 4 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint "
+    "{team: red, blue}, 3 node(s) had too few GPUs known to be idle. no new claims to deallocate, "
+    "preemption: 0/9 nodes are available: 9 No preemption victims found for incoming pod."
+)
+SHARED = "nvidia.com/gpu.shared"
 
 IDLE: Mapping[Signal, float] = {
     Signal.GPU_UTILIZATION: 0.0,
@@ -53,17 +77,78 @@ class Device:
 
 
 class World:
-    """A cluster whose fleet and placer see what a test lets happen; every node is idle at first."""
+    """The parts of an extender without sources and sockets; every node is idle at first.
 
-    def __init__(self, policy: Policy | None = None, *, in_steps: bool = False) -> None:
+    A test feeds the fleet in one of two ways: `add_node`, `card` and `read` keep the state of
+    each device; `register_node` and `report` take every card at each call.
+
+    Attributes:
+        is_ready: whether the inventory is complete.
+        problems: annotation problems that were reported to owners of pods.
+        expected: how many prioritize requests were announced.
+        unreadable: namespace and name of objects that cannot be read, by resource.
+        plots: the queries of the last hour.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        in_steps: bool = False,
+        max_score: int = 400,
+        shortlist: int = 0,
+        unreadable: Mapping[str, list[tuple[str, str]]] | None = None,
+        is_ready: bool = True,
+        replicas: Replicas = ONE,
+    ) -> None:
         self.policy = policy or Policy()
         self.clock = Clock()
         self.fleet = Fleet(self.policy, self.clock, in_steps=in_steps)
-        self.history = DecisionHistory(100, self.clock)
+        self.history = DecisionHistory(1000, self.clock)
         self.placer = Placer(self.fleet, self.history, self.clock)
+        self.resources = ResourceNames()
         self.devices: dict[DeviceKey, Device] = {}
         self.is_mapped = True
         self.is_shown_by_shares = False
+        self.max_score = max_score
+        self.shortlist = shortlist
+        self.is_ready = is_ready
+        self.problems: list[AnnotationProblem] = []
+        self.expected = 0
+        self.unreadable = dict(unreadable or {})
+        self.plots: Plots | None = None
+        self.replicas = replicas
+
+    @property
+    def now(self) -> float:
+        """The time of the clock, seconds since the epoch."""
+        return self.clock.now
+
+    @now.setter
+    def now(self, at: float) -> None:
+        self.clock.now = at
+
+    # --- parts that few tests need --------------------------------------------------------------
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics()
+
+    @cached_property
+    def request_log(self) -> RequestLog:
+        return RequestLog(self.fleet, clock=self.clock, monotonic=self.clock)
+
+    @cached_property
+    def why(self) -> ExplainRoutes:
+        return ExplainRoutes(
+            self.placer, lambda: self.resources, self.clock, replicas=self.replicas
+        )
+
+    @cached_property
+    def memory(self) -> ShortMemory:
+        return ShortMemory(self.fleet, self.clock)
+
+    # --- nodes and devices ----------------------------------------------------------------------
 
     def add_node(
         self,
@@ -182,17 +267,14 @@ class World:
             on: devices that the mapping shows it on.
             changes: what else is different in its record.
         """
-        described = PodRecord(
-            uid=f"uid-{name}",
-            namespace="ns",
-            name=name,
-            node=node,
-            resources={GPU: count},
-            phase=PodPhase.RUNNING,
-            bound_at=self.clock.now,
-            started_at=self.clock.now,
-        )
-        record = replace(described, **changes)
+        described: dict[str, Any] = {
+            "namespace": "ns",
+            "resources": {GPU: count},
+            "phase": PodPhase.RUNNING,
+            "bound_at": self.now,
+            "started_at": self.now,
+        }
+        record = PodRecord(uid=f"uid-{name}", name=name, node=node, **{**described, **changes})
         for device in on:
             device.tenants = (*device.tenants, record.key)
         self.fleet.apply_pod(record)
@@ -204,6 +286,146 @@ class World:
         self.fleet.apply_pod(replace(ended, **changes))
         for device in self.devices.values():
             device.tenants = tuple(key for key in device.tenants if key != record.key)
+
+    def add_pod(self, name: str, node: str, *, gpus: int = 1, started: float | None = 0.0) -> str:
+        """Add a pod that runs on a node; return its UID."""
+        record = self.bind(name, node, gpus, namespace="team", started_at=started, bound_at=started)
+        return record.uid
+
+    def hold(self, name: str, node: str, gpus: int, namespace: str = "team", **rest: Any) -> None:
+        """Add a notebook's pod that has run on a node for ten minutes."""
+        begun = self.now - 600.0
+        values: dict[str, Any] = {
+            "bound_at": begun,
+            "started_at": begun,
+            "owner": "StatefulSet notebook",
+            **rest,
+        }
+        self.bind(name, node, gpus, namespace=namespace, **values)
+
+    def have(
+        self,
+        name: str,
+        node: str,
+        *,
+        resource: str = GPU,
+        gpus: int = 1,
+        namespace: str = "team",
+        **rest: Any,
+    ) -> str:
+        """Bind a Deployment's pod now; return it as telemetry names it."""
+        values = {"resources": {resource: gpus}, "owner": f"Deployment {name}", **rest}
+        return self.bind(name, node, namespace=namespace, **values).key
+
+    def add_waiting(self, name: str, namespace: str = "team", **rest: Any) -> str:
+        """Add a pod that is not bound; return its UID."""
+        values: dict[str, Any] = {"resources": {GPU: 2}, "created_at": self.now - 100.0, **rest}
+        record = PodRecord(uid=f"uid-{name}", namespace=namespace, name=name, **values)
+        self.fleet.apply_pod(record)
+        return record.uid
+
+    # --- nodes whose cards the test states at each reading ----------------------------------------
+
+    def register_node(self, name: str, *, gpus: int = 2, **rest: Any) -> None:
+        """Add a node of whole GPUs, as the API server would show it."""
+        values: dict[str, Any] = {"allocatable": {GPU: gpus}, "capacity": {GPU: gpus}, **rest}
+        self.fleet.apply_node(NodeRecord(name=name, **values))
+
+    def add_shared(self, node: str, replicas: int, gpus: int = 1) -> None:
+        """Add a node of time-sliced cards."""
+        counts = {SHARED: gpus * replicas}
+        self.register_node(
+            node,
+            allocatable=counts,
+            capacity=counts,
+            labels={
+                "nvidia.com/gpu.count": str(gpus),
+                "nvidia.com/gpu.replicas": str(replicas),
+                "nvidia.com/gpu.sharing-strategy": "time-slicing",
+                "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED",
+            },
+        )
+
+    def add(self, cards: Mapping[str, Sequence[Gpu]], *, readings: int = 3) -> None:
+        """Add nodes with these cards, and read each card some times, ten seconds apart."""
+        for node, gpus in cards.items():
+            self.register_node(node, gpus=len(gpus))
+        for _ in range(readings):
+            self.now += 10.0
+            self.report(cards)
+            self.fleet.snapshot()
+
+    def report(self, cards: Mapping[str, Sequence[Gpu]], *, source: str = "prometheus") -> None:
+        """Give the fleet one reading of every card, by node."""
+        self.fleet.apply_readings(readings_of(cards, at=self.now, source=source))
+
+    def live(
+        self, cards: Mapping[str, Sequence[Gpu]], seconds: float, *, every: float = 60.0
+    ) -> None:
+        """Read the devices, look at them and record their use while time passes."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += every
+            self.report(cards)
+            self.why.idleness.look()
+            finish(self.memory.note_in_steps())
+
+    def watch(self, seconds: float, *, every: float = 60.0) -> None:
+        """Let time pass, looking at the devices and reading nothing new."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += every
+            self.why.idleness.look()
+
+    # --- HTTP -------------------------------------------------------------------------------------
+
+    def build_app(
+        self, *, max_body_bytes: int = 256 << 20, viewer: Viewer = SEES_ALL
+    ) -> web.Application:
+        """Return the application that serves this world to a caller with some rights."""
+
+        @web.middleware
+        async def for_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            VIEWER.set(viewer)
+            return await handler(request)
+
+        app = web.Application(client_max_size=max_body_bytes, middlewares=[for_viewer])
+        app.add_routes(self.webhooks().routes())
+        fleet = FleetRoutes(
+            self.fleet, self.placer, lambda: self.resources, unreadable=lambda: self.unreadable
+        )
+        app.add_routes(fleet.routes())
+        app.add_routes(self.why.routes())
+        app.add_routes(AdviceRoutes(self.fleet, self.memory, self.plots, self.clock).routes())
+        if self.replicas is not ONE:
+            app.add_routes(self.why.peer_routes())
+        return app
+
+    def webhooks(self) -> Webhooks:
+        """Return the verbs."""
+        return Webhooks(
+            placer=self.placer,
+            resources=lambda: self.resources,
+            metrics=self.metrics,
+            max_score=self.max_score,
+            shortlist=self.shortlist,
+            is_ready=lambda: self.is_ready,
+            warn_annotation=self._warn,
+            request_log=self.request_log,
+            expect=self._expect,
+        )
+
+    def _expect(self) -> None:
+        self.expected += 1
+
+    def _warn(self, _: PodRef, problem: AnnotationProblem) -> None:
+        self.problems.append(problem)
+
+    def count(self, name: str, **labels: str) -> float:
+        """Return the value of one series of the extender's metrics, 0 if there is none."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    # --- answers ----------------------------------------------------------------------------------
 
     def row(self, node: str = "node", resource: str = GPU) -> PoolRow:
         """Return a node's row as the snapshot has it."""

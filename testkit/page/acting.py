@@ -8,7 +8,8 @@ from typing import Any
 
 from playwright.async_api import Page, Request, Route, expect
 
-from testkit.served import World, names_question, pod
+from testkit.webhook_questions import names_question, pod
+from testkit.world import World
 
 
 async def live(page: Page) -> None:

@@ -16,7 +16,7 @@ from extender.server.readiness import SourceStatus
 from extender.server.redaction import SEES_ALL, Viewer
 from testkit.controlplane.process import free_port
 from testkit.page.chromium import chromium
-from testkit.served import World
+from testkit.world import World
 
 WAIT_MS = 60_000
 """A condition that holds at last is waited for: how fast it does is no test's business."""

@@ -1,7 +1,9 @@
 """A fleet that has GPUs of every state."""
 
 from extender.core.nodes.inventory import PodPhase, PodRecord
-from testkit.served import GPU, IDLE, Gpu, World
+from testkit.builders import GPU
+from testkit.cards import IDLE, Gpu
+from testkit.world import World
 
 ZONE = "topology.kubernetes.io/zone"
 MISSING = Gpu(busy=None, used_gib=None)
@@ -24,13 +26,13 @@ def small_world() -> World:
     """Return four nodes that have GPUs of each kind among them."""
     world = World()
     for at, (node, cards) in enumerate(CARDS.items()):
-        world.add_node(node, gpus=len(cards), labels={ZONE: ("east", "west")[at % 2]})
+        world.register_node(node, gpus=len(cards), labels={ZONE: ("east", "west")[at % 2]})
     world.add_pod("train", "node-b")
     world.add_pod("notebook", "node-b")
     world.add_pod("lost", "node-b")
     for _ in range(4):
         world.now += 10.0
-        world.tell(CARDS)
+        world.report(CARDS)
     return world
 
 

@@ -9,12 +9,12 @@ from playwright.async_api import Browser, expect
 
 from bench.page_viewers import VIEWS, Told, pages
 from bench.world import BenchError
+from testkit.cards import IDLE
 from testkit.controlplane.process import free_port
 from testkit.page.acting import decide, live
 from testkit.page.serving import Server, browsing, looking, serving
 from testkit.page.small_world import small_world
-from testkit.served import IDLE
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() ->
 
 @pytest.mark.page
 async def test_pages_ask_what_the_real_ones_ask(browser: Browser) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({"a": [IDLE] * 3, "b": [IDLE]})
     await decide(world, "asker", "a", "b")
     queries = ("", "?node=a&gpu=0", "?view=decisions", "?view=pending", "?view=holders")

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.trivial import build_app
-from testkit.served import Client, MakeClient
+from testkit.webhook_questions import Client, MakeClient
 
 NODES = ["c", "a", "b"]
 

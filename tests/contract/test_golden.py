@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from testkit.served import IDLE, Client, Gpu, MakeClient, World
+from testkit.cards import IDLE, Gpu
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 GOLDEN = Path(__file__).parent / "golden"
 DEAD = Gpu(xid=79.0)
@@ -47,7 +49,7 @@ def world() -> World:
     """The first node is idle, the GPUs of the second are dead, no telemetry shows the third."""
     world = World()
     first, second, third = sorted(nodes_of("filter-names"))
-    world.add_node(third, gpus=8)
+    world.register_node(third, gpus=8)
     world.add({first: [IDLE] * 8, second: [DEAD] * 8})
     return world
 

@@ -12,7 +12,9 @@ from extender.core.nodes.node_index import NodeIndex
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import reduce_pod
 from extender.webhook import wire
-from testkit.served import IDLE, Client, MakeClient, World
+from testkit.cards import IDLE
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 BODY = (Path(__file__).parent / "golden" / "filter-names.json").read_bytes()
 """What the real kube-scheduler has sent."""
@@ -91,7 +93,7 @@ def world() -> World:
     """The first node is idle; no telemetry shows the others."""
     world = World()
     for name in NODES[1:]:
-        world.add_node(name, gpus=8)
+        world.register_node(name, gpus=8)
     world.add({NODES[0]: [IDLE] * 8})
     return world
 

@@ -11,8 +11,8 @@ from agent.report import PATH, UPGRADE, Farewell, Holders, Layout, Part, Update,
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.placement.request_log import AnsweredQuestion
 from extender.sources.agents.states import _ROWS
-from testkit.served import NOW, names_question, objects_question, pod
-from testkit.webhook_questions import meta
+from testkit.builders import NOW
+from testkit.webhook_questions import meta, names_question, objects_question, pod
 from tests.extender.sources.test_hostile_objects import (
     CLAIM_OBJECT,
     NODE_OBJECT,

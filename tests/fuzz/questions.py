@@ -9,7 +9,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from extender.webhook.handlers import RequestOutcome
-from testkit.served import BUSY, IDLE, World
+from testkit.cards import BUSY, IDLE
+from testkit.world import World
 from tests.fuzz.judging import FaultError, Target
 
 SHORTLIST: Final = 2

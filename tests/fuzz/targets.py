@@ -49,8 +49,10 @@ from extender.sources.prometheus.source import ReadingsBuilder, read_history
 from extender.sources.prometheus.worker import past_frames, round_frames
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook
+from testkit.builders import NOW
+from testkit.cards import IDLE
 from testkit.collecting import NODES
-from testkit.served import IDLE, NOW, World
+from testkit.world import World
 from tests.fuzz.judging import FaultError, Target
 from tests.fuzz.questions import webhooks
 
@@ -359,7 +361,7 @@ class _Agents(AgentSource):
 def agent_connection(runner: asyncio.Runner) -> Target:
     """Take all that comes on one connection of an agent: its request, then its updates."""
     world = World()
-    world.add_node("node")
+    world.register_node("node")
 
     async def deliver(readings: Readings) -> None:
         if any(info.node != "node" for info in readings.devices):

@@ -12,15 +12,15 @@ from yarl import URL
 
 from extender.api.metrics_route import FleetCollector
 from extender.core.devices.gpu_models import NAMES
-from testkit.advising import SHARED
+from testkit.builders import GPU
+from testkit.cards import IDLE
 from testkit.controlplane.controllers import kube_controller_manager
 from testkit.controlplane.monitoring import EXTENDER_JOB
 from testkit.controlplane.objects import Object, pod
 from testkit.controlplane.shipped import EXAMPLES, address_of, find
 from testkit.controlplane.waiting import wait_for
-from testkit.controlplane.world import World
-from testkit.served import GPU, IDLE
-from testkit.whys import WhyWorld
+from testkit.controlplane.world import World as ClusterWorld
+from testkit.world import SHARED, World
 from tests.manifests.metrics_adapter import external_metrics, query_of
 from tests.manifests.scraping import ask, prometheus, serving
 
@@ -54,7 +54,7 @@ def scale_arguments(name: str) -> list[str]:
 # --- on a real control plane ----------------------------------------------------------------------
 
 
-async def placeholders(world: World) -> dict[str, str]:
+async def placeholders(world: ClusterWorld) -> dict[str, str]:
     """Return the nodes of the placeholders by pod, "" for one that waits."""
     return {
         item["metadata"]["name"]: item["spec"].get("nodeName", "")
@@ -62,7 +62,7 @@ async def placeholders(world: World) -> dict[str, str]:
     }
 
 
-async def placed(world: World, nodes: set[str]) -> dict[str, str]:
+async def placed(world: ClusterWorld, nodes: set[str]) -> dict[str, str]:
     """Wait until there is a placeholder on each of these nodes and nowhere else."""
 
     async def are_there() -> dict[str, str] | None:
@@ -72,7 +72,7 @@ async def placed(world: World, nodes: set[str]) -> dict[str, str]:
     return await wait_for(are_there, f"placeholders on {sorted(nodes)}")
 
 
-async def remove(world: World, *names: str) -> None:
+async def remove(world: ClusterWorld, *names: str) -> None:
     for name in names:
         for item in objects(name):
             if item["kind"] != "Namespace":
@@ -82,7 +82,7 @@ async def remove(world: World, *names: str) -> None:
     await none_left(world)
 
 
-async def none_left(world: World) -> None:
+async def none_left(world: ClusterWorld) -> None:
     """Wait until there is no placeholder."""
 
     async def is_empty() -> bool:
@@ -92,7 +92,7 @@ async def none_left(world: World) -> None:
 
 
 async def test_a_real_pod_takes_a_placeholders_node_and_the_clock_scales_them(
-    world: World,
+    world: ClusterWorld,
 ) -> None:
     one, two = world.add("one", 8), world.add("two", 8)
     await world.start()
@@ -126,7 +126,7 @@ async def test_a_real_pod_takes_a_placeholders_node_and_the_clock_scales_them(
 
 @pytest.mark.timeout(300)
 async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it_away_again(
-    world: World, tmp_path: Path
+    world: ClusterWorld, tmp_path: Path
 ) -> None:
     one = world.add("one", 8)
     await world.start()
@@ -162,7 +162,7 @@ async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it
         await process.stop()
 
 
-async def scaled_to(world: World, replicas: int) -> None:
+async def scaled_to(world: ClusterWorld, replicas: int) -> None:
     """Wait until the autoscaler wants so many placeholders, they are there, and it is content.
 
     Raises:
@@ -196,7 +196,7 @@ def extender_of(*waiting: tuple[int, str, bool]) -> CollectorRegistry:
     Args:
         *waiting: of each pod its GPUs, the model it asks for, and whether it is a placeholder.
     """
-    world = WhyWorld()
+    world = World()
     world.add({"idle": [IDLE, IDLE]})
     for number, (gpus, model, gives_way) in enumerate(waiting):
         world.add_waiting(

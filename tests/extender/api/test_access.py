@@ -13,7 +13,8 @@ from extender.api.caller_cache import HEADER, REFUSED_SECONDS
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.reviewers import EVERYWHERE
-from testkit.served import MakeClient, World
+from testkit.webhook_questions import MakeClient
+from testkit.world import World
 from tests.extender.api.door import BEARER, TOKEN, Door, door_in, shown
 
 

@@ -20,7 +20,8 @@ from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.fake_kube import eventually
 from testkit.reviewers import EVERYWHERE
-from testkit.served import Client, MakeClient, World
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 from tests.extender.api.door import BEARER, TOKEN, Door, door_in, shown
 
 

@@ -5,14 +5,11 @@ from hypothesis import strategies as st
 from extender.core.nodes.inventory import Taint
 from extender.core.request.gpu_resources import ResourceNames
 from extender.insight.what_if import TAINTED
+from testkit.builders import GPU
+from testkit.cards import IDLE
 from testkit.http_questions import get, strict
-from testkit.served import (
-    GPU,
-    IDLE,
-    Client,
-    MakeClient,
-    World,
-)
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 # --- best -----------------------------------------------------------------------------------------
 
@@ -82,7 +79,7 @@ async def test_best_counts_the_gpus_of_each_model_that_is_asked_for(
 async def test_best_leaves_out_nodes_that_kube_scheduler_would_not_use(
     world: World, client: Client, change: dict[str, object], reason: str
 ) -> None:
-    world.add_node("idle", gpus=3, **change)
+    world.register_node("idle", gpus=3, **change)
 
     answer = await get(client, "/v1/best")
 
@@ -101,7 +98,7 @@ async def test_best_leaves_out_nodes_that_kube_scheduler_would_not_use(
 async def test_best_keeps_nodes_whose_taints_a_plain_gpu_pod_tolerates(
     world: World, client: Client, taint: Taint
 ) -> None:
-    world.add_node("idle", gpus=3, taints=(taint,))
+    world.register_node("idle", gpus=3, taints=(taint,))
 
     answer = await get(client, "/v1/best")
 
@@ -119,7 +116,9 @@ async def test_best_asks_for_the_first_of_the_resources_unless_reported(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     world.resources = ResourceNames(("example.com/gpu", GPU))
-    world.add_node("other", allocatable={"example.com/gpu": 1}, capacity={"example.com/gpu": 1})
+    world.register_node(
+        "other", allocatable={"example.com/gpu": 1}, capacity={"example.com/gpu": 1}
+    )
     client = await aiohttp_client(world.build_app())
 
     assert [entry["node"] for entry in (await get(client, "/v1/best"))["best"]] == ["other"]

@@ -22,7 +22,7 @@ from extender.server.redaction import AccessError
 from extender.settings.api import ApiSettings
 from testkit.fake_kube import eventually
 from testkit.reviewers import Reviewers, reviewing
-from testkit.served import Client, MakeClient
+from testkit.webhook_questions import Client, MakeClient
 
 NAMESPACES = frozenset({"blue", "green", "red"})
 TOKEN = "token-of-alice"

@@ -9,7 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from extender.api.metrics_route import FleetCollector
 from extender.core.request.request import GpuRequest, PodRef, parse_pod_ref, parse_request
 from extender.server.readiness import SourceStatus
-from testkit.served import BUSY, IDLE, Gpu, World, names_question, pod
+from testkit.cards import BUSY, IDLE, Gpu
+from testkit.webhook_questions import names_question, pod
+from testkit.world import World
 
 SOURCES = (
     SourceStatus(name="apiserver/nodes", last_success_at=None, failures=0, error="not asked yet"),
@@ -29,7 +31,7 @@ def world() -> World:
         }
     )
     world.add_pod("a", "busy")
-    world.add_node("unseen", gpus=4)
+    world.register_node("unseen", gpus=4)
     return world
 
 
@@ -64,8 +66,8 @@ def test_each_source_shows_its_age_its_failures_and_what_it_could_not_match(worl
 def test_the_age_of_telemetry_counts_from_when_it_was_measured(world: World) -> None:
     register(world)
     ages = [Gpu(age=seconds) for seconds in (10.0, 20.0, 60.0)]
-    world.add_node("old", gpus=3)
-    world.tell({"old": ages}, source="agent")
+    world.register_node("old", gpus=3)
+    world.report({"old": ages}, source="agent")
     world.now += 5
 
     name = "idlegpu_telemetry_age_seconds"

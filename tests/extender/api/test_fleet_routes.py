@@ -2,25 +2,18 @@ import json
 
 import pytest
 
+from testkit.builders import GIB, GPU
+from testkit.cards import CARD_BYTES, IDLE
 from testkit.http_questions import decide, get
-from testkit.served import (
-    CARD_BYTES,
-    GIB,
-    GPU,
-    IDLE,
-    Client,
-    MakeClient,
-    World,
-    names_question,
-    pod,
-)
-from testkit.whys import SeesTeam
+from testkit.others import SeesTeam
+from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.world import World
 
 # --- nodes and GPUs -------------------------------------------------------------------------------
 
 
 async def test_every_node_with_gpus_is_listed_by_name(world: World, client: Client) -> None:
-    world.add_node("unseen", gpus=4)
+    world.register_node("unseen", gpus=4)
 
     answer = await get(client, "/v1/nodes")
 
@@ -78,8 +71,8 @@ async def test_each_gpu_shows_its_values_in_base_units_and_where_they_are_from(
 
 
 async def test_the_source_is_the_one_that_reported(world: World, client: Client) -> None:
-    world.add_node("watched", gpus=1)
-    world.tell({"watched": [IDLE]}, source="agent")
+    world.register_node("watched", gpus=1)
+    world.report({"watched": [IDLE]}, source="agent")
 
     node = await get(client, "/v1/nodes/watched")
 
@@ -112,7 +105,7 @@ async def test_each_gpu_has_a_state_and_a_reason(
 async def test_a_gpu_that_no_source_shows_is_unknown_and_has_no_numbers(
     world: World, client: Client
 ) -> None:
-    world.add_node("unseen", gpus=1, labels={"nvidia.com/gpu.product": "NVIDIA-A100"})
+    world.register_node("unseen", gpus=1, labels={"nvidia.com/gpu.product": "NVIDIA-A100"})
 
     node = await get(client, "/v1/nodes/unseen")
     (gpu,) = node["gpus"]

@@ -18,8 +18,11 @@ from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.placement.bypass_causes import BypassVerdict
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
+from testkit.builders import GPU
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.reviewers import reviewing
-from testkit.served import BUSY, GPU, IDLE, Client, Gpu, MakeClient, World, names_question
+from testkit.webhook_questions import Client, MakeClient, names_question
+from testkit.world import World
 
 HOSTILE, FRIEND = {"X-Idlegpu-Token": "hostile"}, {"X-Idlegpu-Token": "friend"}
 NAMESPACE = "hush-tenant"
@@ -98,7 +101,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         world.add_pod("mine", "node-a")
         extender.fleet.apply_pod(hush_pod("hush-running", "node-a"))
         extender.fleet.apply_pod(hush_pod("hush-waiting", ""))
-        world.tell({"node-a": [BUSY, Gpu(tenants=(f"{NAMESPACE}/hush-running",))]})
+        world.report({"node-a": [BUSY, Gpu(tenants=(f"{NAMESPACE}/hush-running",))]})
         world.fleet.snapshot()
         extender.readiness.mark_allocated()
         _bind_unasked(extender)

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from testkit.cli_serving import Run, build_fleet, runner, serving
-from testkit.holders import HoldersWorld
+from testkit.world import World
 
 
 @pytest.fixture(scope="package")
-def fleet() -> HoldersWorld:
+def fleet() -> World:
     return build_fleet()
 
 
 @pytest.fixture(scope="package")
-def url(fleet: HoldersWorld) -> Iterator[str]:
+def url(fleet: World) -> Iterator[str]:
     with serving(fleet.build_app()) as address:
         yield address
 

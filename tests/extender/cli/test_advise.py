@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from extender.cli.client import Client
-from testkit.advising import SHARED, AdvisingWorld
+from testkit.cards import card
 from testkit.cli_serving import Run, runner, serving
-from testkit.holders import card
+from testkit.world import SHARED, World
 from tests.extender.cli.test_tables import missing
 
 TABLE = """\
@@ -26,10 +26,10 @@ based on up to 60 samples of each of 3 GPUs, over 59m (memory); at least 15 are 
 """  # noqa: E501 - as people see it
 
 
-def build() -> AdvisingWorld:
-    world = AdvisingWorld()
+def build() -> World:
+    world = World()
     world.add_shared("s", 4, gpus=2)
-    world.add_node("w", gpus=1)
+    world.register_node("w", gpus=1)
     names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(2)]
     big = world.have("big", "w", memory_bytes=40 << 30)
     shown = {
@@ -91,8 +91,8 @@ def test_one_node_is_shown_alone_and_what_is_left_out_is_said(advise: Run) -> No
 
 
 def test_a_fleet_without_advice_says_so() -> None:
-    world = AdvisingWorld()
-    world.add_node("w", gpus=1)
+    world = World()
+    world.register_node("w", gpus=1)
     with serving(world.build_app()) as address:
         result = runner(address)("advise")
 

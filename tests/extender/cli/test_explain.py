@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from extender.cli.client import Client, ClientError
 from extender.insight.replicas import ALONE
+from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import Run, ask, runner, serving
-from testkit.others import FAR, Far, Replica
-from testkit.served import IDLE, Gpu
-from testkit.whys import WhyWorld
+from testkit.others import FAR, Far, replica_world
+from testkit.world import World
 
 PODS = ("a", "b", "c")
 
@@ -35,9 +35,9 @@ class Elsewhere(Far):
             return None
 
 
-def decided(name: str, *pods: str, far: Far | None = None) -> Replica:
+def decided(name: str, *pods: str, far: Far | None = None) -> World:
     """Return a replica that has decided about some pods."""
-    world = Replica(name=name, far=far or Far())
+    world = replica_world(name=name, far=far or Far())
     for pod in pods:
         asyncio.run(ask(world, "prioritize", "a", "b", name=pod))
         world.now += 1
@@ -133,9 +133,9 @@ def test_the_wide_list_of_decisions_has_their_ids() -> None:
     assert heads(shown.stdout) == ["team/c", "team/a"]
 
 
-def many_nodes() -> WhyWorld:
+def many_nodes() -> World:
     """Return a fleet where a pod was decided about: more nodes of each kind than the table has."""
-    world = WhyWorld()
+    world = World()
     world.add({f"idle-{number:02}": [IDLE] for number in range(15)})
     world.add({f"dead-{number:02}": [Gpu(xid=79.0)] for number in range(25)})
     world.placer.detailed = 2

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from extender.cli.client import Client
 from extender.cli.tables import sheet
+from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import Run, ask, build_fleet, runner, serving
-from testkit.holders import HoldersWorld
-from testkit.served import IDLE, Gpu, World
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 
@@ -272,14 +271,14 @@ def test_hostile_text_can_do_nothing_to_a_terminal() -> None:
     assert "\x07" not in text
 
 
-def test_times_are_this_machines(run: Run, fleet: HoldersWorld) -> None:
+def test_times_are_this_machines(run: Run, fleet: World) -> None:
     local = datetime.fromtimestamp(fleet.now).astimezone().strftime("%H:%M:%S")
 
     assert local in run("decisions").stdout
 
 
 def test_decisions_in_shadow_are_marked() -> None:
-    world = WhyWorld()
+    world = World()
     world.placer.is_shadow = True
     world.add({"node-1": [IDLE], "node-2": [IDLE]})
     for name in ("same", "other", "waits"):

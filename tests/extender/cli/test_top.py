@@ -14,9 +14,10 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from testkit.cards import Gpu
 from testkit.cli_serving import NO_ENVIRONMENT, runner, serving
 from testkit.mig import mig_world
-from testkit.served import Gpu, World
+from testkit.world import World
 from tests.extender.cli.terminal import LINES, Terminal, at_terminal
 
 NODE = "node-1"
@@ -48,7 +49,7 @@ def fleet() -> Iterator[Changing]:
         is_off = busy == "off"
         if not is_off:
             world.now += 1
-            world.tell({NODE: [Gpu(busy=float(busy))]})
+            world.report({NODE: [Gpu(busy=float(busy))]})
         return web.Response()
 
     @web.middleware

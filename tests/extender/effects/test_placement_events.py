@@ -21,8 +21,11 @@ from extender.placement.history import EXPLAINABLE, DecisionRecord
 from extender.runtime.metrics import Metrics
 from extender.server.request_tracker import RequestTracker
 from extender.settings.peers import BypassSettings
+from testkit.builders import GPU
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.fake_kube import FakeKube, eventually
-from testkit.served import BUSY, GPU, IDLE, Gpu, World, names_question, pod
+from testkit.webhook_questions import names_question, pod
+from testkit.world import World
 from tests.extender.effects.test_events import POD, PROBLEM
 from tests.extender.effects.waking import Recorder
 
@@ -36,7 +39,7 @@ CARDS = {
 @pytest.fixture
 def placed() -> World:
     world = World()
-    world.add_node("node-7", gpus=4)
+    world.register_node("node-7", gpus=4)
     world.add_pod("tenant", "node-7", gpus=2)
     world.add_pod("tenant-8", "node-8", gpus=0)
     world.add(CARDS)
@@ -98,7 +101,7 @@ async def test_the_event_shows_the_readings_of_the_decision() -> None:
     world = World()
     world.add({"n": [IDLE, IDLE]})
     await decide(world, "n", gpus=1)
-    world.tell({"n": [BUSY, BUSY]})
+    world.report({"n": [BUSY, BUSY]})
 
     assert "2 of 2 GPUs idle" in describe(bind(world, "n"))
 
@@ -122,7 +125,7 @@ async def test_whether_the_pod_gets_the_gpus_that_it_named(
 
 async def test_nothing_is_promised_of_gpus_without_an_index() -> None:
     world = World()
-    world.add_node("dark", gpus=1)
+    world.register_node("dark", gpus=1)
     await decide(world, "dark", gpus=1, target="dark::0")
 
     assert describe(bind(world, "dark")).endswith("it is unknown whether it gets GPU 0 as asked")
@@ -130,7 +133,7 @@ async def test_nothing_is_promised_of_gpus_without_an_index() -> None:
 
 async def test_a_node_of_which_nothing_is_known_says_so() -> None:
     world = World()
-    world.add_node("dark", gpus=1)
+    world.register_node("dark", gpus=1)
     await decide(world, "dark", gpus=1)
 
     assert describe(bind(world, "dark")) == (

@@ -1,12 +1,12 @@
 """Test that sets that were once full cost no more than empty ones."""
 
-from testkit.served import World
+from testkit.world import World
 
 
 def test_a_query_costs_no_more_after_all_nodes_have_changed_at_once() -> None:
     world = World()
     for number in range(2000):
-        world.add_node(f"node-{number}")
+        world.register_node(f"node-{number}")
 
     world.fleet.snapshot_of_all()
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey
-from testkit.advising import SHARED, AdvisingWorld
-from testkit.holders import card
+from testkit.cards import Gpu, card
 from testkit.http_questions import get
-from testkit.served import Client, Gpu, MakeClient
-from testkit.whys import SeesTeam
+from testkit.others import SeesTeam
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import SHARED, World
 
 HOUR = 3600.0
 GIB = 1 << 30
@@ -17,18 +17,16 @@ KEPT = 0.0026
 
 
 @pytest.fixture
-def world() -> AdvisingWorld:
-    return AdvisingWorld()
+def world() -> World:
+    return World()
 
 
 @pytest.fixture
-async def client(world: AdvisingWorld, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-def share(
-    world: AdvisingWorld, pods: int, *, replicas: int = 4, **seen: float
-) -> dict[str, list[Gpu]]:
+def share(world: World, pods: int, *, replicas: int = 4, **seen: float) -> dict[str, list[Gpu]]:
     """Have pods hold replicas of the one card of node s; return what telemetry shows of it."""
     world.add_shared("s", replicas)
     names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(pods)]
@@ -36,7 +34,7 @@ def share(
 
 
 async def test_replicas_are_recommended_from_what_tenants_use_together(
-    world: AdvisingWorld, client: Client
+    world: World, client: Client
 ) -> None:
     cards = share(world, 2, busy=0.3, used_gib=20.0)
     world.live(cards, HOUR)
@@ -60,7 +58,7 @@ async def test_replicas_are_recommended_from_what_tenants_use_together(
 
 
 async def test_what_was_before_the_last_tenant_came_says_nothing(
-    world: AdvisingWorld, client: Client
+    world: World, client: Client
 ) -> None:
     cards = share(world, 1, busy=0.9, used_gib=10.0)
     world.live(cards, HOUR / 2)
@@ -75,9 +73,7 @@ async def test_what_was_before_the_last_tenant_came_says_nothing(
     assert found["verdict"] == "more"
 
 
-async def test_a_peak_in_twenty_does_not_count_and_two_do(
-    world: AdvisingWorld, client: Client
-) -> None:
+async def test_a_peak_in_twenty_does_not_count_and_two_do(world: World, client: Client) -> None:
     cards = share(world, 4, busy=0.5, used_gib=10.0)
     names = cards["s"][0].tenants
     peak = {"s": [card(*names, busy=1.0, used_gib=10.0)]}
@@ -92,7 +88,7 @@ async def test_a_peak_in_twenty_does_not_count_and_two_do(
 
 
 async def test_the_figures_are_those_of_what_was_measured_minute_by_minute(
-    world: AdvisingWorld, client: Client
+    world: World, client: Client
 ) -> None:
     """An hour of two tenants, no minute like another, reckoned here in another way."""
     minutes = np.random.default_rng(7)
@@ -126,7 +122,7 @@ async def test_the_figures_are_those_of_what_was_measured_minute_by_minute(
     ],
 )
 async def test_cards_that_are_shared_by_too_many_are_named(
-    world: AdvisingWorld, client: Client, pods: int, seen: tuple[float, float], advice: object
+    world: World, client: Client, pods: int, seen: tuple[float, float], advice: object
 ) -> None:
     world.live(share(world, pods, busy=seen[0], used_gib=seen[1]), HOUR)
 
@@ -139,7 +135,7 @@ async def test_cards_that_are_shared_by_too_many_are_named(
 
 @pytest.mark.parametrize("minutes", [0, 5])
 async def test_without_history_the_defaults_are_given(
-    world: AdvisingWorld, client: Client, minutes: int
+    world: World, client: Client, minutes: int
 ) -> None:
     cards = share(world, 2 if minutes else 0)
     world.live(cards, max(minutes, 1) * 60)
@@ -153,9 +149,9 @@ async def test_without_history_the_defaults_are_given(
 
 
 async def test_a_card_whose_pod_leaves_room_for_another_should_be_shared(
-    world: AdvisingWorld, client: Client
+    world: World, client: Client
 ) -> None:
-    world.add_node("w", gpus=3)
+    world.register_node("w", gpus=3)
     names = [world.have(name, "w") for name in ("small", "busy")]
     cards = {"w": [card(names[0], busy=0.2, used_gib=15.0), card(names[1], busy=0.8), card()]}
     world.live(cards, HOUR)
@@ -167,20 +163,16 @@ async def test_a_card_whose_pod_leaves_room_for_another_should_be_shared(
     assert (found["way"], found["mig_layout"]) == ("mig", "4x 1g.20gb")
 
 
-async def test_the_cards_of_a_pod_with_several_are_left_whole(
-    world: AdvisingWorld, client: Client
-) -> None:
-    world.add_node("w", gpus=2)
+async def test_the_cards_of_a_pod_with_several_are_left_whole(world: World, client: Client) -> None:
+    world.register_node("w", gpus=2)
     name = world.have("pair", "w", gpus=2)
     world.live({"w": [card(name, busy=0.2), card(name, busy=0.2)]}, HOUR)
 
     assert (await get(client, "/v1/advice"))["cards"] == []
 
 
-async def test_a_placeholder_is_no_pod_that_should_use_more(
-    world: AdvisingWorld, client: Client
-) -> None:
-    world.add_node("w", gpus=1)
+async def test_a_placeholder_is_no_pod_that_should_use_more(world: World, client: Client) -> None:
+    world.register_node("w", gpus=1)
     name = world.have("placeholder", "w", memory_bytes=40 * GIB, gives_way=True)
     world.live({"w": [card(name)]}, HOUR)
 
@@ -189,10 +181,8 @@ async def test_a_placeholder_is_no_pod_that_should_use_more(
     assert (answer["cards"], answer["pods"], answer["pods_unjudged"]) == ([], [], 0)
 
 
-async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(
-    world: AdvisingWorld, client: Client
-) -> None:
-    world.add_node("w", gpus=3)
+async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(world: World, client: Client) -> None:
+    world.register_node("w", gpus=3)
     pair, other = world.have("pair", "w", gpus=2), world.have("other", "w")
     cards = {
         "w": [card(pair, busy=0.1, used_gib=8.0), card(pair, busy=0.05), card(other, busy=0.2)]
@@ -216,9 +206,9 @@ async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(
     [(40.0, 8.0, "asks-too-much", 10), (10.0, 30.0, "asks-too-little", 36), (20.0, 15.0, "", 0)],
 )
 async def test_pods_that_ask_for_far_more_or_less_memory_than_they_use_are_named(
-    world: AdvisingWorld, client: Client, asked: float, used: float, kind: str, suggested: int
+    world: World, client: Client, asked: float, used: float, kind: str, suggested: int
 ) -> None:
-    world.add_node("w", gpus=1)
+    world.register_node("w", gpus=1)
     name = world.have("server", "w", memory_bytes=int(asked * GIB))
     world.live({"w": [card(name, busy=0.7, used_gib=used)]}, HOUR)
 
@@ -233,7 +223,7 @@ async def test_pods_that_ask_for_far_more_or_less_memory_than_they_use_are_named
 
 
 async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
-    world: AdvisingWorld, client: Client
+    world: World, client: Client
 ) -> None:
     world.add_shared("s", 4)
     names = [
@@ -246,7 +236,7 @@ async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
     assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
 
 
-def tell(world: AdvisingWorld, minutes: int, **used_gib: float) -> None:
+def tell(world: World, minutes: int, **used_gib: float) -> None:
     """Have an agent tell what pods hold of the card, minute by minute; the last has the most."""
     for minute in range(minutes):
         share = 1.0 if minute == minutes - 1 else 0.5
@@ -258,7 +248,7 @@ def tell(world: AdvisingWorld, minutes: int, **used_gib: float) -> None:
 
 
 async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
-    world: AdvisingWorld, client: Client
+    world: World, client: Client
 ) -> None:
     world.add_shared("s", 4)
     names = [
@@ -285,9 +275,7 @@ async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
     assert "never used more than 5.0 GiB" in greedy["why"]
 
 
-async def test_too_few_samples_of_an_agent_give_no_advice(
-    world: AdvisingWorld, client: Client
-) -> None:
+async def test_too_few_samples_of_an_agent_give_no_advice(world: World, client: Client) -> None:
     world.add_shared("s", 4)
     names = [
         world.have(name, "s", resource=SHARED, memory_bytes=40 * GIB) for name in ("one", "two")
@@ -301,9 +289,9 @@ async def test_too_few_samples_of_an_agent_give_no_advice(
 
 
 async def test_a_pod_that_no_caller_may_read_has_no_name_and_no_wishes(
-    world: AdvisingWorld, aiohttp_client: MakeClient
+    world: World, aiohttp_client: MakeClient
 ) -> None:
-    world.add_node("w", gpus=1)
+    world.register_node("w", gpus=1)
     name = world.have("secret", "w", memory_bytes=40 * GIB, namespace="hidden")
     world.live({"w": [card(name, busy=0.01)]}, HOUR)
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
@@ -318,12 +306,10 @@ async def test_a_pod_that_no_caller_may_read_has_no_name_and_no_wishes(
     assert (named["pods"], named["pods_unjudged"]) == ([], 0)
 
 
-async def test_one_node_or_namespace_can_be_asked_about(
-    world: AdvisingWorld, client: Client
-) -> None:
+async def test_one_node_or_namespace_can_be_asked_about(world: World, client: Client) -> None:
     cards = {}
     for node, namespace in (("a", "team"), ("b", "other")):
-        world.add_node(node, gpus=1)
+        world.register_node(node, gpus=1)
         cards[node] = [card(world.have(f"on-{node}", node, namespace=namespace))]
     world.live(cards, HOUR)
 

@@ -12,19 +12,19 @@ from extender.core.devices.readings import DeviceKey
 from extender.insight import advice
 from extender.insight.last_hour import Values
 from extender.runtime.fair_queue import FairQueue
-from testkit.advising import SHARED, AdvisingWorld
+from testkit.cards import card
 from testkit.fake_kube import eventually
-from testkit.holders import card
 from testkit.http_questions import get
-from testkit.served import MakeClient
+from testkit.webhook_questions import MakeClient
+from testkit.world import SHARED, World
 
 HOUR = 3600.0
 GIB = 1 << 30
 
 
 @pytest.fixture
-def world() -> AdvisingWorld:
-    return AdvisingWorld()
+def world() -> World:
+    return World()
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Told:
 class FakePlots:
     """Stands in for who asks Prometheus."""
 
-    world: AdvisingWorld
+    world: World
     error: str = ""
     asked: list[tuple[int, float]] = field(default_factory=list)
     is_there: bool = True
@@ -64,7 +64,7 @@ class FakePlots:
 
 
 async def test_more_than_an_hour_is_asked_of_prometheus(
-    world: AdvisingWorld, aiohttp_client: MakeClient
+    world: World, aiohttp_client: MakeClient
 ) -> None:
     plots = FakePlots(world)
     world.plots = plots
@@ -85,7 +85,7 @@ async def test_more_than_an_hour_is_asked_of_prometheus(
 
 
 async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is_said(
-    world: AdvisingWorld, aiohttp_client: MakeClient
+    world: World, aiohttp_client: MakeClient
 ) -> None:
     plots = FakePlots(world, error="cannot query Prometheus: HTTP 503")
     world.plots = plots
@@ -103,7 +103,7 @@ async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is
 
 
 @pytest.fixture
-def reported(world: AdvisingWorld) -> FakePlots:
+def reported(world: World) -> FakePlots:
     """Return who asks Prometheus about a world with a shared card in use."""
     world.plots = plots = FakePlots(world)
     world.add_shared("s", 4)
@@ -112,7 +112,7 @@ def reported(world: AdvisingWorld) -> FakePlots:
 
 
 async def test_prometheus_is_asked_for_few_spans_and_once_a_minute_for_all_who_ask(
-    world: AdvisingWorld, reported: FakePlots, aiohttp_client: MakeClient
+    world: World, reported: FakePlots, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app())
 
@@ -132,7 +132,7 @@ async def test_prometheus_is_asked_for_few_spans_and_once_a_minute_for_all_who_a
 
 
 async def test_a_span_of_our_own_memory_is_taken_as_it_is(
-    world: AdvisingWorld, reported: FakePlots, aiohttp_client: MakeClient
+    world: World, reported: FakePlots, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app())
 
@@ -142,7 +142,7 @@ async def test_a_span_of_our_own_memory_is_taken_as_it_is(
 
 
 async def test_who_asks_for_too_much_at_once_is_reported_so_and_others_are_answered(
-    world: AdvisingWorld,
+    world: World,
     reported: FakePlots,
     aiohttp_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,

@@ -10,9 +10,10 @@ from extender.insight.replicas import NoReplicas, Replicas
 from extender.placement.bypass_causes import BoundPods, BypassEvidence, BypassVerdict
 from extender.placement.bypassed_pods import BypassReport
 from extender.server.redaction import SEES_ALL, Viewer
+from testkit.builders import GPU
 from testkit.http_questions import get
-from testkit.others import FAR, NEAR, Far, SeesTeam, serve_to
-from testkit.served import GPU, Client, MakeClient
+from testkit.others import FAR, NEAR, Far, LearnsTeam, serve_to
+from testkit.webhook_questions import Client, MakeClient
 
 
 @dataclass
@@ -103,7 +104,7 @@ async def test_pods_that_several_replicas_judged_count_once(
 async def test_another_replicas_example_is_not_named_to_who_may_not_read_it(
     far: Far, aiohttp_client: MakeClient
 ) -> None:
-    client = await aiohttp_client(replica("near", JUST_STARTED, far=far, viewer=SeesTeam()))
+    client = await aiohttp_client(replica("near", JUST_STARTED, far=far, viewer=LearnsTeam()))
 
     (group,) = (await get(client, PATH))["bound"]
 

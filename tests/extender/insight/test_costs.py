@@ -11,18 +11,19 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.insight.costs import _first, _Group
 from extender.insight.holder_sums import Sums
 from extender.insight.holders import PIECE_PODS
-from testkit.holders import HOUR, HoldersWorld, card
+from testkit.cards import HOUR, card
 from testkit.http_questions import get, meanwhile
-from testkit.served import Client, MakeClient
-from testkit.whys import SeesTeam
+from testkit.others import SeesTeam
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 PRICE = 2.5
 
 
 @pytest.fixture
-def world() -> HoldersWorld:
+def world() -> World:
     """Three pods of two tenants hold a GPU each for two hours, and one of them works."""
-    world = HoldersWorld()
+    world = World()
     cards = {
         "a": [card("team/nb-0"), card("team/nb-1", busy=0.9)],
         "b": [card("other/secret")],
@@ -37,7 +38,7 @@ def world() -> HoldersWorld:
 
 
 @pytest.fixture
-async def client(world: HoldersWorld, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
@@ -84,16 +85,14 @@ async def test_the_list_of_holders_has_the_same_numbers(client: Client) -> None:
         assert first[name] == pytest.approx(same[name])
 
 
-async def test_sums_go_over_all_pods_however_few_are_listed(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_sums_go_over_all_pods_however_few_are_listed(world: World, client: Client) -> None:
     pods = {f"n-{node}": [f"many-{node}-{at}" for at in range(8)] for node in range(150)}
     cards = {node: [card(f"team/{name}") for name in names] for node, names in pods.items()}
     world.add(cards, readings=1)
     for node, names in pods.items():
         for name in names:
             world.hold(name, node, 1, owner="Job many")
-    world.tell(cards)
+    world.report(cards)
     world.fleet.snapshot()
     world.why.idleness.look()
 
@@ -123,7 +122,7 @@ async def test_the_first_of_very_many_are_found_in_steps() -> None:
 
 
 async def test_of_others_nothing_is_reported_and_nothing_is_in_a_sum(
-    world: HoldersWorld, aiohttp_client: MakeClient
+    world: World, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
 
@@ -141,9 +140,7 @@ async def test_of_others_nothing_is_reported_and_nothing_is_in_a_sum(
     assert (hidden["cost"], hidden["cost_used"], hidden["cost_idle"]) == (None, None, None)
 
 
-async def test_without_a_price_list_hours_are_reported_alone(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_without_a_price_list_hours_are_reported_alone(world: World, client: Client) -> None:
     world.why.set_prices({})
 
     answer = await get(client, "/v1/costs", by="namespace")
@@ -153,9 +150,7 @@ async def test_without_a_price_list_hours_are_reported_alone(
     assert answer["sums"]["gpu_hours"] == pytest.approx(6.0)
 
 
-async def test_pods_on_cards_without_a_price_are_counted(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_pods_on_cards_without_a_price_are_counted(world: World, client: Client) -> None:
     world.why.set_prices({"A100": 9.0})
 
     answer = await get(client, "/v1/costs", by="namespace")
@@ -170,10 +165,10 @@ async def test_only_pods_idle_for_so_long_are_summed_where_that_is_asked(client:
     assert {one["pod"] for one in idle["costs"]} == {"team/nb-0", "other/secret"}
 
 
-async def test_each_gpu_is_idle_for_its_own_time(world: HoldersWorld, client: Client) -> None:
+async def test_each_gpu_is_idle_for_its_own_time(world: World, client: Client) -> None:
     world.add({"c": []})
     cards = {"c": [card("team/both"), card("team/both", busy=0.9)]}
-    world.add_node("c", gpus=2)
+    world.register_node("c", gpus=2)
     world.hold("both", "c", 2, bound_at=world.now)
     world.live(cards, HOUR)
     world.live({"c": [card("team/both")] * 2}, 600)
@@ -187,7 +182,7 @@ async def test_each_gpu_is_idle_for_its_own_time(world: HoldersWorld, client: Cl
 
 @pytest.mark.parametrize("offered", [2, 0], ids=["offered", "offered no more"])
 async def test_a_mig_instance_costs_its_part_of_a_card(
-    world: HoldersWorld, client: Client, offered: int
+    world: World, client: Client, offered: int
 ) -> None:
     resource = "nvidia.com/mig-3g.40gb"
     world.fleet.apply_node(

@@ -8,16 +8,11 @@ from aiohttp import web
 from extender.insight.decisions import PEERS_PATH, DecisionRoutes
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer, write_json_in_full
+from testkit.cards import IDLE
 from testkit.http_questions import get
-from testkit.others import (
-    FAR,
-    NEAR,
-    THIRD,
-    Far,
-    SeesTeam,
-    serve_to,
-)
-from testkit.served import IDLE, Client, MakeClient, World, names_question, pod
+from testkit.others import FAR, NEAR, THIRD, Far, LearnsTeam, serve_to
+from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.world import World
 
 
 def application(
@@ -72,7 +67,7 @@ async def client(aiohttp_client: MakeClient, far: Far) -> Client:
 @pytest.fixture
 async def tenant(aiohttp_client: MakeClient, far: Far) -> Client:
     world, decisions = replica("near", far)
-    client = await aiohttp_client(application(world, decisions, SeesTeam()))
+    client = await aiohttp_client(application(world, decisions, LearnsTeam()))
     await decide(client, "ours")
     return client
 

@@ -16,27 +16,27 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import POOL_LABELS, is_shown
 from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
 from extender.sources.kubernetes.records import wanted_model
-from testkit.advising import SHARED, AdvisingWorld
-from testkit.holders import card
-from testkit.served import BUSY, GPU, IDLE, Gpu
+from testkit.builders import GPU
+from testkit.cards import BUSY, IDLE, Gpu, card
+from testkit.world import SHARED, World
 
 POOL = "karpenter.sh/nodepool"
 
 
 @pytest.fixture
-def world() -> AdvisingWorld:
-    world = AdvisingWorld()
+def world() -> World:
+    world = World()
     world.metrics.registry.register(
         FleetCollector(world.fleet, tuple, lambda: 0, lambda: world.now)
     )
     return world
 
 
-def waiting(world: AdvisingWorld, name: str, gpus: int = 1, **rest: Any) -> None:
+def waiting(world: World, name: str, gpus: int = 1, **rest: Any) -> None:
     world.add_waiting(name, resources={GPU: gpus}, **{"is_unscheduled": True, **rest})
 
 
-def demand(world: AdvisingWorld, model: str, size: str) -> tuple[float, float]:
+def demand(world: World, model: str, size: str) -> tuple[float, float]:
     labels = {"resource": GPU, "model": model, "size": size}
     return world.count("idlegpu_waiting_pods", **labels), world.count(
         "idlegpu_waiting_gpus", **labels
@@ -44,7 +44,7 @@ def demand(world: AdvisingWorld, model: str, size: str) -> tuple[float, float]:
 
 
 def supply(
-    world: AdvisingWorld, pool: str, resource: str = GPU, model: str = "h100"
+    world: World, pool: str, resource: str = GPU, model: str = "h100"
 ) -> tuple[float, float]:
     labels = {"pool": pool, "resource": resource, "model": model}
     return world.count("idlegpu_pool_gpus", **labels), world.count(
@@ -55,7 +55,7 @@ def supply(
 # --- demand ---------------------------------------------------------------------------------------
 
 
-def test_pods_without_a_node_are_counted_by_what_they_ask_for(world: AdvisingWorld) -> None:
+def test_pods_without_a_node_are_counted_by_what_they_ask_for(world: World) -> None:
     waiting(world, "a", 1)
     waiting(world, "b", 8, wanted_model="h100")
     waiting(world, "c", 6, wanted_model="h100", is_refused=True)
@@ -78,15 +78,13 @@ def test_pods_without_a_node_are_counted_by_what_they_ask_for(world: AdvisingWor
     ],
     ids=["not tried", "gated", "nominated", "deleted", "bound", "placeholder"],
 )
-def test_pods_that_need_no_further_node_are_no_demand(
-    world: AdvisingWorld, state: dict[str, Any]
-) -> None:
+def test_pods_that_need_no_further_node_are_no_demand(world: World, state: dict[str, Any]) -> None:
     waiting(world, "a", 1, **state)
 
     assert demand(world, "any", "1") == (0, 0)
 
 
-def test_a_resource_that_no_pod_waits_for_has_a_series_of_zero(world: AdvisingWorld) -> None:
+def test_a_resource_that_no_pod_waits_for_has_a_series_of_zero(world: World) -> None:
     world.add({"n": [IDLE]})
     name, labels = "idlegpu_waiting_gpus", {"resource": GPU, "model": "any", "size": "1"}
 
@@ -161,12 +159,12 @@ def test_a_size_is_the_least_step_that_holds_it(count: int) -> None:
 # --- supply ---------------------------------------------------------------------------------------
 
 
-def test_gpus_are_counted_by_pool_and_those_that_a_pod_could_get(world: AdvisingWorld) -> None:
+def test_gpus_are_counted_by_pool_and_those_that_a_pod_could_get(world: World) -> None:
     held = world.have("quiet", "a")
     cards = {"a": [IDLE, BUSY, card(held)], "b": [IDLE], "c": [IDLE], "d": [Gpu(xid=79.0)]}
     world.add(cards)
-    world.add_node("a", gpus=3, labels={POOL: "blue"})
-    world.add_node("b", gpus=1, labels={POOL: "blue"})
+    world.register_node("a", gpus=3, labels={POOL: "blue"})
+    world.register_node("b", gpus=1, labels={POOL: "blue"})
     world.live(cards, 120)
 
     assert supply(world, "blue") == (4, 2)
@@ -175,18 +173,18 @@ def test_gpus_are_counted_by_pool_and_those_that_a_pod_could_get(world: Advising
 
 @pytest.mark.parametrize("state", [{"is_ready": False}, {"is_unschedulable": True}])
 def test_idle_gpus_of_a_node_that_takes_no_pods_are_not_offered(
-    world: AdvisingWorld, state: dict[str, Any]
+    world: World, state: dict[str, Any]
 ) -> None:
     cards = {"a": [IDLE, IDLE]}
     world.add(cards)
     assert supply(world, "none") == (2, 2)
-    world.add_node("a", gpus=2, **state)
+    world.register_node("a", gpus=2, **state)
 
     assert supply(world, "none") == (2, 0)
 
 
 def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
-    world: AdvisingWorld,
+    world: World,
 ) -> None:
     world.add({"a": [IDLE]})
     snapshot = world.fleet.snapshot()
@@ -205,7 +203,7 @@ def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
     assert [metric.samples for metric in supply.metrics()] == [[], []]
 
 
-def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: AdvisingWorld) -> None:
+def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: World) -> None:
     world.add_shared("s", 2)
     world.live({"s": [IDLE]}, 60)
     assert supply(world, "none", SHARED) == (1, 1)
@@ -228,11 +226,11 @@ def test_a_label_that_names_pools_does_so_everywhere(label: str) -> None:
 
 
 def test_labels_that_the_settings_name_come_first() -> None:
-    world = AdvisingWorld()
+    world = World()
     collector = FleetCollector(world.fleet, tuple, lambda: 0, lambda: world.now)
     world.metrics.registry.register(collector)
     world.add({"a": [IDLE, IDLE]})
-    world.add_node("a", gpus=2, labels={POOL: "blue", "team": "vision"})
+    world.register_node("a", gpus=2, labels={POOL: "blue", "team": "vision"})
     world.live({"a": [IDLE, IDLE]}, 10)
 
     collector.pool_labels = ("team",)
@@ -240,9 +238,9 @@ def test_labels_that_the_settings_name_come_first() -> None:
     assert supply(world, "vision") == (2, 2)
 
 
-def test_more_pools_than_are_distinguished_are_one(world: AdvisingWorld) -> None:
+def test_more_pools_than_are_distinguished_are_one(world: World) -> None:
     for number in range(MOST_POOLS + 3):
-        world.add_node(f"n{number:03}", gpus=1, labels={POOL: f"p{number:03}"})
+        world.register_node(f"n{number:03}", gpus=1, labels={POOL: f"p{number:03}"})
     world.live({f"n{number:03}": [IDLE] for number in range(MOST_POOLS + 3)}, 60)
 
     pools = {

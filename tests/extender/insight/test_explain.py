@@ -10,33 +10,26 @@ import pytest
 from extender.core.decision.score_parts import Breakdown, Factor, Part
 from extender.core.nodes.inventory import PodRecord, Taint
 from extender.insight.what_if import NOT_SELECTED
-from testkit.advising import SHARED
+from testkit.builders import GPU
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.http_questions import decide, get, strict
-from testkit.served import (
-    BUSY,
-    GPU,
-    IDLE,
-    Client,
-    Gpu,
-    MakeClient,
-    names_question,
-    pod,
-)
-from testkit.whys import MESSAGE, SeesTeam, WhyWorld
+from testkit.others import SeesTeam
+from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.world import MESSAGE, SHARED, World
 
 
 @pytest.fixture
-def world() -> WhyWorld:
-    world = WhyWorld()
+def world() -> World:
+    world = World()
     cards = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "busy": [BUSY], "dead": [Gpu(xid=79.0)]}
-    world.add_node("busy", gpus=1)
+    world.register_node("busy", gpus=1)
     world.add_pod("tenant", "busy")
     world.add(cards)
     return world
 
 
 @pytest.fixture
-async def client(world: WhyWorld, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
@@ -61,7 +54,7 @@ def total(node: Any) -> float:
 
 
 async def test_every_node_is_there_with_what_its_score_is_made_of(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
     await ask(client, "prioritize", "idle", "half", "busy", name="p")
@@ -92,13 +85,13 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
 
 
 async def test_it_is_the_record_of_the_decision_and_no_later_one(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     await decide(client, "idle", "half", name="p")
     before = await get(client, "/v1/explain", pod="p")
 
     world.now += 10
-    world.tell({"idle": [BUSY, BUSY], "half": [BUSY, BUSY]})
+    world.report({"idle": [BUSY, BUSY], "half": [BUSY, BUSY]})
     after = await get(client, "/v1/explain", pod="p")
 
     assert after["nodes"] == before["nodes"]
@@ -116,9 +109,9 @@ async def test_assumed_pods_are_counted(client: Client) -> None:
 
 
 async def test_pods_assumed_on_a_shared_device_are_counted_on_it(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
-    world.add_node(
+    world.register_node(
         "shared",
         allocatable={SHARED: 4},
         capacity={SHARED: 4},
@@ -128,7 +121,7 @@ async def test_pods_assumed_on_a_shared_device_are_counted_on_it(
             "nvidia.com/gpu.sharing-strategy": "time-slicing",
         },
     )
-    world.tell({"shared": [IDLE]})
+    world.report({"shared": [IDLE]})
     for name in ("first", "second", "third"):
         await decide(client, "shared", name=name, resource=SHARED)
 
@@ -138,7 +131,7 @@ async def test_pods_assumed_on_a_shared_device_are_counted_on_it(
 
 
 async def test_what_is_not_kept_in_full_is_said_and_still_there(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     world.placer.detailed = 1
     await decide(client, "idle", "half", "busy", name="p")
@@ -164,14 +157,14 @@ async def test_what_is_not_kept_in_full_is_said_and_still_there(
     ],
 )
 async def test_of_any_node_it_says_what_is_known_and_why_not_more(
-    world: WhyWorld,
+    world: World,
     client: Client,
     node: str,
     kept: str,
     rank: int | None,
     rejection: str | None,
 ) -> None:
-    world.add_node("other")
+    world.register_node("other")
     world.placer.detailed = 1
     await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
     await ask(client, "prioritize", "idle", "half", "busy", name="p")
@@ -185,7 +178,7 @@ async def test_of_any_node_it_says_what_is_known_and_why_not_more(
 
 
 async def test_the_node_bound_to_is_explained_whatever_its_rank(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     world.placer.detailed = 1
     await decide(client, "idle", "half", "busy", name="p")
@@ -199,7 +192,7 @@ async def test_the_node_bound_to_is_explained_whatever_its_rank(
     assert answer["nodes"][1]["is_bound"] is True
 
 
-async def test_a_pod_that_waits_says_what_for(world: WhyWorld, client: Client) -> None:
+async def test_a_pod_that_waits_says_what_for(world: World, client: Client) -> None:
     await ask(client, "filter", "busy", name="p", require_idle="true")
     world.add_waiting("p", is_unscheduled=True, is_refused=True, message=MESSAGE)
 
@@ -212,7 +205,7 @@ async def test_a_pod_that_waits_says_what_for(world: WhyWorld, client: Client) -
 
 
 async def test_a_pod_that_we_were_never_asked_about_still_says_what_it_waits_for(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     world.add_waiting("p", is_unscheduled=True, message="0/9 nodes are available: 9 Insufficient x")
 
@@ -236,9 +229,7 @@ async def test_a_decision_is_found_by_its_number(client: Client) -> None:
     assert (await get(client, "/v1/explain", number="1"))["decision"]["node"] == "idle"
 
 
-async def test_a_name_that_two_pods_have_is_refused_with_both(
-    world: WhyWorld, client: Client
-) -> None:
+async def test_a_name_that_two_pods_have_is_refused_with_both(world: World, client: Client) -> None:
     world.add_waiting("p")
     world.add_waiting("q", "other")
     world.fleet.apply_pod(_renamed(world, "uid-q", "p"))
@@ -248,7 +239,7 @@ async def test_a_name_that_two_pods_have_is_refused_with_both(
     assert answer["error"] == "pod='p' is the name of several pods: use one of other/p, team/p"
 
 
-def _renamed(world: WhyWorld, uid: str, name: str) -> Any:
+def _renamed(world: World, uid: str, name: str) -> Any:
     return replace(world.fleet.pods[uid], name=name)
 
 
@@ -272,7 +263,7 @@ async def test_what_cannot_be_explained_says_why(
 
 
 async def test_a_pod_that_the_caller_may_not_read_is_not_there(
-    world: WhyWorld, aiohttp_client: MakeClient
+    world: World, aiohttp_client: MakeClient
 ) -> None:
     world.add_waiting("secret", "other")
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
@@ -281,7 +272,7 @@ async def test_a_pod_that_the_caller_may_not_read_is_not_there(
 
 
 async def test_a_recreated_pod_does_not_get_its_predecessors_decision(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     await ask(client, "filter", "idle", name="p")
     before = await get(client, "/v1/explain", pod="team/p")
@@ -300,7 +291,7 @@ async def test_a_recreated_pod_does_not_get_its_predecessors_decision(
 
 
 async def test_a_pod_that_is_not_there_gets_the_ranking_that_it_would_get(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     answer = await foresee(client, pod("p"))
 
@@ -314,15 +305,15 @@ async def test_a_pod_that_is_not_there_gets_the_ranking_that_it_would_get(
 
 
 async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     zone = {"topology.kubernetes.io/zone": "a"}
     fast: dict[str, Any] = {"labels": zone, "other_labels": {"disk": "ssd"}}
-    world.add_node("here", **fast)
-    world.add_node("slow", labels=zone)
-    world.add_node("cordoned", is_unschedulable=True, **fast)
-    world.add_node("down", is_ready=False, **fast)
-    world.add_node("tainted", taints=(Taint(key="team", value="x"),), **fast)
+    world.register_node("here", **fast)
+    world.register_node("slow", labels=zone)
+    world.register_node("cordoned", is_unschedulable=True, **fast)
+    world.register_node("down", is_ready=False, **fast)
+    world.register_node("tainted", taints=(Taint(key="team", value="x"),), **fast)
     asked: dict[str, Any] = pod("p", gpus=2)
     asked["spec"] |= {"nodeSelector": zone | {"disk": "ssd"}, "affinity": {"podAffinity": {}}}
 
@@ -353,8 +344,8 @@ async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
 async def test_taints_keep_out_all_but_pods_that_tolerate_them(
     aiohttp_client: MakeClient, toleration: dict[str, str], node: str | None
 ) -> None:
-    world = WhyWorld()
-    world.add_node("tainted", taints=(Taint(key="team", value="x"),))
+    world = World()
+    world.register_node("tainted", taints=(Taint(key="team", value="x"),))
     client = await aiohttp_client(world.build_app())
     asked = pod("p")
     asked["spec"] |= {"tolerations": [toleration]}  # type: ignore[operator] # a mapping

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.http_questions import get
-from testkit.others import FAR, THIRD, Far, Replica, SeesTeam
-from testkit.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
+from testkit.others import FAR, THIRD, Far, LearnsTeam, far_of, replica_world
+from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.world import World
 
 CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
 
 
-def replica(name: str, far: Far | None = None, **rest: Any) -> Replica:
-    world = Replica(name=name, far=far or Far(), **rest)
+def replica(name: str, far: Far | None = None, **rest: Any) -> World:
+    world = replica_world(name=name, far=far or Far(), **rest)
     world.add(CARDS)
     return world
 
@@ -25,12 +27,12 @@ async def ask(client: Client, verb: str, *nodes: str) -> None:
 
 
 @pytest.fixture
-def filtering() -> Replica:
+def filtering() -> World:
     return replica("filters")
 
 
 @pytest.fixture
-async def filters(filtering: Replica, aiohttp_client: MakeClient) -> Client:
+async def filters(filtering: World, aiohttp_client: MakeClient) -> Client:
     """The replica that was asked which nodes would do."""
     client = await aiohttp_client(filtering.build_app())
     await ask(client, "filter", *CARDS)
@@ -41,7 +43,7 @@ async def filters(filtering: Replica, aiohttp_client: MakeClient) -> Client:
 
 
 @pytest.fixture
-async def ranking(filters: Client) -> Replica:
+async def ranking(filters: Client) -> World:
     """The replica that was asked a moment later which is best."""
     world = replica("ranks", Far({FAR: filters}))
     world.now += 0.1
@@ -49,7 +51,7 @@ async def ranking(filters: Client) -> Replica:
 
 
 @pytest.fixture
-async def ranks(ranking: Replica, aiohttp_client: MakeClient) -> Client:
+async def ranks(ranking: World, aiohttp_client: MakeClient) -> Client:
     client = await aiohttp_client(ranking.build_app())
     await ask(client, "prioritize", "idle", "half")
     return client
@@ -75,9 +77,9 @@ async def test_the_replica_that_ranked_returns_the_nodes_that_the_other_refused(
 
 
 async def test_the_replica_that_filtered_returns_the_others_ranking(
-    ranks: Client, filters: Client, filtering: Replica
+    ranks: Client, filters: Client, filtering: World
 ) -> None:
-    filtering.far.clients = {THIRD: ranks}
+    far_of(filtering).clients = {THIRD: ranks}
 
     told_whole(await get(filters, "/v1/explain", pod="team/p"))
 
@@ -86,7 +88,7 @@ async def test_a_third_replica_returns_both(
     ranks: Client, filters: Client, aiohttp_client: MakeClient
 ) -> None:
     third = await aiohttp_client(
-        replica("third", Far({FAR: filters, THIRD: ranks})).build_app(viewer=SeesTeam())
+        replica("third", Far({FAR: filters, THIRD: ranks})).build_app(viewer=LearnsTeam())
     )
 
     told_whole(await get(third, "/v1/explain", pod="team/p"))
@@ -99,7 +101,7 @@ async def test_a_node_that_the_other_refused_may_be_asked_for(ranks: Client) -> 
 
 
 async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
-    ranking: Replica, aiohttp_client: MakeClient
+    ranking: World, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(ranking.build_app())
     await ask(client, "prioritize", "idle")
@@ -118,7 +120,7 @@ async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
 
 @pytest.mark.parametrize("seconds", [-2.0, 60.0], ids=["a later attempt", "one long ago"])
 async def test_what_filter_said_in_another_attempt_is_left_out(
-    ranking: Replica, aiohttp_client: MakeClient, seconds: float
+    ranking: World, aiohttp_client: MakeClient, seconds: float
 ) -> None:
     ranking.now += seconds
     client = await aiohttp_client(ranking.build_app())
@@ -146,12 +148,11 @@ async def test_a_replica_that_does_not_answer_leaves_it_as_it_is(
 
 
 async def test_what_cannot_be_joined_leaves_it_as_it_is(aiohttp_client: MakeClient) -> None:
-    world = replica("ranks")
     reported = {"pod": "team/p", "uid": "uid-p", "nodes": 7, "others": [{}], "rejected": []}
     at = "2023-11-14T22:13:20+00:00"
-    world.far = Far({FAR: None}, garbage=json.dumps(
-        reported | {"decision": {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}}
-    ).encode())  # fmt: skip
+    decision = {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}
+    garbage = json.dumps(reported | {"decision": decision}).encode()
+    world = replica("ranks", Far({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
     await ask(client, "prioritize", "idle", "half")
 

@@ -1,20 +1,21 @@
 """A pod bound long after its decision: the node is shown as it was at the binding."""
 
+from testkit.cards import BUSY, IDLE
 from testkit.http_questions import decide, get
-from testkit.served import BUSY, IDLE, MakeClient
-from testkit.whys import WhyWorld
+from testkit.webhook_questions import MakeClient
+from testkit.world import World
 
 
 async def test_a_node_shown_as_it_was_at_the_binding_says_so(
     aiohttp_client: MakeClient,
 ) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({"idle": [IDLE, IDLE], "half": [IDLE, BUSY]})
     client = await aiohttp_client(world.build_app())
     world.placer.detailed = 1
     await decide(client, "idle", "half", name="p")
     world.now += 60.0
-    world.tell({"half": [IDLE, IDLE]})
+    world.report({"half": [IDLE, IDLE]})
     await decide(client, "idle", name="another")
     world.history.note_bound(world.add_pod("p", "half"), "half")
 

@@ -6,22 +6,23 @@ from typing import Any
 import pytest
 
 from extender.core.policy import LoadFilter, Policy
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.http_questions import get
-from testkit.served import BUSY, IDLE, Client, Gpu, MakeClient, names_question, pod
-from testkit.whys import WhyWorld
+from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.world import World
 
 CARDS = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "dead": [Gpu(xid=79.0)]}
 
 
 @pytest.fixture
-def world() -> WhyWorld:
-    world = WhyWorld()
+def world() -> World:
+    world = World()
     world.add(CARDS)
     return world
 
 
 @pytest.fixture
-async def client(world: WhyWorld, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
@@ -55,12 +56,12 @@ async def test_a_node_that_filter_refused_is_reported_with_devices_and_signals(
     assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (3, 0)
 
 
-async def test_it_is_shown_as_it_was_at_the_decision(world: WhyWorld, client: Client) -> None:
+async def test_it_is_shown_as_it_was_at_the_decision(world: World, client: Client) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
     _, before = await explained(client, "dead")
 
     world.now += 10
-    world.tell({"dead": [IDLE]})
+    world.report({"dead": [IDLE]})
 
     assert (await explained(client, "dead"))[1] == before
 
@@ -77,7 +78,7 @@ async def test_each_node_is_reported_once_and_those_that_pass_as_prioritize_rank
 
 
 async def test_what_filter_said_in_an_earlier_attempt_is_no_part_of_this_one(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
     world.now += 60
@@ -92,7 +93,7 @@ async def test_what_filter_said_in_an_earlier_attempt_is_no_part_of_this_one(
 async def test_a_node_left_out_for_its_load_is_refused_in_full_too(
     aiohttp_client: MakeClient,
 ) -> None:
-    world = WhyWorld(policy=Policy(load_filter=LoadFilter(is_enabled=True)))
+    world = World(policy=Policy(load_filter=LoadFilter(is_enabled=True)))
     world.add({"idle": [IDLE, IDLE], "busy": [BUSY, BUSY]}, readings=1)
     client = await aiohttp_client(world.build_app())
     await attempt(client, ["idle"], ["busy"])

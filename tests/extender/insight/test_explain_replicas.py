@@ -6,14 +6,14 @@ from aiohttp import web
 from extender.insight.explain import PEERS_PATH
 from extender.server.redaction import VIEWER, Viewer
 from testkit.http_questions import decide, get
-from testkit.others import FAR, Far, Replica, SeesTeam
-from testkit.served import Client, MakeClient, names_question, pod
+from testkit.others import FAR, Far, LearnsTeam, replica_world
+from testkit.webhook_questions import Client, MakeClient, names_question, pod
 
 
 @pytest.fixture
 async def other(aiohttp_client: MakeClient) -> Client:
     """Another replica, that decided a minute later than we."""
-    world = Replica(name="far")
+    world = replica_world(name="far")
     world.now += 60
     client = await aiohttp_client(world.build_app())
     await decide(client, "a", "b", name="theirs")
@@ -28,7 +28,7 @@ def far(other: Client) -> Far:
 
 @pytest.fixture
 async def client(far: Far, aiohttp_client: MakeClient) -> Client:
-    world = Replica(far=far)
+    world = replica_world(far=far)
     client = await aiohttp_client(world.build_app())
     await decide(client, "a", name="ours")
     await decide(client, "a", name="both")
@@ -86,8 +86,8 @@ async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it
 async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
     far: Far, aiohttp_client: MakeClient
 ) -> None:
-    sees = SeesTeam()
-    client = await aiohttp_client(Replica(far=far).build_app(viewer=sees))
+    sees = LearnsTeam()
+    client = await aiohttp_client(replica_world(far=far).build_app(viewer=sees))
     sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # nobody's pods
 
     for wanted in ({"id": "far-1"}, {"number": "1"}):
@@ -97,8 +97,8 @@ async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
 async def test_a_caller_who_may_not_read_the_pod_receives_nothing(
     far: Far, aiohttp_client: MakeClient
 ) -> None:
-    world = Replica(far=far)
-    sees = SeesTeam()
+    world = replica_world(far=far)
+    sees = LearnsTeam()
     client = await aiohttp_client(world.build_app(viewer=sees))
 
     assert (await get(client, "/v1/explain", pod="theirs"))["pod"] == "team/theirs"
@@ -114,9 +114,9 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
     hidden["metadata"] |= {"namespace": "other", "uid": "uid-hidden"}  # type: ignore[operator] # a dict
     question = names_question("a", asker=hidden)
     assert (await other.post("/prioritize", json=question)).status == 200
-    world = Replica(far=far)
+    world = replica_world(far=far)
     world.add_waiting("theirs")
-    client = await aiohttp_client(world.build_app(viewer=SeesTeam(learnt={"team"})))
+    client = await aiohttp_client(world.build_app(viewer=LearnsTeam(learnt={"team"})))
 
     assert (await get(client, "/v1/explain", pod="theirs"))["decision"]["id"] == "far-1"
 
@@ -125,7 +125,7 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
 async def test_a_replica_that_does_not_answer_is_left_out(
     aiohttp_client: MakeClient, garbage: bytes | None
 ) -> None:
-    world = Replica(far=Far({FAR: None}, garbage=garbage))
+    world = replica_world(far=Far({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
     await decide(client, "a", name="ours")
 
@@ -134,7 +134,7 @@ async def test_a_replica_that_does_not_answer_is_left_out(
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(Replica(answers_peers=False).build_app())
+    client = await aiohttp_client(replica_world(answers_peers=False).build_app())
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
 
@@ -144,11 +144,11 @@ async def test_after_answering_a_replica_the_connection_sees_no_more_than_before
 ) -> None:
     # aiohttp may answer all questions of a connection in one context.
     seen: list[Viewer] = []
-    world = Replica()
+    world = replica_world()
     explain = world.why.explain
 
     async def tell(request: web.Request) -> web.StreamResponse:
-        whose = SeesTeam()
+        whose = LearnsTeam()
         VIEWER.set(whose)
         answer = await explain._answer_peer(request)
         seen.append(VIEWER.get())

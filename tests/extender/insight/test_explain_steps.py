@@ -29,10 +29,11 @@ from extender.placement.evidence import PIECE_NODES
 from extender.placement.history import DecisionRecord
 from extender.server.json_answers import PIECE_ITEMS, document_answer, write_in_pieces
 from extender.server.redaction import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
+from testkit.cards import BUSY, Gpu
 from testkit.http_questions import decide, get
-from testkit.others import FAR, Far, Replica
-from testkit.served import BUSY, Client, Gpu, MakeClient
-from testkit.whys import SeesTeam
+from testkit.others import FAR, Far, SeesTeam, replica_world
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 NODES = 5 * PIECE_NODES + 3
 CARDS = {
@@ -41,25 +42,25 @@ CARDS = {
 } | {"busy": [BUSY]}
 
 
-def replica(name: str, far: Far | None = None, **rest: object) -> Replica:
-    world = Replica(name=name, far=far or Far(), **rest)  # type: ignore[arg-type] # a test's
+def replica(name: str, far: Far | None = None, **rest: object) -> World:
+    world = replica_world(name=name, far=far or Far(), **rest)  # type: ignore[arg-type] # a test's
     world.placer.detailed = NODES
     world.add(CARDS, readings=1)
     return world
 
 
 @pytest.fixture
-def world() -> Replica:
+def world() -> World:
     return replica("near")
 
 
 @pytest.fixture
-async def client(world: Replica, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
 @pytest.fixture
-async def record(world: Replica, client: Client) -> DecisionRecord:
+async def record(world: World, client: Client) -> DecisionRecord:
     """A decision of which many nodes are kept in full."""
     await decide(client, *CARDS, name="p")
     await get(client, "/v1/decisions", limit="1")  # by then it is all kept
@@ -106,7 +107,7 @@ def steps_of(work: Coroutine[Any, Any, Any]) -> Iterator[None]:
 
 
 async def test_no_step_explains_more_than_a_few_nodes(
-    world: Replica, record: DecisionRecord, explained: list[int]
+    world: World, record: DecisionRecord, explained: list[int]
 ) -> None:
     works = [
         world.why.explain._view(record, None, Wish(limit=10_000, node="")),
@@ -136,7 +137,7 @@ def test_a_decision_in_full_is_reported_in_steps_as_at_once(
 
 
 async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
-    world: Replica, record: DecisionRecord, monkeypatch: pytest.MonkeyPatch
+    world: World, record: DecisionRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
 
@@ -159,7 +160,7 @@ async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
 
 
 async def test_what_another_replica_says_of_many_nodes_is_not_read_but_handed_on(
-    world: Replica,
+    world: World,
     record: DecisionRecord,
     aiohttp_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,

@@ -6,10 +6,11 @@ import pytest
 
 from extender.core.devices.readings import Signal
 from extender.insight.holders import span
-from testkit.holders import HOUR, HoldersWorld, card
+from testkit.cards import BUSY, HOUR, Gpu, card
 from testkit.http_questions import get
-from testkit.served import BUSY, Client, Gpu, MakeClient
-from testkit.whys import SeesTeam
+from testkit.others import SeesTeam
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 
 def at(text: str) -> float:
@@ -17,18 +18,16 @@ def at(text: str) -> float:
 
 
 @pytest.fixture
-def world() -> HoldersWorld:
-    return HoldersWorld()
+def world() -> World:
+    return World()
 
 
 @pytest.fixture
-async def client(world: HoldersWorld, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def test_a_pod_that_uses_none_of_its_gpus_is_listed(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_a_pod_that_uses_none_of_its_gpus_is_listed(world: World, client: Client) -> None:
     cards = {"n": [card("team/nb", used_gib=2.0), card("team/nb"), card()]}
     world.add(cards)
     world.hold("nb", "n", 2)
@@ -69,7 +68,7 @@ async def test_a_pod_that_uses_none_of_its_gpus_is_listed(
     ],
 )
 async def test_why_it_is_idle_says_what_was_seen_and_no_more(
-    world: HoldersWorld,
+    world: World,
     client: Client,
     processes: float | None,
     used_gib: float | None,
@@ -89,7 +88,7 @@ async def test_why_it_is_idle_says_what_was_seen_and_no_more(
 
 
 async def test_processes_that_were_listed_long_ago_are_not_reported(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     cards = {"n": [Gpu(tenants=("team/nb",), signs={Signal.PROCESSES: 0.0})]}
     world.add(cards)
@@ -103,7 +102,7 @@ async def test_processes_that_were_listed_long_ago_are_not_reported(
 
 
 async def test_activity_ends_idleness_and_idleness_counts_from_its_end(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     working, resting = {"n": [card("team/nb", busy=0.5)]}, {"n": [card("team/nb")]}
     world.add(resting)
@@ -121,21 +120,21 @@ async def test_activity_ends_idleness_and_idleness_counts_from_its_end(
 
 
 async def test_what_ran_between_two_sweeps_is_seen_in_the_mean(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     resting = {"n": [card("team/nb")]}
     world.add(resting)
     world.hold("nb", "n", 1)
     world.live(resting, 2 * HOUR)
     world.now += 10
-    world.tell({"n": [card("team/nb", busy=1.0)]})
+    world.report({"n": [card("team/nb", busy=1.0)]})
     world.live(resting, 120, every=10)
 
     assert (await get(client, "/v1/holders"))["holders"] == []
 
 
 async def test_a_pod_that_uses_one_of_two_is_listed_only_where_that_is_asked(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     cards = {"n": [card("team/nb"), card("team/nb", busy=0.9)]}
     world.add(cards)
@@ -150,7 +149,7 @@ async def test_a_pod_that_uses_one_of_two_is_listed_only_where_that_is_asked(
 
 
 async def test_nothing_is_claimed_of_a_gpu_that_no_source_measures(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     cards = {"n": [card("team/nb")]}
     world.add(cards)
@@ -161,9 +160,7 @@ async def test_nothing_is_claimed_of_a_gpu_that_no_source_measures(
     assert (await get(client, "/v1/holders"))["holders"] == []
 
 
-async def test_a_pod_whose_gpus_no_source_names_is_unknown(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_a_pod_whose_gpus_no_source_names_is_unknown(world: World, client: Client) -> None:
     cards = {"n": [card(), card()]}
     world.add(cards)
     world.hold("nb", "n", 1)
@@ -175,7 +172,7 @@ async def test_a_pod_whose_gpus_no_source_names_is_unknown(
 
 
 async def test_where_one_of_its_gpus_is_not_named_it_may_be_in_use(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     cards = {"n": [card("team/nb"), card()]}
     world.add(cards)
@@ -185,9 +182,7 @@ async def test_where_one_of_its_gpus_is_not_named_it_may_be_in_use(
     assert (await get(client, "/v1/holders"))["holders"] == []
 
 
-async def test_a_pod_is_idle_no_longer_than_it_is_there(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_a_pod_is_idle_no_longer_than_it_is_there(world: World, client: Client) -> None:
     cards = {"n": [card("team/nb")]}
     world.add(cards)
     world.live(cards, 5 * HOUR)
@@ -199,7 +194,7 @@ async def test_a_pod_is_idle_no_longer_than_it_is_there(
 
 
 async def test_every_holder_can_be_listed_and_says_whether_it_works(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     cards = {"n": [card("team/busy", busy=0.9)], "m": [card("team/idle")]}
     world.add(cards)
@@ -214,7 +209,7 @@ async def test_every_holder_can_be_listed_and_says_whether_it_works(
 
 
 async def test_pods_that_the_caller_may_not_read_have_no_names(
-    world: HoldersWorld, aiohttp_client: MakeClient
+    world: World, aiohttp_client: MakeClient
 ) -> None:
     cards = {"n": [card("other/secret")]}
     world.add(cards)
@@ -237,7 +232,7 @@ async def test_a_bad_time_is_refused_with_what_is_allowed(client: Client, value:
     assert error == f"idle_for={value!r} must be a whole number from 0 to 2592000"
 
 
-def test_devices_that_come_and_go_keep_what_is_known_of_the_others(world: HoldersWorld) -> None:
+def test_devices_that_come_and_go_keep_what_is_known_of_the_others(world: World) -> None:
     world.add({"n": [card("team/nb")]})
     world.why.idleness.look()
     world.add({"m": [BUSY]})

@@ -4,18 +4,19 @@ import numpy as np
 import pytest
 
 from extender.core.devices.readings import DeviceKey
-from testkit.holders import HOUR, HoldersWorld, card
+from testkit.cards import HOUR, card
 from testkit.http_questions import get
-from testkit.served import Client, MakeClient
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 CARDS = {"n": [card("team/nb"), card("team/nb")]}
 FIRST, SECOND = (DeviceKey((f"GPU-n-{index}", "")) for index in range(2))
 
 
 @pytest.fixture
-def world() -> HoldersWorld:
+def world() -> World:
     """A pod that holds two GPUs since ten hours, and a watch that begins now."""
-    world = HoldersWorld()
+    world = World()
     world.add(CARDS)
     world.hold("nb", "n", 2, bound_at=world.now - 10 * HOUR)
     world.why.idleness.look()
@@ -23,11 +24,11 @@ def world() -> HoldersWorld:
 
 
 @pytest.fixture
-async def client(world: HoldersWorld, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-def learn(world: HoldersWorld, *ago: float, is_guess: bool = False, until: float = 0.0) -> None:
+def learn(world: World, *ago: float, is_guess: bool = False, until: float = 0.0) -> None:
     """Tell the watch when each card was last used, before now."""
     world.why.idleness.learn(
         [FIRST, SECOND][: len(ago)],
@@ -37,7 +38,7 @@ def learn(world: HoldersWorld, *ago: float, is_guess: bool = False, until: float
     )
 
 
-async def test_what_was_seen_before_the_start_counts(world: HoldersWorld, client: Client) -> None:
+async def test_what_was_seen_before_the_start_counts(world: World, client: Client) -> None:
     learn(world, 5 * HOUR, 7 * HOUR)
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]
@@ -48,9 +49,7 @@ async def test_what_was_seen_before_the_start_counts(world: HoldersWorld, client
     assert "for 5 h" in holder["why"]
 
 
-async def test_where_the_past_is_unknown_it_says_at_least(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_where_the_past_is_unknown_it_says_at_least(world: World, client: Client) -> None:
     learn(world, 6 * HOUR, 6 * HOUR, is_guess=True)
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]
@@ -59,9 +58,7 @@ async def test_where_the_past_is_unknown_it_says_at_least(
     assert "for at least 6 h" in holder["why"]
 
 
-async def test_a_pod_is_not_idle_for_longer_than_it_is_there(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_a_pod_is_not_idle_for_longer_than_it_is_there(world: World, client: Client) -> None:
     learn(world, 24 * HOUR, 24 * HOUR, is_guess=True)
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]
@@ -71,7 +68,7 @@ async def test_a_pod_is_not_idle_for_longer_than_it_is_there(
 
 
 async def test_one_card_of_which_nothing_is_reported_was_watched_from_the_start_alone(
-    world: HoldersWorld, client: Client
+    world: World, client: Client
 ) -> None:
     learn(world, 5 * HOUR)
     world.live(CARDS, 120.0)
@@ -82,7 +79,7 @@ async def test_one_card_of_which_nothing_is_reported_was_watched_from_the_start_
     assert holder["is_at_least"] is True
 
 
-async def test_what_was_seen_since_counts_more(world: HoldersWorld, client: Client) -> None:
+async def test_what_was_seen_since_counts_more(world: World, client: Client) -> None:
     asked_at = world.now
     world.live({"n": [card("team/nb", busy=0.9), card("team/nb")]}, 60.0)
     world.live(CARDS, 1200.0)
@@ -95,9 +92,7 @@ async def test_what_was_seen_since_counts_more(world: HoldersWorld, client: Clie
     assert by_index[1] == pytest.approx(6 * HOUR)
 
 
-async def test_a_time_without_readings_since_counts_as_use(
-    world: HoldersWorld, client: Client
-) -> None:
+async def test_a_time_without_readings_since_counts_as_use(world: World, client: Client) -> None:
     asked_at = world.now
     world.now += 2 * HOUR  # nothing is fresh any more
     world.why.idleness.look()
@@ -110,7 +105,7 @@ async def test_a_time_without_readings_since_counts_as_use(
     assert holder["is_at_least"] is True
 
 
-def test_a_device_that_is_not_known_is_passed_over(world: HoldersWorld) -> None:
+def test_a_device_that_is_not_known_is_passed_over(world: World) -> None:
     world.why.idleness.learn(
         [DeviceKey(("GPU-gone", ""))], np.array([0.0]), np.array([False]), world.now
     )

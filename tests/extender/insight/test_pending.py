@@ -7,25 +7,28 @@ import pytest
 from extender.core.nodes.assumed_pods import Assumption
 from extender.core.nodes.inventory import PodPhase
 from extender.insight.scheduler_message import OF_THE_POD
+from testkit.builders import GPU
+from testkit.cards import IDLE
 from testkit.http_questions import decide, get
-from testkit.served import GPU, IDLE, Client, MakeClient
-from testkit.whys import MESSAGE, SeesTeam, WhyWorld
+from testkit.others import SeesTeam
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import MESSAGE, World
 
 
 @pytest.fixture
-def world() -> WhyWorld:
-    world = WhyWorld()
+def world() -> World:
+    world = World()
     world.add({"idle": [IDLE, IDLE], "full": [IDLE]})
     world.add_pod("a", "full")
     return world
 
 
 @pytest.fixture
-async def client(world: WhyWorld, aiohttp_client: MakeClient) -> Client:
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def test_a_refused_pod_says_who_refused_which_nodes(world: WhyWorld, client: Client) -> None:
+async def test_a_refused_pod_says_who_refused_which_nodes(world: World, client: Client) -> None:
     world.add_waiting("p", is_unscheduled=True, is_refused=True, message=MESSAGE, owner="Job train")
 
     answer = await get(client, "/v1/pending")
@@ -43,7 +46,7 @@ async def test_a_refused_pod_says_who_refused_which_nodes(world: WhyWorld, clien
 
 
 async def test_before_kube_scheduler_has_said_anything_our_own_decision_counts(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     world.add_waiting("p")
     await decide(client, "full", name="p", require_idle="true", gpus=2)
@@ -66,7 +69,7 @@ async def test_before_kube_scheduler_has_said_anything_our_own_decision_counts(
     ],
 )
 async def test_the_state_says_why_a_pod_is_not_bound(
-    world: WhyWorld, client: Client, record: dict[str, Any], state: str
+    world: World, client: Client, record: dict[str, Any], state: str
 ) -> None:
     world.add_waiting("p", **record)
 
@@ -76,7 +79,7 @@ async def test_the_state_says_why_a_pod_is_not_bound(
     assert bool(pod["hints"]) is (state in {"untried", "gated", "nominated"})
 
 
-async def test_a_pod_that_was_just_placed_is_being_placed(world: WhyWorld, client: Client) -> None:
+async def test_a_pod_that_was_just_placed_is_being_placed(world: World, client: Client) -> None:
     uid = world.add_waiting("p")
     world.fleet.ledger.assume(
         Assumption(
@@ -95,7 +98,7 @@ async def test_a_pod_that_was_just_placed_is_being_placed(world: WhyWorld, clien
 
 
 async def test_the_longest_wait_comes_first_and_the_list_is_bounded(
-    world: WhyWorld, client: Client
+    world: World, client: Client
 ) -> None:
     for number in range(3):
         world.add_waiting(f"p{number}", created_at=world.now - number)
@@ -108,7 +111,7 @@ async def test_the_longest_wait_comes_first_and_the_list_is_bounded(
     assert answer["total"] == 3
 
 
-async def test_a_namespace_can_be_named(world: WhyWorld, client: Client) -> None:
+async def test_a_namespace_can_be_named(world: World, client: Client) -> None:
     world.add_waiting("mine")
     world.add_waiting("theirs", "other")
 
@@ -118,7 +121,7 @@ async def test_a_namespace_can_be_named(world: WhyWorld, client: Client) -> None
 
 
 async def test_pods_that_the_caller_may_not_read_have_no_names(
-    world: WhyWorld, aiohttp_client: MakeClient
+    world: World, aiohttp_client: MakeClient
 ) -> None:
     claim = '1 persistentvolumeclaim "secret-data" not found'
     message = MESSAGE.replace("4 Insufficient", f"{claim}, 4 Insufficient")

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from extender.insight.last_decisions import PEERS_PATH
+from testkit.cards import IDLE
 from testkit.cli_serving import runner, serving
 from testkit.http_questions import decide, get
-from testkit.others import FAR, NEAR, Far, Replica
-from testkit.served import IDLE, Client, MakeClient
-from testkit.whys import SeesTeam
+from testkit.others import FAR, NEAR, Far, SeesTeam, far_of, replica_world
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 REFUSED = [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]
 
@@ -19,7 +20,7 @@ REFUSED = [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]
 class Side:
     """One of two replicas, and who asks it."""
 
-    world: Replica
+    world: World
     client: Client
 
     async def place(self, name: str, at: float) -> None:
@@ -40,11 +41,11 @@ class Side:
 @pytest.fixture
 async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
     """Two replicas that see the same pods, and tell each other what they are asked."""
-    near, far = Replica(name="near"), Replica(name="far")
+    near, far = replica_world(name="near"), replica_world(name="far")
     near.request_log.answered.subscribe(far.request_log.take)
     far.request_log.answered.subscribe(near.request_log.take)
     sides = tuple([Side(each, await aiohttp_client(each.build_app())) for each in (near, far)])
-    near.far.clients, far.far.clients = {FAR: sides[1].client}, {NEAR: sides[0].client}
+    far_of(near).clients, far_of(far).clients = {FAR: sides[1].client}, {NEAR: sides[0].client}
     for world in (near, far):
         world.add({"full": [IDLE]})
         world.add_pod("holder", "full")
@@ -145,7 +146,8 @@ async def test_replicas_that_do_not_answer_are_named(
 ) -> None:
     near, _ = sides
     await near.refuse("p", near.world.now + 1)
-    near.world.far.clients, near.world.far.garbage = {FAR: None}, garbage
+    others = far_of(near.world)
+    others.clients, others.garbage = {FAR: None}, garbage
 
     answer = await get(near.client, "/v1/pending")
 
@@ -154,7 +156,7 @@ async def test_replicas_that_do_not_answer_are_named(
 
 
 def test_the_command_line_names_replicas_that_do_not_answer() -> None:
-    world = Replica(far=Far({FAR: None}))
+    world = replica_world(far=Far({FAR: None}))
 
     with serving(world.build_app()) as url:
         shown = runner(url)("pending").stdout
@@ -164,7 +166,7 @@ def test_the_command_line_names_replicas_that_do_not_answer() -> None:
 
 async def test_our_own_address_adds_nothing_twice(sides: tuple[Side, Side]) -> None:
     near, _ = sides
-    near.world.far.clients = {NEAR: near.client}
+    far_of(near.world).clients = {NEAR: near.client}
     await near.refuse("p", near.world.now + 1)
 
     answer = await get(near.client, "/v1/pending")
@@ -174,6 +176,6 @@ async def test_our_own_address_adds_nothing_twice(sides: tuple[Side, Side]) -> N
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
-    client = await aiohttp_client(Replica(answers_peers=False, far=Far()).build_app())
+    client = await aiohttp_client(replica_world(answers_peers=False, far=Far()).build_app())
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

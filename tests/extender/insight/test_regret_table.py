@@ -24,7 +24,8 @@ from extender.insight.replicas import Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
 from testkit.cli_serving import runner, serving
 from testkit.http_questions import get, meanwhile
-from testkit.served import MakeClient, World
+from testkit.webhook_questions import MakeClient
+from testkit.world import World
 
 
 def outcome(name: str, *, got: float, choice: float | None, followed: bool) -> PlacementOutcome:

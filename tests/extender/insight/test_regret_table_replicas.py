@@ -11,8 +11,9 @@ from extender.insight.regret_watch import PlacementOutcome, RegretWatch
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
 from testkit.http_questions import get
-from testkit.others import FAR, NEAR, Far, SeesTeam, serve_to
-from testkit.served import Client, MakeClient, World
+from testkit.others import FAR, NEAR, Far, LearnsTeam, serve_to
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 from tests.extender.insight.test_regret_table import outcome
 
 
@@ -93,7 +94,7 @@ async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_de
 async def test_another_replicas_pods_are_hidden_from_callers_who_may_not_read_them(
     far: Far, aiohttp_client: MakeClient
 ) -> None:
-    client = await aiohttp_client(replica("near", OURS, far=far, viewer=SeesTeam()))
+    client = await aiohttp_client(replica("near", OURS, far=far, viewer=LearnsTeam()))
 
     text = await (await client.get(PATH)).text()
 

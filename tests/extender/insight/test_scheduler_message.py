@@ -12,7 +12,7 @@ from extender.insight.scheduler_message import (
     hints,
     read_message,
 )
-from testkit.whys import MESSAGE
+from testkit.world import MESSAGE
 
 
 def pairs(counted: tuple[CountedReason, ...]) -> list[tuple[int, str]]:

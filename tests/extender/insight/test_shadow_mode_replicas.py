@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from typing_extensions import override
 
 from extender.core.nodes.inventory import PodRecord
 from extender.insight.shadow_mode import ShadowMode
@@ -16,8 +15,11 @@ from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.peers import BypassSettings
+from testkit.builders import GPU
+from testkit.cards import IDLE
 from testkit.judging import Ears
-from testkit.served import GPU, IDLE, Client, MakeClient, World, names_question, pod
+from testkit.webhook_questions import Client, MakeClient, names_question, pod
+from testkit.world import World
 
 HOUR = 3600.0
 CARDS = {"node-0": [IDLE], "node-1": [IDLE]}
@@ -25,13 +27,11 @@ WAITING = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
 NEAR, FAR = 0, 1
 
 
-@dataclass
 class Replica(World):
     """A replica that watches how placements turn out."""
 
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self) -> None:
+        super().__init__()
         self.untold: list[AnsweredQuestion] = []
         self.told_of: list[DecisionRecord] = []
         self.shadow_mode = ShadowMode(
@@ -122,7 +122,7 @@ class Pair:
         for _ in range(int(seconds / 60)):
             self.sweep_after(60.0)
             for replica in self.replicas:
-                replica.tell(CARDS)
+                replica.report(CARDS)
                 replica.shadow_mode.regret.look()
                 for _ in replica.shadow_mode.regret.judge_in_steps():
                     pass

@@ -11,8 +11,11 @@ from extender.core.request.request import PodRef, parse_request
 from extender.insight.views import decision_view, freshness_word, gpus_of, node_views
 from extender.placement.history import DecisionRecord
 from extender.server.redaction import write_json_in_full
+from testkit.builders import GPU
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.mig import mig_world
-from testkit.served import BUSY, GPU, IDLE, Gpu, World, pod
+from testkit.webhook_questions import pod
+from testkit.world import World
 
 
 @pytest.fixture
@@ -173,7 +176,7 @@ def test_a_gpu_says_what_speaks_against_its_health(
 
 def test_a_gpu_that_is_missing_says_so(world: World) -> None:
     world.add({"node": [IDLE, IDLE]})
-    world.add_node("node", gpus=3)
+    world.register_node("node", gpus=3)
 
     ((_, _, lost),) = gpus_of(world.fleet, world.fleet.snapshot(), ["node"]).values()
 
@@ -182,7 +185,7 @@ def test_a_gpu_that_is_missing_says_so(world: World) -> None:
 
 def test_gpus_of_which_the_kubelet_withdrew_one_say_so(world: World) -> None:
     world.add({"node": [IDLE, IDLE]})
-    world.add_node("node", allocatable={GPU: 1}, capacity={GPU: 2})
+    world.register_node("node", allocatable={GPU: 1}, capacity={GPU: 2})
 
     (seen,) = gpus_of(world.fleet, world.fleet.snapshot(), ["node"]).values()
 
@@ -224,7 +227,7 @@ def test_a_card_in_mig_instances_is_one_gpu_of_a_node() -> None:
 
 
 def test_a_node_without_gpus_has_none(world: World) -> None:
-    world.add_node("plain", allocatable={}, capacity={})
+    world.register_node("plain", allocatable={}, capacity={})
 
     (node,) = node_views(world.fleet, world.fleet.snapshot(), ["plain"], gpus=True)
 
@@ -233,8 +236,8 @@ def test_a_node_without_gpus_has_none(world: World) -> None:
 
 def test_the_driver_is_reported_by_telemetry_else_by_labels(world: World) -> None:
     label = {"nvidia.com/cuda.driver-version.full": "570.1.2"}
-    world.add_node("labelled", gpus=1, labels=label)
-    world.add_node("idle", gpus=2, labels=label)
+    world.register_node("labelled", gpus=1, labels=label)
+    world.register_node("idle", gpus=2, labels=label)
 
     views = node_views(world.fleet, world.fleet.snapshot(), ["labelled", "idle"], gpus=False)
 

@@ -19,7 +19,7 @@ from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
-from testkit.served import GPU, NOW
+from testkit.builders import GPU, NOW
 
 GRACE_SECONDS = 1.0
 

@@ -13,8 +13,8 @@ from extender.placement.bypassed_pods import (
     WATCH_SECONDS,
 )
 from extender.placement.request_log import PRIORITIZE
+from testkit.builders import GPU
 from testkit.judging import DEFAULT, Ears, Part
-from testkit.served import GPU
 
 MESSAGE = "pods bound without our answer"
 

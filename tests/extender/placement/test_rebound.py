@@ -8,9 +8,9 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import PodRef
 from extender.core.steps import finish
 from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
-from testkit.builders import request
+from testkit.builders import GPU, request
+from testkit.cards import IDLE
 from testkit.judging import Part
-from testkit.served import GPU, IDLE
 
 OLD, NEW = "uid-old", "uid-new"
 

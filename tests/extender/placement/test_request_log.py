@@ -16,7 +16,9 @@ from extender.placement.request_log import (
     AnsweredQuestion,
     RequestLog,
 )
-from testkit.served import GPU, IDLE, World
+from testkit.builders import GPU
+from testkit.cards import IDLE
+from testkit.world import World
 
 
 @pytest.fixture

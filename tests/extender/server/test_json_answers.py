@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from extender.server.json_answers import stream_answer
-from testkit.served import MakeClient
+from testkit.webhook_questions import MakeClient
 
 DEADLINE_SECONDS = 20.0
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from testkit.served import BUSY, IDLE, Client, Gpu, MakeClient, World
+from testkit.cards import BUSY, IDLE, Gpu
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 DEAD = Gpu(xid=79.0)
 FOREIGN = Gpu(busy=0.0, used_gib=30.0)

@@ -14,8 +14,8 @@ from extender.placement.request_log import MAX_PATHS, SHOWN_PATH
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.handlers import ABOUT, Webhooks
 from testkit.fake_kube import eventually
-from testkit.served import Client, MakeClient, World, names_question, pod
-from testkit.webhook_questions import ask
+from testkit.webhook_questions import Client, MakeClient, ask, names_question, pod
+from testkit.world import World
 
 
 class Patience:

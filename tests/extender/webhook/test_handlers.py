@@ -2,8 +2,17 @@ import logging
 
 import pytest
 
-from testkit.served import Client, MakeClient, World, names_question, objects_question, pod
-from testkit.webhook_questions import ask, meta, scores_of
+from testkit.webhook_questions import (
+    Client,
+    MakeClient,
+    ask,
+    meta,
+    names_question,
+    objects_question,
+    pod,
+    scores_of,
+)
+from testkit.world import World
 
 # --- filter ---------------------------------------------------------------------------------------
 

@@ -15,16 +15,17 @@ from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.webhook import handlers, wire
 from testkit.fake_kube import eventually
-from testkit.served import (
-    MIB,
+from testkit.webhook_questions import (
+    VERBS,
     Client,
     MakeClient,
-    World,
+    ask,
+    meta,
     names_question,
     objects_question,
     pod,
 )
-from testkit.webhook_questions import VERBS, ask, meta
+from testkit.world import World
 
 
 class BrokenPlacer(Placer):
@@ -231,6 +232,7 @@ async def test_a_slow_client_holds_nobody_up_and_one_that_leaves_is_counted(
 
 # --- anything at all ------------------------------------------------------------------------------
 
+MIB = 1 << 20
 FIELDS = ("metadata", "spec", "status", "containers", "initContainers", "resources", "limits")
 MORE_FIELDS = ("nvidia.com/gpu", "annotations", "idlegpu.io/gpu-memory", "uid", "items", "Pods")
 JSON = st.recursive(

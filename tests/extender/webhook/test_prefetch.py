@@ -13,8 +13,9 @@ from extender.placement.placer import Placer, Weighed
 from extender.webhook import handlers
 from extender.webhook.handlers import Webhooks
 from extender.webhook.wire import JsonObject
-from testkit.served import BUSY, IDLE, Client, MakeClient, World, pod
-from testkit.webhook_questions import scores_of
+from testkit.cards import BUSY, IDLE
+from testkit.webhook_questions import Client, MakeClient, pod, scores_of
+from testkit.world import World
 
 NODES = ["idle-b", "busy", "idle-a"]
 
@@ -113,7 +114,7 @@ async def test_what_has_changed_since_is_decided_anew(
 ) -> None:
     def turn_busy() -> None:
         world.now += 10
-        world.tell({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
+        world.report({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
 
     scores = await place(client, turn_busy)
 

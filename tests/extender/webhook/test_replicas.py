@@ -5,7 +5,9 @@ import random
 
 import pytest
 
-from testkit.served import BUSY, IDLE, Gpu, MakeClient, World, names_question, pod
+from testkit.cards import BUSY, IDLE, Gpu
+from testkit.webhook_questions import MakeClient, names_question, pod
+from testkit.world import World
 
 WARM = Gpu(busy=0.1, used_gib=2.0)
 FOREIGN = Gpu(busy=0.0, used_gib=30.0)

@@ -3,17 +3,17 @@
 import pytest
 
 from extender.placement.request_log import AnsweredQuestion
-from testkit.served import (
-    BUSY,
-    IDLE,
+from testkit.cards import BUSY, IDLE
+from testkit.webhook_questions import (
     Client,
     MakeClient,
-    World,
+    ask,
+    meta,
     names_question,
     objects_question,
     pod,
 )
-from testkit.webhook_questions import ask, meta
+from testkit.world import World
 
 NODES = ("busy", "idle-b", "dead", "foreign", "idle-a")
 
@@ -124,7 +124,7 @@ async def test_other_replicas_are_told_of_no_node_to_count_the_pod_on(
 
 
 async def test_out_of_shadow_answers_count_again(shadow: Client, world: World) -> None:
-    world.tell({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
+    world.report({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
     world.placer.is_shadow = False
 
     answer = await ask(shadow, "filter", names_question("idle-b", "dead"))

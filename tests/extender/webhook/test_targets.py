@@ -10,9 +10,7 @@ from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy, parse_targets
 from extender.fleet.targets import target_problems
 from testkit.builders import GPU, request
-from testkit.served import MakeClient, names_question, pod
-from testkit.served import World as ServedWorld
-from testkit.webhook_questions import ask, meta
+from testkit.webhook_questions import MakeClient, ask, meta, names_question, pod
 from testkit.world import BUSY, World
 
 NOT_TARGET = "node(s) were not the pod's target"
@@ -148,10 +146,10 @@ def test_only_required_models_pass_however_idle_the_others_are() -> None:
 
 
 async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeClient) -> None:
-    world = ServedWorld()
+    world = World()
     world.add({name: [] for name in ("a", "b")})
     for name in ("a", "b"):
-        world.add_node(name)
+        world.register_node(name)
     client = await aiohttp_client(world.build_app())
     question = names_question("a", "b", asker=pod(target="b"))
 
@@ -170,9 +168,9 @@ async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeC
 async def test_no_pod_is_evicted_from_a_node_that_is_not_the_target(
     aiohttp_client: MakeClient,
 ) -> None:
-    world = ServedWorld()
+    world = World()
     for name in ("a", "b"):
-        world.add_node(name)
+        world.register_node(name)
         world.add_pod(f"holder-{name}", name, gpus=2)
     client = await aiohttp_client(world.build_app())
     victims = meta("a", "b", uids=("uid-holder-a", "uid-holder-b"))
@@ -186,7 +184,7 @@ async def test_no_pod_is_evicted_from_a_node_that_is_not_the_target(
 async def test_a_target_is_binding_while_the_inventory_is_incomplete(
     aiohttp_client: MakeClient,
 ) -> None:
-    world = ServedWorld(is_ready=False)
+    world = World(is_ready=False)
     client = await aiohttp_client(world.build_app())
     question = names_question("a", "b", asker=pod(target="b"))
 

@@ -9,7 +9,7 @@ from playwright.async_api import Browser
 
 from testkit.page.serving import Server, browsing, serving
 from testkit.page.small_world import small_world
-from testkit.served import World
+from testkit.world import World
 
 
 @pytest.fixture

@@ -11,8 +11,11 @@ from extender.api.page.fleet_feed import FleetFeed
 from extender.core.steps import finish
 from extender.insight.last_hour import LastHour
 from extender.insight.short_memory import STEPS, ShortMemory
+from testkit.builders import GPU
+from testkit.cards import BUSY, IDLE
 from testkit.page.small_world import CARDS, ZONE, small_world
-from testkit.served import BUSY, GPU, IDLE, MakeClient, World
+from testkit.webhook_questions import MakeClient
+from testkit.world import World
 
 WITHOUT_A_FRESH_READING = {"stale": "stale", "missing": "unknown"}
 
@@ -62,7 +65,7 @@ def test_a_viewer_with_the_previous_version_receives_only_the_changes() -> None:
     before = feed.version
 
     world.now += 10.0
-    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+    world.report(CARDS | {"node-c": [IDLE, IDLE]})
     assert finish(feed.refresh_in_steps())
     version, reported = feed.since(before)
     name, document = read(reported)
@@ -79,7 +82,7 @@ def test_a_viewer_who_fell_behind_receives_every_device_once() -> None:
 
     for cards in ({"node-c": [IDLE, IDLE]}, {"node-c": [BUSY, IDLE]}):
         world.now += 10.0
-        world.tell(CARDS | cards)
+        world.report(CARDS | cards)
         finish(feed.refresh_in_steps())
     version, reported = feed.since(before)
     name, document = read(reported)
@@ -97,7 +100,7 @@ def test_all_viewers_share_one_encoding() -> None:
 def test_labels_of_pools_by_wish_come_first_and_may_change() -> None:
     world = World()
     for node, pool in (("a", "blue"), ("b", "green"), ("c", "blue")):
-        world.add_node(node, labels={ZONE: "east"}, other_labels={"pool": pool})
+        world.register_node(node, labels={ZONE: "east"}, other_labels={"pool": pool})
     feed = FleetFeed(world.fleet, ("pool", "unused"))
     assert finish(feed.refresh_in_steps())
     _, document = read(feed.since(0)[1])
@@ -132,7 +135,7 @@ def test_a_cordon_shows() -> None:
     feed = fresh_feed(world)
     before = feed.version
 
-    world.add_node("node-a", gpus=4, is_unschedulable=True)
+    world.register_node("node-a", gpus=4, is_unschedulable=True)
     finish(feed.refresh_in_steps())
     _, document = read(feed.since(before)[1])
 
@@ -175,7 +178,7 @@ def test_new_readings_may_change_the_state_of_every_device() -> None:
     looked = looked_at(world.fleet.snapshot())
 
     world.now += 10.0
-    world.tell(CARDS)
+    world.report(CARDS)
 
     assert rows_since(world.fleet.snapshot(), looked) is None
 
@@ -186,11 +189,11 @@ def test_a_large_fleet_is_not_looked_at_again_at_once(monkeypatch: pytest.Monkey
     feed = fresh_feed(world)
 
     world.now += 10.0
-    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+    world.report(CARDS | {"node-c": [IDLE, IDLE]})
     assert not finish(feed.refresh_in_steps())
 
     world.now += 10.0
-    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+    world.report(CARDS | {"node-c": [IDLE, IDLE]})
     assert finish(feed.refresh_in_steps())
 
 
@@ -207,7 +210,7 @@ async def test_memory_keeps_an_hour_and_no_more() -> None:
     memory = ShortMemory(world.fleet, lambda: world.now)
     for minute in range(STEPS + 5):
         world.now += 60.0
-        world.tell({"node": [BUSY if minute % 2 else IDLE]})
+        world.report({"node": [BUSY if minute % 2 else IDLE]})
         note(memory)
 
     reported = await LastHour(world.fleet, memory, None).of(world.fleet.snapshot(), "node")

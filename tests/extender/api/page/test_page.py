@@ -3,10 +3,11 @@ import asyncio
 import pytest
 from playwright.async_api import Browser, expect
 
+from testkit.cards import BUSY, IDLE
 from testkit.page.acting import counts, live
 from testkit.page.serving import Server, looking
 from testkit.page.small_world import CARDS
-from testkit.served import BUSY, IDLE, World
+from testkit.world import World
 
 pytestmark = pytest.mark.page
 
@@ -59,7 +60,7 @@ async def test_a_change_shows_by_itself(browser: Browser, server: Server, world:
         await live(page)
 
         world.now += 10.0
-        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+        world.report(CARDS | {"node-c": [IDLE, IDLE]})
 
         await expect(page.locator("[data-kind=unhealthy] b")).to_have_text("0")
         await expect(page.locator("[data-kind=idle] b")).to_have_text("7")
@@ -192,7 +193,7 @@ async def test_the_last_hour_is_plotted_from_our_own_memory(
             await asyncio.sleep(0.01)
     for minute in range(61):
         world.now += 60.0
-        world.tell(CARDS | {"node-a": [IDLE if minute % 2 else BUSY] * 4})
+        world.report(CARDS | {"node-a": [IDLE if minute % 2 else BUSY] * 4})
         for _ in server.page.memory.note_in_steps():
             pass
 

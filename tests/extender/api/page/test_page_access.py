@@ -12,11 +12,11 @@ from playwright.async_api import Browser, Page, Route, expect
 from extender.api.access import COOKIE, Access
 from extender.runtime.metrics import Metrics
 from extender.settings.api import ApiSettings
+from testkit.cards import IDLE
 from testkit.page.acting import choose, decide, hold, live
 from testkit.page.serving import Server, looking, serving
 from testkit.reviewers import Reviewers, reviewing
-from testkit.served import IDLE, World
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 pytestmark = pytest.mark.page
 
@@ -199,7 +199,7 @@ async def test_a_refusal_still_on_its_way_does_not_ask_for_a_token_after_a_sign_
 async def test_a_decision_that_could_not_be_explained_without_a_token_is_after_a_sign_in(
     browser: Browser, tmp_path: Path
 ) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
     await decide(world, "asker", "best", "next")
     async with (

@@ -9,10 +9,10 @@ from playwright.async_api import Browser, Page, expect
 
 from extender.core.policy import Policy, Strategy
 from extender.core.steps import finish
+from testkit.cards import BUSY, IDLE
 from testkit.page.acting import decide, live
 from testkit.page.serving import Server, looking, serving
-from testkit.served import BUSY, IDLE
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 pytestmark = pytest.mark.page
 
@@ -21,14 +21,14 @@ GONE = ("Failed to load resource: net::",)
 
 
 @pytest.fixture
-def world() -> WhyWorld:
-    world = WhyWorld(policy=Policy(strategy=Strategy.SPREAD))
+def world() -> World:
+    world = World(policy=Policy(strategy=Strategy.SPREAD))
     world.add({"idle": [IDLE] * 3, "busy": [BUSY] * 2, "full": [IDLE]})
     return world
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def server(world: WhyWorld) -> AsyncIterator[Server]:
+async def server(world: World) -> AsyncIterator[Server]:
     async with serving(world) as server:
         yield server
 
@@ -46,7 +46,7 @@ async def away(page: Page, server: Server) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("other", ["decisions", "pending"])
 async def test_what_was_decided_and_bound_meanwhile_shows_after_a_reconnect(
-    browser: Browser, server: Server, world: WhyWorld, other: str
+    browser: Browser, server: Server, world: World, other: str
 ) -> None:
     async with looking(browser, server, "?view=decisions") as (page, faults):
         faults.allowed = GONE
@@ -68,7 +68,7 @@ async def test_what_was_decided_and_bound_meanwhile_shows_after_a_reconnect(
 
 
 async def test_what_no_replica_remembers_after_a_reconnect_is_marked_as_missing(
-    browser: Browser, server: Server, world: WhyWorld
+    browser: Browser, server: Server, world: World
 ) -> None:
     async with looking(browser, server, "?view=decisions") as (page, faults):
         faults.allowed = GONE
@@ -91,7 +91,7 @@ async def test_what_no_replica_remembers_after_a_reconnect_is_marked_as_missing(
 
 
 async def test_a_paused_page_catches_up_as_it_goes_on(
-    browser: Browser, server: Server, world: WhyWorld
+    browser: Browser, server: Server, world: World
 ) -> None:
     async with looking(browser, server, "?view=decisions") as (page, faults):
         faults.allowed = GONE

@@ -8,12 +8,13 @@ from playwright.async_api import Browser, Locator, expect
 
 from extender.core.devices.readings import DeviceKey, Signal
 from extender.sources.prometheus.plots import PlottedHour
+from testkit.builders import GPU
+from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import ask
 from testkit.http_questions import strict
 from testkit.page.acting import live
 from testkit.page.serving import looking, serving
-from testkit.served import GPU, IDLE, Gpu, World
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 pytestmark = pytest.mark.page
 
@@ -66,17 +67,17 @@ async def test_what_no_source_measures_is_not_shown_as_zero(browser: Browser) ->
 
 
 async def test_replicas_in_use_and_pods_just_placed_are_reported(browser: Browser) -> None:
-    world = WhyWorld()
+    world = World()
     labels = {
         "nvidia.com/gpu.count": "1",
         "nvidia.com/gpu.replicas": "4",
         "nvidia.com/gpu.sharing-strategy": "time-slicing",
     }
-    world.add_node("shared", allocatable={GPU: 4}, capacity={GPU: 4}, labels=labels)
+    world.register_node("shared", allocatable={GPU: 4}, capacity={GPU: 4}, labels=labels)
     world.add_pod("tenant", "shared")
     for _ in range(3):
         world.now += 10.0
-        world.tell({"shared": [Gpu(busy=0.1, used_gib=4.0, tenants=("team/tenant",))]})
+        world.report({"shared": [Gpu(busy=0.1, used_gib=4.0, tenants=("team/tenant",))]})
         world.fleet.snapshot()
     async with (
         serving(world) as server,
@@ -167,7 +168,7 @@ async def test_without_an_answer_of_prometheus_the_page_shows_reason_and_source(
 async def test_a_decisions_line_says_what_the_runner_up_lost_by_and_how_long_it_took(
     browser: Browser,
 ) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
     async with (
         serving(world) as server,

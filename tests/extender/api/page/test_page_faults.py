@@ -4,11 +4,11 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from extender.server.readiness import SourceStatus
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.page.acting import decide, drawn, live
 from testkit.page.serving import PHONE, Server, looking, serving
 from testkit.page.small_world import CARDS, wait_for_gpus
-from testkit.served import BUSY, IDLE, Gpu, World
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 GONE = ("Failed to load resource: net::",)
 """What the browser itself writes where no answer comes."""
@@ -28,7 +28,7 @@ async def test_an_extender_that_goes_away_and_comes_back(
         await expect(page.locator("#status")).to_have_attribute("data-lamp", "old")
         await expect(page.locator("html")).to_have_attribute("data-old", "")
         world.now += 10.0
-        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+        world.report(CARDS | {"node-c": [IDLE, IDLE]})
         await server.start()
 
         await live(page)
@@ -57,10 +57,10 @@ HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>\u202e\u200b${
 
 
 async def test_hostile_names_stay_text(browser: Browser) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({HOSTILE: [IDLE, IDLE], "plain": [IDLE]})
     world.add_pod(HOSTILE, HOSTILE)
-    world.tell({HOSTILE: [Gpu(tenants=(f"team/{HOSTILE}",)), IDLE]})
+    world.report({HOSTILE: [Gpu(tenants=(f"team/{HOSTILE}",)), IDLE]})
     wait_for_gpus(world, f"waiting{HOSTILE}", 1)
     world.watch(60.0)
     await decide(world, HOSTILE, HOSTILE, "plain")
@@ -175,7 +175,7 @@ async def test_forty_thousand_gpus_show_and_change(browser: Browser) -> None:
         assert colors >= 3
 
         world.now += 10.0
-        world.tell(cards | {"node-4999": [BUSY] * 8})
+        world.report(cards | {"node-4999": [BUSY] * 8})
 
         await expect(page.locator("[data-kind=idle] b")).to_have_text("19,996")
         await page.locator("#search").fill("node-4999")

@@ -8,10 +8,10 @@ from playwright.async_api import Browser, expect
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
+from testkit.cards import BUSY, CARD_BYTES, IDLE, Gpu
 from testkit.page.acting import live
 from testkit.page.serving import looking, serving
-from testkit.served import BUSY, CARD_BYTES, IDLE, Gpu
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 pytestmark = pytest.mark.page
 
@@ -30,9 +30,9 @@ INSTANCES = tuple(
 WHOLE = DeviceInfo(node="n", uuid="GPU-1", index=1, model="NVIDIA H100 80GB HBM3")
 
 
-def cut_world() -> WhyWorld:
+def cut_world() -> World:
     """Return a node whose first card is cut in seven; pods hold one of these and the other card."""
-    world = WhyWorld()
+    world = World()
     offered = {f"nvidia.com/mig-{PROFILE}": 7, "nvidia.com/gpu": 1}
     world.fleet.apply_node(NodeRecord(name="n", allocatable=offered, capacity=offered))
     for name, resource in (("whole", "nvidia.com/gpu"), ("part", f"nvidia.com/mig-{PROFILE}")):
@@ -96,7 +96,7 @@ def held_by(pod: str, like: Gpu) -> Gpu:
 
 
 async def test_who_uses_some_of_its_gpus_is_listed_and_distinguished(browser: Browser) -> None:
-    world = WhyWorld()
+    world = World()
     cards = {
         "n": [held_by("some", BUSY), held_by("some", IDLE), held_by("some", IDLE)],
         "m": [held_by("none", IDLE), held_by("all", BUSY)],
@@ -106,7 +106,7 @@ async def test_who_uses_some_of_its_gpus_is_listed_and_distinguished(browser: Br
         world.add_pod(name, node, gpus=gpus, started=world.now)
     for _ in range(10):
         world.now += 60.0
-        world.tell(cards)
+        world.report(cards)
         world.why.idleness.look()
     async with (
         serving(world) as server,

@@ -5,25 +5,25 @@ from collections.abc import Generator
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from testkit.cards import IDLE
 from testkit.page.acting import choose, decide, hold, live
 from testkit.page.serving import Server, looking, serving
 from testkit.page.small_world import CARDS
-from testkit.served import IDLE, World
-from testkit.whys import WhyWorld
+from testkit.world import World
 from tests.extender.api.page.test_page_holders import held_by
 from tests.extender.api.page.test_stream import until
 
 pytestmark = pytest.mark.page
 
 
-def world_of_holders() -> WhyWorld:
+def world_of_holders() -> World:
     """Return two nodes, whose pods have held their GPU idle for two minutes."""
-    world = WhyWorld()
+    world = World()
     cards = {"a": [held_by("first", IDLE)], "b": [held_by("second", IDLE)]}
     world.add(cards, readings=1)
     for name, node in (("first", "a"), ("second", "b")):
         world.add_pod(name, node, started=world.now)
-    world.tell(cards)
+    world.report(cards)
     world.watch(120.0)
     return world
 
@@ -37,7 +37,7 @@ async def test_a_node_stays_as_it_was_asked_for_last(
         older = await hold(page, "**/page/nodes/node-c")
         await older.given()
         world.now += 10.0
-        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+        world.report(CARDS | {"node-c": [IDLE, IDLE]})
         await expect(state).to_have_text("idle")
 
         await older.release()
@@ -46,7 +46,7 @@ async def test_a_node_stays_as_it_was_asked_for_last(
 
 
 async def test_why_a_decision_is_not_explained_is_not_reported_of_another(browser: Browser) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
     await decide(world, "asker", "best", "next")
     async with (

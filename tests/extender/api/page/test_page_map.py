@@ -8,11 +8,11 @@ from playwright.async_api import Browser, Page, expect
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.settings.config import Settings
+from testkit.cards import CARD_BYTES, IDLE, Gpu
 from testkit.page.acting import live, stop_clock
 from testkit.page.serving import PHONE, Server, looking, serving
 from testkit.page.small_world import ZONE
-from testkit.served import CARD_BYTES, IDLE, Gpu, World
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 pytestmark = pytest.mark.page
 
@@ -39,7 +39,7 @@ def world_of_groups() -> World:
     infos = []
     for node, (zone, pool, model) in NODES.items():
         roles = ("worker", "gpu") if node in WORKERS else ("gpu",)
-        world.add_node(
+        world.register_node(
             node,
             gpus=1,
             labels={ZONE: zone, POOL: pool},
@@ -235,11 +235,11 @@ async def test_keys_lead_to_each_view(browser: Browser, server: Server) -> None:
 async def test_a_phone_shows_holders_without_scrolling_the_page_sideways(
     browser: Browser, by: str
 ) -> None:
-    world = WhyWorld()
+    world = World()
     pod = "a-notebook-with-a-rather-long-name-that-somebody-thought-of-0"
     world.add({"node-with-a-long-name.example.internal": [IDLE]})
     world.add_pod(pod, "node-with-a-long-name.example.internal", started=world.now - 7200.0)
-    world.tell({"node-with-a-long-name.example.internal": [Gpu(tenants=(f"team/{pod}",))]})
+    world.report({"node-with-a-long-name.example.internal": [Gpu(tenants=(f"team/{pod}",))]})
     world.watch(120.0)
     world.why.set_prices({"H100": 2.5})
     options = {"viewport": PHONE, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -287,7 +287,7 @@ async def test_a_model_that_a_label_alone_reports_is_the_same_model(browser: Bro
     world = World()
     world.add({"told": [IDLE]})
     label = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}
-    world.add_node("silent", gpus=1, labels=label)
+    world.register_node("silent", gpus=1, labels=label)
     async with (
         serving(world) as server,
         looking(browser, server, "?group=model&as=table") as (page, _),

@@ -3,11 +3,11 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from testkit.cards import IDLE
 from testkit.page.acting import choose, live, stop_clock
 from testkit.page.serving import Server, looking, serving
 from testkit.page.small_world import CARDS, wait_for_gpus
-from testkit.served import IDLE, World
-from testkit.whys import WhyWorld
+from testkit.world import World
 from tests.extender.api.page.test_page_holders import held_by
 
 pytestmark = pytest.mark.page
@@ -23,7 +23,7 @@ async def _ask_holders_for(page: Page, seconds: int) -> None:
 async def test_waiting_pods_come_and_go_while_the_words_about_one_are_read(
     browser: Browser,
 ) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({"node": [IDLE]})
     wait_for_gpus(world, "gone", 1)
     wait_for_gpus(world, "read", 2)
@@ -50,7 +50,7 @@ async def test_waiting_pods_come_and_go_while_the_words_about_one_are_read(
 async def test_a_pod_that_comes_to_wait_shows_at_once_and_else_little_is_asked(
     browser: Browser,
 ) -> None:
-    world = WhyWorld()
+    world = World()
     world.add({"node": [IDLE]})
     async with serving(world) as server, looking(browser, server) as (page, _):
         await stop_clock(page)
@@ -66,12 +66,12 @@ async def test_a_pod_that_comes_to_wait_shows_at_once_and_else_little_is_asked(
 
 
 async def test_holders_and_their_sums_are_renewed_with_the_focus_on_one(browser: Browser) -> None:
-    world = WhyWorld()
+    world = World()
     cards = {"a": [held_by("first", IDLE)], "b": [held_by("second", IDLE)]}
     world.add(cards, readings=1)
     for name, node in (("first", "a"), ("second", "b")):
         world.add_pod(name, node, started=world.now)
-    world.tell(cards)
+    world.report(cards)
     world.watch(120.0)
     async with (
         serving(world) as server,
@@ -83,7 +83,7 @@ async def test_holders_and_their_sums_are_renewed_with_the_focus_on_one(browser:
         await button.focus()
 
         world.now += 7200.0
-        world.tell({"b": [held_by("second", IDLE)]})
+        world.report({"b": [held_by("second", IDLE)]})
         world.fleet.remove_pod("uid-first", world.now)
         world.watch(60.0)
         await _ask_holders_for(page, 60)
@@ -102,7 +102,7 @@ async def test_the_table_is_renewed_with_the_focus_on_a_node(
         await row.get_by_role("button").focus()
 
         world.now += 10.0
-        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+        world.report(CARDS | {"node-c": [IDLE, IDLE]})
 
         await expect(row.get_by_role("cell").nth(7)).to_have_text("0")
         await expect(row.get_by_role("button")).to_be_focused()
@@ -118,7 +118,7 @@ async def test_a_node_in_full_is_renewed_with_the_focus_in_it(
         await close.focus()
 
         world.now += 10.0
-        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+        world.report(CARDS | {"node-c": [IDLE, IDLE]})
 
         await expect(detail.locator(".gpu .state")).to_have_text("idle")
         await expect(close).to_be_focused()

@@ -5,24 +5,24 @@ from playwright.async_api import Browser, Locator, expect
 
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.core.policy import Policy, Strategy
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.page.acting import decide, live
 from testkit.page.serving import looking, serving
 from testkit.page.small_world import wait_for_gpus
-from testkit.served import BUSY, IDLE, Gpu
-from testkit.whys import WhyWorld
+from testkit.world import World
 
 pytestmark = pytest.mark.page
 
 
 @pytest.fixture
-def why_world() -> WhyWorld:
-    world = WhyWorld(policy=Policy(strategy=Strategy.SPREAD))
+def why_world() -> World:
+    world = World(policy=Policy(strategy=Strategy.SPREAD))
     world.add({"idle": [IDLE] * 3, "busy": [BUSY] * 2, "full": [IDLE]})
     return world
 
 
 async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
-    browser: Browser, why_world: WhyWorld
+    browser: Browser, why_world: World
 ) -> None:
     async with (
         serving(why_world) as server,
@@ -44,10 +44,10 @@ async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
 
 
 async def test_an_explanation_has_each_signal_with_its_source_and_age(
-    browser: Browser, why_world: WhyWorld
+    browser: Browser, why_world: World
 ) -> None:
     why_world.now += 10.0
-    why_world.tell({"idle": [Gpu(age=5.0)] * 3, "full": [IDLE]})
+    why_world.report({"idle": [Gpu(age=5.0)] * 3, "full": [IDLE]})
     await decide(why_world, "asker", "idle", "full")
     async with (
         serving(why_world) as server,
@@ -76,7 +76,7 @@ async def test_an_explanation_has_each_signal_with_its_source_and_age(
         ]
 
 
-async def test_decisions_in_shadow_are_marked(browser: Browser, why_world: WhyWorld) -> None:
+async def test_decisions_in_shadow_are_marked(browser: Browser, why_world: World) -> None:
     why_world.placer.is_shadow = True
     async with (
         serving(why_world) as server,
@@ -97,7 +97,7 @@ async def test_decisions_in_shadow_are_marked(browser: Browser, why_world: WhyWo
 
 
 async def test_a_waiting_pod_shows_the_reasons_as_kube_scheduler_counts_them(
-    browser: Browser, why_world: WhyWorld
+    browser: Browser, why_world: World
 ) -> None:
     wait_for_gpus(why_world, "train-7", 2)
     async with (
@@ -112,7 +112,7 @@ async def test_a_waiting_pod_shows_the_reasons_as_kube_scheduler_counts_them(
         await expect(card).to_contain_text("What would have to change")
 
 
-def _leave_idle(world: WhyWorld) -> None:
+def _leave_idle(world: World) -> None:
     """A pod has held a GPU for two hours, two minutes seen idle."""
     world.fleet.apply_pod(
         PodRecord(
@@ -127,7 +127,7 @@ def _leave_idle(world: WhyWorld) -> None:
             owner="StatefulSet notebook",
         )
     )
-    world.tell({"full": [Gpu(tenants=("team/notebook",))]})
+    world.report({"full": [Gpu(tenants=("team/notebook",))]})
     world.watch(120.0)
 
 
@@ -141,7 +141,7 @@ async def _figures(row: Locator) -> list[str]:
 
 
 async def test_idle_holders_show_what_they_used_and_what_was_idle(
-    browser: Browser, why_world: WhyWorld
+    browser: Browser, why_world: World
 ) -> None:
     _leave_idle(why_world)
     why_world.why.set_prices({"H100": 2.5, "A100": 9.0})
@@ -170,7 +170,7 @@ async def test_idle_holders_show_what_they_used_and_what_was_idle(
             await expect(page.locator("#holders [role=status]")).to_contain_text(said)
 
 
-async def test_without_a_price_list_no_cost_is_shown(browser: Browser, why_world: WhyWorld) -> None:
+async def test_without_a_price_list_no_cost_is_shown(browser: Browser, why_world: World) -> None:
     _leave_idle(why_world)
     async with (
         serving(why_world) as server,
@@ -183,13 +183,13 @@ async def test_without_a_price_list_no_cost_is_shown(browser: Browser, why_world
 
 
 async def test_more_holders_than_are_listed_are_in_the_sums(
-    browser: Browser, why_world: WhyWorld
+    browser: Browser, why_world: World
 ) -> None:
     cards = {f"many-{node}": [Gpu(tenants=(f"team/held-{node}",))] for node in range(310)}
     why_world.add(cards, readings=1)
     for node in range(310):
         why_world.add_pod(f"held-{node}", f"many-{node}", started=why_world.now - 3600.0)
-    why_world.tell(cards)
+    why_world.report(cards)
     why_world.fleet.snapshot()
     why_world.why.idleness.look()
     why_world.why.set_prices({"H100": 2.0})

@@ -16,7 +16,8 @@ from extender.server.redaction import (
     write_json_in_full,
 )
 from testkit.others import FAR, THIRD, Far
-from testkit.served import Client, MakeClient, World
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 from tests.extender.insight.test_decisions import application, decide, replica
 
 
@@ -36,8 +37,8 @@ def far(other: Client) -> Far:
 @pytest.fixture
 def world() -> World:
     world = World()
-    world.add_node("a")
-    world.add_node("b")
+    world.register_node("a")
+    world.register_node("b")
     return world
 
 

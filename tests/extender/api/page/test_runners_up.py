@@ -6,16 +6,17 @@ from aiohttp import web
 from extender.api.page.routes import MOST_IDS, PATH, PEERS_PATH, Lost
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, SeesNone, Viewer
+from testkit.cards import BUSY, IDLE
 from testkit.http_questions import decide, get
 from testkit.others import FAR, Far
-from testkit.served import BUSY, IDLE, Client, MakeClient
-from testkit.whys import WhyWorld
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
 
 
 def replica(
     name: str, far: Far | None = None, viewer: Viewer = SEES_ALL, *, answers_peers: bool = True
 ) -> web.Application:
-    world = WhyWorld()
+    world = World()
     world.add({"a": [IDLE] * 3, "b": [IDLE], "c": [BUSY]})
 
     async def yield_control() -> None:

@@ -16,9 +16,11 @@ from extender.api.page import broadcaster as hub_module
 from extender.api.page import routes as stream_module
 from extender.api.page.broadcaster import Broadcaster
 from extender.server.redaction import AccessError, SeesNone
+from testkit.cards import IDLE
 from testkit.page.serving import Server, serving
 from testkit.page.small_world import CARDS, wait_for_gpus
-from testkit.served import IDLE, World, names_question, pod
+from testkit.webhook_questions import names_question, pod
+from testkit.world import World
 from tests.extender.api.page.test_fleet_feed import read
 
 STREAM = "/v1/page/stream"
@@ -60,7 +62,7 @@ async def test_a_viewer_receives_the_fleet_and_then_the_changes(
         assert (await event(content, "fleet"))["nodes"] == list(CARDS)
 
         world.now += 10.0
-        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+        world.report(CARDS | {"node-c": [IDLE, IDLE]})
 
         assert (await event(content, "delta"))["places"]
 

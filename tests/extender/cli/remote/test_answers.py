@@ -19,8 +19,9 @@ from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
 from extender.placement.bypass_causes import BoundPods, BypassEvidence, BypassVerdict
 from extender.placement.bypassed_pods import BypassReport
+from testkit.builders import GPU
 from testkit.cli_serving import ask, build_fleet, serving
-from testkit.served import GPU, pod
+from testkit.webhook_questions import pod
 from tests.extender.cli.test_advise import build as build_advising
 from tests.extender.insight.test_regret_table import OUTCOMES
 
