@@ -12,7 +12,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.records import reduce_pod
-from testkit.served import IDLE, World, pod
+from testkit.cards import IDLE
+from testkit.webhook_questions import pod
+from testkit.world import World
 from tests.test_layout import ROOT
 
 STATION: Final = re.compile(r"^\d+\. `(?P<path>[\w/]+)\.py` `(?P<name>[\w.]+)`: ", re.MULTILINE)
