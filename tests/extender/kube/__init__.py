@@ -1,1 +1,1 @@
-"""Tests of `extender.kube.client`."""
+"""Tests of `extender.kube`."""

@@ -59,7 +59,7 @@ async def test_a_changed_token_file_is_read_again(kube: FakeKube, tmp_path: Path
         assert len(await list_nodes(client)) == 1
 
 
-async def test_credentials_that_stay_bad_raise_an_error(kube: FakeKube, tmp_path: Path) -> None:
+async def test_persistently_bad_credentials_raise_an_error(kube: FakeKube, tmp_path: Path) -> None:
     kube.bearer = "right"
     config = kube.write_kubeconfig(tmp_path / "config", {"token": "wrong"})
     async with connected(config) as client:
@@ -123,7 +123,7 @@ async def test_many_new_logins_leave_requests_under_way_their_connection(
             await anext(lines)
 
 
-async def test_a_hanging_api_server_is_given_up(kube: FakeKube, tmp_path: Path) -> None:
+async def test_a_hanging_api_server_times_out(kube: FakeKube, tmp_path: Path) -> None:
     released = asyncio.Event()
 
     async def hang(_: object) -> web.StreamResponse:
@@ -144,9 +144,7 @@ async def test_an_oversized_answer_is_refused(kube: FakeKube, tmp_path: Path) ->
             await list_nodes(client)
 
 
-async def test_the_wait_that_the_api_server_asks_for_is_known(
-    kube: FakeKube, tmp_path: Path
-) -> None:
+async def test_retry_after_is_read(kube: FakeKube, tmp_path: Path) -> None:
     kube.faults["list"].append(refusal(429, "busy", **{"Retry-After": "7"}))
     async with connected(kube.write_kubeconfig(tmp_path / "config")) as client:
         with pytest.raises(KubeError) as error:
@@ -203,7 +201,7 @@ async def test_a_bad_kubeconfig_is_named(tmp_path: Path, text: str | None) -> No
         await KubeClient.connect(path)
 
 
-async def test_outside_a_cluster_a_kubeconfig_is_asked_for(
+async def test_outside_a_cluster_the_error_asks_for_a_kubeconfig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -213,7 +211,7 @@ async def test_outside_a_cluster_a_kubeconfig_is_asked_for(
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 10))
-def test_lines_are_the_same_however_the_stream_is_cut(parts: list[bytes], size: int) -> None:
+def test_lines_do_not_depend_on_chunks(parts: list[bytes], size: int) -> None:
     stream = b"\n".join(parts) + b"\n"
     splitter = LineSplitter(1000)
 

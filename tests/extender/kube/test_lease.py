@@ -59,7 +59,7 @@ def holder(server: LeaseServer) -> str:
     return str(server.lease["spec"].get("holderIdentity", ""))
 
 
-async def test_the_first_to_ask_creates_the_lease_and_holds_it(
+async def test_the_first_process_creates_and_holds_the_lease(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     first, second = replica(client, clock, "a"), replica(client, clock, "b")
@@ -74,7 +74,7 @@ async def test_the_first_to_ask_creates_the_lease_and_holds_it(
     assert spec["leaseTransitions"] == 0
 
 
-async def test_of_many_that_ask_at_once_one_holds(
+async def test_one_of_many_simultaneous_attempts_succeeds(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     replicas = [replica(client, clock, f"r{number}") for number in range(8)]
@@ -90,7 +90,7 @@ async def test_of_many_that_ask_at_once_one_holds(
         held._held_until = 0.0
 
 
-async def test_the_holder_renews_without_becoming_another(
+async def test_a_renewal_keeps_the_holder_and_the_transitions(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     lease = replica(client, clock, "a")
@@ -133,7 +133,7 @@ async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(
     assert server.lease["spec"]["leaseTransitions"] == 1
 
 
-async def test_another_clock_does_not_matter_only_whether_the_lease_moves(
+async def test_the_lease_expires_by_our_clock_not_by_its_times(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     server.edit(
@@ -170,7 +170,7 @@ async def test_the_duration_that_the_holder_wrote_is_respected(
     assert holds(lease)
 
 
-async def test_who_loses_the_lease_to_another_knows_at_the_next_attempt(
+async def test_a_holder_that_lost_the_lease_notices_at_the_next_attempt(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     lease = replica(client, clock, "a")
@@ -195,7 +195,7 @@ async def test_a_free_lease_is_taken(
     assert holder(server) == "a"
 
 
-async def test_at_the_end_the_lease_is_given_back(client: KubeClient, clock: Clock) -> None:
+async def test_the_lease_is_released_at_the_end(client: KubeClient, clock: Clock) -> None:
     first, second = replica(client, clock, "a"), replica(client, clock, "b")
     task = asyncio.create_task(first.run(), name="lease")
     await eventually(lambda: first.is_held)
@@ -210,7 +210,7 @@ async def test_at_the_end_the_lease_is_given_back(client: KubeClient, clock: Clo
     assert (first.is_held, second.is_held) == (False, True)
 
 
-async def test_nothing_is_given_back_that_is_not_held(
+async def test_a_lease_of_another_holder_is_not_released(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     server.edit(holderIdentity="b", leaseDurationSeconds=15)
@@ -243,7 +243,7 @@ async def test_a_missing_right_is_logged_once_and_named(
     assert holds(lease)
 
 
-async def test_who_is_refused_asks_less_and_less_often(
+async def test_refused_attempts_become_rarer(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     server.refused["GET"] = 403
@@ -273,5 +273,5 @@ async def test_a_lease_whose_server_fails_is_taken_once_it_answers(
         await task
 
 
-def test_no_two_processes_have_one_name() -> None:
+def test_identities_are_unique() -> None:
     assert make_identity() != make_identity()

@@ -1,4 +1,4 @@
-"""What hostile bodies cost: compressed ones are not unpacked, and secrets are asked for first."""
+"""Test that hostile bodies are cheap: they are not unpacked, and authorization comes first."""
 
 import asyncio
 import contextlib
@@ -78,19 +78,19 @@ async def test_an_unauthorized_client_is_answered_before_its_body_arrives(
     async with running_kube() as kube:
         settings = settings_of(kube, tmp_path, secret, ApiAccess.TOKEN)
         async with start(settings) as extender:
-            told = {path: await answer_to_head(extender, *path) for path in REFUSED}
+            answered = {path: await answer_to_head(extender, *path) for path in REFUSED}
 
-    assert told == REFUSED
+    assert answered == REFUSED
 
 
 @pytest.mark.parametrize("expect", ["100-continue", "100-Continue", "", "anything"])
-async def test_no_client_gets_leave_to_send_a_body(extender: Extender, expect: str) -> None:
+async def test_no_client_gets_100_continue(extender: Extender, expect: str) -> None:
     paths = {(port, path) for port, _, path in PATHS}
     header = f"Expect: {expect}\r\n"
 
-    told = {await answer_to_head(extender, port, path, header) for port, path in paths}
+    answered = {await answer_to_head(extender, port, path, header) for port, path in paths}
 
-    assert told == {417}
+    assert answered == {417}
 
 
 REFUSED = {
@@ -102,18 +102,18 @@ REFUSED = {
 
 
 async def answer_to_head(extender: Extender, port: int, path: str, expect: str = "") -> int:
-    """Return the status that the head of a question gets whose body never comes."""
+    """Return the status of a request whose body never arrives."""
     url = URL(extender.addresses[port])
     reader, writer = await asyncio.open_connection(url.host, url.port)
     head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nAuthorization: Bearer wrong\r\n"
     writer.write(f"{head}{expect}Content-Length: 100\r\n\r\n".encode())
     async with asyncio.timeout(ports.BODY_SECONDS / 2):
-        told = await reader.readuntil(b"\r\n\r\n")
+        answered = await reader.readuntil(b"\r\n\r\n")
     writer.close()
-    return int(told.split()[1])
+    return int(answered.split()[1])
 
 
-async def test_a_body_larger_than_the_cluster_can_explain_is_refused(extender: Extender) -> None:
+async def test_a_body_larger_than_the_limit_is_refused(extender: Extender) -> None:
     body = io.BytesIO(b" " * (9 << 20))
     async with (
         aiohttp.ClientSession() as session,
@@ -153,7 +153,7 @@ def test_peers_without_tls_need_a_secret(listen: str) -> None:
         Settings(listen=listen, allow_plain=True, peers=PeersSettings(addresses=("a:1",)))
 
 
-def test_a_secret_that_is_guessed_easily_is_refused(tmp_path: Path) -> None:
+def test_an_easily_guessed_secret_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("short")
     with pytest.raises(ValueError, match="must hold at least 16"):
@@ -162,7 +162,7 @@ def test_a_secret_that_is_guessed_easily_is_refused(tmp_path: Path) -> None:
         PeersSettings(secret_file=tmp_path / "nowhere").secret()
 
 
-async def test_a_body_that_does_not_come_ends_its_connection(
+async def test_a_body_that_does_not_arrive_ends_its_connection(
     extender: Extender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ports, "BODY_SECONDS", 0.05)

@@ -1,4 +1,4 @@
-"""What a port's connections send by: real sockets, and one of a machine that paces."""
+"""Test the congestion control of a port's connections."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from extender.server.listener import Listener, congestion_control, replace_bbr
 
 
 class Pacing(socket.socket):
-    """A socket of a machine that paces by default, and has some other ways or none."""
+    """A socket of a machine with BBR as its default, and some or no other algorithms."""
 
     def __init__(self, *known: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Pacing(socket.socket):
     [(("cubic", "reno"), "cubic"), (("reno",), "reno"), ((), "bbr")],
     ids=["cubic", "reno", "none"],
 )
-def test_what_paces_is_replaced_by_the_first_that_the_kernel_has(
+def test_bbr_is_replaced_by_the_first_available_algorithm(
     known: tuple[str, ...], used: str
 ) -> None:
     with Pacing(*known) as one:
@@ -43,7 +43,7 @@ def test_what_paces_is_replaced_by_the_first_that_the_kernel_has(
         assert congestion_control(one) == used
 
 
-def test_what_does_not_pace_stays_as_the_machine_has_it() -> None:
+def test_an_algorithm_without_pacing_stays() -> None:
     with Pacing("cubic", "reno") as one:
         one.used = "dctcp"
 
@@ -60,11 +60,11 @@ def test_a_system_without_congestion_control_is_left_alone() -> None:
         assert congestion_control(one) == ""
 
 
-async def test_what_a_port_accepts_is_not_paced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accepted_connections_are_not_paced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as fresh:
         monkeypatch.setattr(pacing, "BBR", congestion_control(fresh))
     monkeypatch.setattr(pacing, "OTHERS", ("reno",))  # every kernel has it, and lets anybody
-    listener = Listener("test", ("127.0.0.1", 0), Telling, most=lambda: 1)
+    listener = Listener("test", ("127.0.0.1", 0), ReportingAlgorithm, most=lambda: 1)
     await listener.open()
     try:
         reader, writer = await asyncio.open_connection(*listener.addresses[0])
@@ -75,8 +75,8 @@ async def test_what_a_port_accepts_is_not_paced(monkeypatch: pytest.MonkeyPatch)
         await listener.end()
 
 
-class Telling(asyncio.Protocol):
-    """Says what it sends by."""
+class ReportingAlgorithm(asyncio.Protocol):
+    """Reports its congestion control."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

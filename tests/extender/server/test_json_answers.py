@@ -1,4 +1,4 @@
-"""Long answers, to readers of any speed."""
+"""Test long answers to clients of any speed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from testkit.webhook_questions import MakeClient
 DEADLINE_SECONDS = 20.0
 
 
-async def test_a_reader_who_does_not_read_is_let_go(
+async def test_a_client_that_does_not_read_is_disconnected(
     aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extender.server.json_answers.ANSWER_SECONDS", 0.5)
@@ -40,4 +40,4 @@ async def test_a_reader_who_does_not_read_is_let_go(
     finally:
         writer.close()
     assert reported.startswith(b"HTTP/1.1 200")
-    assert not reported.endswith(b"0\r\n\r\n")  # nobody takes it for the whole
+    assert not reported.endswith(b"0\r\n\r\n")  # the client does not take it for complete

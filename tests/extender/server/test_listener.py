@@ -1,4 +1,4 @@
-"""Ports under those who want all the room: real sockets, from several addresses of this machine."""
+"""Test full ports, with real sockets from several addresses of this machine."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ Run = Callable[[Coroutine[object, object, None]], None]
 
 
 class Echo(ReportingProtocol, asyncio.Protocol):
-    """Says again what is said to it."""
+    """Sends back what it receives."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -49,7 +49,7 @@ class Echo(ReportingProtocol, asyncio.Protocol):
 
 
 class Full(Echo):
-    """Comes where every page of what its connection reads into is in use."""
+    """A transport whose read buffer is resident in full."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,13 +59,13 @@ class Full(Echo):
 
 
 class Caller:
-    """Somebody on a connection."""
+    """A client with one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def is_answered(self) -> bool:
-        """Whether what is said comes back."""
+        """Whether sent bytes come back."""
         try:
             self.writer.write(b"hello")
             async with asyncio.timeout(30):
@@ -75,7 +75,7 @@ class Caller:
 
 
 class Port:
-    """A port that says again what is said, and whoever comes to it."""
+    """A port that sends back what it receives, and its clients."""
 
     def __init__(self, listener: Listener, context: ssl.SSLContext | None) -> None:
         self.listener = listener
@@ -96,7 +96,7 @@ class Port:
         return caller
 
     async def stand(self, source: str = "127.0.0.1") -> socket.socket:
-        """Come and say nothing: no handshake."""
+        """Connect without a handshake."""
         (address,) = self.listener.addresses
         before = self.listener.figures.connections
         made = socket.create_connection(address, source_address=(source, 0))
@@ -174,7 +174,7 @@ def test_the_address_with_most_connections_loses_one_to_another_address(run: Run
             assert await (await port.call("127.0.0.3")).is_answered()
             assert await (await port.call("127.0.0.4")).is_answered()
 
-            # The newest two had to go, and nobody who holds no more than the newcomer.
+            # The newest two were closed, and none of a client that holds no more than the newcomer.
             assert [await caller.is_answered() for caller in greedy] == [True, True, False, False]
             await eventually(lambda: port.listener.figures.connections == 4)
             assert port.listener.figures.refusals[ConnectionRefusal.EVICTED] == 2
@@ -223,7 +223,7 @@ def test_a_connection_without_a_certificate_is_closed_first(run: Run, folder: Pa
 
 
 @LOOPS
-def test_a_handshake_does_not_give_way_to_an_address_that_says_nothing_on_many(
+def test_an_address_with_many_unused_connections_does_not_evict_a_handshake(
     run: Run, folder: Path
 ) -> None:
     async def check() -> None:
@@ -293,7 +293,7 @@ def test_a_connection_with_recent_requests_outlives_idle_ones_of_its_address(
 
 
 @LOOPS
-def test_of_one_address_who_has_been_silent_longest_gives_way(run: Run) -> None:
+def test_the_longest_silent_connection_of_an_address_is_evicted(run: Run) -> None:
     now = 0.0
 
     async def check() -> None:
@@ -314,7 +314,7 @@ def test_of_one_address_who_has_been_silent_longest_gives_way(run: Run) -> None:
 
 
 @LOOPS
-def test_a_handshake_that_does_not_end_is_ended(
+def test_an_endless_handshake_is_ended(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.2)
@@ -330,7 +330,7 @@ def test_a_handshake_that_does_not_end_is_ended(
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")
-def test_a_connection_over_tls_holds_no_memory_for_what_has_not_come(folder: Path) -> None:
+def test_a_tls_connection_holds_no_memory_for_a_read_buffer(folder: Path) -> None:
     async def check() -> None:
         handler = Full()
         certificates = Certificates(settings_for(folder))
@@ -355,7 +355,7 @@ async def test_the_last_file_descriptors_are_left_to_others() -> None:
         assert port.listener.figures.refusals[ConnectionRefusal.DESCRIPTORS] == 1
 
 
-async def test_where_the_system_refuses_it_is_tried_again(
+async def test_accept_is_retried_after_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
@@ -364,7 +364,7 @@ async def test_where_the_system_refuses_it_is_tried_again(
         failures = [OSError(24, "Too many open files")] * 3
 
         class Refusing:
-            """The socket, which the system refuses to accept on for a while."""
+            """A socket on which accept fails for a while."""
 
             def __getattr__(self, name: str) -> object:
                 return getattr(listening, name)
@@ -386,7 +386,7 @@ async def test_where_the_system_refuses_it_is_tried_again(
         port.listener._sockets[:] = [listening]
 
 
-def test_every_port_but_the_webhooks_leaves_these_their_descriptors() -> None:
+def test_every_other_port_leaves_descriptors_to_the_webhooks_port() -> None:
     assert spare_for(10) >= 10
     assert spare_for(1 << 40) == descriptors() // 2
     assert ask_for_descriptors(1) > 0

@@ -1,4 +1,4 @@
-"""The extender's ports: who is let in while others want all the room, and who is told why not."""
+"""Test which clients the ports serve when they are full, and the errors for refused clients."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from extender.api.metrics_route import export_ports
 from extender.runtime.metrics import Metrics
-from extender.server import ports as doors_module
+from extender.server import ports as ports_module
 from extender.server.ports import ServerPorts
 from extender.server.tls import only_known
 from extender.server.tls_errors import TlsFailure
@@ -46,8 +46,8 @@ async def answer(_: web.Request) -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def doors_with(**settings: Any) -> AsyncIterator[tuple[ServerPorts, Metrics]]:
-    """Open the ports; yields them, and the metrics that tell of them."""
+async def ports_with(**settings: Any) -> AsyncIterator[tuple[ServerPorts, Metrics]]:
+    """Open the ports; yield them and their metrics."""
     found = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", **settings)
     apps = [web.Application() for _ in range(3)]
     if found.tls.is_used:
@@ -67,8 +67,11 @@ async def doors_with(**settings: Any) -> AsyncIterator[tuple[ServerPorts, Metric
 async def is_answered(url: str, source: str, context: ssl.SSLContext | None = None) -> bool:
     connector = aiohttp.TCPConnector(local_addr=(source, 0), ssl=context or True)
     try:
-        async with aiohttp.ClientSession(connector=connector) as session, session.get(url) as told:
-            return told.status == 200
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get(url) as response,
+        ):
+            return response.status == 200
     except aiohttp.ClientError:
         return False
 
@@ -81,7 +84,7 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(folder:
         key_file=own / "tls.key",
         max_connections=10,
     )
-    async with doors_with(
+    async with ports_with(
         tls=settings_for(folder), api=ApiSettings(max_connections=10), admission=admission
     ) as (server_ports, metrics):
         webhooks, status, _ = server_ports.urls
@@ -105,15 +108,15 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(folder:
             writer.transport.abort()
 
 
-async def test_who_has_asked_keeps_its_connection_while_the_same_address_opens_silent_ones(
+async def test_a_used_connection_survives_silent_ones_from_its_address(
     folder: Path,
 ) -> None:
     context = client_context(folder, shows=folder)
-    async with doors_with(tls=settings_for(folder), max_connections=20) as (server_ports, metrics):
+    async with ports_with(tls=settings_for(folder), max_connections=20) as (server_ports, metrics):
         connector = aiohttp.TCPConnector(ssl=context)
         async with aiohttp.ClientSession(connector=connector) as session:
-            async with session.get(server_ports.urls[0]) as told:
-                assert told.status == 200
+            async with session.get(server_ports.urls[0]) as response:
+                assert response.status == 200
             (address,) = server_ports.ports[0].addresses
             silent = []
             for _ in range(40):
@@ -124,8 +127,8 @@ async def test_who_has_asked_keeps_its_connection_while_the_same_address_opens_s
                 silent.append(writer)
             assert sample(metrics, "idlegpu_connection_refusals_total", **EVICTED) == 21
 
-            async with session.post(server_ports.urls[0]) as told:  # aiohttp repeats no POST
-                assert told.status == 405
+            async with session.post(server_ports.urls[0]) as response:  # aiohttp repeats no POST
+                assert response.status == 405
         for writer in silent:
             writer.transport.abort()
 
@@ -140,21 +143,21 @@ async def test_the_admission_port_reads_no_compressed_body(folder: Path) -> None
     )
     connector = aiohttp.TCPConnector(ssl=client_context(folder, shows=None))
     async with (
-        doors_with(tls=settings_for(folder), admission=admission) as (server_ports, _),
+        ports_with(tls=settings_for(folder), admission=admission) as (server_ports, _),
         aiohttp.ClientSession(connector=connector) as session,
     ):
         url, body = server_ports.urls[2], gzip.compress(b" " * (1 << 20))
         statuses = {}
         for encoding in ("gzip", "deflate", "br", "identity"):
             headers = {"Content-Encoding": encoding}
-            async with session.request("GET", url, data=body, headers=headers) as told:
-                statuses[encoding] = told.status
+            async with session.request("GET", url, data=body, headers=headers) as response:
+                statuses[encoding] = response.status
 
     assert statuses == {"gzip": 415, "deflate": 415, "br": 415, "identity": 200}
 
 
 class Wire(asyncio.Transport):
-    """A connection on which nothing is sent on."""
+    """A transport that drops what is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,13 +186,13 @@ REQUEST: Final = b"GET / HTTP/1.1\r\nHost: it\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def connected(settings: Settings) -> AsyncIterator[tuple[asyncio.Protocol, Wire]]:
-    """Yield what handles a connection as a port does, and the connection."""
+    """Yield the protocol of a connection, and its transport."""
     app = web.Application()
     app.add_routes([web.get("/", answer)])
-    heads = doors_module._Heads()
-    runner = doors_module._runner(settings, app, heads)
+    heads = ports_module._Heads()
+    runner = ports_module._runner(settings, app, heads)
     await runner.setup()
-    wire, connection = Wire(), doors_module._factory(runner, heads)()
+    wire, connection = Wire(), ports_module._factory(runner, heads)()
     assert isinstance(connection, asyncio.Protocol)
     connection.connection_made(wire)
     yield connection, wire
@@ -226,7 +229,7 @@ async def test_a_request_whose_head_comes_byte_by_byte_ends_its_connection(reque
             connection.data_received(b"x")
             await asyncio.sleep(1.0)
 
-        assert wire.closed_at == pytest.approx(began_at + doors_module.HEAD_SECONDS)
+        assert wire.closed_at == pytest.approx(began_at + ports_module.HEAD_SECONDS)
 
 
 @pytest.mark.looptime
@@ -272,7 +275,7 @@ def test_a_refused_certificate_of_kube_scheduler_is_counted_and_logged(
         issue(tmp_path / shown, days_ago=366, files=authority)
 
     async def check() -> None:
-        async with doors_with(tls=settings_for(folder)) as (server_ports, metrics):
+        async with ports_with(tls=settings_for(folder)) as (server_ports, metrics):
             context = client_context(folder, shows=shows)
             for _ in range(3):
                 assert not await is_answered(server_ports.urls[0], "127.0.0.1", context)
@@ -302,7 +305,7 @@ def test_other_failed_handshakes_are_counted_by_reason(
     )
 
     async def check() -> None:
-        async with doors_with(admission=admission) as (server_ports, metrics):
+        async with ports_with(admission=admission) as (server_ports, metrics):
             port = server_ports.ports[-1]
             (address,) = port.addresses
 
@@ -338,14 +341,14 @@ def test_other_failed_handshakes_are_counted_by_reason(
 
 
 def distrust(address: tuple[str, int]) -> None:
-    """Come as somebody who does not trust the port's CA, and says so."""
+    """Connect as a client that rejects the port's CA."""
     context = ssl.create_default_context()
     with socket.create_connection(address) as plain, pytest.raises(ssl.SSLError):
         context.wrap_socket(plain, server_hostname="localhost")
 
 
 async def test_invalid_http_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async with doors_with() as (server_ports, _):
+    async with ports_with() as (server_ports, _):
         for port in server_ports.ports:
             (address,) = port.addresses
             for _ in range(20):
@@ -355,8 +358,8 @@ async def test_invalid_http_does_not_fill_the_log(caplog: pytest.LogCaptureFixtu
                 writer.close()
         assert await is_answered(server_ports.urls[1], "127.0.0.1")
 
-    told = [text for text in caplog.messages if text.startswith("Error handling request")]
-    assert len(told) == len(server_ports.ports)
+    errors = [text for text in caplog.messages if text.startswith("Error handling request")]
+    assert len(errors) == len(server_ports.ports)
 
 
 @LOOPS
@@ -364,7 +367,7 @@ def test_connections_are_listed_from_before_the_handshake_until_they_end(
     run: Run, folder: Path
 ) -> None:
     async def check() -> None:
-        async with doors_with(tls=settings_for(folder)) as (server_ports, _):
+        async with ports_with(tls=settings_for(folder)) as (server_ports, _):
             webhooks, status = (port.addresses[0] for port in server_ports.ports)
             _, scraper = await asyncio.open_connection(*status)
             assert server_ports.callers() == ()

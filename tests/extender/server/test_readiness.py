@@ -1,4 +1,4 @@
-"""When a replica is ready: it knows enough, and no other one knows better."""
+"""Test when a replica is ready: it has enough data, and no other replica reaches more sources."""
 
 from collections.abc import Collection
 
@@ -15,7 +15,7 @@ SETTINGS = Settings(ready=Ready(wait_seconds=20, behind_seconds=30))
 
 
 class Replica:
-    """A replica whose sources and companions are as a test says."""
+    """A replica with sources and peers that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -50,9 +50,9 @@ class Replica:
         return self.readiness.state
 
     def fail(self, *names: str) -> None:
-        """Have sources fail for long enough to count."""
+        """Make sources fail for long enough to count."""
         self.errors |= dict.fromkeys(names, "connection refused")
-        self.readiness.faults()  # somebody looks, as heartbeats do
+        self.readiness.faults()  # as heartbeats do
         self.now += 30.0
 
 
@@ -68,7 +68,7 @@ def started(replica: Replica) -> Replica:
     return replica
 
 
-def test_it_is_starting_until_nodes_and_pods_are_allocated(replica: Replica) -> None:
+def test_a_replica_is_starting_until_nodes_and_pods_are_allocated(replica: Replica) -> None:
     replica.now += 1000
 
     assert replica.state() is ReadyState.STARTING
@@ -76,13 +76,13 @@ def test_it_is_starting_until_nodes_and_pods_are_allocated(replica: Replica) -> 
     assert replica.readiness.causes() == {}
 
 
-def test_by_default_it_waits_no_longer_than_a_start_within_15_s_has_left() -> None:
+def test_by_default_the_start_takes_no_longer_than_15_s() -> None:
     inventory_seconds = 4.0  # of 5,000 nodes and 10,000 GPU pods, as bench.start measures it
 
     assert inventory_seconds + Ready().wait_seconds <= 15
 
 
-def test_it_waits_for_first_readings(replica: Replica) -> None:
+def test_a_replica_waits_for_first_readings(replica: Replica) -> None:
     replica.pending = ["prometheus"]
     replica.readiness.mark_allocated()
     replica.now += 19.9
@@ -110,7 +110,7 @@ def test_slow_work_runs_once_before_the_first_request(replica: Replica) -> None:
     assert replica.made_ready == [replica.now - 1.0]
 
 
-def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:
+def test_the_wait_for_first_readings_is_limited(replica: Replica) -> None:
     replica.pending = ["prometheus"]
     replica.readiness.mark_allocated()
     replica.now += 20.0
@@ -119,13 +119,13 @@ def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:
     assert replica.readiness.causes() == {}
 
 
-def test_who_has_started_does_not_start_again(started: Replica) -> None:
+def test_a_started_replica_does_not_start_again(started: Replica) -> None:
     started.pending = ["prometheus"]
 
     assert started.state() is ReadyState.READY
 
 
-def test_who_has_a_fault_steps_back_for_another_without_it(started: Replica) -> None:
+def test_a_replica_with_a_fault_is_behind_one_without(started: Replica) -> None:
     started.others = [()]
     started.fail("apiserver/pods")
 
@@ -138,7 +138,7 @@ def test_who_has_a_fault_steps_back_for_another_without_it(started: Replica) -> 
     assert started.state() is ReadyState.READY
 
 
-def test_a_fault_counts_once_it_has_lasted(started: Replica) -> None:
+def test_a_fault_counts_only_after_a_while(started: Replica) -> None:
     started.others = [()]
     started.errors["prometheus"] = "timed out"
     assert started.state() is ReadyState.READY
@@ -161,7 +161,7 @@ def test_a_fault_counts_once_it_has_lasted(started: Replica) -> None:
         pytest.param([("apiserver/pods",)], id="the other has another fault"),
     ],
 )
-def test_who_has_a_fault_stays_ready_where_no_other_is_better(
+def test_a_replica_with_a_fault_stays_ready_if_no_other_is_better(
     started: Replica, others: list[Collection[str]]
 ) -> None:
     started.others = others
@@ -189,7 +189,7 @@ def test_a_replica_that_was_probed_behind_reports_no_sources(started: Replica) -
     assert started.readiness.faults() is None
 
 
-def test_whose_kubelet_is_gone_is_no_help_to_others(started: Replica) -> None:
+def test_a_replica_without_probes_reports_no_sources(started: Replica) -> None:
     assert started.readiness.answer_probe() is ReadyState.READY
     started.now += PROBE_SECONDS - 0.1
     assert started.readiness.faults() == ()
@@ -200,7 +200,7 @@ def test_whose_kubelet_is_gone_is_no_help_to_others(started: Replica) -> None:
     assert started.state() is ReadyState.READY
 
 
-def test_who_ends_is_not_ready_and_no_help_to_others(started: Replica) -> None:
+def test_an_ending_replica_is_not_ready_and_reports_no_sources(started: Replica) -> None:
     assert started.readiness.answer_probe() is ReadyState.READY
     started.request_tracker.is_draining = True
 
@@ -208,17 +208,17 @@ def test_who_ends_is_not_ready_and_no_help_to_others(started: Replica) -> None:
     assert started.readiness.faults() is None
 
 
-def tell_each_other(replicas: list[Replica]) -> None:
+def exchange_faults(replicas: list[Replica]) -> None:
     for replica in replicas:
-        told = [other.readiness.faults() for other in replicas if other is not replica]
-        replica.others = [one for one in told if one is not None]
+        reported = [other.readiness.faults() for other in replicas if other is not replica]
+        replica.others = [one for one in reported if one is not None]
 
 
 @given(
     st.lists(st.sets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5),
     st.lists(st.integers(min_value=0, max_value=4), max_size=10),
 )
-def test_some_replica_is_always_ready_and_finally_those_that_reach_most(
+def test_some_replica_is_always_ready_and_finally_those_with_most_sources(
     faults: list[set[str]], probes: list[int]
 ) -> None:
     replicas = [Replica() for _ in faults]
@@ -226,28 +226,28 @@ def test_some_replica_is_always_ready_and_finally_those_that_reach_most(
         replica.readiness.mark_allocated()
         replica.fail(*failing)
     for number in probes:
-        tell_each_other(replicas)
+        exchange_faults(replicas)
         replicas[number % len(replicas)].readiness.answer_probe()
 
-    tell_each_other(replicas)
+    exchange_faults(replicas)
     assert any(replica.readiness.is_ready for replica in replicas)
 
     for _ in range(2):
         for replica in replicas:
             replica.readiness.answer_probe()
-        tell_each_other(replicas)
+        exchange_faults(replicas)
     least = [one for one in faults if not any(other < one for other in faults)]
     assert sum(replica.readiness.is_ready for replica in replicas) == len(least)
 
 
-def test_one_that_follows_more_than_another_is_not_behind_it(started: Replica) -> None:
+def test_a_replica_with_more_configured_sources_is_not_behind(started: Replica) -> None:
     started.others = [{"agents"}]  # not set there: an older one, that is about to go
     started.fail("agents")
 
     assert started.state() is ReadyState.READY
 
 
-def test_one_that_follows_less_than_another_is_not_behind_it(started: Replica) -> None:
+def test_a_replica_with_fewer_configured_sources_is_not_behind(started: Replica) -> None:
     started.unconfigured = ["agents"]
     started.others = [()]
 
@@ -255,7 +255,7 @@ def test_one_that_follows_less_than_another_is_not_behind_it(started: Replica) -
     assert started.readiness.faults() == ("agents",)
 
 
-def test_a_source_that_lacks_but_a_part_is_reached(started: Replica) -> None:
+def test_a_source_with_a_partial_answer_counts_as_reached(started: Replica) -> None:
     started.partial = {"prometheus"}
     started.others = [()]
     started.fail("prometheus")

@@ -1,4 +1,4 @@
-"""Replicas that start, fall behind and catch up: real extenders, whose ways to others are shut."""
+"""Test replicas that start, fall behind and catch up: real extenders with cut connections."""
 
 import asyncio
 import gc
@@ -31,14 +31,12 @@ async def until_ready(extender: Extender) -> None:
     await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
 
 
-async def until_laid_out(extender: Extender) -> None:
+async def until_allocated(extender: Extender) -> None:
     await eventually(lambda: extender.readiness.is_allocated, deadline_seconds=DEADLINE_SECONDS)
 
 
-async def until_standing(extender: Extender, standing: ReadyState) -> None:
-    await eventually(
-        lambda: extender.readiness.state is standing, deadline_seconds=DEADLINE_SECONDS
-    )
+async def until_state(extender: Extender, state: ReadyState) -> None:
+    await eventually(lambda: extender.readiness.state is state, deadline_seconds=DEADLINE_SECONDS)
 
 
 @pytest_asyncio.fixture
@@ -47,7 +45,7 @@ async def cluster() -> AsyncIterator[SimulatedCluster]:
         yield running
 
 
-async def test_it_is_ready_once_first_readings_have_come(cluster: SimulatedCluster) -> None:
+async def test_a_replica_is_ready_after_first_readings(cluster: SimulatedCluster) -> None:
     async with gate(cluster.prometheus_url) as way:
         settings = Settings(
             listen="127.0.0.1:0",
@@ -56,7 +54,7 @@ async def test_it_is_ready_once_first_readings_have_come(cluster: SimulatedClust
             ready=PATIENT,
         )
         async with start(settings) as extender:
-            await until_laid_out(extender)
+            await until_allocated(extender)
             prometheus = extender.source_manager.prometheus
             assert prometheus is not None
             await eventually(
@@ -75,7 +73,7 @@ async def test_it_is_ready_once_first_readings_have_come(cluster: SimulatedClust
             assert not {id(one) for one in gc.get_objects()}.intersection(map(id, seen))
 
 
-async def test_it_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedCluster) -> None:
+async def test_a_replica_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedCluster) -> None:
     settings = Settings(
         listen="127.0.0.1:0",
         kubeconfig=cluster.kubeconfig,
@@ -83,12 +81,12 @@ async def test_it_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedCluster)
         ready=PATIENT,
     )
     async with start(settings) as extender:
-        await until_laid_out(extender)
+        await until_allocated(extender)
 
         assert extender.readiness.causes() == {"start": "no first readings or peers yet: agents"}
 
 
-async def test_it_waits_to_hear_of_a_replica_that_answers_but_does_not_know_it_yet() -> None:
+async def test_a_replica_waits_for_a_peer_that_answers_but_does_not_know_it_yet() -> None:
     async with described(2) as replicas:
         alone = replicas.peers(replicas.addresses[:1])  # as before its name's next look-up
         async with replicas.start(0, alone), AsyncExitStack() as stack:
@@ -99,7 +97,7 @@ async def test_it_waits_to_hear_of_a_replica_that_answers_but_does_not_know_it_y
                 ready=PATIENT,
             )
             second = await stack.enter_async_context(start(settings))
-            await until_laid_out(second)
+            await until_allocated(second)
             peers = second.peers
             assert peers is not None
             await eventually(
@@ -110,7 +108,7 @@ async def test_it_waits_to_hear_of_a_replica_that_answers_but_does_not_know_it_y
             assert second.readiness.causes() == {"start": "no first readings or peers yet: peers"}
 
 
-async def test_it_waits_for_no_replica_that_does_not_answer() -> None:
+async def test_a_replica_does_not_wait_for_a_peer_that_does_not_answer() -> None:
     async with described(2) as replicas, replicas.start(0, ready=PATIENT) as first:
         assert first.extender.is_ready
 
@@ -129,15 +127,15 @@ class Pair:
     ways: tuple[Gate, ...]
     kubelets: tuple[asyncio.Task[None], ...]
 
-    async def until(self, *standings: ReadyState) -> None:
-        """Wait until both stand so."""
+    async def until(self, *states: ReadyState) -> None:
+        """Wait until both replicas have these states."""
         await eventually(
-            lambda: tuple(one.extender.readiness.state for one in self.replicas) == standings,
+            lambda: tuple(one.extender.readiness.state for one in self.replicas) == states,
             deadline_seconds=DEADLINE_SECONDS,
         )
 
     async def health(self, number: int) -> tuple[int, str]:
-        """Return what the kubelet is told of a replica."""
+        """Return the answer to the kubelet's probe of a replica."""
         replica = self.replicas[number]
         async with replica.session.get(f"{replica.url}/readyz") as answer:
             return answer.status, (await answer.json())["status"]
@@ -167,14 +165,14 @@ async def pair(replicas: Replicas) -> AsyncIterator[Pair]:
 
 
 async def probe(replica: Replica) -> None:
-    """Ask as a kubelet does, until cancelled."""
+    """Probe like a kubelet until cancelled."""
     while True:
         async with replica.session.get(f"{replica.url}/readyz"):
             pass
         await asyncio.sleep(0.1)
 
 
-async def test_who_does_not_reach_the_api_server_steps_back_while_another_does() -> None:
+async def test_a_replica_without_the_api_server_is_behind_one_with_it() -> None:
     ready, behind = ReadyState.READY, ReadyState.BEHIND
     async with described(2) as replicas, pair(replicas) as both:
         await both.until(ready, ready)
@@ -184,7 +182,7 @@ async def test_who_does_not_reach_the_api_server_steps_back_while_another_does()
         assert await both.health(0) == (200, "degraded")  # no telemetry is configured
         assert await both.health(1) == (503, "behind")
 
-        both.ways[0].shut()  # all have the same fault: nobody may be left without an answer
+        both.ways[0].shut()  # all have the same fault: some replica must still answer
         await both.until(ready, ready)
         assert {await both.health(0), await both.health(1)} == {(200, "degraded")}
 
@@ -195,7 +193,7 @@ async def test_who_does_not_reach_the_api_server_steps_back_while_another_does()
         await both.until(ready, ready)
 
 
-async def test_a_replica_that_left_makes_no_other_unready() -> None:
+async def test_a_departed_replica_makes_no_other_unready() -> None:
     async with described(2) as replicas, pair(replicas) as both:
         both.ways[1].shut()
         await both.until(ReadyState.READY, ReadyState.BEHIND)

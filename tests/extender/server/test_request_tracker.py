@@ -1,4 +1,4 @@
-"""Other work gives way to a question from its first byte to its answer, but not for ever.
+"""Test that background work yields to a request from its first byte to its answer.
 
 In virtual time, as of `loop.time()`: connections are stand-ins, and requests are handled without
 a server.
@@ -35,7 +35,7 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Connection:
-    """A client's connection, of which only its requests and its end are known."""
+    """A client's connection, reduced to its requests and its end."""
 
     def __init__(self, request_tracker: RequestTracker) -> None:
         self.connected = True
@@ -44,7 +44,7 @@ class Connection:
         self._watched: Any = request_tracker.watch(self)  # type: ignore[arg-type] # stands in for one
 
     def ask(self, path: str, handle: Callable[[], Awaitable[object]]) -> asyncio.Task[web.Response]:
-        """Begin with the answer to a question."""
+        """Start to handle a request."""
 
         async def answer(_: web.Request) -> web.Response:
             await handle()
@@ -77,20 +77,20 @@ async def answered(connection: Connection, path: str = "/filter") -> web.Respons
 
 
 async def begun(connection: Connection, path: str, over: asyncio.Event) -> asyncio.Task[Any]:
-    """Ask what is not answered before `over`; return once it is being handled."""
+    """Send a request that is answered after `over`; return once it is being handled."""
     task = connection.ask(path, over.wait)
     await asyncio.sleep(0)
     return task
 
 
 async def seconds_of(work: Awaitable[object]) -> float:
-    """Return how long some work takes."""
+    """Return the seconds that some work takes."""
     began = now()
     await work
     return now() - began
 
 
-async def test_work_waits_for_a_verb_but_not_for_long() -> None:
+async def test_work_waits_for_a_request_but_not_for_long() -> None:
     request_tracker, over = RequestTracker(urgent=["/filter"]), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
@@ -101,7 +101,7 @@ async def test_work_waits_for_a_verb_but_not_for_long() -> None:
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
-async def test_work_goes_on_as_soon_as_the_verb_is_answered() -> None:
+async def test_work_continues_when_the_request_is_answered() -> None:
     request_tracker = RequestTracker(urgent=["/filter"])
     soon = MAX_YIELD_SECONDS / 4
     task = Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(soon))
@@ -111,7 +111,7 @@ async def test_work_goes_on_as_soon_as_the_verb_is_answered() -> None:
     await task
 
 
-async def test_work_waits_for_a_question_that_is_expected_but_not_for_long() -> None:
+async def test_work_waits_for_an_expected_request_but_not_for_long() -> None:
     request_tracker = RequestTracker(urgent=["/filter"])
 
     request_tracker.expect()
@@ -120,7 +120,7 @@ async def test_work_waits_for_a_question_that_is_expected_but_not_for_long() -> 
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
-async def test_what_was_expected_is_waited_for_until_it_is_answered() -> None:
+async def test_work_waits_for_the_answer_to_an_expected_request() -> None:
     request_tracker = RequestTracker(urgent=["/filter"])
     request_tracker.expect()
     work = asyncio.create_task(seconds_of(request_tracker.yield_control()))
@@ -134,7 +134,7 @@ async def test_what_was_expected_is_waited_for_until_it_is_answered() -> None:
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
-async def test_work_does_not_wait_for_anything_else() -> None:
+async def test_work_does_not_wait_for_other_requests() -> None:
     request_tracker, over = RequestTracker(urgent=["/filter"]), asyncio.Event()
     task = await begun(Connection(request_tracker), "/metrics", over)
 
@@ -148,7 +148,7 @@ async def test_work_does_not_wait_for_anything_else() -> None:
     assert not request_tracker.is_quiet(10.5)
 
 
-async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
+async def test_deferrable_work_waits_for_the_end_of_a_burst() -> None:
     request_tracker, half = RequestTracker(), QUIET_SECONDS / 2
 
     async def burst() -> None:
@@ -165,7 +165,7 @@ async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
     await asking
 
 
-async def test_it_waits_only_so_long() -> None:
+async def test_the_wait_for_the_end_of_a_burst_is_limited() -> None:
     request_tracker, over = RequestTracker(), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
@@ -175,7 +175,7 @@ async def test_it_waits_only_so_long() -> None:
     await task
 
 
-async def test_every_answer_at_the_end_is_the_last_of_its_connection() -> None:
+async def test_every_answer_during_shutdown_closes_its_connection() -> None:
     request_tracker = RequestTracker(once=["/filter"])
     connection = Connection(request_tracker)
     before = await answered(connection)
@@ -208,7 +208,7 @@ async def test_a_client_that_repeats_its_request_is_not_waited_for() -> None:
     assert await seconds_of(request_tracker.drain_connections(0.0, 60.0)) == 0.0
 
 
-async def test_an_idle_connection_is_waited_for_only_so_long() -> None:
+async def test_the_wait_for_idle_connections_is_limited() -> None:
     request_tracker = RequestTracker(once=["/filter"])
     await answered(Connection(request_tracker))
 
@@ -217,7 +217,7 @@ async def test_an_idle_connection_is_waited_for_only_so_long() -> None:
     assert waited == pytest.approx(65.0, abs=2 * CHECK_SECONDS)
 
 
-async def test_what_was_waited_is_not_waited_twice() -> None:
+async def test_the_waits_of_a_shutdown_share_one_deadline() -> None:
     request_tracker, over = RequestTracker(once=["/filter"]), asyncio.Event()
     task = await begun(Connection(request_tracker), "/filter", over)
 
@@ -231,7 +231,7 @@ async def test_what_was_waited_is_not_waited_twice() -> None:
     await task
 
 
-async def test_in_a_hurry_requests_under_way_are_waited_for_no_longer_than_that(
+async def test_a_hurried_shutdown_limits_the_wait_for_open_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     request_tracker, over = RequestTracker(), asyncio.Event()
@@ -251,13 +251,13 @@ FIRST_BYTES = b"GET /filt"
 
 
 async def known(request_tracker: RequestTracker, path: str = "/filter") -> Connection:
-    """Return a connection on which this was asked before."""
+    """Return a connection with an earlier request to this path."""
     connection = Connection(request_tracker)
     await answered(connection, path)
     return connection
 
 
-async def test_work_waits_from_the_first_bytes_of_the_next_question_to_its_answer() -> None:
+async def test_work_waits_from_the_first_bytes_of_a_request_to_its_answer() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
     part = MAX_YIELD_SECONDS / 4
@@ -273,7 +273,7 @@ async def test_work_waits_from_the_first_bytes_of_the_next_question_to_its_answe
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
-async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gone() -> None:
+async def test_work_continues_when_the_connection_of_a_request_ends() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
@@ -285,7 +285,7 @@ async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gon
     assert await work == pytest.approx(MAX_YIELD_SECONDS / 4)
 
 
-async def test_bytes_that_become_no_question_are_not_waited_for_long() -> None:
+async def test_work_does_not_wait_long_for_bytes_that_become_no_request() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker)
     connection.receive(FIRST_BYTES)
@@ -296,7 +296,7 @@ async def test_bytes_that_become_no_question_are_not_waited_for_long() -> None:
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 
-async def test_bytes_of_a_client_without_urgent_requests_are_not_waited_for() -> None:
+async def test_work_does_not_wait_for_bytes_of_clients_without_urgent_requests() -> None:
     request_tracker = RequestTracker(urgent=["/filter"], once=["/filter"])
     connection = await known(request_tracker, "/metrics")
 

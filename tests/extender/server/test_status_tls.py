@@ -1,4 +1,4 @@
-"""Health, metrics, API and page over TLS: who asks shows a token, and no certificate."""
+"""Test health, metrics, API and page over TLS: clients send a token, and no certificate."""
 
 import ssl
 from pathlib import Path
@@ -38,7 +38,7 @@ def over_tls(folder: Path, kubeconfig: Path, access: ApiAccess) -> Settings:
 
 
 def trusting(folder: Path) -> ssl.SSLContext:
-    """Return how kubelet, Prometheus or a browser asks: without a certificate."""
+    """Return the TLS context of a kubelet, Prometheus or a browser: no client certificate."""
     return client_context(folder, shows=None)
 
 
@@ -50,22 +50,22 @@ async def test_health_and_metrics_are_served_only_over_tls(folder: Path) -> None
             _, url = extender.addresses
             connector = aiohttp.TCPConnector(ssl=trusting(folder))
             async with aiohttp.ClientSession(url, connector=connector) as session:
-                told = {}
+                answers = {}
                 for path in ("/readyz", "/healthz", "/metrics", "/page/", "/v1/nodes"):
                     async with session.get(path) as answer:
-                        told[path] = (answer.status, await answer.text())
+                        answers[path] = (answer.status, await answer.text())
                 with pytest.raises(aiohttp.ClientError):
                     await session.get(url.replace("https://", "http://") + "/readyz")
 
     assert url.startswith("https://")
-    assert {status for status, _ in told.values()} == {200}
-    assert 'idlegpu_connections{port="status"}' in told["/metrics"][1]
-    assert 'idlegpu_certificate_end_timestamp_seconds{certificate="status"}' in told["/metrics"][1]
+    assert {status for status, _ in answers.values()} == {200}
+    assert 'idlegpu_connections{port="status"}' in answers["/metrics"][1]
+    assert (
+        'idlegpu_certificate_end_timestamp_seconds{certificate="status"}' in answers["/metrics"][1]
+    )
 
 
-async def test_over_tls_a_browser_shows_the_token_over_tls_alone(
-    folder: Path, tmp_path: Path
-) -> None:
+async def test_a_browser_sends_its_token_only_over_tls(folder: Path, tmp_path: Path) -> None:
     async with reviewing(tmp_path) as (reviewers, _):
         reviewers.users[TOKEN] = "alice"
         reviewers.rights["alice"] = {EVERYWHERE}
@@ -78,9 +78,9 @@ async def test_over_tls_a_browser_shows_the_token_over_tls_alone(
                 async with session.post("/v1/session", json={"token": TOKEN}) as answer:
                     kept = answer.cookies[COOKIE]
                 async with session.get("/v1/session") as answer:
-                    told = await answer.json()
+                    body = await answer.json()
 
-    assert (answer.status, told["user"]) == (200, "alice")
+    assert (answer.status, body["user"]) == (200, "alice")
     assert (kept.value, kept["secure"], kept["httponly"]) == (TOKEN, True, True)
 
 
@@ -97,14 +97,14 @@ async def test_over_tls_a_browser_shows_the_token_over_tls_alone(
     ],
     ids=["no-key", "no-certificate", "no-port", "plain-all-the-same"],
 )
-def test_a_certificate_that_nothing_would_show_is_refused(
+def test_a_certificate_that_no_port_would_use_is_refused(
     variables: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         load_settings(None, {f"IDLEGPU_{name}": text for name, text in variables.items()})
 
 
-async def test_files_that_are_not_there_are_refused_at_the_start(tmp_path: Path) -> None:
+async def test_missing_files_are_refused_at_the_start(tmp_path: Path) -> None:
     async with reviewing(tmp_path):
         settings = over_tls(tmp_path / "gone", tmp_path / "kubeconfig", ApiAccess.TOKEN)
 

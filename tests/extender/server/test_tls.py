@@ -1,4 +1,4 @@
-"""Webhooks over TLS: who may ask, and certificates that change under load."""
+"""Test webhooks over TLS: authorization, and certificates that change under load."""
 
 import asyncio
 import logging
@@ -163,7 +163,7 @@ async def test_plain_http_gets_no_answer_from_the_port(folder: Path) -> None:
             await session.post(url.replace("https", "http") + "/filter", data=b"{}")
 
 
-async def test_the_clients_check_finds_another_server_out(folder: Path, tmp_path: Path) -> None:
+async def test_the_client_rejects_another_server(folder: Path, tmp_path: Path) -> None:
     issue(tmp_path / "another")
     context = client_context(tmp_path / "another", shows=folder)
     async with serving(folder) as url:
@@ -186,9 +186,9 @@ async def replace_under_load(folder: Path, asker: Path, port: str) -> None:
     answered: list[int] = []
     is_over = asyncio.Event()
 
-    async def load(url: str, *, anew: bool) -> None:
-        """Ask until it is over, with one connection, or each time with a new one."""
-        connector = aiohttp.TCPConnector(ssl=context, force_close=anew)
+    async def load(url: str, *, reconnects: bool) -> None:
+        """Send requests until the end, with one connection or with a new one each time."""
+        connector = aiohttp.TCPConnector(ssl=context, force_close=reconnects)
         async with aiohttp.ClientSession(connector=connector) as session:
             while not is_over.is_set():
                 async with session.post(f"{url}/filter", data=b"{}") as response:
@@ -199,7 +199,7 @@ async def replace_under_load(folder: Path, asker: Path, port: str) -> None:
 
     async with serving(folder, port=port) as url, asyncio.TaskGroup() as group:
         for number in range(6):
-            group.create_task(load(url, anew=bool(number % 2)), name=f"load {number}")
+            group.create_task(load(url, reconnects=bool(number % 2)), name=f"load {number}")
         seen = [await served_certificate(url, folder)]
         for _ in range(15):
             since = len(answered)
@@ -256,7 +256,7 @@ async def test_a_dropped_ca_admits_no_new_client(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_kept_connection_outlives_renewals_and_ends_with_its_next_answer_where_its_ca_is_dropped(
+def test_a_connection_survives_new_certificates_and_ends_after_its_ca_is_dropped(
     run: Callable[..., None], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -317,7 +317,7 @@ def another_ca(old: Files, folder: Path) -> tuple[Files, Files, ssl.SSLContext]:
 
 
 async def are_taken_over(caplog: pytest.LogCaptureFixture) -> None:
-    """Wait until files are in force, which were written between two looks."""
+    """Wait until files are in use that were written between two checks."""
 
     async def are_used() -> bool:
         return "using new certificates" in caplog.messages
@@ -330,10 +330,10 @@ async def test_bad_files_change_nothing(folder: Path, caplog: pytest.LogCaptureF
         before = await served_certificate(url, folder)
         (folder / "extender" / "tls.key").write_text("nonsense")
 
-        async def is_told() -> bool:
+        async def is_logged() -> bool:
             return any("cannot use new certificates" in each.message for each in caplog.records)
 
-        await wait_for(is_told, "the bad key is told")
+        await wait_for(is_logged, "the bad key is logged")
 
         assert await ask(url, client_context(folder, shows=folder)) == 200
         assert await served_certificate(url, folder) == before
@@ -355,7 +355,7 @@ def test_bad_files_are_logged_once_and_good_ones_used_again(
     assert caplog.messages == ["cannot use new certificates", "using new certificates"]
 
 
-def test_files_that_do_not_fit_are_refused_at_the_start(folder: Path) -> None:
+def test_mismatched_files_are_refused_at_the_start(folder: Path) -> None:
     (folder / "extender" / "tls.key").write_bytes((folder / "ca.key").read_bytes())
 
     with pytest.raises(TlsError, match=r"tls\.crt.*must be a certificate, its key"):
@@ -387,7 +387,7 @@ def test_files_that_do_not_fit_are_refused_at_the_start(folder: Path) -> None:
         ),
     ],
 )
-def test_settings_that_leave_a_door_open_are_refused(environ: dict[str, str], problem: str) -> None:
+def test_settings_that_leave_a_port_open_are_refused(environ: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_settings(None, environ)
 
@@ -399,7 +399,7 @@ def test_this_machine_itself_needs_no_tls(listen: str) -> None:
     assert load_settings(None, {"IDLEGPU_LISTEN": listen}).listen == listen
 
 
-def test_plain_http_is_served_to_others_only_when_asked_for() -> None:
+def test_plain_http_is_served_to_others_only_if_configured() -> None:
     environ = {"IDLEGPU_LISTEN": "0.0.0.0:8888", "IDLEGPU_ALLOW_PLAIN": "true"}
 
     assert not load_settings(None, environ).tls.is_used

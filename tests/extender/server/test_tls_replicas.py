@@ -1,4 +1,4 @@
-"""Replicas that serve over TLS tell each other over TLS."""
+"""Test that replicas with TLS send each other messages over TLS."""
 
 import ssl
 import time
@@ -42,7 +42,7 @@ async def test_a_pod_placed_by_one_replica_counts_at_the_other_before_and_after_
         assert all(urls[0].startswith("https://") for urls in before)
 
 
-async def test_a_replica_of_a_dropped_ca_is_asked_no_more(tmp_path: Path) -> None:
+async def test_a_replica_of_a_dropped_ca_gets_no_more_requests(tmp_path: Path) -> None:
     old, new, own = tmp_path / "old", tmp_path / "new", tmp_path / "own"
     issue(old)
     issue(new)
@@ -56,7 +56,9 @@ async def test_a_replica_of_a_dropped_ca_is_asked_no_more(tmp_path: Path) -> Non
     app.add_routes([web.get("/v1/peers/any", answer)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # of the old CA, and it asks nobody who it is
+    served = ssl.SSLContext(
+        ssl.PROTOCOL_TLS_SERVER
+    )  # of the old CA, and without client certificates
     served.load_cert_chain(old / "extender" / "tls.crt", old / "extender" / "tls.key")
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=served).start()
     async with aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""The typed answers against what the server really says: field by field, in both directions."""
+"""Compare the types of the answers with real answers, field by field in both directions."""
 
 import asyncio
 import json
@@ -48,11 +48,11 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
     "advising/v1/advice": advice.Advice,
     "asking/v1/explain": answers.Explanation,
 }
-"""Every route that the client reads, with the type that it is read as."""
+"""Every route that the client reads, with the type of its answer."""
 
 
 class Unasked:
-    """Says that somebody was bound without us."""
+    """Reports a pod that was bound without us."""
 
     def report(self) -> BypassReport:
         group = BoundPods(
@@ -96,7 +96,7 @@ def documents() -> Iterator[dict[str, Any]]:
 
 
 def walk(kind: Any, value: Any, at: str, seen: Seen) -> Iterator[str]:
-    """Yield where a document has what its type lacks; note the fields that it has."""
+    """Yield fields of a document that its type lacks; record the fields that it has."""
     if isinstance(kind, type) and issubclass(kind, Answer):
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
         for name, part in value.items():
@@ -131,7 +131,7 @@ def test_each_value_is_of_its_type(documents: dict[str, Any], question: str) -> 
 
 
 def differences(told: Any, typed: Any, at: str = "") -> Iterator[str]:
-    """Yield where what was read is another value than what was told; defaults may be more."""
+    """Yield fields whose decoded value differs from the sent one; defaults may be added."""
     if isinstance(told, dict):
         for name, value in told.items():
             yield from differences(value, typed.get(name), f"{at}.{name}")
@@ -142,7 +142,7 @@ def differences(told: Any, typed: Any, at: str = "") -> Iterator[str]:
         yield f"{at}: {told!r} is read as {typed!r}"
 
 
-def test_the_server_says_every_field_that_the_types_have(documents: dict[str, Any]) -> None:
+def test_the_server_sends_every_field_of_the_types(documents: dict[str, Any]) -> None:
     seen: Seen = set()
     for question, kind in QUESTIONS.items():
         list(walk(kind, documents[question], question, seen))

@@ -1,4 +1,4 @@
-"""The path through the API server's proxy, as a kubeconfig names it."""
+"""Test the path through the API server's proxy, with a kubeconfig."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,15 +77,13 @@ def kubeconfig(proxy: Proxy, tmp_path: Path) -> Iterator[str]:
 BASE = "/api/v1/namespaces/idlegpu/services/idlegpu-extender:status/proxy"
 
 
-def test_the_extender_is_asked_through_the_proxy_with_the_users_token(
-    proxy: Proxy, kubeconfig: str
-) -> None:
+def test_requests_use_the_proxy_with_the_users_token(proxy: Proxy, kubeconfig: str) -> None:
     Client.in_cluster_of(kubeconfig).gpus("node 1")
 
     assert proxy.seen == [(f"{BASE}/v1/gpus?node=node+1", "Bearer of-u", "")]
 
 
-def test_a_token_for_the_extender_goes_in_a_header_that_the_proxy_leaves_alone(
+def test_the_extenders_token_has_a_header_that_the_proxy_forwards(
     proxy: Proxy, kubeconfig: str
 ) -> None:
     Client.in_cluster_of(kubeconfig, context="two", service="ns/s:http", token="own").gpus()
@@ -109,7 +107,7 @@ SECURE = "/api/v1/namespaces/idlegpu/services/https:idlegpu-extender:status/prox
     ],
     ids=["said", "any-case", "plain", "another-port", "another-name", "no-ports"],
 )
-def test_that_the_port_speaks_tls_says_the_service(
+def test_the_service_declares_whether_its_port_speaks_tls(
     proxy: Proxy, kubeconfig: str, ports: list[dict[str, object]], base: str
 ) -> None:
     proxy.ports = ports
@@ -133,7 +131,7 @@ def test_that_the_port_speaks_tls_says_the_service(
         ("a/https:b", "https:b:"),
     ],
 )
-def test_a_port_is_known_by_name_or_number_and_a_scheme_is_taken_as_it_is(
+def test_a_port_has_a_name_or_number_and_may_have_a_scheme(
     proxy: Proxy, kubeconfig: str, service: str, target: str
 ) -> None:
     proxy.ports = [{"name": "https", "port": 443}]
@@ -146,7 +144,7 @@ def test_a_port_is_known_by_name_or_number_and_a_scheme_is_taken_as_it_is(
     assert len(proxy.read) == (0 if "/http" in service else 1)
 
 
-def test_who_may_not_read_the_service_comes_over_tls_and_is_told_how_to_say_that_it_is_plain(
+def test_tls_is_assumed_without_access_to_the_service_with_a_hint_at_plain_http(
     proxy: Proxy, kubeconfig: str
 ) -> None:
     proxy.ports = None
@@ -161,7 +159,7 @@ def test_who_may_not_read_the_service_comes_over_tls_and_is_told_how_to_say_that
     assert "--service idlegpu/http:idlegpu-extender:status" in str(raised.value)
 
 
-def test_the_environment_says_how(proxy: Proxy, kubeconfig: str) -> None:
+def test_the_environment_configures_the_connection(proxy: Proxy, kubeconfig: str) -> None:
     Client.from_environment({"KUBECONFIG": kubeconfig}).gpus()
     Client.from_environment({"KUBECONFIG": kubeconfig, "IDLEGPU_SERVICE": "a/b:c"}).gpus()
 
@@ -185,7 +183,7 @@ def test_the_environment_names_the_file_of_the_token(
         Client.from_environment({**file, "IDLEGPU_TOKEN_FILE": "/nowhere"})
 
 
-def test_what_the_proxy_refuses_names_the_service(kubeconfig: str) -> None:
+def test_an_error_of_the_proxy_names_the_service(kubeconfig: str) -> None:
     with pytest.raises(ClientError, match="service gone/x:y: no such service") as raised:
         Client.in_cluster_of(kubeconfig, service="gone/x:y").gpus()
 
@@ -193,12 +191,12 @@ def test_what_the_proxy_refuses_names_the_service(kubeconfig: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["", "a", "a/b/c", "A/b:c", "../x:y", "a/b:c?d"])
-def test_what_is_no_service_is_refused(kubeconfig: str, service: str) -> None:
+def test_a_malformed_service_is_refused(kubeconfig: str, service: str) -> None:
     with pytest.raises(ClientError, match="must be namespace/name:port"):
         Cluster.from_kubeconfig(kubeconfig).service(service)
 
 
-def test_a_context_that_is_not_there_is_told(kubeconfig: str) -> None:
+def test_an_unknown_context_is_named(kubeconfig: str) -> None:
     with pytest.raises(ClientError, match=r"cannot use kubeconfig .*three"):
         Cluster.from_kubeconfig(kubeconfig, context="three")
 

@@ -14,7 +14,7 @@ from extender.webhook.admission.review import (
 
 
 def review(**changes: Any) -> dict[str, Any]:
-    """Return a review as the API server sends it, but for some fields of its request."""
+    """Return a review as the API server sends it, with some fields of its request replaced."""
     request = {
         "uid": "705ab4f5",
         "kind": {"group": "", "version": "v1", "kind": "Pod"},
@@ -32,7 +32,7 @@ def review(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_review_says_which_pod_is_created() -> None:
+def test_a_review_contains_the_new_pod() -> None:
     found = decode_review(json.dumps(review()).encode())
 
     assert (found.uid, found.namespace) == ("705ab4f5", "team")
@@ -40,7 +40,7 @@ def test_a_review_says_which_pod_is_created() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "cause"),
     [
         pytest.param(b"", "cannot read AdmissionReview", id="empty"),
         pytest.param(b"\xff\xfe{", "cannot read AdmissionReview", id="no-text"),
@@ -85,25 +85,23 @@ def test_a_review_says_which_pod_is_created() -> None:
         ),
     ],
 )
-def test_what_is_no_review_of_a_new_pod_says_what_is_wrong_and_where(
-    body: bytes, told: str
-) -> None:
+def test_the_error_of_an_unusable_review_names_cause_and_place(body: bytes, cause: str) -> None:
     with pytest.raises(ReviewError) as caught:
         decode_review(body)
 
     message = str(caught.value)
     assert message.startswith("cannot")
-    assert told in message
+    assert cause in message
 
 
-def test_an_answer_to_what_could_not_be_used_is_still_to_its_review() -> None:
+def test_an_answer_to_an_unusable_review_repeats_its_uid() -> None:
     with pytest.raises(ReviewError) as caught:
         decode_review(json.dumps(review(operation="DELETE")).encode())
 
     assert caught.value.uid == "705ab4f5"
 
 
-def test_an_answer_leaves_the_pod_as_it_is() -> None:
+def test_an_answer_without_a_patch_leaves_the_pod_unchanged() -> None:
     assert json.loads(encode_answer("705ab4f5")) == {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -120,7 +118,7 @@ TOLERATES: Final = {
 }
 
 
-def test_an_answer_changes_the_pod_by_a_json_patch() -> None:
+def test_an_answer_changes_the_pod_with_a_json_patch() -> None:
     response = json.loads(encode_answer("705ab4f5", patch=[SETS]))["response"]
 
     assert response["allowed"]
@@ -152,7 +150,7 @@ def test_a_pod_tolerates_the_taint_of_its_schedulers_nodes(
     assert patch == ([SETS] if change is None else [SETS, change])
 
 
-def test_a_pod_tolerates_nothing_where_there_is_no_such_taint() -> None:
+def test_no_toleration_is_added_without_a_taint() -> None:
     assert patch_pod({}, scheduler="idlegpu-scheduler", taint_key="") == [SETS]
 
 

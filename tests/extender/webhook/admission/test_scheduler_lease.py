@@ -1,4 +1,4 @@
-"""A Lease counts from a renewal that was seen, for as long as it says itself."""
+"""Test that a Lease counts from a renewal that was seen, for its own duration."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from testkit.reviewers import kubeconfig
 
 @dataclass
 class Held:
-    """A Lease at an API server, and the clock of who looks at it."""
+    """A Lease at an API server, and the clock of its reader."""
 
     lease: SchedulerLease
     now: float = 1000.0
@@ -36,7 +36,7 @@ class Held:
         return web.json_response({"spec": spec, "message": "made up"}, status=self.status)
 
     async def renew(self) -> None:
-        """Have it renewed, and looked at."""
+        """Renew the Lease, and check it."""
         self.renewals += 1
         await self.lease.check()
 
@@ -69,7 +69,7 @@ async def held(tmp_path: Path) -> AsyncIterator[Held]:
     await runner.cleanup()
 
 
-async def test_a_lease_that_a_dead_scheduler_left_behind_proves_nothing(held: Held) -> None:
+async def test_the_lease_of_a_dead_scheduler_is_not_fresh(held: Held) -> None:
     for _ in range(3):
         await held.lease.check()
         held.now += 1.0
@@ -77,7 +77,7 @@ async def test_a_lease_that_a_dead_scheduler_left_behind_proves_nothing(held: He
     assert not held.lease.is_fresh
 
 
-async def test_a_lease_that_is_renewed_is_fresh_until_its_duration_is_over(held: Held) -> None:
+async def test_a_renewed_lease_is_fresh_for_its_duration(held: Held) -> None:
     await held.lease.check()
     await held.renew()
     assert held.lease.is_fresh
@@ -89,7 +89,7 @@ async def test_a_lease_that_is_renewed_is_fresh_until_its_duration_is_over(held:
     assert not held.lease.is_fresh
 
 
-async def test_the_log_says_when_the_scheduler_comes_and_goes(
+async def test_the_log_names_each_change_of_the_scheduler(
     held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "extender.webhook.admission.webhook")
@@ -109,7 +109,7 @@ async def test_the_log_says_when_the_scheduler_comes_and_goes(
 
 
 @pytest.mark.parametrize(("bound", "seconds"), [(min, 1.8), (max, 2.2)])
-async def test_replicas_do_not_look_all_at_once(
+async def test_replicas_do_not_check_all_at_once(
     held: Held, monkeypatch: pytest.MonkeyPatch, bound: Callable[..., float], seconds: float
 ) -> None:
     slept: list[float] = []
@@ -131,7 +131,7 @@ async def test_replicas_do_not_look_all_at_once(
     assert slept == [pytest.approx(seconds)]
 
 
-async def test_a_lease_that_was_stale_is_fresh_again_once_somebody_renews_it(held: Held) -> None:
+async def test_a_stale_lease_is_fresh_again_after_a_renewal(held: Held) -> None:
     await held.lease.check()
     await held.renew()
     held.now += 100.0
@@ -144,7 +144,7 @@ async def test_a_lease_that_was_stale_is_fresh_again_once_somebody_renews_it(hel
     assert held.lease.is_fresh
 
 
-async def test_a_lease_that_was_given_back_is_not_fresh_at_once(held: Held) -> None:
+async def test_a_released_lease_is_not_fresh_any_more(held: Held) -> None:
     await held.lease.check()
     await held.renew()
 
@@ -154,7 +154,7 @@ async def test_a_lease_that_was_given_back_is_not_fresh_at_once(held: Held) -> N
     assert not held.lease.is_fresh
 
 
-async def test_a_lease_that_was_deleted_is_not_fresh_and_comes_back_with_its_first_renewal(
+async def test_a_deleted_lease_is_not_fresh_until_it_is_renewed_again(
     held: Held,
 ) -> None:
     await held.lease.check()
@@ -166,7 +166,7 @@ async def test_a_lease_that_was_deleted_is_not_fresh_and_comes_back_with_its_fir
     held.status = 200
     await held.lease.check()
 
-    # It was not there a moment ago: somebody has just made it.
+    # It did not exist before: it has just been created.
     assert held.lease.is_fresh
 
 
@@ -188,7 +188,7 @@ async def test_an_api_server_that_is_silent_for_a_moment_changes_nothing_and_is_
     assert not held.lease.is_fresh
 
 
-async def test_a_duration_of_a_second_is_taken_as_it_is(held: Held) -> None:
+async def test_a_duration_of_a_second_counts(held: Held) -> None:
     held.duration = 1
     await held.lease.check()
     await held.renew()
@@ -198,9 +198,7 @@ async def test_a_duration_of_a_second_is_taken_as_it_is(held: Held) -> None:
 
 
 @pytest.mark.parametrize("duration", ["soon", 0, -1])
-async def test_a_duration_that_is_none_is_taken_for_the_usual_one(
-    held: Held, duration: object
-) -> None:
+async def test_an_invalid_duration_counts_as_the_default(held: Held, duration: object) -> None:
     held.duration = duration
     await held.lease.check()
     await held.renew()

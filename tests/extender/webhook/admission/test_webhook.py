@@ -1,4 +1,4 @@
-"""Which pods get a scheduler, and that none is ever stopped."""
+"""Test which pods get a scheduler, and that no pod is ever refused."""
 
 import asyncio
 import base64
@@ -32,12 +32,12 @@ MADE = {"schedulerName": "default-scheduler"}
 
 @dataclass
 class Scheduler:
-    """Is there, or not."""
+    """Whether the scheduler is present."""
 
     is_fresh: bool = True
 
     async def run(self) -> None:
-        """There is nothing to find out."""
+        """Do nothing."""
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Served:
     metrics: Metrics
 
     async def admit(self, body: object) -> dict[str, Any]:
-        """Return the answer's response, for whatever is sent."""
+        """Send a body and return the answer's response."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         answer = await self.client.post(PATH, data=BytesIO(data))
         assert answer.status == 200
-        told = await answer.json()
-        assert (told["apiVersion"], told["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-        response: dict[str, Any] = told["response"]
+        review = await answer.json()
+        assert (review["apiVersion"], review["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        response: dict[str, Any] = review["response"]
         assert response["allowed"] is True
         return response
 
@@ -106,7 +106,7 @@ def choosing(*terms: dict[str, Any]) -> dict[str, Any]:
 
 
 def owned(kind: str) -> dict[str, Any]:
-    """Return a GPU pod that somebody made."""
+    """Return a GPU pod with an owner of this kind."""
     item: dict[str, Any] = made(pod())
     owner = {"apiVersion": "apps/v1", "kind": kind, "name": "it", "controller": True}
     return {**item, "metadata": {**item["metadata"], "ownerReferences": [owner]}}
@@ -175,7 +175,7 @@ async def test_other_pods_stay_as_they_are(
     assert served.count(outcome) == 1
 
 
-async def test_no_pod_is_given_to_a_scheduler_that_is_not_there(served: Served) -> None:
+async def test_no_pod_is_assigned_to_an_absent_scheduler(served: Served) -> None:
     served.scheduler.is_fresh = False
 
     assert await served.scheduler_of(made(pod())) == ""
@@ -185,7 +185,7 @@ async def test_no_pod_is_given_to_a_scheduler_that_is_not_there(served: Served) 
     assert await served.scheduler_of(made(pod())) == "idlegpu-scheduler"
 
 
-async def test_whoever_creates_a_pod_is_warned_of_annotations_that_cannot_be_used(
+async def test_the_creator_of_a_pod_is_warned_of_invalid_annotations(
     served: Served,
 ) -> None:
     response = await served.admit(review(object=made(pod(gpu_memory="lots"))))
@@ -209,7 +209,7 @@ async def test_whoever_creates_a_pod_is_warned_of_annotations_that_cannot_be_use
     ],
     ids=["empty", "null", "text", "pod", "update", "no-object", "deep", "large", "crowded"],
 )
-async def test_what_cannot_be_read_stops_no_pod_and_is_counted_and_told(
+async def test_an_unreadable_review_allows_the_pod_and_is_counted_and_logged(
     served: Served, body: object
 ) -> None:
     response = await served.admit(body)
@@ -219,7 +219,7 @@ async def test_what_cannot_be_read_stops_no_pod_and_is_counted_and_told(
     assert served.count("unreadable") == 1
 
 
-async def test_reviews_that_come_too_slowly_or_too_many_at_once_stop_no_pod(
+async def test_slow_or_too_many_reviews_allow_the_pod(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extender.webhook.admission.webhook.READ_SECONDS", 0.05)
@@ -239,13 +239,13 @@ async def test_reviews_that_come_too_slowly_or_too_many_at_once_stop_no_pod(
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"containers": "x"}, {"containers": [None, 7]}])
-async def test_a_pod_of_any_shape_is_let_through(served: Served, spec: object) -> None:
+async def test_a_pod_of_any_shape_is_allowed(served: Served, spec: object) -> None:
     item = {"metadata": {"annotations": 7}, "spec": spec}
 
     assert await served.scheduler_of(item) == ""
 
 
-async def test_a_fault_of_ours_stops_no_pod(
+async def test_a_fault_of_the_webhook_allows_the_pod(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -260,7 +260,7 @@ async def test_a_fault_of_ours_stops_no_pod(
     assert "fault" in caplog.messages
 
 
-async def test_who_sends_reviews_without_end_keeps_out_nobody_from_another_address(
+async def test_endless_reviews_from_one_address_do_not_block_another(
     served: Served,
 ) -> None:
     never = asyncio.Event()
@@ -283,7 +283,7 @@ async def test_who_sends_reviews_without_end_keeps_out_nobody_from_another_addre
         await asyncio.wait(slow)
 
 
-async def test_the_log_stays_short_whatever_is_sent(
+async def test_the_log_stays_short_for_any_input(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> None:
