@@ -27,7 +27,7 @@ _DIRECTIVES = {"file": Directive.FILES, "dir": Directive.FOLDERS}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the completions of the last word.
+    """Write the completions of the word at the end.
 
     Args:
         arguments: words after `idlegpu`, None for those of the process.

@@ -149,7 +149,7 @@ class FailureLog:
                 [self._weight(now - failure.fades_from) for failure in some]
                 for some in self._counting(node, *spread)
             )
-            # Failures of a single owner do not count: leave out the heaviest of them.
+            # One owner alone is no evidence: the heaviest failure without a device does not count.
             total = sum(by_device) + sum(others) - max(others, default=0.0)
             if total > 0:
                 suspicion[node] = self._lost(total)

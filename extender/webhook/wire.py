@@ -60,7 +60,7 @@ _IDENTITY: Final = re.compile(
 """Begin of a request: Go writes the fields of an object in the order of their declaration."""
 _NO_NODES: Final = b'},"Nodes":null}'
 
-NOBODY: Final[Mapping[str, PodRecord]] = MappingProxyType({})
+NO_PODS: Final[Mapping[str, PodRecord]] = MappingProxyType({})
 
 _ARGS: Final = "ExtenderArgs"
 _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
@@ -146,7 +146,7 @@ class HostPriority(msgspec.Struct):
 def decode_question(
     body: bytes,
     node_index: NodeIndex = EMPTY_NODE_INDEX,
-    waiting: Mapping[str, PodRecord] = NOBODY,
+    waiting: Mapping[str, PodRecord] = NO_PODS,
     *,
     known: int = 0,
 ) -> ExtenderRequest:

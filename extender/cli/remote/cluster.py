@@ -95,7 +95,7 @@ class Cluster:
         """Return a transport to a Service through the API server's proxy.
 
         Args:
-            service: `namespace/name:port`. The Service tells whether the port speaks TLS; if the
+            service: `namespace/name:port`. The Service declares whether the port speaks TLS; if the
                 Service may not be read, TLS is assumed, as in the shipped manifests.
                 `namespace/https:name:port` and `namespace/http:name:port` state it.
             token: token for the Service, "" for none.

@@ -163,13 +163,13 @@ def message_of(body: bytes) -> str:
         ('no', 'x')
     """
     try:
-        told = decode_with(msgspec.json.decode, body)
+        document = decode_with(msgspec.json.decode, body)
     except MalformedError:
-        told = None
-    if isinstance(told, dict):
+        document = None
+    if isinstance(document, dict):
         for name in ("error", "message"):
-            if isinstance(told.get(name), str) and told[name]:
-                return str(told[name])
+            if isinstance(document.get(name), str) and document[name]:
+                return str(document[name])
     return " ".join(body.decode(errors="replace").split())[:SHOWN] or NOTHING
 
 

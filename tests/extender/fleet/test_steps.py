@@ -262,7 +262,7 @@ def test_no_query_waits_for_added_and_removed_nodes() -> None:
     world.clock.now += NEW_READINGS_SECONDS
     finish(world.fleet.refresh_in_steps(world.placer.evaluation_cache.prepare_in_steps))
 
-    assert world.placer.node_index.names == ("changing", "leaving", "new", "staying")
+    assert world.fleet.node_index.names == ("changing", "leaving", "new", "staying")
     assert world.fleet.snapshot().pools[GPU].nodes == ("changing", "new", "staying")
     assert len(world.row("changing").slots) == 9
     assert world.row("staying").held == 1

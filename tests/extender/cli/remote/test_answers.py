@@ -51,7 +51,7 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
 """Every route that the client reads, with the type of its answer."""
 
 
-class Unasked:
+class Bypassed:
     """Reports a pod that was bound without us."""
 
     def report(self) -> BypassReport:
@@ -75,7 +75,7 @@ def documents() -> Iterator[dict[str, Any]]:
     watch.outcomes.extend(OUTCOMES)
     app = fleet.build_app()
     app.add_routes(RegretTable(lambda: watch).routes())
-    app.add_routes(BypassedPodsTable(Unasked()).routes())  # type: ignore[arg-type] # it only reports
+    app.add_routes(BypassedPodsTable(Bypassed()).routes())  # type: ignore[arg-type] # it only reports
     wish = pod("what-if", gpus=2, **{"gpu-memory": "much", "prefer-models": "H100"})
     with ExitStack() as stack:
         url = stack.enter_context(serving(app))
@@ -130,16 +130,16 @@ def test_each_value_is_of_its_type(documents: dict[str, Any], question: str) -> 
     assert list(differences(documents[question], again)) == []
 
 
-def differences(told: Any, typed: Any, at: str = "") -> Iterator[str]:
+def differences(sent: Any, typed: Any, at: str = "") -> Iterator[str]:
     """Yield fields whose decoded value differs from the sent one; defaults may be added."""
-    if isinstance(told, dict):
-        for name, value in told.items():
+    if isinstance(sent, dict):
+        for name, value in sent.items():
             yield from differences(value, typed.get(name), f"{at}.{name}")
-    elif isinstance(told, list):
-        for number, (one, other) in enumerate(zip(told, typed, strict=True)):
+    elif isinstance(sent, list):
+        for number, (one, other) in enumerate(zip(sent, typed, strict=True)):
             yield from differences(one, other, f"{at}[{number}]")
-    elif told != typed:
-        yield f"{at}: {told!r} is read as {typed!r}"
+    elif sent != typed:
+        yield f"{at}: {sent!r} is read as {typed!r}"
 
 
 def test_the_server_sends_every_field_of_the_types(documents: dict[str, Any]) -> None:

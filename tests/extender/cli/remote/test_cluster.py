@@ -16,7 +16,7 @@ class Proxy:
     """Stands for the API server: remembers what it was asked.
 
     Attributes:
-        ports: of every Service; None where nobody may read it.
+        ports: of every Service; None if it may not be read.
         seen: path, Authorization and our own header of each question for the extender.
         read: paths of Services that were read.
         is_reached: whether the proxy comes through to the extender.
