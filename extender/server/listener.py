@@ -84,7 +84,8 @@ FULL: Final = (
     b"there are too many connections: come back later\n"
 )
 
-Factory = Callable[[], asyncio.BaseProtocol]
+Factory = Callable[[Callable[[], None]], asyncio.BaseProtocol]
+"""Creates the protocol of a connection, which calls the argument whenever bytes arrive."""
 
 
 class ConnectionRefusal(StrEnum):
@@ -116,10 +117,13 @@ class Figures:
 class _Accepted(socket.socket):
     """A connection's socket that calls `on_end` when its file descriptor is closed or detached."""
 
-    address: str = ""
-    is_evicted: bool = False
-    reports_bytes: bool = False
-    on_end: Callable[["_Accepted"], None] | None = None
+    def __init__(
+        self, accepted: socket.socket, address: str, on_end: Callable[["_Accepted"], None]
+    ) -> None:
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        self.address = address
+        self.is_evicted = False
+        self._on_end: Callable[[_Accepted], None] | None = on_end
 
     @override
     def close(self) -> None:
@@ -133,19 +137,9 @@ class _Accepted(socket.socket):
         return super().detach()
 
     def _end(self) -> None:
-        on_end, self.on_end = self.on_end, None
+        on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end(self)
-
-
-class ReportingProtocol(asyncio.BaseProtocol):
-    """A protocol that reports arriving bytes to the listener.
-
-    Attributes:
-        on_bytes: called whenever bytes arrive.
-    """
-
-    on_bytes: Callable[[], None] = staticmethod(lambda: None)
 
 
 class _Waiting:
@@ -189,8 +183,7 @@ class Listener:
     3. The newest connection of the heaviest address.
 
     Otherwise the new connection is refused. So no address can keep another address out, and a
-    connection with recent requests is never replaced by one from its own address. Silence is
-    measured only if the protocol is a `ReportingProtocol`.
+    connection with recent requests is never replaced by one from its own address.
 
     Use it on the event loop's thread only.
 
@@ -203,6 +196,8 @@ class Listener:
         spare: file descriptors left for other uses.
         hint: text for the log that says what to do when a client's certificate is refused.
         refused: receives the address of each refused connection.
+        measures_silence: whether the protocols report arriving bytes; without that no connection
+            counts as silent.
 
     Attributes:
         figures: connection figures of this port.
@@ -219,6 +214,7 @@ class Listener:
         spare: int = 0,
         hint: str = "",
         refused: Callable[[str], None] | None = None,
+        measures_silence: bool = True,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -230,6 +226,7 @@ class Listener:
         self._highest = descriptors() - spare
         self._hint = hint
         self._refused = refused
+        self._measures_silence = measures_silence
         self._throttle = LogThrottle(monotonic=monotonic)
         self._sockets: list[socket.socket] = []
         self._held: dict[_Accepted, None] = {}
@@ -329,9 +326,8 @@ class Listener:
         if len(self._held) >= self._most() and not self._make_room(address):
             self._refuse(accepted, address, ConnectionRefusal.FULL)
             return
-        held = _Accepted(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        held = _Accepted(accepted, address, self._release)
         held.settimeout(0.0)
-        held.address, held.on_end = address, self._release
         self._held[held] = None
         self._by_address[address] += 1
         self.figures.connections += 1
@@ -430,13 +426,13 @@ class Listener:
         is_tls = self._tls is not None
         try:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._handler(held),
+                lambda: self._factory(partial(self._note_bytes, held)),
                 held,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
                 ssl_shutdown_timeout=TLS_CLOSE_SECONDS if is_tls else None,
             )
-            if held.reports_bytes and held in self._held and held not in self._bytes_at:
+            if self._measures_silence and held in self._held and held not in self._bytes_at:
                 self._unused.add(held)
             _forget_buffer(transport)
         except OSError as error:  # an SSLError is one
@@ -448,14 +444,6 @@ class Listener:
             raise
         finally:
             self._in_handshake.discard(held)
-
-    def _handler(self, held: _Accepted) -> asyncio.BaseProtocol:
-        """Return what handles a connection."""
-        handler = self._factory()
-        if isinstance(handler, ReportingProtocol):
-            handler.on_bytes = partial(self._note_bytes, held)
-            held.reports_bytes = True
-        return handler
 
     def _note_failure(self, error: OSError, address: str) -> None:
         """Count a failed handshake, and log it if a line is due."""

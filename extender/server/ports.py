@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime.log_throttle import ThrottledLogger
-from extender.server.listener import RESERVED_DESCRIPTORS, Listener, ReportingProtocol, spare_for
+from extender.server.listener import RESERVED_DESCRIPTORS, Factory, Listener, spare_for
 from extender.server.tls import Certificates, ServerContext, follow_certificate
 from extender.settings.config import Settings
 
@@ -277,21 +277,27 @@ class _Heads:
             timer.cancel()
 
 
-class _Timed(ReportingProtocol, asyncio.Protocol):
-    """Forwards all events of a connection, and reports arriving bytes to `_Heads`.
+class _Timed(asyncio.Protocol):
+    """Forwards all events of a connection, and reports arriving bytes to listener and `_Heads`.
 
     Args:
         connection: the aiohttp protocol that handles the requests.
         inner: receives the events: `connection` itself, or a wrapper around it.
         heads: times the heads of requests.
+        on_bytes: called whenever bytes arrive.
     """
 
     def __init__(
-        self, connection: web.RequestHandler, inner: asyncio.BaseProtocol, heads: _Heads
+        self,
+        connection: web.RequestHandler,
+        inner: asyncio.BaseProtocol,
+        heads: _Heads,
+        on_bytes: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._inner: asyncio.Protocol = inner  # type: ignore[assignment] # it takes bytes
         self._heads = heads
+        self._on_bytes = on_bytes
         self._transport: asyncio.Transport | None = None
 
     @override
@@ -307,7 +313,7 @@ class _Timed(ReportingProtocol, asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.on_bytes()
+        self._on_bytes()
         if self._transport is not None:
             self._heads.note_bytes(self._connection, self._transport)
         self._inner.data_received(data)
@@ -341,14 +347,14 @@ def _runner(settings: Settings, app: web.Application, heads: _Heads) -> web.AppR
 
 def _factory(
     runner: web.AppRunner, heads: _Heads, watch: Watch = lambda connection: connection
-) -> Callable[[], asyncio.BaseProtocol]:
+) -> Factory:
     """Return a function that creates the protocol of each connection, once the runner is set up."""
 
-    def make() -> asyncio.BaseProtocol:
+    def make(on_bytes: Callable[[], None]) -> asyncio.BaseProtocol:
         if runner.server is None:
             raise ConnectionAbortedError("the server ends")
         connection = runner.server()
-        return _Timed(connection, watch(connection), heads)
+        return _Timed(connection, watch(connection), heads, on_bytes)
 
     return make
 

@@ -126,11 +126,12 @@ class AgentSource:
         self.port = Listener(
             "agents",
             settings.address,
-            lambda: AgentConnection(self, self._monotonic),
+            lambda _: AgentConnection(self, self._monotonic),
             most=lambda: self._settings.max_connections,
             tls=tls,
             spare=spare,
             refused=self._note_rejected,
+            measures_silence=False,  # `_sweep` ends silent connections
             monotonic=monotonic,
         )
         self._connections: set[AgentConnection] = set()

@@ -111,7 +111,7 @@ async def test_no_step_explains_more_than_a_few_nodes(
 ) -> None:
     works = [
         world.why.explain._view(record, None, Wish(limit=10_000, node="")),
-        world.why._foresight._foreseen(record.request, {}, Wish(limit=10_000, node="")),
+        world.why._what_if._predict(record.request, {}, Wish(limit=10_000, node="")),
     ]
     for work in works:
         steps = 0

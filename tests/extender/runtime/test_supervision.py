@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from extender.runtime.supervision import FAULTS, FIRST_SECONDS, MOST_SECONDS, keep
+from extender.runtime.supervision import FAULTS, FIRST_SECONDS, MOST_SECONDS, Tasks, keep
 
 pytestmark = pytest.mark.looptime
 
@@ -79,3 +79,40 @@ async def test_what_is_fatal_is_raised_and_cancelling_cancels() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_task_can_be_stopped_and_started_again_while_others_run() -> None:
+    started: list[str] = []
+
+    async def run(name: str) -> None:
+        started.append(name)
+        await asyncio.sleep(3600)
+
+    async with Tasks() as tasks:
+        tasks.start("one", lambda: run("one"))
+        tasks.start("other", lambda: run("other"))
+        await asyncio.sleep(1)
+        await tasks.stop("one")
+        await tasks.stop("unknown")
+        assert "one" not in {task.get_name() for task in asyncio.all_tasks()}
+        tasks.start("one", lambda: run("one again"))
+        await asyncio.sleep(1)
+        await tasks.stop("one")
+        await tasks.stop("other")
+
+    assert started == ["one", "other", "one again"]
+
+
+async def test_a_fatal_error_of_a_task_ends_all() -> None:
+    async def fail() -> None:
+        raise OSError("the address is in use")
+
+    async def run_both() -> None:
+        async with Tasks() as tasks:
+            tasks.start("idle", lambda: asyncio.sleep(3600))
+            tasks.start("failing", fail, fatal=(OSError,))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await run_both()
+
+    assert raised.group_contains(OSError, match="in use")

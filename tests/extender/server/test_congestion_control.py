@@ -64,7 +64,7 @@ async def test_accepted_connections_are_not_paced(monkeypatch: pytest.MonkeyPatc
     with socket.socket() as fresh:
         monkeypatch.setattr(pacing, "BBR", congestion_control(fresh))
     monkeypatch.setattr(pacing, "OTHERS", ("reno",))  # every kernel has it, and lets anybody
-    listener = Listener("test", ("127.0.0.1", 0), ReportingAlgorithm, most=lambda: 1)
+    listener = Listener("test", ("127.0.0.1", 0), lambda _: ReportingAlgorithm(), most=lambda: 1)
     await listener.open()
     try:
         reader, writer = await asyncio.open_connection(*listener.addresses[0])

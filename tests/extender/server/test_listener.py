@@ -21,7 +21,6 @@ from extender.server.listener import (
     ConnectionRefusal,
     Factory,
     Listener,
-    ReportingProtocol,
     ask_for_descriptors,
     descriptors,
     spare_for,
@@ -35,8 +34,11 @@ LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio"
 Run = Callable[[Coroutine[object, object, None]], None]
 
 
-class Echo(ReportingProtocol, asyncio.Protocol):
+class Echo(asyncio.Protocol):
     """Sends back what it receives."""
+
+    def __init__(self, on_bytes: Callable[[], None]) -> None:
+        self._on_bytes = on_bytes
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -44,7 +46,7 @@ class Echo(ReportingProtocol, asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.on_bytes()
+        self._on_bytes()
         self._transport.write(data)  # type: ignore[attr-defined] # uvloop's is no Transport
 
 
@@ -332,16 +334,19 @@ def test_an_endless_handshake_is_ended(
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")
 def test_a_tls_connection_holds_no_memory_for_a_read_buffer(folder: Path) -> None:
     async def check() -> None:
-        handler = Full()
+        handlers: list[Full] = []
+
+        def make(on_bytes: Callable[[], None]) -> Full:
+            handlers.append(Full(on_bytes))
+            return handlers[-1]
+
         certificates = Certificates(settings_for(folder))
         context = client_context(folder, shows=folder)
-        async with port_with(
-            3, tls=certificates.server, client=context, factory=lambda: handler
-        ) as port:
+        async with port_with(3, tls=certificates.server, client=context, factory=make) as port:
             caller = await port.call()
             assert await caller.is_answered()
 
-            await eventually(lambda: bytes(handler.buffer).count(b"x") < 2 * mmap.PAGESIZE)
+            await eventually(lambda: bytes(handlers[0].buffer).count(b"x") < 2 * mmap.PAGESIZE)
             assert await caller.is_answered()
 
     uvloop.run(check())

@@ -192,7 +192,7 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[asyncio.Protocol,
     heads = ports_module._Heads()
     runner = ports_module._runner(settings, app, heads)
     await runner.setup()
-    wire, connection = Wire(), ports_module._factory(runner, heads)()
+    wire, connection = Wire(), ports_module._factory(runner, heads)(lambda: None)
     assert isinstance(connection, asyncio.Protocol)
     connection.connection_made(wire)
     yield connection, wire
