@@ -1,4 +1,4 @@
-"""The fleet that these tests ask about, and the server that they ask."""
+"""The fleet and the server of these tests."""
 
 import pytest
 

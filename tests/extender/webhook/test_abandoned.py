@@ -1,4 +1,4 @@
-"""Answers that nobody reads."""
+"""Test answers that no client reads."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from testkit.world import World
 
 
 class Patience:
-    """A client that may give up while its question is being answered."""
+    """A client that may give up during its request."""
 
     def __init__(self) -> None:
         self.gives_up: Callable[[], None] = lambda: None
@@ -31,7 +31,7 @@ class Patience:
 
 @pytest.fixture
 async def served(world: World) -> AsyncIterator[tuple[World, int, Patience]]:
-    """A world behind a port, that asks a client's patience while it answers."""
+    """A world behind a port, whose client may give up during an answer."""
     patience = Patience()
     webhooks = Webhooks(
         placer=world.placer,
@@ -63,7 +63,7 @@ def send(port: int, body: bytes) -> socket.socket:
 QUESTION = orjson.dumps(names_question("idle-a", "idle-b"))
 
 
-async def test_answer_to_a_client_that_gave_up_is_lost(
+async def test_an_answer_to_a_client_that_gave_up_is_lost(
     served: tuple[World, int, Patience],
 ) -> None:
     world, port, patience = served
@@ -77,7 +77,7 @@ async def test_answer_to_a_client_that_gave_up_is_lost(
     assert world.request_log.incidents[0] == 1
 
 
-async def test_answer_to_a_client_that_waits_is_not_lost(
+async def test_an_answer_to_a_waiting_client_is_not_lost(
     served: tuple[World, int, Patience],
 ) -> None:
     world, port, _ = served
@@ -90,7 +90,7 @@ async def test_answer_to_a_client_that_waits_is_not_lost(
     client.close()
 
 
-async def test_question_that_breaks_off_counts_as_lost(
+async def test_an_incomplete_request_counts_as_lost(
     served: tuple[World, int, Patience],
 ) -> None:
     world, port, _ = served
@@ -114,7 +114,7 @@ async def test_question_that_breaks_off_counts_as_lost(
         pytest.param(pod(gpus=None), True, id="no-gpu"),
     ],
 )
-async def test_every_question_that_is_answered_counts_as_asked(
+async def test_every_answered_request_is_logged(
     world: World, client: Client, verb: str, asker: object, is_ready: bool
 ) -> None:
     world.is_ready = is_ready
@@ -125,7 +125,7 @@ async def test_every_question_that_is_answered_counts_as_asked(
     assert world.request_log.verdict("uid-asker") is BypassVerdict.ASKED
 
 
-async def test_question_that_cannot_be_read_is_noted_as_such(world: World, client: Client) -> None:
+async def test_an_unreadable_request_is_logged_as_unreadable(world: World, client: Client) -> None:
     await client.post("/prioritize", data=b"{")
 
     await eventually(lambda: world.request_log.incidents[2])
@@ -134,7 +134,7 @@ async def test_question_that_cannot_be_read_is_noted_as_such(world: World, clien
     assert world.request_log.last_at is not None
 
 
-async def test_fault_of_ours_counts_as_asked(world: World) -> None:
+async def test_a_request_with_an_internal_fault_is_logged(world: World) -> None:
     def fail() -> bool:
         raise RuntimeError("broken")
 
@@ -143,7 +143,7 @@ async def test_fault_of_ours_counts_as_asked(world: World) -> None:
     assert response[ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-asker"
 
 
-async def test_wrong_path_is_noted_and_still_not_found(
+async def test_a_wrong_path_is_logged_and_not_found(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     app = web.Application(middlewares=[noting_wrong_paths(world.request_log)])
@@ -157,7 +157,7 @@ async def test_wrong_path_is_noted_and_still_not_found(
     assert list(world.request_log.wrong_paths) == ["/scheduler/filter"]
 
 
-def test_only_so_much_is_noted_of_wrong_paths(world: World) -> None:
+def test_the_log_of_wrong_paths_is_limited(world: World) -> None:
     for number in range(100):
         world.request_log.note_wrong_path(f"/{number}" + "x" * 1000)
 

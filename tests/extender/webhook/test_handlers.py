@@ -17,7 +17,7 @@ from testkit.world import World
 # --- filter ---------------------------------------------------------------------------------------
 
 
-async def test_filter_keeps_the_order_of_the_question(client: Client) -> None:
+async def test_filter_keeps_the_order_of_the_request(client: Client) -> None:
     answer = await ask(client, "filter", names_question("busy", "idle-b", "dead", "idle-a"))
 
     assert answer["NodeNames"] == ["busy", "idle-b", "idle-a"]
@@ -49,7 +49,7 @@ async def test_filter_answers_whole_nodes_with_whole_nodes(client: Client) -> No
     assert answer["NodeNames"] is None
 
 
-async def test_filter_says_that_nothing_passes_with_an_empty_list(client: Client) -> None:
+async def test_filter_answers_with_an_empty_list_if_no_node_passes(client: Client) -> None:
     by_name = await ask(client, "filter", names_question("dead"))
     whole = await ask(client, "filter", objects_question("dead"))
 
@@ -57,7 +57,7 @@ async def test_filter_says_that_nothing_passes_with_an_empty_list(client: Client
     assert whole["Nodes"] == {"items": []}
 
 
-async def test_filter_passes_a_node_that_the_watch_has_not_seen(client: Client) -> None:
+async def test_filter_passes_an_unknown_node(client: Client) -> None:
     answer = await ask(client, "filter", names_question("new", "dead", ""))
 
     assert answer["NodeNames"] == ["new", ""]
@@ -72,7 +72,9 @@ async def test_filter_passes_a_node_that_the_watch_has_not_seen(client: Client) 
         pytest.param(pod(enabled="false"), id="disabled"),
     ],
 )
-async def test_filter_leaves_a_pod_that_is_not_ours_alone(client: Client, asker: object) -> None:
+async def test_filter_passes_all_nodes_for_a_pod_without_gpus(
+    client: Client, asker: object
+) -> None:
     question = names_question("dead", "idle-a") | {"Pod": asker}
 
     assert (await ask(client, "filter", question))["NodeNames"] == ["dead", "idle-a"]
@@ -105,7 +107,7 @@ async def test_a_pod_that_requires_idle_nodes_waits_for_the_inventory(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"NodeNames":7}', b"\xff", b"100%"])
-async def test_a_malformed_filter_question_is_answered_200_with_an_error(
+async def test_a_malformed_filter_request_is_answered_200_with_an_error(
     world: World, client: Client, body: bytes
 ) -> None:
     response = await client.post("/filter", data=body)
@@ -120,7 +122,7 @@ async def test_a_malformed_filter_question_is_answered_200_with_an_error(
 
 
 @pytest.mark.parametrize("verb", ["prioritize", "preempt"])
-async def test_another_malformed_question_is_answered_400_with_an_error(
+async def test_other_malformed_requests_are_answered_400_with_an_error(
     client: Client, verb: str
 ) -> None:
     response = await client.post(f"/{verb}", data=b"{")
@@ -129,7 +131,7 @@ async def test_another_malformed_question_is_answered_400_with_an_error(
     assert (await response.json())["Error"].startswith("cannot read Extender")
 
 
-async def test_an_annotation_that_cannot_be_used_is_told_and_costs_no_node(
+async def test_an_invalid_annotation_is_logged_and_rejects_no_node(
     world: World, client: Client
 ) -> None:
     question = names_question("idle-a", asker=pod(gpu_memory="lots", max_utilisation="20"))
@@ -162,7 +164,7 @@ async def test_prioritize_ranks_idle_before_busy_and_one_node_highest(client: Cl
 
 
 @pytest.mark.parametrize("max_score", [1, 100, 1000])
-async def test_scores_reach_as_high_as_they_are_set_to(
+async def test_the_highest_score_is_a_setting(
     world: World, aiohttp_client: MakeClient, max_score: int
 ) -> None:
     world.max_score = max_score
@@ -187,7 +189,7 @@ async def test_the_first_choice_counts_at_once_for_the_next_pod(client: Client) 
 # --- preempt --------------------------------------------------------------------------------------
 
 
-async def test_preempt_keeps_what_filter_would_accept_and_returns_victims_unchanged(
+async def test_preempt_keeps_acceptable_candidates_and_returns_victims_unchanged(
     client: Client,
 ) -> None:
     question = {"Pod": pod(), **meta("busy", "dead", "idle-a", "unknown")}
@@ -215,7 +217,7 @@ async def test_preempt_answers_whole_pods_with_uids(client: Client) -> None:
 
 
 @pytest.mark.parametrize("uids", [("never-seen",), ("uid-holder-0", "never-seen")])
-async def test_an_unknown_victim_is_no_reason_to_drop_a_node(
+async def test_an_unknown_victim_does_not_drop_a_candidate(
     client: Client, uids: tuple[str, ...]
 ) -> None:
     answer = await ask(client, "preempt", {"Pod": pod(), **meta("busy", uids=uids)})
@@ -244,19 +246,21 @@ async def test_preempt_never_returns_a_candidate_without_victims(
 
 
 @pytest.mark.parametrize("asker", [pod(gpus=None), pod(enabled="false"), None])
-async def test_preempt_leaves_a_pod_that_is_not_ours_alone(client: Client, asker: object) -> None:
+async def test_preempt_keeps_all_candidates_for_a_pod_without_gpus(
+    client: Client, asker: object
+) -> None:
     answer = await ask(client, "preempt", {"Pod": asker, **meta("dead", "busy")})
 
     assert list(answer["NodeNameToMetaVictims"]) == ["dead", "busy"]
 
 
-async def test_nobody_is_evicted_for_a_pod_that_waits_for_load_alone(client: Client) -> None:
+async def test_no_pod_is_evicted_for_a_pod_that_waits_for_load_alone(client: Client) -> None:
     question = {"Pod": pod(require_idle="true"), **meta("busy", "never-seen")}
 
     assert await ask(client, "preempt", question) == {"NodeNameToMetaVictims": {}}
 
 
-async def test_questions_are_counted_and_timed_by_verb_and_outcome(
+async def test_requests_are_counted_and_timed_by_verb_and_outcome(
     world: World, client: Client
 ) -> None:
     await ask(client, "filter", names_question("idle-a", "idle-b", "dead"))

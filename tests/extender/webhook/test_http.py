@@ -29,7 +29,7 @@ from testkit.world import World
 
 
 class BrokenPlacer(Placer):
-    """Fails at whatever it is asked."""
+    """Fails at every call."""
 
     @override
     def place(self, *_: object, **__: object) -> DecisionRecord:
@@ -93,7 +93,7 @@ async def test_a_fault_elsewhere_is_answered_500_without_a_traceback(
     assert world.count("idlegpu_faults_total", verb=verb) == 1
 
 
-async def test_an_explanation_that_fails_costs_no_answer(
+async def test_a_failed_explanation_costs_no_answer(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: DecisionRecord) -> None:
@@ -128,7 +128,7 @@ async def test_the_content_type_does_not_matter(client: Client, content_type: st
     assert (await response.json())["NodeNames"] == ["idle-a"]
 
 
-async def test_a_compressed_question_is_understood(client: Client) -> None:
+async def test_a_compressed_request_is_decoded(client: Client) -> None:
     body = gzip.compress(json.dumps(names_question("idle-a", "dead")).encode())
 
     response = await client.post("/filter", data=body, headers={"Content-Encoding": "gzip"})
@@ -139,7 +139,7 @@ async def test_a_compressed_question_is_understood(client: Client) -> None:
 @pytest.mark.parametrize(
     ("verb", "status"), [("filter", 200), ("prioritize", 400), ("preempt", 400)]
 )
-async def test_a_question_that_is_not_compressed_as_it_says_is_malformed(
+async def test_a_request_with_a_wrong_content_encoding_is_malformed(
     client: Client, verb: str, status: int
 ) -> None:
     response = await client.post(f"/{verb}", data=b"{}{}{}", headers={"Content-Encoding": "gzip"})
@@ -151,7 +151,7 @@ async def test_a_question_that_is_not_compressed_as_it_says_is_malformed(
 @pytest.mark.parametrize(
     ("verb", "status"), [("filter", 200), ("prioritize", 413), ("preempt", 413)]
 )
-async def test_a_body_over_the_limit_is_refused_with_the_settings_name(
+async def test_the_error_of_a_body_over_the_limit_names_the_setting(
     world: World, aiohttp_client: MakeClient, verb: str, status: int
 ) -> None:
     client = await aiohttp_client(world.build_app(max_body_bytes=1000))
@@ -175,7 +175,7 @@ async def test_a_decompressed_body_counts_against_the_limit(
     assert (await response.json())["Error"]
 
 
-async def test_a_question_over_one_mebibyte_is_answered(client: Client) -> None:
+async def test_a_request_over_one_mebibyte_is_answered(client: Client) -> None:
     names = [f"node-{index:080}" for index in range(15_000)]
     body = json.dumps(names_question(*names)).encode()
     assert len(body) > MIB
@@ -202,7 +202,7 @@ async def test_sixty_mebibytes_of_whole_nodes_are_answered(
     assert f'"Nodes":{{"items":[{",".join(nodes)}]}}'.encode() in answer
 
 
-async def test_a_slow_client_holds_nobody_up_and_one_that_leaves_is_counted(
+async def test_a_slow_client_delays_no_other_and_one_that_leaves_is_counted(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def left() -> float:

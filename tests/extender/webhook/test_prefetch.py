@@ -1,4 +1,4 @@
-"""Prioritize is decided before it is asked, and anew where anything has changed since."""
+"""Test that prioritize is decided ahead of its request, and again after any change."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ NODES = ["idle-b", "busy", "idle-a"]
 
 @pytest.fixture
 def weighed(monkeypatch: pytest.MonkeyPatch) -> list[Weighed]:
-    """What has been decided."""
+    """Decisions so far."""
     decided: list[Weighed] = []
     weigh = Placer.weigh
 
@@ -37,7 +37,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[Weighed]:
 
 
 async def ask(client: Client, verb: str, names: list[str], asker: object) -> Any:
-    """Ask as Go writes it: with no spaces."""
+    """Send a request in the form of Go: without spaces."""
     question = {"Pod": asker, "Nodes": None, "NodeNames": names}
     body = json.dumps(question, separators=(",", ":"))
     response = await client.post(f"/{verb}", data=body)
@@ -46,7 +46,7 @@ async def ask(client: Client, verb: str, names: list[str], asker: object) -> Any
 
 
 async def place(client: Client, between: Callable[[], None] = lambda: None) -> dict[str, int]:
-    """Ask both verbs, and return the scores."""
+    """Send filter and prioritize, and return the scores."""
     answer = await ask(client, "filter", NODES, pod())
     assert isinstance(answer, dict)
     between()
@@ -55,7 +55,7 @@ async def place(client: Client, between: Callable[[], None] = lambda: None) -> d
     return scores_of(scores)
 
 
-async def test_prioritize_takes_what_was_decided_ahead(
+async def test_prioritize_uses_the_prefetched_decision(
     client: Client, world: World, weighed: list[Weighed]
 ) -> None:
     foreseen = await place(client)
@@ -71,7 +71,7 @@ async def test_prioritize_takes_what_was_decided_ahead(
     assert world.fleet.ledger.get("uid-asker") is not None
 
 
-async def test_a_pod_between_its_verbs_keeps_what_was_foreseen_when_the_time_of_another_is_up(
+async def test_a_pod_between_its_requests_keeps_its_prefetch_when_another_expires(
     client: Client, weighed: list[Weighed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers, "BETWEEN_VERBS_SECONDS", 0.05)
@@ -88,7 +88,7 @@ async def test_a_pod_between_its_verbs_keeps_what_was_foreseen_when_the_time_of_
     assert len(weighed) == count + 2
 
 
-async def test_what_was_foreseen_for_a_pod_that_nobody_asks_about_again_is_forgotten(
+async def test_a_prefetch_without_a_second_request_expires(
     client: Client, world: World, weighed: list[Weighed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers, "BETWEEN_VERBS_SECONDS", 0.01)
@@ -103,13 +103,13 @@ async def test_what_was_foreseen_for_a_pod_that_nobody_asks_about_again_is_forgo
 
 
 def after(seconds: float) -> asyncio.Event:
-    """Return what is set after so long, and after all that has been put off for so long by now."""
+    """Return an event that is set after this time, behind all timers of the same time."""
     event = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, event.set)
     return event
 
 
-async def test_what_has_changed_since_is_decided_anew(
+async def test_a_prefetch_is_not_used_after_a_change(
     client: Client, world: World, weighed: list[Weighed]
 ) -> None:
     def turn_busy() -> None:
@@ -134,26 +134,28 @@ async def test_a_pod_placed_meanwhile_counts(
     assert max(scores, key=scores.__getitem__) == "idle-b"
 
 
-async def test_a_request_that_is_read_otherwise_by_now_is_decided_anew(
+async def test_a_prefetch_is_not_used_if_the_request_is_parsed_differently(
     client: Client, weighed: list[Weighed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Webhooks._parse
 
     def read_otherwise() -> None:
-        def anew(self: Webhooks, pod_object: JsonObject) -> tuple[PodRef, ParsedRequest]:
+        def parse_differently(
+            self: Webhooks, pod_object: JsonObject
+        ) -> tuple[PodRef, ParsedRequest]:
             asker, parsed = read(self, pod_object)
             assert parsed.request is not None
             request = replace(parsed.request, memory_bytes=1 << 30)
             return asker, replace(parsed, request=request)
 
-        monkeypatch.setattr(Webhooks, "_parse", anew)
+        monkeypatch.setattr(Webhooks, "_parse", parse_differently)
 
     await place(client, read_otherwise)
 
     assert len(weighed) == 3
 
 
-async def test_other_nodes_or_another_pod_are_decided_about_anew(
+async def test_a_prefetch_is_not_used_for_other_nodes_or_another_pod(
     client: Client, weighed: list[Weighed]
 ) -> None:
     await ask(client, "filter", NODES, pod())
@@ -165,7 +167,7 @@ async def test_other_nodes_or_another_pod_are_decided_about_anew(
     assert len(weighed) == 6
 
 
-async def test_where_one_node_is_left_nothing_is_decided_ahead(
+async def test_nothing_is_prefetched_for_a_single_feasible_node(
     client: Client, weighed: list[Weighed]
 ) -> None:
     await ask(client, "filter", ["dead", "idle-a"], pod())
@@ -173,7 +175,7 @@ async def test_where_one_node_is_left_nothing_is_decided_ahead(
     assert len(weighed) == 1
 
 
-async def test_neither_is_it_where_the_shortlist_leaves_one(
+async def test_nothing_is_prefetched_for_a_shortlist_of_one(
     world: World, aiohttp_client: MakeClient, weighed: list[Weighed]
 ) -> None:
     world.shortlist = 1

@@ -1,4 +1,4 @@
-"""Replicas that were told the same choose alike, in whatever order they were told it."""
+"""Test that replicas with the same data choose alike, in any order of arrival."""
 
 import json
 import random
@@ -20,7 +20,7 @@ CARDS = {
 
 
 def replica(shortlist: int, seed: int) -> World:
-    """Return a replica that heard of nodes, pods and GPUs in an order of its own."""
+    """Return a replica that received nodes, pods and GPUs in its own order."""
     generator = random.Random(seed)
     names = generator.sample(sorted(CARDS), len(CARDS))
     world = World(shortlist=shortlist)
@@ -35,7 +35,7 @@ async def test_replicas_give_the_same_bytes(aiohttp_client: MakeClient, shortlis
     replicas = [await aiohttp_client(replica(shortlist, seed).build_app()) for seed in range(3)]
     candidates = sorted(CARDS)
 
-    # Pods that are not bound yet are among what they were told: a burst stays alike.
+    # Unbound pods are part of the data, so replicas also agree during a burst.
     for number in range(12):
         question = names_question(*candidates, asker=pod(f"burst-{number}"))
         for verb in ("filter", "prioritize"):

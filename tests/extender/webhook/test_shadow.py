@@ -1,4 +1,4 @@
-"""In shadow no answer changes anything, and everything is decided and recorded."""
+"""Test that in shadow mode answers change nothing, and decisions are still recorded."""
 
 import pytest
 
@@ -25,7 +25,7 @@ async def shadow(world: World, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def test_filter_passes_every_candidate_in_the_order_of_the_question(
+async def test_filter_passes_every_candidate_in_the_order_of_the_request(
     shadow: Client, world: World
 ) -> None:
     answer = await ask(shadow, "filter", names_question(*NODES))
@@ -42,7 +42,7 @@ async def test_filter_passes_every_candidate_in_the_order_of_the_question(
     assert (record.decision.best, record.decision.feasible) == ("idle-a", 3)
 
 
-async def test_filter_gives_back_whole_nodes_where_whole_nodes_came(shadow: Client) -> None:
+async def test_filter_answers_whole_nodes_with_whole_nodes(shadow: Client) -> None:
     question = objects_question(*NODES)
 
     answer = await ask(shadow, "filter", question)
@@ -70,15 +70,13 @@ async def test_a_pod_that_requires_idle_gpus_passes_everywhere(
     assert not record.leaves_none
 
 
-async def test_preempt_gives_back_what_came(shadow: Client) -> None:
+async def test_preempt_returns_all_candidates(shadow: Client) -> None:
     question = {"Pod": pod(), **meta(*NODES)}
 
     assert await ask(shadow, "preempt", question) == meta(*NODES)
 
 
-async def test_a_pod_counts_nowhere_until_it_is_bound_and_then_there(
-    shadow: Client, world: World
-) -> None:
+async def test_a_pod_counts_only_from_its_binding(shadow: Client, world: World) -> None:
     await ask(shadow, "filter", names_question(*NODES))
     await ask(shadow, "prioritize", names_question(*NODES))
     assert len(world.fleet.ledger) == 0
@@ -95,7 +93,7 @@ async def test_a_pod_counts_nowhere_until_it_is_bound_and_then_there(
     assert (followed.decision.best, followed.bound_node) == ("idle-a", "idle-b")
 
 
-async def test_what_was_assumed_of_a_pod_before_is_dropped_once_it_is_asked_about_again(
+async def test_an_earlier_assumption_is_dropped_with_the_next_request_for_the_pod(
     shadow: Client, world: World
 ) -> None:
     world.placer.is_shadow = False
@@ -108,22 +106,20 @@ async def test_what_was_assumed_of_a_pod_before_is_dropped_once_it_is_asked_abou
     assert world.fleet.ledger.get("uid-asker") is None
 
 
-async def test_other_replicas_are_told_of_no_node_to_count_the_pod_on(
-    shadow: Client, world: World
-) -> None:
-    told: list[AnsweredQuestion] = []
-    world.request_log.answered.subscribe(told.append)
+async def test_peers_receive_no_node_to_count_the_pod_on(shadow: Client, world: World) -> None:
+    published: list[AnsweredQuestion] = []
+    world.request_log.answered.subscribe(published.append)
 
     await ask(shadow, "filter", names_question(*NODES))
     await ask(shadow, "prioritize", names_question(*NODES))
 
-    assert [(one.verb, one.choices, one.node, one.resources) for one in told] == [
+    assert [(one.verb, one.choices, one.node, one.resources) for one in published] == [
         ("filter", len(NODES), "", ()),
         ("prioritize", len(NODES), "", ()),
     ]
 
 
-async def test_out_of_shadow_answers_count_again(shadow: Client, world: World) -> None:
+async def test_answers_count_again_after_shadow_mode(shadow: Client, world: World) -> None:
     world.report({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
     world.placer.is_shadow = False
 

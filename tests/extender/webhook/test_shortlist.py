@@ -1,4 +1,4 @@
-"""Filter's answer names the best nodes only, and never leaves a pod without one for it."""
+"""Test that filter returns only the best nodes, and never leaves a pod without a node."""
 
 import json
 
@@ -31,7 +31,7 @@ def answered(codes: list[Code], scores: list[float], shortlist: int) -> dict[str
     return answer
 
 
-def test_the_best_nodes_are_named_in_the_order_of_the_question() -> None:
+def test_the_best_nodes_are_returned_in_the_order_of_the_request() -> None:
     answer = answered([Code.PASSES] * 4, [0.1, 0.9, 0.3, 0.8], shortlist=2)
 
     assert answer["NodeNames"] == ["n1", "n3"]
@@ -40,7 +40,7 @@ def test_the_best_nodes_are_named_in_the_order_of_the_question() -> None:
 VERDICTS = [Code.PASSES, Code.UNHEALTHY, Code.PASSES, Code.NO_MEMORY]
 
 
-def test_where_the_shortlist_leaves_nodes_out_none_carries_a_reason() -> None:
+def test_no_reasons_are_given_if_the_shortlist_omits_nodes() -> None:
     answer = answered(VERDICTS, [0.1, 0.9, 0.3, 0.8], shortlist=1)
 
     assert answer["NodeNames"] == ["n2"]
@@ -48,7 +48,7 @@ def test_where_the_shortlist_leaves_nodes_out_none_carries_a_reason() -> None:
 
 
 @pytest.mark.parametrize("shortlist", [0, 2])
-def test_where_it_leaves_none_out_refused_ones_carry_theirs(shortlist: int) -> None:
+def test_reasons_are_given_if_the_shortlist_omits_no_node(shortlist: int) -> None:
     answer = answered(VERDICTS, [0.1, 0.9, 0.3, 0.8], shortlist)
 
     assert answer["NodeNames"] == ["n0", "n2"]
@@ -56,7 +56,7 @@ def test_where_it_leaves_none_out_refused_ones_carry_theirs(shortlist: int) -> N
     assert answer["FailedAndUnresolvableNodes"] == {"n1": Code.UNHEALTHY.text}
 
 
-def test_where_none_passes_all_carry_their_reason() -> None:
+def test_all_reasons_are_given_if_no_node_passes() -> None:
     answer = answered([Code.UNHEALTHY, Code.NO_MEMORY], [0.1, 0.9], shortlist=1)
 
     assert answer["NodeNames"] == []

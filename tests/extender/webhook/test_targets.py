@@ -1,4 +1,4 @@
-"""Pods that name their node, its GPUs, or the models that they accept."""
+"""Test pods that name their node, its GPUs, or the models that they accept."""
 
 from dataclasses import replace
 from typing import Any

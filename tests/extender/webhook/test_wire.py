@@ -44,9 +44,7 @@ def victims(document: object) -> tuple[wire.PreemptionCandidate, ...]:
     ],
     ids=["as-go-writes-it", "twice", "twice-in-another-case", "escaped", "nested", "in-a-string"],
 )
-def test_the_names_are_those_of_the_question_itself(
-    body: bytes, names: list[str], pod: str
-) -> None:
+def test_decoded_names_equal_those_of_the_request(body: bytes, names: list[str], pod: str) -> None:
     question = wire.decode_question(body)
 
     assert list(question.nodes) == names
@@ -60,7 +58,7 @@ NODES = [f"gpu-node-{number:05}" for number in range(2000)]
 ROLL = NodeIndex(NODES, {})
 
 
-def test_names_on_the_roll_come_by_number() -> None:
+def test_indexed_names_are_decoded_to_numbers() -> None:
     body = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (NAMED, json.dumps(NODES[::-1]).encode())
     body = body.replace(b", ", b",")
 
@@ -80,7 +78,7 @@ def test_names_on_the_roll_come_by_number() -> None:
     ],
     ids=["unknown", "twice", "null"],
 )
-def test_names_that_are_not_all_on_the_roll_are_read_as_without_it(
+def test_partly_unknown_names_are_decoded_as_without_the_index(
     names: list[str | None], expected: list[str]
 ) -> None:
     body = json.dumps({"Pod": None, "NodeNames": names}, separators=(",", ":")).encode()
@@ -89,7 +87,7 @@ def test_names_that_are_not_all_on_the_roll_are_read_as_without_it(
     assert list(wire.decode_question(body).nodes) == expected
 
 
-def test_where_no_names_are_sent_whole_nodes_are_read() -> None:
+def test_whole_nodes_are_decoded_without_names() -> None:
     body = b'{"Pod":null,"Nodes":{"items":[{"metadata":{"name":"a"}}]},"NodeNames":[]}'
 
     question = wire.decode_question(body, ROLL)
@@ -99,7 +97,7 @@ def test_where_no_names_are_sent_whole_nodes_are_read() -> None:
 
 
 @pytest.mark.parametrize("end", [b'"', b"7", b'"a" "b"', b'"a",'])
-def test_a_list_that_is_none_is_refused_though_its_names_are_on_the_roll(end: bytes) -> None:
+def test_a_malformed_list_of_indexed_names_is_refused(end: bytes) -> None:
     inner = b",".join(b'"%b"' % name.encode() for name in NODES)
     body = b'{"Pod":null,"NodeNames":[%b,%b]}' % (inner, end)
 
@@ -112,7 +110,7 @@ def test_a_list_that_is_none_is_refused_though_its_names_are_on_the_roll(end: by
     "body",
     [b',"NodeNames":["a"]}', b'{"Pod":{,"NodeNames":["a"]}', b'{"Pod":{"x":[,"NodeNames":["a"]}'],
 )
-def test_what_stands_before_the_names_must_be_a_question(body: bytes) -> None:
+def test_malformed_fields_before_the_names_are_refused(body: bytes) -> None:
     with pytest.raises(WireError, match="not JSON"):
         wire.decode_question(body)
 
@@ -127,7 +125,7 @@ def test_what_stands_before_the_names_must_be_a_question(body: bytes) -> None:
         pytest.param({"Unknown": {"a": [1]}, "NodeNames": None}, id="unknown-key"),
     ],
 )
-def test_a_question_without_candidates_is_one_about_no_names(document: object) -> None:
+def test_a_request_without_candidates_has_no_names(document: object) -> None:
     question = decode(document)
 
     assert question.nodes == ()
@@ -137,7 +135,7 @@ def test_a_question_without_candidates_is_one_about_no_names(document: object) -
 @pytest.mark.parametrize(
     "node_list", [{}, {"items": None}, {"items": []}, {"metadata": {}, "Items": []}]
 )
-def test_a_list_of_no_nodes_keeps_the_form_of_whole_nodes(node_list: object) -> None:
+def test_an_empty_node_list_keeps_the_form_of_whole_nodes(node_list: object) -> None:
     question = decode({"Nodes": node_list})
 
     assert question.nodes == ()
@@ -181,7 +179,7 @@ def test_a_pods_fields_are_found_in_any_case_and_its_annotations_keep_theirs() -
     }
 
 
-def test_a_node_named_twice_is_asked_about_once() -> None:
+def test_a_repeated_node_counts_once() -> None:
     assert decode({"NodeNames": ["b", "a", "b"]}).nodes == ("b", "a")
 
     nodes = [{"metadata": {"name": name, "uid": str(at)}} for at, name in enumerate("bab")]
@@ -208,7 +206,7 @@ def test_a_node_named_twice_is_asked_about_once() -> None:
         ),
     ],
 )
-def test_a_node_without_a_name_is_the_empty_name_as_it_is_to_go(document: object) -> None:
+def test_a_node_without_a_name_has_the_empty_name_as_in_go(document: object) -> None:
     assert decode(document).nodes == ("", "a")
 
 
@@ -256,7 +254,7 @@ def test_a_node_without_a_name_is_the_empty_name_as_it_is_to_go(document: object
         ),
     ],
 )
-def test_a_malformed_question_is_refused_with_the_place(body: bytes, message: str) -> None:
+def test_the_error_of_a_malformed_request_names_the_place(body: bytes, message: str) -> None:
     with pytest.raises(WireError) as caught:
         wire.decode_question(body)
 
@@ -341,7 +339,7 @@ MANY = {str(number): "1" for number in range(1001)}
         ),
     ],
 )
-def test_a_question_of_more_than_a_cluster_has_is_refused(
+def test_a_request_with_more_nodes_than_any_cluster_is_refused(
     decode_any: Callable[[bytes], object], body: bytes, message: str
 ) -> None:
     with pytest.raises(WireError, match=re.escape(message)):
@@ -360,7 +358,7 @@ def test_a_question_of_more_than_a_cluster_has_is_refused(
         ),
     ],
 )
-def test_of_very_many_values_none_is_decoded(
+def test_a_request_with_too_many_values_is_not_decoded(
     decode_any: Callable[[bytes], object], form: bytes, value: bytes
 ) -> None:
     body = form % b",".join([value] * 2 * MOST_VALUES)
@@ -369,7 +367,7 @@ def test_of_very_many_values_none_is_decoded(
         decode_any(body)
 
 
-def test_in_a_larger_cluster_questions_may_be_larger() -> None:
+def test_requests_may_be_larger_in_a_larger_cluster() -> None:
     body = json.dumps({"Nodes": {"items": [{"metadata": {"name": "a"}}] * 20_001}}).encode()
 
     assert wire.decode_question(body, known=10_001).nodes == ("a",)
@@ -408,7 +406,7 @@ META = {"a": {"Pods": [{"UID": "1"}, {"UID": "2"}], "NumPDBViolations": 3}}
         ),
     ],
 )
-def test_victims_come_back_as_they_came(document: object) -> None:
+def test_victims_are_returned_unchanged(document: object) -> None:
     candidates = victims(document)
 
     assert json.loads(wire.encode_preemption(candidates)) == {"NodeNameToMetaVictims": META}
@@ -418,7 +416,7 @@ def test_victims_come_back_as_they_came(document: object) -> None:
     "document",
     [{}, {"NodeNameToMetaVictims": None}, {"NodeNameToVictims": {}}, {"Pod": None}],
 )
-def test_a_question_without_victims_has_no_candidates(document: object) -> None:
+def test_a_request_without_victims_has_no_candidates(document: object) -> None:
     assert victims(document) == ()
 
 
@@ -432,7 +430,7 @@ def test_a_candidate_may_have_no_victims(value: object) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 0, 2**63 - 1])
-def test_violations_are_given_back_unchanged(count: int) -> None:
+def test_violations_are_returned_unchanged(count: int) -> None:
     document = {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": count}}}
 
     assert victims(document)[0].pdb_violations == count
@@ -453,7 +451,7 @@ def test_violations_are_given_back_unchanged(count: int) -> None:
         pytest.param({"NumPDBViolations": "1"}, 'is "1", must be a whole number', id="text"),
     ],
 )
-def test_malformed_victims_are_refused_with_the_place(value: object, message: str) -> None:
+def test_the_error_of_malformed_victims_names_the_place(value: object, message: str) -> None:
     with pytest.raises(WireError) as caught:
         victims({"NodeNameToMetaVictims": {"a": value}})
 
@@ -489,7 +487,7 @@ ALMOST = st.dictionaries(
 
 
 @given(ANYTHING | ALMOST)
-def test_any_json_is_a_question_or_refused(document: object) -> None:
+def test_any_json_is_decoded_or_refused(document: object) -> None:
     body = msgspec.json.encode(document)
 
     try:
@@ -510,7 +508,7 @@ def test_any_json_is_a_question_or_refused(document: object) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_question_or_refused(body: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(body: bytes) -> None:
     for decode_any in (wire.decode_question, wire.decode_preemption):
         try:
             decode_any(body)

@@ -21,7 +21,7 @@ def decode(document: object) -> wire.ExtenderRequest:
 
 
 def verdict(*codes: Code, scores: tuple[float, ...] | None = None) -> Decision:
-    """Return a decision about as many candidates, named by letters."""
+    """Return a decision about this many candidates, named by letters."""
     passing = [index for index, code in enumerate(codes) if code is Code.PASSES]
     values = np.array(scores or [0.5] * len(codes))
     return Decision(
@@ -46,7 +46,7 @@ def scores(decision: Decision | None, max_score: int = 10) -> list[int]:
 # --- filter's answer ------------------------------------------------------------------------------
 
 
-def test_names_come_back_in_the_order_of_the_question() -> None:
+def test_names_are_returned_in_the_order_of_the_request() -> None:
     question = decode({"NodeNames": ["c", "a", "b"]})
 
     decided = replace(verdict(*[Code.PASSES] * 3), candidates=question.nodes)
@@ -76,13 +76,13 @@ def test_refused_nodes_are_kept_apart_by_whether_preemption_could_help() -> None
 
 
 @pytest.mark.parametrize("code", [code for code in Code if code])
-def test_a_reason_holds_nothing_of_the_node_and_no_format(code: Code) -> None:
+def test_a_reason_contains_no_node_data_and_no_format_verb(code: Code) -> None:
     assert code.rejection is not None
     assert "%" not in code.text
     assert not any(character.isdigit() for character in code.text)
 
 
-def test_an_answer_where_nothing_passes_says_so_with_an_empty_list() -> None:
+def test_an_answer_without_feasible_nodes_has_an_empty_list() -> None:
     by_name = wire.encode_filter(decode({"NodeNames": ["a"]}), verdict(Code.UNHEALTHY))
     whole = wire.encode_filter(
         decode({"Nodes": {"items": [{"metadata": {"name": "a"}}]}}), verdict(Code.UNHEALTHY)
@@ -94,7 +94,7 @@ def test_an_answer_where_nothing_passes_says_so_with_an_empty_list() -> None:
     assert b'"NodeNames":null' in whole
 
 
-def test_whole_nodes_come_back_byte_for_byte() -> None:
+def test_whole_nodes_are_returned_byte_for_byte() -> None:
     first = (
         '{ "metadata": {"name":"a", "name2":"\\u00e9\\/"},\n "big": 18446744073709551617,'
         ' "tiny":1e-400, "huge":1E400, "exact":0.10000000000000000555, "zero":-0.0 ,'
@@ -109,7 +109,7 @@ def test_whole_nodes_come_back_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("error", ["100%", "%s %d %!v(MISSING)"])
-def test_an_error_is_no_format(error: str) -> None:
+def test_an_error_contains_no_format_verb(error: str) -> None:
     answer = json.loads(wire.encode_filter_error(error))
 
     assert answer["Error"]
@@ -122,7 +122,7 @@ def test_an_error_is_no_format(error: str) -> None:
 
 
 @pytest.mark.parametrize("max_score", [1, 2, 10, 100, 1_000_000])
-def test_the_first_choice_alone_has_the_highest_score_even_among_equals(max_score: int) -> None:
+def test_only_the_first_choice_has_the_highest_score_even_among_equals(max_score: int) -> None:
     answer = scores(verdict(*[Code.PASSES] * 4, scores=(1.0,) * 4), max_score)
 
     assert answer[0] == max_score
@@ -139,7 +139,7 @@ def test_scores_are_relative_to_the_first_choice_in_units_of_the_score() -> None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(2, 1000))
-def test_no_node_that_passes_scores_nothing(values: list[float], max_score: int) -> None:
+def test_no_feasible_node_scores_zero(values: list[float], max_score: int) -> None:
     answer = scores(verdict(*[Code.PASSES] * len(values), scores=tuple(values)), max_score)
 
     assert min(answer) >= 1
@@ -153,7 +153,7 @@ def test_no_candidates_have_no_scores() -> None:
     assert scores(verdict()) == []
 
 
-def test_refused_nodes_score_nothing() -> None:
+def test_refused_nodes_score_zero() -> None:
     codes = (Code.UNHEALTHY, Code.PASSES, Code.NO_MEMORY)
 
     assert scores(verdict(*codes, scores=(0.9, 0.2, 0.9))) == [0, 10, 0]
@@ -168,7 +168,7 @@ def test_without_a_decision_every_score_is_0() -> None:
     st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=8),
     st.integers(min_value=1, max_value=1000),
 )
-def test_scores_are_whole_within_bounds_and_follow_the_order(
+def test_scores_are_integers_within_bounds_in_the_order_of_the_ranking(
     candidates: list[tuple[float, bool]], max_score: int
 ) -> None:
     decision = verdict(
@@ -186,7 +186,7 @@ def test_scores_are_whole_within_bounds_and_follow_the_order(
 
 
 @given(st.lists(st.text(), unique=True, max_size=20))
-def test_any_name_survives_both_answers(names: list[str]) -> None:
+def test_any_name_is_returned_unchanged(names: list[str]) -> None:
     question = wire.decode_question(msgspec.json.encode({"NodeNames": names}))
 
     assert json.loads(wire.encode_filter(question, None))["NodeNames"] == names

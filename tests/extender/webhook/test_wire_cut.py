@@ -1,4 +1,4 @@
-"""Answers are cut out of the question, and say what those that are written anew would say."""
+"""Test that answers cut out of the request equal encoded ones."""
 
 import json
 import random
@@ -40,12 +40,12 @@ HOSTILE = [
 strangers = st.lists(
     st.sampled_from(HOSTILE) | st.sampled_from(FLEET) | st.text(max_size=8), max_size=3
 )
-"""Names that are unknown, strange, or listed twice."""
+"""Names that are unknown, unusual or repeated."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A list of candidates, and what is to be said of each by its name."""
+    """A list of candidates, and the verdict on each by name."""
 
     names: list[str]
     codes: dict[str, Code]
@@ -116,19 +116,17 @@ def expected(about: Asked, shortlist: int) -> dict[str, object]:
 
 
 @given(about=asked(), shortlist=st.sampled_from([0, 1, 100, 1000]), is_ascii=st.booleans())
-def test_cut_or_written_anew_the_answer_is_the_same(
-    about: Asked, shortlist: int, is_ascii: bool
-) -> None:
+def test_a_cut_answer_equals_an_encoded_one(about: Asked, shortlist: int, is_ascii: bool) -> None:
     asking = body(about.names, is_ascii=is_ascii)
 
     cut = answered(wire.decode_question(asking, ROLL), about, shortlist)
-    anew = answered(wire.decode_question(asking, EMPTY_NODE_INDEX), about, shortlist)
+    encoded = answered(wire.decode_question(asking, EMPTY_NODE_INDEX), about, shortlist)
 
-    assert cut == anew == expected(about, shortlist)
+    assert cut == encoded == expected(about, shortlist)
 
 
 @given(about=asked(st.just([])), shortlist=st.sampled_from([0, 100]))
-def test_it_is_cut_where_all_are_known(about: Asked, shortlist: int) -> None:
+def test_the_answer_is_cut_if_all_names_are_known(about: Asked, shortlist: int) -> None:
     question = wire.decode_question(body(about.names), ROLL)
 
     assert isinstance(question.nodes, NamesIn)
@@ -138,10 +136,8 @@ def test_it_is_cut_where_all_are_known(about: Asked, shortlist: int) -> None:
 
 
 @given(about=asked(), max_score=st.sampled_from([1, 10, 1_000_000]))
-def test_scores_are_the_same_beside_names_that_are_cut_or_written_anew(
-    about: Asked, max_score: int
-) -> None:
-    cut, anew = (
+def test_scores_are_the_same_with_cut_and_with_encoded_names(about: Asked, max_score: int) -> None:
+    cut, encoded = (
         wire.encode_scores(question, about.decision(question.nodes), max_score)
         for question in (
             wire.decode_question(body(about.names), node_index)
@@ -149,11 +145,11 @@ def test_scores_are_the_same_beside_names_that_are_cut_or_written_anew(
         )
     )
 
-    assert json.loads(cut) == json.loads(anew)
+    assert json.loads(cut) == json.loads(encoded)
 
 
 @given(about=asked(), shortlist=st.sampled_from([0, 100]))
-def test_whole_nodes_go_back_as_they_came(about: Asked, shortlist: int) -> None:
+def test_whole_nodes_are_returned_unchanged(about: Asked, shortlist: int) -> None:
     names = list(dict.fromkeys(about.names))
     items = [{"metadata": {"name": name}, "spec": {}} for name in names]
     asking = json.dumps({"Pod": {}, "Nodes": {"items": items}, "NodeNames": None}).encode()
@@ -170,7 +166,7 @@ def test_whole_nodes_go_back_as_they_came(about: Asked, shortlist: int) -> None:
     }
 
 
-def test_without_a_decision_the_list_goes_back_as_it_came() -> None:
+def test_without_a_decision_the_list_is_returned_unchanged() -> None:
     asking = body(FLEET[::-1])
 
     answer = wire.encode_filter(wire.decode_question(asking, ROLL), None)
@@ -179,7 +175,7 @@ def test_without_a_decision_the_list_goes_back_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_answered_with_its_reason(name: str) -> None:
+def test_a_hostile_name_is_returned_with_its_reason(name: str) -> None:
     about = Asked([*FLEET, name], {**dict.fromkeys(FLEET, Code.PASSES), name: Code.NO_MEMORY})
 
     answer = answered(wire.decode_question(body(about.names), ROLL), about, 0)
