@@ -1,9 +1,8 @@
-"""How placements turned out: the GPUs that pods got, against others that they could have got.
+"""Compare the GPUs that pods got with other GPUs that they could have got.
 
-From its binding on a pod is watched for a while. Then the mean activity of the GPUs that it got is
-set beside that of the GPUs of our first choice, and of the node that turned out best of those that
-its decision keeps in full. A pod's own work is part of what its GPUs show: docs/trusting.md says
-what that means.
+Each bound pod is watched for a while. Then the mean activity of its GPUs is compared with that of
+the GPUs of our first choice, and of the node that turned out best among the nodes that the decision
+recorded in full. The activity of a pod's GPUs includes its own work; docs/trusting.md explains it.
 """
 
 from collections import OrderedDict, deque
@@ -22,20 +21,18 @@ from extender.fleet.fleet import Fleet
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import DecisionRecord
 
-# How active every device was over the last while, from looks at all of them at once.
-
 PIECES: Final = 12
-"""The span is looked back to in so many pieces: a mean begins up to one of them late."""
+"""Number of parts of the watched time; a mean may begin up to one part late."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What had been seen of each device by some time.
+    """Sums of each device's activity at one time.
 
     Attributes:
         at: seconds since the epoch.
-        busy: seconds that it was busy, of those.
-        seen: seconds of which that is known.
+        busy: seconds that each device was busy.
+        seen: seconds for which its activity is known.
     """
 
     at: float
@@ -44,10 +41,10 @@ class _Mark:
 
 
 class ActivityLog:
-    """Sums up the activity of every device, by its row; only fresh readings count.
+    """Sums of every device's activity, by row; only fresh readings count.
 
     Args:
-        span_seconds: so far back means may begin.
+        span_seconds: longest time over which means can be computed.
     """
 
     def __init__(self, span_seconds: float) -> None:
@@ -58,10 +55,10 @@ class ActivityLog:
         self._marks: deque[_Mark] = deque(maxlen=PIECES + 2)
 
     def look(self, telemetry: Telemetry, now: float) -> None:
-        """Count what devices have done since the last look as what they do now.
+        """Add the current activity for the time since the previous sample.
 
         Args:
-            telemetry: of every device.
+            telemetry: telemetry of all devices.
             now: seconds since the epoch.
         """
         rows = len(telemetry.latest)
@@ -77,7 +74,7 @@ class ActivityLog:
             self._marks.append(_Mark(now, self._busy.copy(), self._seen.copy()))
 
     def means(self, rows: Rows, since: float) -> Ratios:
-        """Return the mean activity of devices from soon after a time on; NaN where unknown."""
+        """Return the mean activity of devices since about some time; NaN if unknown."""
         mark = next((mark for mark in self._marks if mark.at >= since), None)
         if mark is None or not len(rows):
             return np.full(len(rows), np.nan)
@@ -88,15 +85,15 @@ class ActivityLog:
 
 
 def _longer(column: Ratios, rows: int) -> Ratios:
-    """Return a column with zeros for rows that it does not have yet."""
+    """Extend a column to some number of rows with zeros."""
     return np.concatenate([column, np.zeros(rows - len(column))]) if rows > len(column) else column
 
 
 MOST_NODES: Final = 10
-"""Of the best nodes so many are watched for each pod, besides the one that it got."""
+"""Number of best nodes to watch for each pod, besides its own node."""
 
 MAX_WAITING: Final = 500
-"""Bound pods that wait to be looked into: the others of a burst are left out."""
+"""Largest number of bound pods that wait to be watched; more are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +103,20 @@ class PlacementOutcome:
     Attributes:
         pod: the pod.
         bound_at: when its binding was seen, seconds since the epoch.
-        decided_at: when it was decided: of two replicas that did so the later one counts.
-        seconds: for how long it was watched: less than was wanted where it ended before.
-        node: where it is.
-        choice: our first choice, "" where no node passed.
-        is_shadow: kube-scheduler was not told.
-        is_known: it is known which GPUs it got; else all count that it could have got there.
-        gpus: how many these are.
-        got: of the GPUs that it got, since.
-        choice_since: of those that it could have got on our first choice.
-        best_since: of those on the node that turned out best.
-        best: that node.
-        got_then: of the GPUs that it could have got where it is, when it was decided.
-        choice_then: likewise, on our first choice.
+        decided_at: time of the decision; if two replicas decided, the later decision counts.
+        seconds: how long the pod was watched; shorter if it ended early.
+        node: its node.
+        choice: our first choice, "" if no node passed.
+        is_shadow: whether the decision was made in shadow mode.
+        is_known: whether the pod's GPUs are known; otherwise all GPUs of its node that it could
+            have got count.
+        gpus: number of these GPUs.
+        got: activity of these GPUs since the binding.
+        choice_since: activity since then of the GPUs that it could have got on our first choice.
+        best_since: activity since then of the GPUs on the node that turned out best.
+        best: the node that turned out best.
+        got_then: activity at the decision of the GPUs that it could have got on its node.
+        choice_then: the same on our first choice.
     """
 
     pod: PodRef
@@ -139,28 +137,28 @@ class PlacementOutcome:
 
     @property
     def is_followed(self) -> bool:
-        """Whether it is where we would have put it."""
+        """Whether the pod is on our first choice."""
         return self.node == self.choice
 
     @property
     def regret(self) -> float | None:
-        """By how much the GPUs that it got were busier than those of our first choice."""
+        """Activity of the GPUs that it got less that of our first choice's GPUs."""
         return None if self.choice_since is None else self.got - self.choice_since
 
     @property
     def hindsight(self) -> float:
-        """By how much they were busier than those of the best node."""
+        """Activity of the GPUs that it got less that of the best node's GPUs."""
         return self.got - self.best_since
 
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """Where a pod could have landed on a node.
+    """Devices of a node on which a pod could have landed.
 
     Attributes:
-        rows: the devices.
-        keys: which devices these were: a row may be another's by now.
-        activity: their mean activity when it was decided, None where unknown.
+        rows: rows of the devices.
+        keys: identities of the devices, because a row may be reused.
+        activity: their mean activity at the decision, None if unknown.
     """
 
     rows: Rows
@@ -173,7 +171,7 @@ class _Watched:
     """A pod that is watched.
 
     Attributes:
-        got: the devices that it was last seen on, None while nobody says.
+        got: the devices that last showed the pod, None while no source names them.
     """
 
     pod: PodRef
@@ -187,21 +185,22 @@ class _Watched:
 
 
 class RegretWatch:
-    """Watches bound pods, and judges each once; only the event loop's thread may use it.
+    """Watches bound pods and computes each pod's outcome once, on the event loop's thread only.
 
-    Of several replicas the one that answered last about a pod judges it; see `LastWord`.
+    Among several replicas the one that answered last about a pod watches it; see
+    `BindingAttribution`.
 
     Args:
         fleet: the fleet.
         clock: seconds since the epoch.
-        pods: so many are watched at once, and so many results are kept; 0 for none.
-        after_seconds: so long after its binding a pod is judged.
+        pods: largest number of pods to watch, and of results to keep; 0 disables the watch.
+        after_seconds: time from a pod's binding to its outcome.
         on_outcome: called with each result.
 
     Attributes:
         outcomes: results, the oldest first.
-        left_out: bound pods that were not judged: they came too fast, were too many, or too little
-            was seen of them.
+        left_out: number of bound pods without a result: they came too fast, were too many, or had
+            too few readings.
     """
 
     def __init__(
@@ -228,16 +227,16 @@ class RegretWatch:
 
     @property
     def after_seconds(self) -> float:
-        """So long after its binding a pod is judged."""
+        """Time from a pod's binding to its outcome."""
         return self._activity.span_seconds
 
     @property
     def waiting(self) -> int:
-        """How many bound pods are still to be looked into."""
+        """Number of bound pods that are not watched yet."""
         return len(self._waiting)
 
     def note(self, record: DecisionRecord) -> None:
-        """Note a bound pod by the last decision about it, of any replica; takes no time."""
+        """Queue a bound pod with the last decision about it, from any replica."""
         if not self._pods:
             return
         if len(self._waiting) >= MAX_WAITING:
@@ -246,7 +245,7 @@ class RegretWatch:
         self._waiting[record.pod.uid] = record
 
     def take_next(self) -> bool:
-        """Look into one pod that was noted: half a millisecond; tell whether there was one."""
+        """Start to watch one queued pod, in half a millisecond; return whether there was one."""
         if not self._waiting:
             return False
         _, record = self._waiting.popitem(last=False)
@@ -275,19 +274,19 @@ class RegretWatch:
         return True
 
     def look(self) -> None:
-        """Note how active every device is; to be called again and again."""
+        """Sample the activity of all devices; call it periodically."""
         self._activity.look(self._fleet.snapshot().telemetry, self._clock())
 
     def judge_in_steps(self) -> Iterator[None]:
-        """Judge the pods whose time is up, or that have ended: one in each step."""
+        """Compute the outcomes of pods that ended or were watched long enough, one per step."""
         now = self._clock()
         for uid, watched in list(self._watched.items()):
             if self._watched.get(uid) is not watched:
-                continue  # others were taken in between two steps, and there was no room for it
+                continue  # dropped between two steps, when there was no room for it
             record = self._fleet.pods.get(uid)
             has_ended = record is None or not record.holds_devices
-            # Telemetry names pods, not their UIDs: for a while after the binding it may still tell
-            # where a former pod of that name was. Activity counts from then on only, too.
+            # Telemetry names pods, not their UIDs: for a while after the binding it may still show
+            # the devices of a former pod of that name. Activity counts only from then on, too.
             is_settled = now - watched.bound_at >= self.after_seconds / PIECES
             if is_settled and not has_ended:
                 watched.got = self._held_by(watched) or watched.got
@@ -297,7 +296,7 @@ class RegretWatch:
             yield
 
     def _held_by(self, watched: _Watched) -> _Landing | None:
-        """Return the devices that a pod is seen on."""
+        """Return the devices on which a source shows the pod, None if there are none."""
         store = self._fleet.store
         rows = [
             row
@@ -309,7 +308,7 @@ class RegretWatch:
         return _Landing(np.array(rows, dtype=np.intp), keys, None) if rows else None
 
     def _judge(self, watched: _Watched, now: float) -> None:
-        """Set what a pod got beside what it could have got."""
+        """Record the outcome of a pod, unless the activity of its devices is unknown."""
         got = watched.got or watched.landings[watched.node]
         since = {
             name: self._mean(landing, watched.bound_at)
@@ -343,7 +342,7 @@ class RegretWatch:
         self._on_outcome(outcome)
 
     def _mean(self, landing: _Landing, since: float) -> float | None:
-        """Return the mean activity of devices since a time, of those that are still there."""
+        """Return the mean activity since a time of the devices that still exist."""
         store = self._fleet.store
         infos = map(store.info, landing.rows.tolist())
         same = [
@@ -356,7 +355,7 @@ class RegretWatch:
 
 
 def _landings(part: PlacedEvidence) -> Iterator[tuple[str, _Landing]]:
-    """Yield where a pod could have landed on each node that some evidence speaks of."""
+    """Yield each node of the evidence with the devices on which the pod could have landed."""
     evidence = part.evidence
     batch = evidence.batch
     assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))

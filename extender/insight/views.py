@@ -363,8 +363,8 @@ def _device_view(device: DeviceVerdict) -> Json:
         "freshness": freshness_word(device.freshness),
         "source": device.source or "none",
         "signals": {
-            name: {"source": told.source, "age_seconds": told.age_seconds}
-            | ({"signal": told.signal} if told.signal else {})
-            for name, told in device.signals.items()
+            name: {"source": origin.source, "age_seconds": origin.age_seconds}
+            | ({"signal": origin.signal} if origin.signal else {})
+            for name, origin in device.signals.items()
         },
     }

@@ -359,7 +359,7 @@ class Placer:
                 memory_bytes=request.memory_bytes,
                 expected_bytes=request.expected_bytes,
                 expires_at=self._clock() + self.policy.assumed.tentative_seconds,
-                last_word=request.last_word,
+                last_refusal=request.last_refusal,
             )
         )
 

@@ -220,7 +220,7 @@ class RequestLog:
                 memory_bytes=question.memory_bytes,
                 expected_bytes=self._fleet.expected_bytes(record) if record else None,
                 expires_at=self.clock() + left,
-                last_word=record.message if record and record.is_unscheduled else None,
+                last_refusal=record.message if record and record.is_unscheduled else None,
             )
         )
 

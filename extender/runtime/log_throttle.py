@@ -84,12 +84,12 @@ class ThrottledLogger(Adapter):
 
     Args:
         logger: writes the lines.
-        seldom: decides which lines are written.
+        throttle: decides which lines are written.
     """
 
-    def __init__(self, logger: logging.Logger, seldom: LogThrottle | None = None) -> None:
+    def __init__(self, logger: logging.Logger, throttle: LogThrottle | None = None) -> None:
         super().__init__(logger, {})
-        self._throttle = seldom or LogThrottle()
+        self._throttle = throttle or LogThrottle()
 
     @override
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:

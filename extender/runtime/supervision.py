@@ -21,7 +21,7 @@ HEALTHY_SECONDS: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
-_SELDOM: Final = LogThrottle()
+_THROTTLE: Final = LogThrottle()
 
 
 async def keep(
@@ -54,7 +54,7 @@ async def keep(
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             FAULTS[name] += 1
-            unlogged = _SELDOM.due(name, type(error).__name__)
+            unlogged = _THROTTLE.due(name, type(error).__name__)
             if unlogged is not None:
                 extra = {"task": name, "also_unlogged": unlogged}
                 logger.exception("background task failed: starting it again", extra=extra)

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extender.core.request.scheduled_condition import last_word
+from extender.core.request.scheduled_condition import last_refusal
 from testkit.controlplane.client import ApiClient, ApiError
 from testkit.controlplane.fixtures import StartPrometheus, StartScheduler
 from testkit.controlplane.kubelets import ENDS_AFTER, FAILS
@@ -77,7 +77,7 @@ async def test_the_question_of_a_pod_that_is_tried_again_says_why_it_had_no_node
 
         assert await cluster.wait_bound(large) == "roomy"
         question = json.loads(stub.bodies["filter"][-1])
-        assert last_word(question["Pod"]["status"]) == told
+        assert last_refusal(question["Pod"]["status"]) == told
 
 
 async def test_a_killed_scheduler_goes_on_once_it_is_started_again(

@@ -32,8 +32,8 @@ class Assumption:
         expected_bytes: measured memory use of similar pods, None without such a pod.
         expires_at: expiry, seconds since the epoch; None for a nominated pod, which counts until it
             is bound, deleted or nominated elsewhere.
-        last_word: kube-scheduler's message of the previous failed attempt, None without one or if
-            unknown.
+        last_refusal: kube-scheduler's message of the previous failed attempt, None without one
+            or if unknown.
     """
 
     uid: str
@@ -42,7 +42,7 @@ class Assumption:
     resources: tuple[tuple[str, int], ...]
     memory_bytes: int | None
     expires_at: float | None
-    last_word: str | None = None
+    last_refusal: str | None = None
     expected_bytes: int | None = None
 
     def is_ended_by(self, before: PodRecord | None, record: PodRecord) -> bool:
@@ -60,9 +60,9 @@ class Assumption:
             return True
         if not record.is_unscheduled:
             return False
-        if self.last_word is None:
+        if self.last_refusal is None:
             return before is None or not before.is_unscheduled
-        return record.message != self.last_word
+        return record.message != self.last_refusal
 
 
 Overlays = Mapping[str, Mapping[str, tuple[Tenant, ...]]]

@@ -129,7 +129,7 @@ class NameTable:
         tail: length of the last part in bytes.
         lengths: length of each known name in bytes, with its quotation marks.
         words: words of all known names, one array per word position; one element if all are equal.
-        telling: word positions that distinguish all names, usually one.
+        distinguishing: word positions that distinguish all names, usually one.
         hashes: hash of each known name's distinguishing words.
         places: open-addressing table from a hash's top bits to a name's index; -1 is free.
         shift: number of low hash bits that the table ignores.
@@ -139,7 +139,7 @@ class NameTable:
     tail: int
     lengths: Places
     words: tuple[Words, ...]
-    telling: tuple[int, ...]
+    distinguishing: tuple[int, ...]
     hashes: Words
     places: npt.NDArray[np.signedinteger]
     shift: np.uint64
@@ -164,8 +164,8 @@ class NameTable:
         yield
         if pieces is None or (chosen := (yield from _split(pieces, like))) is None:
             return None
-        words, telling = chosen.words, chosen.telling
-        hashes = _hashes([words[at] for at in telling])
+        words, distinguishing = chosen.words, chosen.distinguishing
+        hashes = _hashes([words[at] for at in distinguishing])
         bits = len(names).bit_length() + _SPARE_BITS
         shift = np.uint64(64 - bits)
         # The smallest integer type keeps the table in the CPU cache.
@@ -181,7 +181,7 @@ class NameTable:
             tail=chosen.tail,
             lengths=pieces.lengths.astype(np.min_scalar_type(pieces.lengths.max())),
             words=tuple(word[:1].copy() if _is_one(word) else word.copy() for word in words),
-            telling=telling,
+            distinguishing=distinguishing,
             hashes=hashes,
             places=places,
             shift=shift,
@@ -218,7 +218,7 @@ class NameTable:
         No item may be shorter than one part, or longer than both parts together.
         """
         words = pieces.words(self.head, self.tail)
-        hashes = _hashes([words[at] for at in self.telling])
+        hashes = _hashes([words[at] for at in self.distinguishing])
         slots = (hashes >> self.shift).view(np.intp)
         found = self.places[slots].astype(np.intp)
         others = np.flatnonzero(self.hashes[found] != hashes)
@@ -230,7 +230,7 @@ class NameTable:
         is_other = self.lengths[found] != pieces.lengths
         for at, (known, asked) in enumerate(zip(self.words, words, strict=True)):
             # The hash of a single word is unique: it is multiplied by an odd number.
-            if self.telling != (at,):
+            if self.distinguishing != (at,):
                 is_other |= (known if len(known) == 1 else known[found]) != asked
         if is_other.any():
             found[is_other] = -1
@@ -244,12 +244,12 @@ class _Split:
     head: int
     tail: int
     words: list[Words]
-    telling: tuple[int, ...]
+    distinguishing: tuple[int, ...]
 
     @property
     def cost(self) -> tuple[int, int]:
         """Cost of a lookup: number of words to hash, and number of words to compare."""
-        return len(self.telling), sum(not _is_one(word) for word in self.words)
+        return len(self.distinguishing), sum(not _is_one(word) for word in self.words)
 
 
 def _split(pieces: JsonNameList, like: NameTable | None) -> Steps[_Split | None]:
@@ -263,9 +263,9 @@ def _split(pieces: JsonNameList, like: NameTable | None) -> Steps[_Split | None]
     for head, tail in sorted(sizes, key=lambda size: like is None or size[0] != like.head):
         if tail <= shortest:
             words = pieces.words(head, tail)
-            telling = _telling(words, like.telling if like else ())
-            splits.append(_Split(head, tail, words, telling))
-            if like is not None and (head, telling) == (like.head, like.telling):
+            distinguishing = _distinguishing(words, like.distinguishing if like else ())
+            splits.append(_Split(head, tail, words, distinguishing))
+            if like is not None and (head, distinguishing) == (like.head, like.distinguishing):
                 return splits[0]  # with mostly the same names this is still about the best
             yield
     return min(splits, key=lambda split: split.cost, default=None)
@@ -291,19 +291,19 @@ def _plain_names(pieces: JsonNameList) -> tuple[str, ...] | None:
     return tuple(names) if len(names) == len(read) else None
 
 
-def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
+def _distinguishing(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
     """Return the smallest set of word positions that distinguishes all names."""
-    if likely and max(likely) < len(words) and _tell_apart([words[at] for at in likely]):
+    if likely and max(likely) < len(words) and _are_distinct([words[at] for at in likely]):
         return likely
     variety = [1 if _is_one(word) else len(np.unique(word)) for word in words]
     ranked = sorted(range(len(words)), key=variety.__getitem__, reverse=True)
     for count in range(1, len(words)):
-        if _tell_apart([words[at] for at in ranked[:count]]):
+        if _are_distinct([words[at] for at in ranked[:count]]):
             return tuple(ranked[:count])
     return tuple(ranked)
 
 
-def _tell_apart(words: Sequence[Words]) -> bool:
+def _are_distinct(words: Sequence[Words]) -> bool:
     """Return whether the hashes of these words are distinct."""
     return len(np.unique(_hashes(words))) == len(words[0])
 

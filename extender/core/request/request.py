@@ -17,7 +17,7 @@ from extender.core.request.annotations import (
     read_annotations,
 )
 from extender.core.request.gpu_resources import ResourceNames, count_devices, has_claims
-from extender.core.request.scheduled_condition import last_word
+from extender.core.request.scheduled_condition import last_refusal
 from extender.core.request.targets import Target, TargetPolicy
 from extender.core.untyped import mapping_of, text_of
 
@@ -75,7 +75,7 @@ class GpuRequest:
         avoided: nodes where pods of the same owner failed soon after their start, with the share of
             its certainty that each node loses, 0 to 1.
         has_preferences: the pod has soft topology spread or preferred affinity for kube-scheduler.
-        last_word: message of kube-scheduler's last failed attempt, None without one.
+        last_refusal: message of kube-scheduler's last failed attempt, None without one.
         own: names of settings that the pod's annotations override.
     """
 
@@ -96,7 +96,7 @@ class GpuRequest:
     nominated_node: str = ""
     avoided: Mapping[str, float] = field(default_factory=dict, compare=False)
     has_preferences: bool = field(default=False, compare=False)
-    last_word: str | None = field(default=None, compare=False)
+    last_refusal: str | None = field(default=None, compare=False)
     own: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
@@ -179,7 +179,7 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             host_bytes=host.memory_bytes,
             nominated_node=text_of(status.get("nominatedNodeName")),
             has_preferences=has_preferences(fields),
-            last_word=last_word(status),
+            last_refusal=last_refusal(status),
             own=own_settings(fields, wishes),
         )
     return ParsedRequest(

@@ -46,14 +46,14 @@ def message_of(scheduled: Mapping[str, object]) -> str:
     return text_of(scheduled.get("message"))[:MAX_MESSAGE]
 
 
-def last_word(status: object) -> str | None:
+def last_refusal(status: object) -> str | None:
     """Return the message of the last attempt if it failed, else None.
 
     Example:
         >>> waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-        >>> last_word({"conditions": [waits | {"message": "0/9 nodes are available"}]})
+        >>> last_refusal({"conditions": [waits | {"message": "0/9 nodes are available"}]})
         '0/9 nodes are available'
-        >>> last_word({"conditions": [waits | {"status": "True"}]}), last_word(None)
+        >>> last_refusal({"conditions": [waits | {"status": "True"}]}), last_refusal(None)
         (None, None)
     """
     scheduled = scheduled_condition(status)

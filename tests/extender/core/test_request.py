@@ -299,9 +299,9 @@ def test_why_the_last_attempt_found_no_node_is_known_and_makes_no_other_request(
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     tried = wanted(parse(pod(conditions=[condition | {"message": "too few GPUs"}])))
 
-    assert tried.last_word == "too few GPUs"
+    assert tried.last_refusal == "too few GPUs"
     assert tried == wanted(parse(pod()))
-    assert wanted(parse(pod(conditions=[{"type": "Ready"}]))).last_word is None
+    assert wanted(parse(pod(conditions=[{"type": "Ready"}]))).last_refusal is None
 
 
 @pytest.mark.parametrize(

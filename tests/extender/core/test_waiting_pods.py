@@ -73,7 +73,7 @@ def test_the_record_equals_the_parsed_object(raw: Object) -> None:
     assert of_record == of_object
     if of_object.request is not None and of_record.request is not None:
         # These make no request another.
-        assert of_record.request.last_word == of_object.request.last_word
+        assert of_record.request.last_refusal == of_object.request.last_refusal
         assert of_record.request.own == of_object.request.own
 
 

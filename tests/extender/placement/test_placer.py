@@ -184,7 +184,7 @@ def said(message: str) -> PodRecord:
 def test_a_pod_that_is_tried_again_and_reported_unschedulable_anew_counts_no_more() -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(said("0/2 nodes are available: 2 too few GPUs"))
-    world.place("a", request(last_word="0/2 nodes are available: 2 too few GPUs"))
+    world.place("a", request(last_refusal="0/2 nodes are available: 2 too few GPUs"))
 
     world.fleet.apply_pod(said("0/2 nodes are available: 2 waiting for volumes"))
 
@@ -195,7 +195,7 @@ def test_a_pod_that_is_tried_again_and_reported_unschedulable_anew_counts_no_mor
 def test_what_the_watch_tells_late_of_the_attempt_before_does_not_count(known: PodRecord) -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(known)
-    node = world.place("a", request(last_word="the time before"))
+    node = world.place("a", request(last_refusal="the time before"))
 
     world.fleet.apply_pod(said("the time before"))
     assert on(world) == {node: ["uid-a"]}

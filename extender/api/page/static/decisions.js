@@ -13,7 +13,7 @@ const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why 
 
 export class Decisions {
   constructor(box) {
-    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, isHeard: false, before: null, trouble: "", waiting: [], reasons: new Map(), isResting: false, wanted: [], filter: "", isExplained: false, latest: new Question(), lost: new Question(), explanation: new Question() });
+    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, hasConnected: false, before: null, trouble: "", waiting: [], reasons: new Map(), isResting: false, wanted: [], filter: "", isExplained: false, latest: new Question(), lost: new Question(), explanation: new Question() });
     this.body = h("tbody", {});
     this.note = h("p", { class: "muted", role: "status" });
     this.search = h("input", { type: "search", placeholder: "Pod or node", "aria-label": "Show decisions about a pod or node", oninput: () => { this.filter = this.search.value.toLowerCase(); this.sift(); } });
@@ -34,11 +34,11 @@ export class Decisions {
 
   /** The stream has connected: fetch the decisions made while it was down. */
   isOpened() {
-    if (this.isHeard && this.rows.size) {
+    if (this.hasConnected && this.rows.size) {
       this.before ??= reach(this.rows);
       this.showCount();
     }
-    this.isHeard = true;
+    this.hasConnected = true;
     this.askWhy();
     if (!this.side.hidden && !this.isExplained && !this.explanation.isUnderWay) this.explain();
   }
@@ -274,11 +274,11 @@ function isLacking({ last }, decisions) {
 
 const closer = () => h("button", { type: "button", class: "plain close", "aria-label": "Close", onclick: () => go({ decision: "" }, true) }, "✕");
 
-const NOT_TOLD = "Shadow mode: kube-scheduler did not receive the choice; the answer changed nothing.";
+const SHADOW = "Shadow mode: kube-scheduler did not receive the choice; the answer changed nothing.";
 
 function followed(one) {
   if (!one.bound_node && one.isForgotten) return [h("span", { class: "muted", title: "The decision is no longer remembered, so the pod's node is unknown." }, "unknown")];
-  if (one.is_shadow) return [h("span", { class: "state", title: NOT_TOLD }, "shadow"), h("span", { class: "muted" }, !one.bound_node ? " not bound yet" : one.is_followed ? " went there all the same" : ` went to ${clean(one.bound_node)}`)];
+  if (one.is_shadow) return [h("span", { class: "state", title: SHADOW }, "shadow"), h("span", { class: "muted" }, !one.bound_node ? " not bound yet" : one.is_followed ? " went there all the same" : ` went to ${clean(one.bound_node)}`)];
   if (!one.bound_node) return [h("span", { class: "muted" }, one.node ? "not bound yet" : "waits")];
   if (one.is_followed) return [h("span", { class: "good" }, "✓ followed")];
   return [h("span", { class: "other" }, "↷ "), one.bound_node];
@@ -291,7 +291,7 @@ function explained(answer) {
     closer(),
     h("h3", {}, answer.pod),
     h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${answer.bound_node ? `; the pod is on ${answer.bound_node}` : ""}.` : `No node of ${decision?.candidates ?? 0} would do.`),
-    decision?.is_shadow ? h("p", { class: "muted" }, NOT_TOLD) : null,
+    decision?.is_shadow ? h("p", { class: "muted" }, SHADOW) : null,
     (answer.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), node.is_bound ? " " : null, node.is_bound ? h("span", { class: "state" }, "bound") : null),
       node.rejection ? h("p", { class: "trouble" }, node.rejection) : null,
       node.reason ? h("p", { class: "why" }, node.reason) : null,
