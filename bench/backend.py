@@ -34,7 +34,7 @@ import orjson
 import uvloop
 from aiohttp import web
 
-from bench.backend_apiserver import ApiServer
+from bench.backend_apiserver import BenchApiServer
 from bench.backend_fleet import BenchFleet, BenchNode, FleetSpec
 from bench.backend_objects import BenchPod, render_pod
 from bench.backend_prometheus import Prometheus
@@ -55,7 +55,7 @@ class Backend:
 
     def __init__(self, fleet: BenchFleet, *, scrape_seconds: float) -> None:
         self._fleet = fleet
-        self._api = ApiServer(fleet)
+        self._api = BenchApiServer(fleet)
         self._prometheus = Prometheus(fleet, scrape_seconds=scrape_seconds)
 
     def build_app(self) -> web.Application:
@@ -96,7 +96,7 @@ class Backend:
                 "pods": len(fleet.pods),
                 "gpu_pods": sum(bool(pod.resource) for pod in fleet.pods.values()),
                 "generation": fleet.generation,
-                "watches": self._api.watches,
+                "watches": len(self._api.watchers),
                 "writes": self._api.writes,
                 "queries": self._prometheus.queries,
                 "sent_bytes": self._prometheus.sent_bytes,
@@ -120,7 +120,7 @@ class Backend:
         if "broken" in asked:
             for node in nodes:
                 node.has_broken = bool(asked["broken"])
-        return {"nodes": self._api.tell_nodes(b"MODIFIED", nodes)}
+        return {"nodes": self._api.send_nodes("MODIFIED", nodes)}
 
     async def _create(self, asked: Answer) -> Answer:
         fleet = self._fleet
@@ -136,7 +136,7 @@ class Backend:
         fleet.pods.update((pod.uid, pod) for pod in pods)
         for start in range(0, len(pods), BURST_PODS):
             some = pods[start : start + BURST_PODS]
-            self._api.tell_pods(b"ADDED", some)
+            self._api.send_pods("ADDED", some)
             self._start(some, str(asked.get("life")))
             await asyncio.sleep(0)
         answer: dict[str, object] = {"uids": [pod.uid for pod in pods]}
@@ -157,20 +157,20 @@ class Backend:
         for pod, node in bound:
             fleet.bind(pod, node.name)
         started = [pod for pod, _ in bound]
-        self._api.tell_pods(b"MODIFIED", started)
+        self._api.send_pods("MODIFIED", started)
         self._run(started)
 
     async def _bind(self, asked: Answer) -> Answer:
         pod = self._fleet.pods[str(asked["uid"])]
         self._fleet.bind(pod, str(asked["node"]))
-        self._api.tell_pods(b"MODIFIED", [pod])
+        self._api.send_pods("MODIFIED", [pod])
         self._run([pod])
         return {"devices": len(pod.devices)}
 
     def _run(self, pods: list[BenchPod]) -> None:
         for pod in pods:
             pod.is_running = True
-        self._api.tell_pods(b"MODIFIED", pods)
+        self._api.send_pods("MODIFIED", pods)
 
     async def _delete(self, asked: Answer) -> Answer:
         uids = asked.get("uids")
@@ -183,7 +183,7 @@ class Backend:
             some = found[start : start + BURST_PODS]
             for pod in some:
                 self._fleet.remove(pod)
-            self._api.tell_pods(b"DELETED", some)
+            self._api.send_pods("DELETED", some)
             await asyncio.sleep(0)
         return {"deleted": len(found)}
 
@@ -192,10 +192,10 @@ class Backend:
         return {}
 
     async def _drop_nodes(self, asked: Answer) -> Answer:
-        return {"nodes": self._api.tell_nodes(b"DELETED", self._named(asked))}
+        return {"nodes": self._api.send_nodes("DELETED", self._named(asked))}
 
     async def _add_nodes(self, asked: Answer) -> Answer:
-        return {"nodes": self._api.tell_nodes(b"ADDED", self._named(asked))}
+        return {"nodes": self._api.send_nodes("ADDED", self._named(asked))}
 
     def _named(self, asked: Answer) -> list[BenchNode]:
         names = asked.get("nodes")

@@ -7,6 +7,7 @@ from simulation.fleet import SimulatedFleet
 from simulation.kubelet import observe_pod, pod_ref
 from simulation.objects import (
     JsonObject,
+    Kind,
     bound_pod_object,
     child,
     copy_json,
@@ -14,10 +15,17 @@ from simulation.objects import (
     tenant_pods,
     timestamp,
 )
-from simulation.objectstore import Kind, ObjectStore
+from testkit.apiserver import ObjectServer
 
 TENANT_AGE_SECONDS = 7200.0
 """Age of the pods that the fleet starts with."""
+
+BOOKMARK_SECONDS = 5.0
+
+
+def _store() -> ObjectServer:
+    kinds: dict[str, str] = {Kind.NODES: "Node", Kind.PODS: "Pod"}
+    return ObjectServer(kinds, version=1, bookmark_seconds=BOOKMARK_SECONDS)
 
 
 class ConflictError(ValueError):
@@ -34,12 +42,12 @@ class SimulatedControlPlane:
 
     Attributes:
         fleet: fleet on which bound pods are placed.
-        store: the objects.
+        store: the objects, and their lists and watches over HTTP.
         events: all posted Events, oldest first.
     """
 
     fleet: SimulatedFleet
-    store: ObjectStore = field(default_factory=ObjectStore)
+    store: ObjectServer = field(default_factory=_store)
     events: list[JsonObject] = field(default_factory=list)
 
     def __post_init__(self) -> None:

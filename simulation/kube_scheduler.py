@@ -8,8 +8,7 @@ import aiohttp
 
 from simulation.control import SimulatedControlPlane
 from simulation.kubelet import pod_ref, requested
-from simulation.objects import JsonObject, child
-from simulation.objectstore import Kind
+from simulation.objects import JsonObject, Kind, child
 
 WEIGHT, POINTS_PER_SCORE = 10, 10
 

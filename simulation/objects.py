@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
@@ -13,6 +14,14 @@ from simulation.fleet import Placement, SimulatedFleet
 from simulation.nodes import GPU_RESOURCE, Sharing, SimulatedNode
 
 JsonObject = dict[str, object]
+
+
+class Kind(StrEnum):
+    """Kinds that can be listed and watched, by plural name."""
+
+    NODES = "nodes"
+    PODS = "pods"
+
 
 _PER_NODE: Final = {"cpu": "128", "memory": "1056762036Ki", "pods": "110"}
 

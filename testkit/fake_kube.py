@@ -1,53 +1,37 @@
-"""A stand-in for the API server: a real HTTP server that lists, watches, and fails on demand."""
+"""An API server for unit tests: `testkit.apiserver` that fails on demand and records requests."""
 
 import asyncio
 import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from aiohttp import web
+from typing_extensions import override  # in typing from Python 3.12 on
 
+from testkit.apiserver import Object, ObjectServer, event_line
 from testkit.controlplane.waiting import DEADLINE_SECONDS
 
-Object = dict[str, Any]
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 KINDS: Final = {
-    "nodes": "NodeList",
-    "pods": "PodList",
-    "resourceclaims": "ResourceClaimList",
-    "resourceslices": "ResourceSliceList",
+    "nodes": "Node",
+    "pods": "Pod",
+    "resourceclaims": "ResourceClaim",
+    "resourceslices": "ResourceSlice",
 }
-END: Final = b""
 
 
-def key_of(raw: Object) -> str:
-    """Return namespace and name of an object."""
-    return f"{raw['metadata'].get('namespace', '')}/{raw['metadata']['name']}"
-
-
-def is_selected(query: Mapping[str, str], raw: Object) -> bool:
-    """Whether an object is in the selection; the selectors that the product uses are known."""
-    selector = query.get("fieldSelector", "")
-    if selector.startswith("spec.driver="):
-        return bool(raw["spec"]["driver"] == selector.removeprefix("spec.driver="))
-    return not selector or raw.get("status", {}).get("phase") != selector.removeprefix(
-        "status.phase!="
-    )
-
-
-def line(kind: str, raw: Object) -> bytes:
+def line(event: str, raw: Object) -> bytes:
     """Return an event as one line of a watch."""
-    return orjson.dumps({"type": kind, "object": raw}) + b"\n"
+    return event_line(event, orjson.dumps(raw))
 
 
 def status_object(code: int, message: str) -> Object:
-    """Return what the API server says when it refuses."""
+    """Return the Status object of a refusal."""
     return {"kind": "Status", "status": "Failure", "code": code, "message": message}
 
 
@@ -69,38 +53,37 @@ def answer(body: bytes, content_type: str = "application/json") -> Fault:
     return fault
 
 
-@dataclass
-class Watcher:
-    """A watch that is open."""
+class FakeKube(ObjectServer):
+    """Stores nodes and pods, and claims and slices where `dra_refusal` is None.
 
-    resource: str
-    query: Mapping[str, str]
-    lines: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
-
-
-class FakeKube:
-    """Holds nodes and pods, serves them, and keeps what it was asked.
-
-    Claims and slices too, where `dra_refusal` is None.
+    Attributes:
+        dra_refusal: the answer to requests for claims and slices.
+        bearer: the token that every request must have, "" for none.
+        faults: answers that are given instead of the next ones, by kind of request.
+        lists, watches, writes: the requests that came.
+        before_page: called before each page of a list.
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, dict[str, Object]] = {resource: {} for resource in KINDS}
+        super().__init__(KINDS)
         self.dra_refusal: Fault | None = refusal(404, "the server could not find the resource")
-        self.version = 1000
-        self.oldest = 0  # changes up to this version are forgotten
-        self.bearer = ""  # required of every request, where set
+        self.bearer = ""
         self.faults: dict[str, deque[Fault]] = {"list": deque(), "watch": deque(), "write": deque()}
         self.lists: list[tuple[str, dict[str, str]]] = []
         self.watches: list[tuple[str, dict[str, str]]] = []
         self.writes: list[tuple[str, str, Object]] = []
         self.write_types: list[str] = []
         self.before_page: Callable[[str], None] = lambda _: None
-        self.watchers: list[Watcher] = []
-        self._history: list[tuple[int, str, Object, Object | None]] = []
-        self._continues: dict[str, tuple[list[Object], int]] = {}
         self._port = 0
         self._runner: web.AppRunner | None = None
+
+    @override
+    def is_selected(self, query: Mapping[str, str], item: Object) -> bool:
+        selector = query.get("fieldSelector", "")
+        if selector.startswith("spec.driver="):
+            return bool(item["spec"]["driver"] == selector.removeprefix("spec.driver="))
+        phase = item.get("status", {}).get("phase")
+        return not selector or phase != selector.removeprefix("status.phase!=")
 
     @property
     def url(self) -> str:
@@ -143,69 +126,29 @@ class FakeKube:
         path.write_text(json.dumps(config))
         return path
 
-    def put(self, resource: str, raw: Object, *, is_watched: bool = True) -> None:
-        """Create or change an object; unless `is_watched`, watches lose the change."""
-        self.version += 1
-        raw = {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(self.version)}}
-        before = self.objects[resource].get(key_of(raw))
-        self.objects[resource][key_of(raw)] = raw
-        self._notify_watchers(resource, raw, before, is_watched=is_watched)
-
-    def delete(self, resource: str, key: str, *, is_watched: bool = True) -> None:
-        """Delete an object."""
-        self.version += 1
-        before = self.objects[resource].pop(key)
-        gone = {
-            **before,
-            "metadata": {**before["metadata"], "resourceVersion": str(self.version)},
-            "gone": True,
-        }
-        self._notify_watchers(resource, gone, before, is_watched=is_watched)
+    def delete(self, kind: str, key: str, *, is_watched: bool = True) -> None:
+        """Delete an object by "namespace/name"; the namespace of a node is ""."""
+        namespace, _, name = key.partition("/")
+        assert self.remove(kind, namespace, name, is_watched=is_watched) is not None
 
     def bookmark(self) -> None:
         """Send every watch a bookmark of the present version."""
-        self.version += 1
-        for watcher in self.watchers:
-            watcher.lines.put_nowait(
-                line("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
-            )
+        self.next_version()
+        for watch in self.watchers:
+            watch.lines.put_nowait([self.bookmark_line(watch.kind)])
 
-    def say(self, resource: str, data: bytes) -> None:
-        """Send the watches of a resource any bytes."""
-        for watcher in self.watchers:
-            if watcher.resource == resource:
-                watcher.lines.put_nowait(data)
+    def say(self, kind: str, data: bytes) -> None:
+        """Send the watches of a kind any bytes."""
+        for watch in self.watchers:
+            if watch.kind == kind:
+                watch.lines.put_nowait([data])
 
-    def end_watches(self) -> None:
-        """End every watch."""
-        for watcher in self.watchers:
-            watcher.lines.put_nowait(END)
-
-    def expire(self) -> None:
-        """Forget all past changes: a watch from an older version gets 410."""
-        self.oldest = self.version
-        self._continues.clear()
-
-    def _notify_watchers(
-        self, resource: str, raw: Object, before: Object | None, *, is_watched: bool
-    ) -> None:
-        self._history.append((self.version, resource, raw, before))
-        for watcher in self.watchers:
-            if watcher.resource == resource and is_watched:
-                for event in self._events(watcher.query, raw, before):
-                    watcher.lines.put_nowait(event)
-
-    def _events(self, query: Mapping[str, str], raw: Object, before: Object | None) -> list[bytes]:
-        """Return the event of a change as a watch with this selection sees it."""
-        was_in = before is not None and is_selected(query, before)
-        is_in = "gone" not in raw and is_selected(query, raw)
-        if is_in:
-            return [line("MODIFIED" if was_in else "ADDED", raw)]
-        if was_in and before is not None:
-            version = raw["metadata"]["resourceVersion"]
-            last = {**before, "metadata": {**before["metadata"], "resourceVersion": version}}
-            return [line("DELETED", last)]
-        return []
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """List or watch, as without faults."""
+        resource = request.match_info["resource"]
+        if "watch" not in request.query:
+            self.before_page(resource)
+        return await self.list_or_watch(request, resource)
 
     async def _get_dra(self, request: web.Request) -> web.StreamResponse:
         if self.dra_refusal is not None:
@@ -220,49 +163,7 @@ class FakeKube:
         log.append((request.match_info["resource"], dict(request.query)))
         if self.faults[kind]:
             return await self.faults[kind].popleft()(request)
-        return await (self._watch(request) if kind == "watch" else self._list(request))
-
-    async def _list(self, request: web.Request) -> web.StreamResponse:
-        resource = request.match_info["resource"]
-        token = request.query.get("continue")
-        self.before_page(resource)
-        if token is None:
-            selected = [
-                raw for raw in self.objects[resource].values() if is_selected(request.query, raw)
-            ]
-            rest, version = selected, self.version
-        elif token in self._continues:
-            rest, version = self._continues.pop(token)
-        else:
-            return web.json_response(status_object(410, "continue token is too old"), status=410)
-        limit = int(request.query.get("limit", "0")) or len(rest) + 1
-        metadata = {"resourceVersion": str(version)}
-        if len(rest) > limit:
-            metadata["continue"] = f"c{resource}{len(rest)}-{version}"
-            self._continues[metadata["continue"]] = (rest[limit:], version)
-        page = {"kind": KINDS[resource], "metadata": metadata, "items": rest[:limit]}
-        return web.Response(body=orjson.dumps(page), content_type="application/json")
-
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
-        resource = request.match_info["resource"]
-        version = int(request.query["resourceVersion"])
-        if version < self.oldest:
-            return web.json_response(status_object(410, "too old resource version"), status=410)
-        response = web.StreamResponse()
-        response.content_type = "application/json"
-        await response.prepare(request)
-        watcher = Watcher(resource, dict(request.query))
-        for at, changed, raw, before in self._history:
-            if at > version and changed == resource:
-                for event in self._events(watcher.query, raw, before):
-                    watcher.lines.put_nowait(event)
-        self.watchers.append(watcher)
-        try:
-            while (data := await watcher.lines.get()) != END:
-                await response.write(data)
-        finally:
-            self.watchers.remove(watcher)
-        return response
+        return await self.answer(request)
 
     async def _write(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

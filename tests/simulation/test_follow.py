@@ -10,8 +10,7 @@ from simulation.apiserver import run_apiserver
 from simulation.control import SimulatedControlPlane
 from simulation.fleet import SimulatedFleet
 from simulation.follow import follow_pods
-from simulation.objects import bound_pod_object, pod_object
-from simulation.objectstore import Kind
+from simulation.objects import Kind, bound_pod_object, pod_object
 from testkit.controlplane.waiting import wait_for
 from tests.simulation.builders import NOW, fleet, pod, spec
 
@@ -65,10 +64,11 @@ async def test_a_pod_that_vanished_unseen_is_released_at_the_next_list(
     following = fleet(spec(cards=4))
     control.create_pod(pod_object("a"))
     control.bind("default", "a", "node-a")
-    control.store.forget()
+    control.store.expire()
+    control.store.watch_seconds = 0.1
 
     async with (
-        run_apiserver(control, watch_seconds=0.1) as url,
+        run_apiserver(control) as url,
         ApiClient(Configuration(host=url)) as api_client,
         asyncio.TaskGroup() as tasks,
     ):

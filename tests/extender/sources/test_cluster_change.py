@@ -104,7 +104,7 @@ async def test_objects_that_are_reduced_differently_are_corrected_while_the_watc
 
     async def held_up(request: web.Request) -> web.StreamResponse:
         await gate.wait()
-        return await kube._list(request)
+        return await kube.answer(request)
 
     async with restarted(kube, tmp_path) as part:
         assert set(part.sink.pods) == {"p"}
@@ -135,7 +135,7 @@ async def test_a_new_resource_counts_once_nodes_and_pods_are_listed_again(
     async def held_up(request: web.Request) -> web.StreamResponse:
         if request.path.endswith(last):
             await gate.wait()
-        return await kube._list(request)
+        return await kube.answer(request)
 
     async with restarted(kube, tmp_path) as part:
         await part.stop()
@@ -181,7 +181,7 @@ async def test_a_change_that_is_reverted_early_has_no_effect(
 
         async def held_up(request: web.Request) -> web.StreamResponse:
             await gate.wait()
-            return await kube._list(request)
+            return await kube.answer(request)
 
         kube.faults["list"].extend([held_up, held_up])
         part.start(NVIDIA, AMD)

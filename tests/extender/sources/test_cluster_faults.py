@@ -11,10 +11,10 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes import cluster, reflector
 from extender.sources.kubernetes.records import reduce_node
 from extender.sources.kubernetes.reflector import ReflectorSettings
+from testkit.apiserver import Object
 from testkit.fake_kube import (
     FakeKube,
     Fault,
-    Object,
     answer,
     eventually,
     line,
@@ -267,7 +267,7 @@ async def test_deep_nesting_breaks_neither_the_list_nor_the_watch(
 
     async def list_deep_node(request: web.Request) -> web.StreamResponse:
         is_of_nodes = request.match_info["resource"] == "nodes"
-        return await (answer(page)(request) if is_of_nodes else kube._list(request))
+        return await (answer(page)(request) if is_of_nodes else kube.answer(request))
 
     kube.faults["list"].extend([list_deep_node] * 2)  # nodes and pods are listed in any order
     async with source_manager(kube, tmp_path) as (source, sink):
@@ -354,7 +354,7 @@ def listing(kube: FakeKube, resource: str, *items: bytes) -> Fault:
 
     async def answer_list(request: web.Request) -> web.StreamResponse:
         if request.match_info["resource"] != resource:
-            return await kube._list(request)
+            return await kube.answer(request)
         return await answer(page % b",".join(items))(request)
 
     return answer_list
