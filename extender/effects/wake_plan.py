@@ -315,7 +315,7 @@ def nodes_with_room(
         if pool is None:
             return ()
         has_room = pool.batch.allocatable - pool.batch.held >= count
-        for at in pool.late:
+        for at in pool.unwritten:
             has_room[at] = pool.rows[at].allocatable - pool.rows[at].held >= count
         roomy.append([pool.nodes[at] for at in np.flatnonzero(has_room).tolist()])
     others = [frozenset(names) for names in roomy[1:]]

@@ -1,4 +1,4 @@
-"""Build the pools of the next snapshot, and patch them where only rows have changed."""
+"""Build the pools of the next snapshot, or mark dirty rows where only rows have changed."""
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -15,12 +15,12 @@ from extender.core.nodes.snapshot import (
     Ratios,
     Telemetry,
     build_pool,
-    patch_batch,
+    update_batch,
 )
 from extender.core.steps import Steps
 
-LATE_ROWS = 256
-"""Number of patched rows that are written into the arrays together: a millisecond or two."""
+MAX_UNWRITTEN = 256
+"""Number of dirty rows that are written into the arrays together: a millisecond or two."""
 
 PIECE_NODES = 1000
 """Nodes looked up per cooperative step: a millisecond at most."""
@@ -67,12 +67,12 @@ def _rebuild(
     nodes = tuple(sorted(rows))
     ordered = tuple(rows[node] for node in nodes)
     yield
-    late, kept = set(before.late), list[int]()
+    unwritten, kept = set(before.unwritten), list[int]()
     pairs = zip(nodes, ordered, strict=True)
     while some := list(islice(pairs, PIECE_NODES)):
         found = ((before.row_of.get(node, -1), row) for node, row in some)
         kept += (
-            at if at >= 0 and at not in late and _is_same(before.rows[at], row) else -1
+            at if at >= 0 and at not in unwritten and _is_same(before.rows[at], row) else -1
             for at, row in found
         )
         yield
@@ -97,7 +97,7 @@ def _is_same(one: PoolRow, other: PoolRow) -> bool:
 def fits_pools(
     pools: Mapping[str, Pool], node: str, rows: Mapping[str, PoolRow], capacity: int
 ) -> bool:
-    """Return whether a node's rows can be patched into the pools, even with other devices.
+    """Return whether a node's rows can become dirty rows of the pools, even with other devices.
 
     Args:
         pools: pools by resource.
@@ -114,13 +114,13 @@ def fits_pools(
     )
 
 
-def patch_pools(
+def update_pools(
     pools: Mapping[str, Pool],
     changed: RowsByNode,
     estimated: Container[str],
     telemetry: Telemetry,
 ) -> dict[str, Pool]:
-    """Return the pools with the rows of some nodes replaced; the rows must fit (`fits_pools`).
+    """Return the pools with some nodes as dirty rows; the rows must fit (`fits_pools`).
 
     Args:
         pools: pools by resource.
@@ -128,7 +128,7 @@ def patch_pools(
         estimated: changed nodes whose devices were estimated again.
         telemetry: estimates of all devices.
     """
-    patched = {}
+    updated = {}
     for resource, pool in pools.items():
         rows = {
             pool.row_of[node]: of_node[resource]
@@ -136,22 +136,22 @@ def patch_pools(
             if resource in of_node
         }
         again = tuple(row for row in rows if pool.nodes[row] in estimated)
-        patched[resource] = _patch(pool, rows, again, telemetry) if rows else pool
-    return patched
+        updated[resource] = _update(pool, rows, again, telemetry) if rows else pool
+    return updated
 
 
-def _patch(
+def _update(
     pool: Pool, changed: Mapping[int, PoolRow], estimated: tuple[int, ...], telemetry: Telemetry
 ) -> Pool:
     after = replace(
         pool,
         rows=with_rows(pool.rows, changed),
-        patched=(*pool.patched, *changed),
+        dirty=(*pool.dirty, *changed),
         estimated=(*pool.estimated, *estimated),
     )
-    if len(after.patched) - after.folded <= LATE_ROWS:
+    if len(after.dirty) - after.written <= MAX_UNWRITTEN:
         return after
-    return replace(after, batch=current_batch(after, telemetry), folded=len(after.patched))
+    return replace(after, batch=current_batch(after, telemetry), written=len(after.dirty))
 
 
 def with_rows(rows: tuple[PoolRow, ...], changed: Mapping[int, PoolRow]) -> tuple[PoolRow, ...]:
@@ -177,21 +177,21 @@ def refresh_pools(
         suspicion: as in `build_pools`.
     """
     estimated = {}
-    for resource, pool in patch_pools(pools, changed, (), telemetry).items():
-        batch = with_patched_rows(pool)
+    for resource, pool in update_pools(pools, changed, (), telemetry).items():
+        batch = written_batch(pool)
         estimated[resource] = with_estimates(pool, batch, telemetry.take(batch.slots), suspicion)
     return estimated
 
 
-def with_patched_rows(pool: Pool) -> Batch:
-    """Return a pool's arrays including its patched rows; their estimates may be out of date."""
-    return patch_batch(pool.batch, {row: pool.rows[row] for row in pool.late})
+def written_batch(pool: Pool) -> Batch:
+    """Return a pool's arrays including its dirty rows; their estimates may be out of date."""
+    return update_batch(pool.batch, {row: pool.rows[row] for row in pool.unwritten})
 
 
 def with_estimates(
     pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[str, float]
 ) -> Pool:
-    """Return a pool with other arrays and no patched rows.
+    """Return a pool with other arrays and no dirty rows; the caller sets its version.
 
     Args:
         pool: the pool.
@@ -200,7 +200,7 @@ def with_estimates(
         suspicion: as in `build_pools`.
     """
     batch = replace(batch, telemetry=telemetry, suspicion=suspicions(pool.row_of, suspicion))
-    return replace(pool, batch=batch, patched=(), estimated=(), folded=0)
+    return replace(pool, batch=batch, dirty=(), estimated=(), written=0)
 
 
 def suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:

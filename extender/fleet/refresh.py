@@ -16,8 +16,8 @@ from extender.fleet.pools import (
     build_pools,
     fits_pools,
     with_estimates,
-    with_patched_rows,
     with_rows,
+    written_batch,
 )
 from extender.fleet.store import DeviceStore
 
@@ -50,7 +50,7 @@ class Refresh:
         self,
         store: DeviceStore,
         suspicion: Mapping[str, float],
-        base: int,
+        version: int,
         reshaped: tuple[RowsByNode, frozenset[str]] | None,
     ) -> Steps[Snapshot]:
         """Build the next snapshot.
@@ -58,7 +58,7 @@ class Refresh:
         Args:
             store: devices and their readings.
             suspicion: share of certainty that a node loses for early failures, by node.
-            base: version of the pools.
+            version: version of the pools.
             reshaped: rows of all nodes, and the names of all nodes, if nodes or devices were added
                 or removed since the previous snapshot; None otherwise.
         """
@@ -75,7 +75,7 @@ class Refresh:
             pools = yield from build_pools(rows, self._telemetry, suspicion, before.pools)
             listed = {resource: pool.nodes for resource, pool in pools.items()}
             node_index = yield from NodeIndex.in_steps(nodes, listed, before.node_index)
-        pools = {resource: replace(pool, base=base) for resource, pool in pools.items()}
+        pools = {resource: replace(pool, version=version) for resource, pool in pools.items()}
         return replace(
             before,
             at=self._now,
@@ -89,7 +89,7 @@ class Refresh:
         """Return the previous pools with the new estimates."""
         pools = {}
         for resource, pool in self._before.pools.items():
-            batch = with_patched_rows(pool)
+            batch = written_batch(pool)
             yield
             telemetry = yield from self._telemetry.take_in_steps(batch.slots)
             pools[resource] = with_estimates(pool, batch, telemetry, suspicion)
@@ -133,5 +133,5 @@ def with_current_rows(made: Snapshot, rows: RowsByNode, version: int) -> Snapsho
             if resource in of_node
         }
         after = with_rows(pool.rows, changed)
-        pools[resource] = replace(pool, rows=after, patched=tuple(changed)) if changed else pool
+        pools[resource] = replace(pool, rows=after, dirty=tuple(changed)) if changed else pool
     return replace(made, version=version, pools=MappingProxyType(pools))

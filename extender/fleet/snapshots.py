@@ -1,4 +1,10 @@
-"""Build each snapshot from the previous one, as far as that one is still valid."""
+"""Build each snapshot from the previous one.
+
+A few changed nodes become dirty rows of the pools (`pools.update_pools`). Other changes, such as
+new readings of many devices, or added and removed nodes, take a refresh (`refresh`): all devices
+are estimated again, and each pool begins a new version. A refresh runs in cooperative steps beside
+the requests; nodes that change meanwhile are dirty rows of its result.
+"""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -13,7 +19,7 @@ from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.allocation import NodeAllocations
 from extender.fleet.failures import FailureLog
-from extender.fleet.pools import build_pools, fits_pools, patch_pools, refresh_pools
+from extender.fleet.pools import build_pools, fits_pools, refresh_pools, update_pools
 from extender.fleet.refresh import Refresh, with_current_rows
 from extender.fleet.store import DeviceStore
 
@@ -23,12 +29,12 @@ REFRESH_SECONDS = 10.0
 NEW_READINGS_SECONDS = 1.0
 """Interval between refreshes while more nodes have new readings than are estimated one by one."""
 
-MOST_PATCHED = 32
+MAX_READ_NODES = 32
 """Maximum number of nodes with new readings that are estimated one by one between two refreshes.
-Each one costs cached evaluations a corrected row."""
+Each one is a dirty row for cached evaluations."""
 
 PIECE_NODES = 256
-"""Nodes patched per cooperative step: about a millisecond."""
+"""Nodes that become dirty rows per cooperative step: about a millisecond."""
 
 OVERDUE_SECONDS = 30.0
 """Age of the estimates at which a query refreshes them itself although a task refreshes them in
@@ -72,8 +78,8 @@ class Snapshots:
         self._is_estimated = False
         self._estimated_at = -inf
         self._has_new_readings = False
-        self._patched = 0
-        self._bases = 0
+        self._read_nodes = 0
+        self._versions = 0
         self._shape, self._shown_shape = 1, 0
         self._outdated: set[str] = set()
         """Nodes whose inputs changed after a refresh had estimated their devices."""
@@ -91,8 +97,8 @@ class Snapshots:
     @property
     def is_far_behind(self) -> bool:
         """Whether so many nodes have changed that the next snapshot should be built now."""
-        is_patched = self._in_steps and self.current is not None
-        return is_patched and len(self.changed) >= PIECE_NODES
+        has_snapshot = self._in_steps and self.current is not None
+        return has_snapshot and len(self.changed) >= PIECE_NODES
 
     def reshape(self) -> None:
         """Record that nodes or devices were added or removed."""
@@ -104,11 +110,11 @@ class Snapshots:
 
     def note_readings(self, nodes: Collection[str]) -> None:
         """Schedule new estimates for nodes with new readings; few nodes are estimated at once."""
-        if not self._in_steps or self._patched + len(nodes) > MOST_PATCHED:
+        if not self._in_steps or self._read_nodes + len(nodes) > MAX_READ_NODES:
             self._has_new_readings = True
             self._is_estimated &= self._in_steps
             return
-        self._patched += len(nodes)
+        self._read_nodes += len(nodes)
         for node in nodes:
             self.touch(node, needs_estimate=True)
 
@@ -165,10 +171,11 @@ class Snapshots:
         )
         if self._is_estimated and self._is_within(pause, now):
             return
-        self._bases += 1
+        self._versions += 1
         # Changes from here on count for the next refresh.
         self._is_estimated = True
-        had_new_readings, self._has_new_readings, self._patched = self._has_new_readings, False, 0
+        had_new_readings, self._has_new_readings = self._has_new_readings, False
+        self._read_nodes = 0
         shape, shown_shape = self._shape, self._shown_shape
         reshaped = (
             (dict(self._allocations.rows), frozenset(nodes)) if shape != shown_shape else None
@@ -178,7 +185,7 @@ class Snapshots:
         is_done = False
         try:
             suspicion = self._failures.suspicion(now)
-            made = yield from refresh.steps(self._store, suspicion, self._bases, reshaped)
+            made = yield from refresh.steps(self._store, suspicion, self._versions, reshaped)
             if prepare is not None:
                 yield from prepare(made)
             current = latest()
@@ -224,18 +231,18 @@ class Snapshots:
             self._refresh.to_estimate |= self.to_estimate
         changed, to_estimate = self.changed, self.to_estimate
         self.changed, self.to_estimate = set(), set()
-        if self.current is None or not self._is_patchable(self.current, now):
+        if self.current is None or not self._is_updatable(self.current, now):
             return self._build(nodes, changed, now)
-        return self._patched_with(self.current, changed, to_estimate, now)
+        return self._update(self.current, changed, to_estimate, now)
 
-    def _is_patchable(self, before: Snapshot, now: float) -> bool:
-        """Return whether the changes since a snapshot can be patched into it."""
+    def _is_updatable(self, before: Snapshot, now: float) -> bool:
+        """Return whether the changes since a snapshot can become dirty rows of it."""
         if self._in_steps:
             return self._is_fresh(now)
         is_same = self._store.capacity == len(before.telemetry.utilization)
         return is_same and not self.is_reshaped and self._is_fresh(now)
 
-    def _patched_with(
+    def _update(
         self, before: Snapshot, changed: Iterable[str], to_estimate: Collection[str], now: float
     ) -> Snapshot:
         """Return a snapshot with the allocations of changed nodes, some of them estimated again.
@@ -254,7 +261,7 @@ class Snapshots:
             again = self._store.rows_on(estimated)
             evidence = self._store.evidence(again)
             telemetry = estimate_again(telemetry, again, evidence, self._policy, now)
-        pools = patch_pools(before.pools, fitting, estimated, telemetry)
+        pools = update_pools(before.pools, fitting, estimated, telemetry)
         return replace(
             before,
             version=before.version + 1,
@@ -281,9 +288,11 @@ class Snapshots:
             names, node_index = before.nodes, before.node_index
             of_changed = {name: rows[name] for name in changed}
             pools = refresh_pools(before.pools, of_changed, telemetry, suspicion)
-        self._bases += 1
+        self._versions += 1
         self._shown_shape = self._shape
-        pools = {resource: replace(pool, base=self._bases) for resource, pool in pools.items()}
+        pools = {
+            resource: replace(pool, version=self._versions) for resource, pool in pools.items()
+        }
         return Snapshot(
             version=before.version + 1 if before else 1,
             at=now,

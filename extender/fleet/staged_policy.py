@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.snapshot import Pool, PoolRow, Rows, patch_batch
+from extender.core.nodes.snapshot import Pool, PoolRow, Rows, update_batch
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.allocation import NodeAllocations
@@ -80,7 +80,7 @@ class StagedPolicy:
                     # If the devices have changed, the pool is built from scratch anyway.
                     if row is not None and row.slots == rows[at].slots:
                         changed[at] = rows[at] = row
-                batch = patch_batch(batch, changed)
+                batch = update_batch(batch, changed)
                 yield
             self._pools[resource] = replace(pool, rows=tuple(rows), batch=batch)
         self._uses = [np.concatenate(self._uses)] if self._uses else []

@@ -1,77 +1,79 @@
-"""Cache evaluations of pools for the requests of the last minutes, and refresh changed rows."""
+"""Cache evaluations of pools by request, and update them before kube-scheduler asks."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
-from extender.core.decision.cached_evaluation import (
-    CachedEvaluation,
+from extender.core.decision.evaluation import Evaluation, EvaluationRequest, Overlay, asks
+from extender.core.decision.evaluation_cache import (
+    CacheEntry,
     evaluate_in_steps,
     evaluate_together,
 )
-from extender.core.decision.evaluation import Evaluation, EvaluationRequest, Overlay, asks
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 
-CACHED_EVALUATIONS = 32
-"""Maximum number of cached requests."""
+MAX_REQUESTS = 32
+"""Maximum number of cached requests, least recently used evicted first."""
 
-PREPARED = 8
-"""Number of cached requests that are refreshed in advance ..."""
+MAX_UPDATED = 8
+"""Number of cached requests that are updated in advance ..."""
 
-PREPARED_SECONDS = 300.0
+UPDATED_SECONDS = 300.0
 """... if kube-scheduler used them within this time."""
 
-EXPECTED = 8
-"""Maximum number of evaluations for new pods, before kube-scheduler asks about them ..."""
+MAX_EXPECTED = 8
+"""Maximum number of requests of new pods that are evaluated before kube-scheduler asks ..."""
 
 EXPECTED_SECONDS = 10.0
-"""... which are kept for this long."""
+"""... within this time."""
 
 _Key = tuple[str, GpuRequest]
+"""Resource and request, without nominated node and targets: decisions apply these afterwards."""
 
 
 @dataclass(slots=True)
-class _Kept:
-    """Cached evaluations for one request.
+class _CachedRequest:
+    """Entries for one request.
 
     Attributes:
-        asked_at: time of the last or expected use, seconds since the epoch.
-        latest: the last two evaluations. A pod never counts against itself, so prioritize needs the
+        at: time of the last use, or of the new pod, seconds since the epoch.
+        is_expected: whether kube-scheduler has not asked yet.
+        entries: the last two entries. A pod never counts against itself, so prioritize needs the
             state before filter's answer, and the next pod needs the state after it.
-        coming: evaluation for a snapshot that is being built; None without one.
+        prepared: entry for a snapshot that is being built, else None.
     """
 
-    asked_at: float = 0.0
-    latest: tuple[CachedEvaluation, ...] = ()
-    coming: CachedEvaluation | None = None
+    at: float
+    is_expected: bool = False
+    entries: tuple[CacheEntry, ...] = ()
+    prepared: CacheEntry | None = None
 
     @property
-    def known(self) -> tuple[CachedEvaluation, ...]:
-        """All cached evaluations."""
-        return self.latest if self.coming is None else (*self.latest, self.coming)
+    def all_entries(self) -> tuple[CacheEntry, ...]:
+        """The entries and the prepared one."""
+        return self.entries if self.prepared is None else (*self.entries, self.prepared)
 
-    def holds(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
-        """Return whether a cached evaluation is still valid for all unchanged rows."""
-        return any(standing.holds(snapshot, pool, policy) for standing in self.known)
+    def is_usable(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
+        """Return whether any entry can be updated."""
+        return any(entry.is_usable(snapshot, pool, policy) for entry in self.all_entries)
 
-    def keep(self, standing: CachedEvaluation) -> None:
-        """Add the current evaluation."""
-        if self.coming is not None and standing.base == self.coming.base:
-            self.coming = None
-        others = (other for other in self.latest if other is not standing)
-        self.latest = (standing, *islice(others, 1))
+    def add(self, entry: CacheEntry) -> None:
+        """Store the current entry."""
+        if self.prepared is not None and entry.version == self.prepared.version:
+            self.prepared = None
+        others = (other for other in self.entries if other is not entry)
+        self.entries = (entry, *islice(others, 1))
 
 
 class EvaluationCache:
     """Evaluates pools, and caches the results by request.
 
-    Invariant: a cached evaluation, with the rows that changed since evaluated again, equals an
-    evaluation from scratch.
+    Every result equals an evaluation from scratch: `core.decision.evaluation_cache` says why.
 
     Args:
         fleet: state of the fleet.
@@ -81,85 +83,87 @@ class EvaluationCache:
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
-        self._expected: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._requests: OrderedDict[_Key, _CachedRequest] = OrderedDict()
 
     def evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
-        """Return the evaluation of a pool for a request; evaluate changed rows only."""
-        key = _key(pool.resource, question.request)
-        kept = self._kept.pop(key, None) or self._expected.pop(key, None) or _Kept()
-        kept.asked_at = self._clock()
-        self._kept[key] = kept
-        if len(self._kept) > CACHED_EVALUATIONS:
-            self._kept.popitem(last=False)
-        (standing,) = evaluate_together(snapshot, pool, [question], [kept.known])
-        kept.keep(standing)
-        return standing.evaluation
+        """Return the evaluation of a pool for a request; evaluate dirty rows only."""
+        cached = self._use(_key(pool.resource, question.request), is_expected=False)
+        (entry,) = evaluate_together(snapshot, pool, [question], [cached.all_entries])
+        cached.add(entry)
+        return entry.evaluation
 
     def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
-        """Evaluate a request in advance, unless it is cached or too many are waiting."""
+        """Evaluate a new pod's request, unless it is cached or too many others are expected."""
         for resource, _ in asks(request):
             key = _key(resource, request)
             snapshot = self._fleet.snapshot()
             pool = snapshot.pools.get(resource)
-            if pool is None or key in self._kept or key in self._expected or not self._has_room():
+            if pool is None or key in self._requests or not self._has_room():
                 continue
-            kept = self._expected[key] = _Kept(asked_at=self._clock())
-            kept.keep((yield from self._afresh(snapshot, pool, key[1])))
+            cached = self._use(key, is_expected=True)
+            cached.add((yield from self._evaluate(snapshot, pool, key[1])))
 
-    def _has_room(self) -> bool:
-        """Return whether one more request may be evaluated in advance."""
-        since = self._clock() - EXPECTED_SECONDS
-        while self._expected and next(iter(self._expected.values())).asked_at <= since:
-            self._expected.popitem(last=False)
-        return len(self._expected) < EXPECTED
-
-    def warm_in_steps(self) -> Steps[None]:
-        """Refresh the evaluations of the last minutes' requests, pool by pool."""
-        pools: dict[str, list[tuple[GpuRequest, _Kept]]] = {}
-        for (resource, request), kept in self._recent():
-            pools.setdefault(resource, []).append((request, kept))
+    def update_in_steps(self) -> Steps[None]:
+        """Update the entries of the last minutes' requests, pool by pool."""
+        pools: dict[str, list[tuple[GpuRequest, _CachedRequest]]] = {}
+        for (resource, request), cached in self._recent():
+            pools.setdefault(resource, []).append((request, cached))
         for resource, recent in pools.items():
-            self._bring_up_to_date(resource, recent)
+            self._update(resource, recent)
             yield
-            for request, kept in recent:
+            for request, cached in recent:
                 snapshot = self._fleet.snapshot()
                 pool = snapshot.pools.get(resource)
-                if pool is not None and not kept.holds(snapshot, pool, self._fleet.policy):
-                    kept.keep((yield from self._afresh(snapshot, pool, request)))
+                if pool is not None and not cached.is_usable(snapshot, pool, self._fleet.policy):
+                    cached.add((yield from self._evaluate(snapshot, pool, request)))
 
     def prepare_in_steps(self, coming: Snapshot) -> Steps[None]:
         """Evaluate the last minutes' requests for a snapshot that is being built."""
-        for (resource, request), kept in self._recent():
+        for (resource, request), cached in self._recent():
             pool = coming.pools.get(resource)
             if pool is not None:
-                kept.coming = yield from self._afresh(coming, pool, request)
+                cached.prepared = yield from self._evaluate(coming, pool, request)
 
-    def _recent(self) -> list[tuple[_Key, _Kept]]:
-        """Return the requests of the last minutes, latest first."""
-        since = self._clock() - PREPARED_SECONDS
-        recent = takewhile(lambda item: item[1].asked_at > since, reversed(self._kept.items()))
-        return list(islice(recent, PREPARED))
+    def _use(self, key: _Key, *, is_expected: bool) -> _CachedRequest:
+        """Return the cached request, and make it the most recently used."""
+        now = self._clock()
+        cached = self._requests.pop(key, None) or _CachedRequest(now)
+        cached.at, cached.is_expected = now, is_expected
+        self._requests[key] = cached
+        if len(self._requests) > MAX_REQUESTS:
+            self._requests.popitem(last=False)
+        return cached
 
-    def _bring_up_to_date(self, resource: str, recent: list[tuple[GpuRequest, _Kept]]) -> None:
-        """Evaluate the changed rows of a pool, for all its cached requests together."""
+    def _has_room(self) -> bool:
+        """Return whether one more request may be evaluated for a new pod."""
+        since = self._clock() - EXPECTED_SECONDS
+        expected = (cached for cached in self._requests.values() if cached.is_expected)
+        return sum(cached.at > since for cached in expected) < MAX_EXPECTED
+
+    def _recent(self) -> list[tuple[_Key, _CachedRequest]]:
+        """Return the requests that were used in the last minutes, latest first."""
+        since = self._clock() - UPDATED_SECONDS
+        recent = takewhile(lambda item: item[1].at > since, reversed(self._requests.items()))
+        return list(islice((item for item in recent if not item[1].is_expected), MAX_UPDATED))
+
+    def _update(self, resource: str, recent: list[tuple[GpuRequest, _CachedRequest]]) -> None:
+        """Evaluate the dirty rows of a pool for several cached requests at once."""
         snapshot, overlays = self._fleet.snapshot(), self._fleet.ledger.overlays(without="")
         pool = snapshot.pools.get(resource)
         if pool is None:
             return
-        held = [
-            (self._question(resource, request, overlays), kept)
-            for request, kept in recent
-            if kept.holds(snapshot, pool, self._fleet.policy)
+        usable = [
+            (self._question(resource, request, overlays), cached)
+            for request, cached in recent
+            if cached.is_usable(snapshot, pool, self._fleet.policy)
         ]
-        questions, known = [one for one, _ in held], [kept.known for _, kept in held]
-        standings = evaluate_together(snapshot, pool, questions, known)
-        for (_, kept), standing in zip(held, standings, strict=True):
-            kept.keep(standing)
+        questions = [question for question, _ in usable]
+        earlier = [cached.all_entries for _, cached in usable]
+        entries = evaluate_together(snapshot, pool, questions, earlier)
+        for (_, cached), entry in zip(usable, entries, strict=True):
+            cached.add(entry)
 
-    def _afresh(
-        self, snapshot: Snapshot, pool: Pool, request: GpuRequest
-    ) -> Steps[CachedEvaluation]:
+    def _evaluate(self, snapshot: Snapshot, pool: Pool, request: GpuRequest) -> Steps[CacheEntry]:
         """Evaluate a whole pool."""
         overlays = self._fleet.ledger.overlays(without="")
         question = self._question(pool.resource, request, overlays)
@@ -178,5 +182,6 @@ class EvaluationCache:
 
 def _key(resource: str, request: GpuRequest) -> _Key:
     """Return the cache key of a pool and a request."""
-    # The nominated node concerns a single row, which is corrected afterwards.
-    return resource, replace(request, nominated_node="") if request.nominated_node else request
+    if request.nominated_node or request.targets:
+        request = replace(request, nominated_node="", targets=())
+    return resource, request

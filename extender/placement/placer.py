@@ -7,7 +7,6 @@ from time import perf_counter
 
 import numpy as np
 
-from extender.core.decision.cached_evaluation import evaluate_in_steps
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import (
     Evaluation,
@@ -16,6 +15,7 @@ from extender.core.decision.evaluation import (
     asks,
     evaluate_for,
 )
+from extender.core.decision.evaluation_cache import evaluate_in_steps
 from extender.core.decision.filtering import Code
 from extender.core.decision.verdicts import NodeVerdict, gather
 from extender.core.decision.victims import batch_after
@@ -119,15 +119,15 @@ class Placer:
         """Decide like `rank`, in cooperative steps, without caching the evaluation."""
         snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
         policy = self.policy
-        known: dict[str, Evaluation] = {}
+        evaluations: dict[str, Evaluation] = {}
         for resource, ask in asks(request):
             pool, overlay = snapshot.pools.get(resource), overlays.get(resource, {})
             if pool is not None:
                 question = EvaluationRequest(
                     request=request, ask=ask, policy=policy, overlay=overlay
                 )
-                standing = yield from evaluate_in_steps(snapshot, pool, question)
-                known[resource] = standing.evaluation
+                entry = yield from evaluate_in_steps(snapshot, pool, question)
+                evaluations[resource] = entry.evaluation
                 yield
         return decide(
             snapshot,
@@ -135,7 +135,7 @@ class Placer:
             tuple(candidates),
             policy,
             overlays=overlays,
-            evaluate=lambda _, pool, __: known[pool.resource],
+            evaluate=lambda _, pool, __: evaluations[pool.resource],
         )
 
     def place(

@@ -10,7 +10,7 @@ from extender.core.nodes.snapshot import Snapshot
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.placement.evaluation_cache import EXPECTED, EvaluationCache
+from extender.placement.evaluation_cache import MAX_EXPECTED, EvaluationCache
 from extender.runtime.cooperative import YieldControl, run_in_steps
 from extender.runtime.gc_control import GcControl
 from extender.server.readiness import Readiness
@@ -73,7 +73,7 @@ class WarmUp:
         self._gc_control = gc_control
         self._yield_control = yield_control
         self._to_allocate, self._to_evaluate = asyncio.Event(), asyncio.Event()
-        self._new_pods: asyncio.Queue[PodRecord] = asyncio.Queue(EXPECTED)
+        self._new_pods: asyncio.Queue[PodRecord] = asyncio.Queue(MAX_EXPECTED)
         fleet.changed.subscribe(self._note_change)
         fleet.pod_waiting.subscribe(self._note_new_pod)
 
@@ -110,7 +110,7 @@ class WarmUp:
         while True:
             self._to_evaluate.clear()
             if self._readiness.is_allocated:
-                await run_in_steps(self._evaluation_cache.warm_in_steps(), self._yield_control)
+                await run_in_steps(self._evaluation_cache.update_in_steps(), self._yield_control)
             await asyncio.sleep(GATHER_SECONDS)
             await _change(self._to_evaluate)
 

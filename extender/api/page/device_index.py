@@ -294,7 +294,7 @@ def is_current_in_steps(device_index: DeviceIndex, fleet: Fleet, snapshot: Snaps
         before = device_index.slots[resource]
         if pool.batch.slots is not before and not np.array_equal(pool.batch.slots, before):
             return False
-        dirty = pool.late
+        dirty = pool.unwritten
         if dirty and any(
             _as_row(pool.rows[row].slots, before.shape[1]) != before[row].tolist() for row in dirty
         ):

@@ -89,22 +89,22 @@ class DeviceStates:
 
 
 Looked = Mapping[str, tuple[int, int]]
-"""Evaluated rows: by resource, the pool's base version and the number of its patched rows."""
+"""Evaluated rows: by resource, the pool's version and the number of its dirty rows."""
 
 
 def looked_at(snapshot: Snapshot) -> Looked:
-    """Return the base version and number of patched rows of each pool."""
-    return {name: (pool.base, len(pool.patched)) for name, pool in snapshot.pools.items()}
+    """Return the version and number of dirty rows of each pool."""
+    return {name: (pool.version, len(pool.dirty)) for name, pool in snapshot.pools.items()}
 
 
 def rows_since(snapshot: Snapshot, looked: Looked) -> Mapping[str, list[int]] | None:
     """Return the rows of each pool that may have changed since; None if any row may have."""
     since = {}
     for resource, pool in snapshot.pools.items():
-        base, count = looked.get(resource, (-1, 0))
-        if pool.base != base or len(pool.patched) < count:
+        version, count = looked.get(resource, (-1, 0))
+        if pool.version != version or len(pool.dirty) < count:
             return None
-        since[resource] = sorted(set(pool.patched[count:]))
+        since[resource] = sorted(set(pool.dirty[count:]))
     return since
 
 
@@ -115,7 +115,7 @@ def device_states_in_steps(
     looks = DeviceStates.blank(len(device_index))
     for resource, pool in snapshot.pools.items():
         places = device_index.places[resource]
-        dirty = set(pool.late)
+        dirty = set(pool.unwritten)
         for start in range(0, len(pool.nodes), PIECE_NODES):
             some = slice(start, min(start + PIECE_NODES, len(pool.nodes)))
             _note(looks, places[some], _batch(pool, snapshot, some, dirty), policy)

@@ -9,9 +9,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.cached_evaluation import avoid, evaluate_cached, nominate
 from extender.core.decision.certainty import Band
-from extender.core.decision.evaluation import Evaluation, EvaluationRequest, Overlay, asks
+from extender.core.decision.evaluation import (
+    Evaluation,
+    EvaluationRequest,
+    Overlay,
+    asks,
+    avoid,
+    nominate,
+)
+from extender.core.decision.evaluation_cache import evaluate_cached
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score
 from extender.core.nodes.node_names import NamesAt

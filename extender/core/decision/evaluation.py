@@ -1,23 +1,32 @@
-"""Evaluate the nodes of a pool for a pod's request: rejection, score, band and utilization."""
+"""Evaluate the nodes of a pool for a pod's request: rejection, score, band and utilization.
+
+Each node is evaluated on its own: its row of the result depends on no other row.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from extender.core.decision.assessment import DeviceRequest, DeviceRequests, Estimates, assess
-from extender.core.decision.filtering import Codes, reject
-from extender.core.decision.landing import count_freed
+from extender.core.decision.filtering import Code, Codes, reject
+from extender.core.decision.landing import assume, closed_slots, count_freed
 from extender.core.decision.scoring import KINDS, PLACES, mean, score
+from extender.core.decision.victims import batch_after
 from extender.core.devices.gpu_models import normalize_model
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
     Batch,
     Flags,
+    Pool,
+    PoolRow,
     Ratios,
     Rows,
+    Snapshot,
     Tenant,
+    batch_rows,
+    replace_rows,
 )
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
@@ -44,6 +53,24 @@ class Evaluation:
     scores: Ratios
     bands: Bands
     utilization: Ratios
+
+    def part(self, rows: slice) -> "Evaluation":
+        """Return some of the rows."""
+        return Evaluation(
+            **{column.name: getattr(self, column.name)[rows] for column in fields(self)}
+        )
+
+    def with_rows(self, rows: Sequence[int], others: "Evaluation") -> "Evaluation":
+        """Return a copy with the rows of `others` at `rows`."""
+        index = np.array(rows, dtype=np.intp)
+        return Evaluation(
+            **{
+                column.name: replace_rows(
+                    getattr(self, column.name), index, getattr(others, column.name)
+                )
+                for column in fields(self)
+            }
+        )
 
 
 def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
@@ -252,3 +279,91 @@ class EvaluationRequest:
     ask: DeviceRequest
     policy: Policy
     overlay: Overlay
+
+
+def row_with_tenants(row: PoolRow, node: str, overlay: Overlay, is_out: Flags) -> PoolRow:
+    """Return a node's row with its tentative tenants added; `is_out` as in `Telemetry`."""
+    tenants = overlay.get(node)
+    return assume(row, tenants, closed_slots(row, is_out)) if tenants else row
+
+
+def batch_of(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overlay]]) -> Batch:
+    """Build a batch of some nodes with their tentative tenants added."""
+    is_out = snapshot.telemetry.is_out
+    return batch_rows(
+        tuple(
+            row_with_tenants(pool.rows[at], pool.nodes[at], overlay, is_out) for at, overlay in rows
+        ),
+        snapshot.telemetry,
+        pool.batch.suspicion[np.array([at for at, _ in rows], dtype=np.intp)],
+        width=pool.batch.slots.shape[1],
+    )
+
+
+def avoid(
+    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+) -> Evaluation:
+    """Return an evaluation in which the nodes that the request avoids lose certainty."""
+    avoided = question.request.avoided
+    rows = [pool.row_of[node] for node in avoided if node in pool.row_of]
+    if not rows:
+        return evaluation
+    batch = batch_of(snapshot, pool, [(at, question.overlay) for at in rows])
+    batch = add_suspicion(batch, [pool.nodes[at] for at in rows], avoided)
+    fresh = evaluate_for(question, batch, snapshot.models)
+    return evaluation.with_rows(rows, fresh)
+
+
+def add_suspicion(batch: Batch, nodes: Sequence[str], avoided: Mapping[str, float]) -> Batch:
+    """Return a batch whose suspicion includes the nodes' early failures of the pod's owner.
+
+    Args:
+        batch: some nodes.
+        nodes: their names.
+        avoided: share of its certainty that a node loses, by name.
+    """
+    lost = np.array([avoided.get(node, 0.0) for node in nodes])
+    return replace(batch, suspicion=1.0 - (1.0 - batch.suspicion) * (1.0 - lost))
+
+
+def nominate(
+    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+) -> Evaluation:
+    """Return an evaluation in which the pod's nominated node counts as if deleted pods had left it.
+
+    Without pods being deleted there the nomination changes nothing. Devices in foreign use before
+    these pods came stay in foreign use.
+    """
+    at = pool.row_of.get(question.request.nominated_node)
+    if at is None:
+        return evaluation
+    after = evaluate_after(snapshot, pool, at, question)
+    if after is None or after.codes[0] not in {Code.PASSES, Code.FOREIGN_USE}:
+        return evaluation
+    return evaluation.with_rows([at], replace(after, scores=evaluation.scores[[at]]))
+
+
+def evaluate_after(
+    snapshot: Snapshot, pool: Pool, at: int, question: EvaluationRequest
+) -> Evaluation | None:
+    """Evaluate one node as if the pods being deleted there had left; None without such pods.
+
+    Devices that they release count as idle, because they are freed for this pod. If enough other
+    whole devices are free, the pod would get those instead; then only pods that have ended are
+    removed.
+    """
+    row, tenants = pool.rows[at], question.overlay.get(pool.nodes[at], ())
+    leaving = row.leaving
+    if leaving is None or max(leaving.row.slots, default=0) >= len(snapshot.telemetry.latest):
+        return None
+    free = row.allocatable - row.held - sum(tenant.count for tenant in tenants)
+    if not row.is_shared and free >= question.ask.count:
+        leaving = leaving.of_ended(row)
+    batch = batch_after(
+        leaving,
+        tenants,
+        snapshot.telemetry,
+        pool.batch.suspicion[[at]],
+        is_presumed_idle=True,
+    )
+    return evaluate_for(question, batch, snapshot.models)

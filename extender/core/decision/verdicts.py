@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from extender.core.decision.assessment import UNKNOWN, Assessment, DeviceRequest, assess
-from extender.core.decision.cached_evaluation import avoided_in, batch_under, evaluate_after
 from extender.core.decision.certainty import Band, bands
 from extender.core.decision.evaluation import (
     EvaluationRequest,
     HostAsks,
+    add_suspicion,
+    batch_of,
     estimates,
+    evaluate_after,
     evaluate_for,
     model_places,
 )
@@ -223,14 +225,16 @@ def gather(
     """
     rows = [pool.row_of[node] for node in nodes if node in pool.row_of]
     batch = take_batch(pool.batch, np.array(rows, dtype=np.intp))
-    late, places = set(pool.late), range(len(rows))
-    others = [at for at in places if rows[at] in late or pool.nodes[rows[at]] in question.overlay]
+    unwritten, places = set(pool.unwritten), range(len(rows))
+    others = [
+        at for at in places if rows[at] in unwritten or pool.nodes[rows[at]] in question.overlay
+    ]
     if others:
         at_rows = [(rows[at], question.overlay) for at in others]
-        batch = with_rows(batch, others, batch_under(snapshot, pool, at_rows))
+        batch = with_rows(batch, others, batch_of(snapshot, pool, at_rows))
     if question.request.avoided:
         named = [pool.nodes[row] for row in rows]
-        batch = avoided_in(batch, named, question.request.avoided)
+        batch = add_suspicion(batch, named, question.request.avoided)
     return VerdictEvidence(
         nodes=tuple(pool.nodes[row] for row in rows),
         batch=batch,

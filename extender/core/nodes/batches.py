@@ -16,8 +16,8 @@ from extender.core.nodes.snapshot import (
     Rows,
     Telemetry,
     batch_rows,
-    patch_batch,
-    patched,
+    replace_rows,
+    update_batch,
 )
 from extender.core.steps import Steps
 
@@ -42,17 +42,17 @@ def take_batch(batch: Batch, index: Rows | slice) -> Batch:
 
 
 def current_batch(pool: Pool, telemetry: Telemetry) -> Batch:
-    """Return all rows of a pool as a batch, with the changes to late rows.
+    """Return all rows of a pool as a batch, with the changes to unwritten rows.
 
     Args:
         pool: the pool.
         telemetry: telemetry of every device.
     """
-    late = pool.late
-    if not late:
+    unwritten = pool.unwritten
+    if not unwritten:
         return pool.batch
-    index = np.array(late, dtype=np.intp)
-    batch = patch_batch(pool.batch, {row: pool.rows[row] for row in late})
+    index = np.array(unwritten, dtype=np.intp)
+    batch = update_batch(pool.batch, {row: pool.rows[row] for row in unwritten})
     seen = telemetry.take(batch.slots[index])
     return replace(batch, telemetry=batch.telemetry.with_rows(index, seen))
 
@@ -61,7 +61,7 @@ def with_rows(batch: Batch, at: Sequence[int], others: Batch) -> Batch:
     """Return a batch with some rows replaced by those of another batch of the same width."""
     index = np.array(at, dtype=np.intp)
     columns = {
-        name: patched(getattr(batch, name), index, getattr(others, name)) for name in _COLUMNS
+        name: replace_rows(getattr(batch, name), index, getattr(others, name)) for name in _COLUMNS
     }
     return Batch(telemetry=batch.telemetry.with_rows(index, others.telemetry), **columns)
 

@@ -19,7 +19,7 @@ Rows = npt.NDArray[np.intp]
 
 AnyColumn = TypeVar("AnyColumn", Ratios, Flags, Rows)
 
-Patched = TypeVar("Patched", bound=npt.NDArray[np.generic])
+Column = TypeVar("Column", bound=npt.NDArray[np.generic])
 
 NO_LIMIT = 1 << 60
 """Free CPU or memory of a node if unknown."""
@@ -112,11 +112,14 @@ class Telemetry:
         """Return a copy with the rows of `changed` at `rows`."""
         names = [column.name for column in fields(self)]
         return Telemetry(
-            **{name: patched(getattr(self, name), rows, getattr(changed, name)) for name in names}
+            **{
+                name: replace_rows(getattr(self, name), rows, getattr(changed, name))
+                for name in names
+            }
         )
 
 
-def patched(column: Patched, rows: Rows, values: Patched) -> Patched:
+def replace_rows(column: Column, rows: Rows, values: Column) -> Column:
     """Return a copy of the column with `values` at `rows`, or the column itself if equal."""
     if np.array_equal(column[rows], values):
         return column
@@ -407,7 +410,7 @@ def _by_slot(rows: tuple[PoolRow, ...], width: int) -> Ratios:
     return flat.reshape(len(rows), len(_BLANKS), width).transpose(1, 2, 0).copy()
 
 
-def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
+def update_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
     """Return `batch` with the rows of `changed` replaced; none may have more slots than the batch.
 
     Telemetry is not updated.
@@ -422,11 +425,11 @@ def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
         width=batch.slots.shape[1],
     )
     columns = {
-        name: patched(getattr(batch, name), index, getattr(fresh, name))
+        name: replace_rows(getattr(batch, name), index, getattr(fresh, name))
         for name in (*PER_SLOT, *PER_NODE, *FLAGS)
     }
     if not np.array_equal(batch.slots[index], fresh.slots):
-        slots = patched(batch.slots, index, fresh.slots)
+        slots = replace_rows(batch.slots, index, fresh.slots)
         columns |= {"slots": slots, "present": slots != NO_DEVICE}
     return replace(batch, **columns)
 
@@ -435,19 +438,19 @@ def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
 class Pool:
     """All nodes that offer one resource.
 
-    Most changes affect one pod on one node. Such a row is only recorded as patched, so that arrays
-    of thousands of rows need no copy.
+    Most changes affect one pod on one node. Such a row is only recorded as dirty, so that arrays of
+    thousands of rows need no copy.
 
     Attributes:
         resource: the resource's name.
         nodes: node name by row, sorted.
         row_of: row by node name.
         rows: each node's row.
-        batch: the rows as arrays, without the changes to `late` rows.
-        base: version of the pool; patching keeps it, any other change replaces it.
-        patched: dirty rows since `base`, oldest first.
-        estimated: dirty rows whose telemetry was recomputed, oldest first.
-        folded: number of leading `patched` entries that the arrays include.
+        batch: the rows as arrays, without the changes to `unwritten` rows.
+        version: grows with every change other than the changes of `dirty` rows.
+        dirty: rows that changed since `version` began, oldest change first.
+        estimated: dirty rows whose telemetry was estimated again, oldest change first.
+        written: number of leading changes of `dirty` that the arrays include.
     """
 
     resource: str
@@ -455,15 +458,15 @@ class Pool:
     row_of: Mapping[str, int]
     rows: tuple[PoolRow, ...]
     batch: Batch
-    base: int = 0
-    patched: tuple[int, ...] = ()
+    version: int = 0
+    dirty: tuple[int, ...] = ()
     estimated: tuple[int, ...] = ()
-    folded: int = 0
+    written: int = 0
 
     @property
-    def late(self) -> list[int]:
+    def unwritten(self) -> list[int]:
         """Dirty rows that the arrays do not include yet."""
-        return sorted(set(self.patched[self.folded :]))
+        return sorted(set(self.dirty[self.written :]))
 
 
 def build_pool(

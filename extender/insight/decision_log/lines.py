@@ -96,13 +96,13 @@ class LineWriter:
         return [orjson.dumps(line, option=_OPTIONS)]
 
     def _is_based_on(self, snapshot: Snapshot) -> bool:
-        """Check whether a snapshot differs from the last written fleet only in patched rows."""
+        """Check whether a snapshot differs from the last written fleet only in dirty rows."""
         return (
             snapshot.node_index is self._node_index
             and snapshot.pools.keys() == self._pools.keys()
             and all(
-                self._pools[resource][0] == pool.base
-                and self._pools[resource][1] <= len(pool.patched)
+                self._pools[resource][0] == pool.version
+                and self._pools[resource][1] <= len(pool.dirty)
                 for resource, pool in snapshot.pools.items()
             )
         )
@@ -113,7 +113,7 @@ class LineWriter:
         self._node_index, self._models = snapshot.node_index, snapshot.models
         self._overlays = {}
         self._pools = {
-            resource: (pool.base, len(pool.patched)) for resource, pool in snapshot.pools.items()
+            resource: (pool.version, len(pool.dirty)) for resource, pool in snapshot.pools.items()
         }
         place = {name: number for number, name in enumerate(snapshot.node_index.names)}
         self._rest()
@@ -138,7 +138,7 @@ class LineWriter:
         }
 
     def _changed_rows(self, snapshot: Snapshot) -> Json:
-        """Return, by resource, the rows patched since they were last written."""
+        """Return, by resource, the rows changed since they were last written."""
         return {
             resource: changed
             for resource, pool in snapshot.pools.items()
@@ -146,11 +146,11 @@ class LineWriter:
         }
 
     def _changed_of(self, resource: str, pool: Pool, snapshot: Snapshot) -> Json | None:
-        base, known = self._pools[resource]
-        rows = sorted(set(pool.patched[known:]))
+        version, written = self._pools[resource]
+        rows = sorted(set(pool.dirty[written:]))
         if not rows:
             return None
-        self._pools[resource] = (base, len(pool.patched))
+        self._pools[resource] = (version, len(pool.dirty))
         batch = batch_rows(
             tuple(pool.rows[row] for row in rows),
             snapshot.telemetry,

@@ -222,7 +222,7 @@ def _whole(value: object) -> list[int]:
     return [int(item) for item in value]
 
 
-def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
+def _read_fleet(line: Mapping[str, object], version: int) -> Snapshot:
     """Build a snapshot from a `fleet` line."""
     names = _names(line["nodes"])
     pools: dict[str, Pool] = {}
@@ -243,7 +243,7 @@ def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
             row_of={node: at for at, node in enumerate(nodes)},
             rows=_rows_of(batch, mapping_of(described.get("leaving")), range(len(nodes))),
             batch=batch,
-            base=base,
+            version=version,
         )
         parts.append(
             Telemetry(
@@ -256,7 +256,7 @@ def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in TELEMETRY}
         )
     return Snapshot(
-        version=base,
+        version=version,
         at=_number(line["at"]),
         nodes=frozenset(names),
         pools=pools,
@@ -339,11 +339,11 @@ def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
             strict=True,
         ):
             pool_rows[at] = row
-        # As in a live snapshot: patched rows are evaluated from the values written here.
+        # As in a live snapshot: dirty rows are evaluated from the values written here.
         pools[resource] = replace(
             pool,
             rows=tuple(pool_rows),
-            patched=(*pool.patched, *rows.tolist()),
+            dirty=(*pool.dirty, *rows.tolist()),
             estimated=(*pool.estimated, *rows.tolist()),
         )
     models = _names(line["models"]) if "models" in line else snapshot.models

@@ -4,10 +4,16 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Final
 
-from extender.core.decision.cached_evaluation import CachedEvaluation, batch_under, evaluate_cached
 from extender.core.decision.certainty import Band
 from extender.core.decision.decision import Decision, decide
-from extender.core.decision.evaluation import Evaluation, EvaluationRequest, asks, evaluate_for
+from extender.core.decision.evaluation import (
+    Evaluation,
+    EvaluationRequest,
+    asks,
+    batch_of,
+    evaluate_for,
+)
+from extender.core.decision.evaluation_cache import CacheEntry, evaluate_cached
 from extender.core.nodes.snapshot import Pool, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
@@ -67,7 +73,7 @@ class Replay:
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self._policies: tuple[Policy, Policy] | None = None
-        self._cache: OrderedDict[tuple[int, str, GpuRequest], CachedEvaluation] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, str, GpuRequest], CacheEntry] = OrderedDict()
 
     def again(self, logged: LoggedDecision) -> Replayed:
         """Repeat one decision; call in the order of the log.
@@ -104,7 +110,7 @@ class Replay:
             request=logged.request, ask=ask, policy=logged.policy, overlay={}
         )
         rows = [(pool.row_of[node], logged.overlays.get(resource, {}))]
-        evaluation = evaluate_for(question, batch_under(snapshot, pool, rows), snapshot.models)
+        evaluation = evaluate_for(question, batch_of(snapshot, pool, rows), snapshot.models)
         return ReplayedLanding(
             node=node,
             activity=float(evaluation.utilization[0]),

@@ -8,14 +8,16 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from extender.core.decision.cached_evaluation import (
-    evaluate_cached,
-    evaluate_together,
-    nominate,
-    row_under,
-)
 from extender.core.decision.decision import decide
-from extender.core.decision.evaluation import EvaluationRequest, Overlay, asks, evaluate_for
+from extender.core.decision.evaluation import (
+    EvaluationRequest,
+    Overlay,
+    asks,
+    evaluate_for,
+    nominate,
+    row_with_tenants,
+)
+from extender.core.decision.evaluation_cache import evaluate_cached, evaluate_together
 from extender.core.nodes.snapshot import batch_rows
 from extender.core.policy import Policy, Weights
 from extender.core.request.request import GpuRequest
@@ -171,22 +173,22 @@ def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
     def question(overlay: Overlay) -> EvaluationRequest:
         return EvaluationRequest(request=about, ask=ask, policy=Policy(), overlay=overlay)
 
-    standing = evaluate_cached(snapshot, pool, question(before))
+    entry = evaluate_cached(snapshot, pool, question(before))
     # Of some nodes the overlay is the same object, of the others another one.
     overlay = {node: before.get(node, tenants) for node, tenants in overlay.items()}
-    again = evaluate_cached(snapshot, pool, question(overlay), [standing])
+    again = evaluate_cached(snapshot, pool, question(overlay), [entry])
     corrected = nominate(again.evaluation, snapshot, pool, question(overlay))
 
-    under = partial(row_under, overlay=overlay, is_out=snapshot.telemetry.is_out)
-    rows = tuple(map(under, pool.rows, pool.nodes))
-    anew = evaluate_for(
+    with_tenants = partial(row_with_tenants, overlay=overlay, is_out=snapshot.telemetry.is_out)
+    rows = tuple(map(with_tenants, pool.rows, pool.nodes))
+    from_scratch = evaluate_for(
         question(overlay),
         batch_rows(rows, snapshot.telemetry, pool.batch.suspicion),
         snapshot.models,
     )
-    anew = nominate(anew, snapshot, pool, question(overlay))
+    from_scratch = nominate(from_scratch, snapshot, pool, question(overlay))
     for column in ("codes", "scores", "bands", "utilization"):
-        assert getattr(corrected, column).tolist() == getattr(anew, column).tolist()
+        assert getattr(corrected, column).tolist() == getattr(from_scratch, column).tolist()
 
 
 @given(nodes=fleet.fleets(), data=st.data())
@@ -205,8 +207,8 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
             for _, ask in asks(asked)
         ]
 
-    kept = [evaluate_cached(snapshot, pool, question) for question in questions(before)]
-    together = evaluate_together(snapshot, pool, questions(overlay), [[one] for one in kept])
+    entries = [evaluate_cached(snapshot, pool, question) for question in questions(before)]
+    together = evaluate_together(snapshot, pool, questions(overlay), [[one] for one in entries])
     alone = [evaluate_cached(snapshot, pool, question) for question in questions(overlay)]
 
     for one, other in zip(together, alone, strict=True):

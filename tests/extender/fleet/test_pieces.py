@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.decision import cached_evaluation
+from extender.core.decision import evaluation_cache
 from extender.core.nodes import batches
 from extender.core.nodes.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
@@ -47,22 +47,22 @@ def test_a_few_pods_that_end_free_their_devices_at_once() -> None:
 
 
 @pytest.fixture
-def patched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of nodes in each patch of more than 16 nodes."""
+def dirty_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of nodes that became dirty rows, per snapshot; many are more than 16."""
     counts: list[int] = []
 
-    def patch_pools(pools: Any, changed: Mapping[str, Any], *rest: Any) -> object:
+    def update_pools(pools: Any, changed: Mapping[str, Any], *rest: Any) -> object:
         counts.append(len(changed))
-        return pools_patched(pools, changed, *rest)
+        return pools_updated(pools, changed, *rest)
 
-    pools_patched: Callable[..., object] = vars(snapshots)["patch_pools"]
-    monkeypatch.setattr(snapshots, "patch_pools", patch_pools)
+    pools_updated: Callable[..., object] = vars(snapshots)["update_pools"]
+    monkeypatch.setattr(snapshots, "update_pools", update_pools)
     monkeypatch.setattr(snapshots, "PIECE_NODES", 16)
     return counts
 
 
-def test_nodes_that_all_change_are_patched_into_snapshots_some_at_a_time(
-    patched: list[int],
+def test_nodes_that_all_change_become_dirty_rows_some_at_a_time(
+    dirty_nodes: list[int],
 ) -> None:
     world = World(in_steps=True)
     bulk(world, 100)
@@ -73,8 +73,8 @@ def test_nodes_that_all_change_are_patched_into_snapshots_some_at_a_time(
     pool = world.fleet.snapshot().pools[GPU]
 
     assert {row.allocatable for row in pool.rows} == {4}
-    assert sum(patched) == 100
-    assert max(patched) < 16 + PIECE_NODES
+    assert sum(dirty_nodes) == 100
+    assert max(dirty_nodes) < 16 + PIECE_NODES
 
 
 def test_no_step_allocates_many_nodes_though_pods_came_to_all_of_them(
@@ -104,7 +104,7 @@ def test_no_step_allocates_many_nodes_though_pods_came_to_all_of_them(
 
 
 def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
-    patched: list[int],
+    dirty_nodes: list[int],
 ) -> None:
     world = World(in_steps=True)
     for number in range(100):
@@ -119,13 +119,13 @@ def test_nodes_that_change_during_a_refresh_are_estimated_again_in_pieces(
         world.end(pod)
     finish(world.fleet.settle_in_steps())
     world.fleet.snapshot()
-    patched.clear()
+    dirty_nodes.clear()
 
     finish(steps)
     world.fleet.snapshot()
 
-    assert sum(patched) == 100
-    assert max(patched) <= 16
+    assert sum(dirty_nodes) == 100
+    assert max(dirty_nodes) <= 16
     assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
 
 
@@ -166,25 +166,25 @@ def test_pools_are_rebuilt_some_nodes_at_a_time(
     assert max(taken) <= 10
 
 
-def test_a_pool_with_mostly_changed_nodes_is_evaluated_from_scratch(
+def test_a_pool_with_many_dirty_rows_is_evaluated_from_scratch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cached_evaluation, "MOST_PATCHED", 4)
+    monkeypatch.setattr(evaluation_cache, "MAX_DIRTY_ROWS", 4)
     world = World(in_steps=True)
     bulk(world, 10)
     world.fleet.snapshot_of_all()
     world.rank(request(1))
     for number in range(5):
         world.bind(f"pod-{number}", f"node-{number}")
-    with_estimates: list[int] = []
-    refresh = cached_evaluation._refresh
+    updated: list[int] = []
+    update = evaluation_cache._update
 
     def note(*args: Any, **how: Any) -> Any:
-        with_estimates.extend(len(rows) for _, rows in args[3])
-        return refresh(*args, **how)
+        updated.extend(len(rows) for _, rows in args[3])
+        return update(*args, **how)
 
-    monkeypatch.setattr(cached_evaluation, "_refresh", note)
-    monkeypatch.setattr(cached_evaluation, "_changed", None)  # comparing rows one by one would fail
+    monkeypatch.setattr(evaluation_cache, "_update", note)
+    monkeypatch.setattr(evaluation_cache, "_changed", None)  # comparing rows one by one would fail
     world.rank(request(1))
 
-    assert with_estimates == [5]  # in the arrays these are as they were before
+    assert updated == [5]  # the arrays do not include these yet

@@ -1,4 +1,4 @@
-"""Test that bulk work runs in steps, patches equal builds from scratch, and nothing grows."""
+"""Test that bulk work runs in steps, updated snapshots are exact, and nothing grows."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -119,7 +119,7 @@ def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -
     assert (world.row("node-0").allocatable, world.row("node-1").allocatable) == (4, 8)
 
 
-# --- patched snapshots ----------------------------------------------------------------------------
+# --- updated snapshots ----------------------------------------------------------------------------
 
 CHANGES = ("bind", "end", "read", "show", "add", "remove", "widen", "fail", "place", "ask")
 
@@ -155,7 +155,7 @@ def change(world: World, what: str, number: int, pods: list[PodRecord]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 20)), max_size=25))
-def test_a_patched_snapshot_equals_one_from_scratch(changes: Iterable[tuple[str, int]]) -> None:
+def test_an_updated_snapshot_equals_one_from_scratch(changes: Iterable[tuple[str, int]]) -> None:
     world, pods = World(), list[PodRecord]()
     for number in range(4):
         world.add_node(f"node-{number}", 2)
@@ -169,7 +169,7 @@ def test_a_patched_snapshot_equals_one_from_scratch(changes: Iterable[tuple[str,
 
 def assert_equals_one_from_scratch(world: World) -> None:
     """Compare the snapshot and a ranking with ones built from scratch."""
-    patched, ranked = world.fleet.snapshot(), world.rank(request(1))
+    updated, ranked = world.fleet.snapshot(), world.rank(request(1))
     world.fleet._snapshots.current = None
     world.fleet._snapshots.discard_estimates()
     from_scratch = world.fleet.snapshot()
@@ -177,14 +177,14 @@ def assert_equals_one_from_scratch(world: World) -> None:
         request(1), tuple(world.fleet.nodes)
     )
 
-    assert from_scratch is not patched
-    assert patched.nodes == from_scratch.nodes
-    names = patched.node_index.number(
+    assert from_scratch is not updated
+    assert updated.nodes == from_scratch.nodes
+    names = updated.node_index.number(
         from_scratch.node_index.names
     )  # nodes that are gone may be on it still
     for resource in from_scratch.pools:
         rows, others = (
-            patched.node_index.rows(resource, names),
+            updated.node_index.rows(resource, names),
             from_scratch.node_index.rows(
                 resource, from_scratch.node_index.number(from_scratch.node_index.names)
             ),
@@ -192,13 +192,13 @@ def assert_equals_one_from_scratch(world: World) -> None:
         assert rows is not None
         assert others is not None
         assert rows.tolist() == others.tolist()
-    assert set(patched.pools) == set(from_scratch.pools)
+    assert set(updated.pools) == set(from_scratch.pools)
     devices = world.fleet.store.rows_on(world.fleet.store.nodes)  # spare rows mean nothing
-    assert columns(patched.telemetry.take(devices)) == columns(from_scratch.telemetry.take(devices))
-    for resource, pool in patched.pools.items():
+    assert columns(updated.telemetry.take(devices)) == columns(from_scratch.telemetry.take(devices))
+    for resource, pool in updated.pools.items():
         other = from_scratch.pools[resource]
         assert (pool.nodes, pool.rows, pool.row_of) == (other.nodes, other.rows, other.row_of)
-        batch = current_batch(pool, patched.telemetry)
+        batch = current_batch(pool, updated.telemetry)
         assert columns(batch, batch.telemetry) == columns(other.batch, other.batch.telemetry)
     assert ranked.codes.tolist() == again.codes.tolist()
     assert ranked.scores.tolist() == again.scores.tolist()
@@ -310,7 +310,7 @@ def test_a_clock_that_was_set_back_delays_no_refresh() -> None:
 
     finish(world.fleet.refresh_in_steps())
 
-    assert world.fleet.snapshot().pools[GPU].base > before.pools[GPU].base
+    assert world.fleet.snapshot().pools[GPU].version > before.pools[GPU].version
 
 
 def test_evaluations_prepared_during_a_refresh_are_used() -> None:
@@ -338,7 +338,7 @@ def test_snapshots_share_unchanged_parts() -> None:
     after = world.fleet.snapshot()
     assert after.telemetry.memory_free_bytes is before.telemetry.memory_free_bytes
     assert after.pools[GPU].batch is before.pools[GPU].batch
-    assert after.pools[GPU].late == [0]
+    assert after.pools[GPU].unwritten == [0]
 
 
 # --- nothing grows for ever -----------------------------------------------------------------------

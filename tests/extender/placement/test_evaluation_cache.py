@@ -1,20 +1,189 @@
-"""What is kept of the requests of the last minutes is brought up to date in small steps."""
+"""Cached evaluations equal evaluations from scratch, and only dirty rows are evaluated again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from extender.core.decision import cached_evaluation
-from extender.core.decision.evaluation import evaluate_for
-from extender.core.memo import Memo
+from extender.core.decision import evaluation_cache
+from extender.core.decision.evaluation import (
+    Evaluation,
+    EvaluationRequest,
+    asks,
+    evaluate_for,
+    row_with_tenants,
+)
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import Pool, Snapshot, batch_rows
 from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import REFRESH_SECONDS
-from extender.placement import evaluation_cache
-from extender.placement.evaluation_cache import EXPECTED, EXPECTED_SECONDS
-from testkit.builders import pod_ref, request
+from extender.placement import evaluation_cache as placement_cache
+from extender.placement.evaluation_cache import EXPECTED_SECONDS, MAX_EXPECTED
+from testkit.builders import GPU, pod_ref, request
 from testkit.world import World
+
+COLUMNS = ("codes", "scores", "bands", "utilization")
+REQUESTS = (
+    request(1),
+    request(2),
+    request(1, requires_idle=True),
+    request(1, memory_bytes=1 << 36),
+)
+
+
+def columns(evaluation: Evaluation, rows: list[int]) -> list[list[object]]:
+    """Return some rows of an evaluation."""
+    return [getattr(evaluation, name)[rows].tolist() for name in COLUMNS]
+
+
+def from_scratch(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
+    """Evaluate a pool without any cache, from its rows and not from its arrays."""
+    with_tenants = partial(
+        row_with_tenants, overlay=question.overlay, is_out=snapshot.telemetry.is_out
+    )
+    rows = tuple(map(with_tenants, pool.rows, pool.nodes))
+    batch = batch_rows(rows, snapshot.telemetry, pool.batch.suspicion)
+    return evaluate_for(question, batch, snapshot.models)
+
+
+class Histories(RuleBasedStateMachine):
+    """Random histories of a small fleet; background work stops after any step."""
+
+    @initialize(in_steps=st.booleans())
+    def start(self, in_steps: bool) -> None:
+        self.world = World(in_steps=in_steps)
+        self.in_steps = in_steps
+        self.pods: list[PodRecord] = []
+        self.works: dict[str, Generator[None, None, object]] = {}
+        self.number = 0
+        for number in range(4):
+            self.world.add_node(f"node-{number}", 2, replicas=4 if number == 3 else 1)
+        self.world.read()
+        self.world.fleet.snapshot_of_all()
+
+    def name(self) -> str:
+        self.number += 1
+        return f"pod-{self.number}"
+
+    # --- changes of the fleet ---------------------------------------------------------------------
+
+    @rule(node=st.integers(0, 3), card=st.integers(0, 1), is_mapped=st.booleans())
+    def bind(self, node: int, card: int, is_mapped: bool) -> None:
+        name = f"node-{node}"
+        if name in self.world.fleet.nodes:
+            devices = [self.world.card(name, card)] if is_mapped else []
+            self.pods.append(self.world.bind(self.name(), name, on=devices))
+
+    @precondition(lambda self: self.pods)
+    @rule(at=st.integers(0, 20))
+    def end(self, at: int) -> None:
+        self.world.end(self.pods.pop(at % len(self.pods)))
+
+    @rule(asked=st.sampled_from(REQUESTS), is_bound=st.booleans())
+    def place(self, asked: Any, is_bound: bool) -> None:
+        name = self.name()
+        node = self.world.place(name, asked)
+        if node is not None and is_bound:
+            self.pods.append(self.world.bind(name, node, asked.count))
+
+    @precondition(lambda self: "refresh" not in self.works)  # sources take turns
+    @rule(seconds=st.sampled_from([1, 30]), busy=st.sampled_from([0.0, 0.2, 0.9]))
+    def read(self, seconds: int, busy: float) -> None:
+        self.world.clock.now += seconds
+        self.world.read(GRAPHICS_ACTIVE=busy)
+
+    @rule(node=st.integers(0, 3))
+    def read_one(self, node: int) -> None:
+        self.world.fleet._snapshots.note_readings(
+            [f"node-{node}"] if f"node-{node}" in self.world.fleet.nodes else []
+        )
+
+    @rule(seconds=st.sampled_from([1.0, REFRESH_SECONDS, 60.0, -600.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.clock.now += seconds
+
+    @rule(node=st.integers(0, 6), gpus=st.integers(1, 4))
+    def resize(self, node: int, gpus: int) -> None:
+        offered = {GPU: gpus}
+        known = self.world.fleet.nodes.get(f"node-{node}")
+        if known is None:
+            self.world.add_node(f"node-{node}", 2)
+        else:
+            self.world.fleet.apply_node(replace(known, allocatable=offered, capacity=offered))
+
+    @rule(node=st.integers(0, 3))
+    def remove(self, node: int) -> None:
+        name = f"node-{node}"
+        self.world.fleet.remove_node(name)
+        self.pods = [pod for pod in self.pods if pod.node != name]
+
+    @rule(node=st.integers(0, 3))
+    def fail_early(self, node: int) -> None:
+        if f"node-{node}" in self.world.fleet.nodes:
+            self.world.bind(self.name(), f"node-{node}", is_failed_early=True)
+
+    # --- work of the cache ------------------------------------------------------------------------
+
+    def work(self, name: str, begin: Callable[[], Steps[None]], count: int) -> None:
+        """Do some steps of a work, and begin it if it is not in progress."""
+        steps = self.works.setdefault(name, begin())
+        for _ in range(count):
+            if next(steps, self) is self:
+                del self.works[name]
+                return
+
+    @rule(count=st.integers(1, 40))
+    def refresh(self, count: int) -> None:
+        if self.in_steps:
+            prepare = self.world.placer.evaluation_cache.prepare_in_steps
+            self.work("refresh", lambda: self.world.fleet.refresh_in_steps(prepare), count)
+
+    @rule(count=st.integers(1, 6))
+    def update(self, count: int) -> None:
+        self.work("update", self.world.placer.evaluation_cache.update_in_steps, count)
+
+    @rule(asked=st.sampled_from(REQUESTS), count=st.integers(1, 6))
+    def expect(self, asked: Any, count: int) -> None:
+        cache = self.world.placer.evaluation_cache
+        self.work("expect", lambda: cache.expect_in_steps(asked), count)
+
+    @precondition(lambda self: "refresh" not in self.works)
+    @rule()
+    def settle(self) -> None:
+        finish(self.world.fleet.settle_in_steps())
+
+    @invariant()
+    def every_cached_evaluation_equals_one_from_scratch(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        fleet, cache = self.world.fleet, self.world.placer.evaluation_cache
+        snapshot = fleet.snapshot()
+        overlay = fleet.ledger.overlays(without="").get(GPU, {})
+        pool = snapshot.pools.get(GPU)
+        if pool is None:
+            return
+        for asked in REQUESTS:
+            ((_, ask),) = asks(asked)
+            question = EvaluationRequest(
+                request=asked, ask=ask, policy=fleet.policy, overlay=overlay
+            )
+            cached = cache.evaluate(snapshot, pool, question)
+            # Device rows of removed nodes may belong to other nodes by now.
+            shown = [
+                at
+                for at, node in enumerate(pool.nodes)
+                if set(pool.rows[at].slots) <= set(fleet.store.rows_on([node]).tolist())
+            ]
+            assert columns(cached, shown) == columns(from_scratch(snapshot, pool, question), shown)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture
@@ -28,7 +197,7 @@ def world() -> World:
 
 @pytest.fixture
 def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts how many nodes are evaluated each time that a whole pool is."""
+    """Sizes of the whole pools that were evaluated."""
     counted: list[int] = []
     evaluate: Callable[..., Any] = evaluate_for
 
@@ -36,26 +205,26 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(len(batch))
         return evaluate(question, batch, *rest)
 
-    monkeypatch.setattr(cached_evaluation, "evaluate_for", count)
+    monkeypatch.setattr(evaluation_cache, "evaluate_for", count)
     return counted
 
 
 @pytest.fixture
 def rows_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts how many rows are evaluated each time that some are because they changed."""
+    """Numbers of dirty rows that were evaluated together."""
     counted: list[int] = []
-    batch_under: Callable[..., Any] = cached_evaluation.batch_under
+    batch_of: Callable[..., Any] = vars(evaluation_cache)["batch_of"]
 
     def count(snapshot: Any, pool: Any, rows: Any) -> Any:
         counted.append(len(rows))
-        return batch_under(snapshot, pool, rows)
+        return batch_of(snapshot, pool, rows)
 
-    monkeypatch.setattr(cached_evaluation, "batch_under", count)
+    monkeypatch.setattr(evaluation_cache, "batch_of", count)
     return counted
 
 
 def most_at_once(steps: Steps[None], counted: list[int]) -> int:
-    """Do some work; return how many pools were evaluated at most in one of its steps."""
+    """Do a work; return the largest number of pools that one of its steps evaluated."""
     most = 0
     for _ in steps:
         most = max(most, len(counted))
@@ -63,7 +232,13 @@ def most_at_once(steps: Steps[None], counted: list[int]) -> int:
     return most
 
 
-def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
+def expect(world: World, *counts: int) -> None:
+    """Evaluate requests of new pods for so many devices each."""
+    for count in counts:
+        finish(world.placer.evaluation_cache.expect_in_steps(request(count)))
+
+
+def test_unprepared_requests_are_evaluated_one_per_step(
     world: World, pools_evaluated: list[int]
 ) -> None:
     for count in (1, 2, 3):
@@ -72,34 +247,14 @@ def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
     finish(world.fleet.refresh_in_steps())
     pools_evaluated.clear()
 
-    assert most_at_once(world.placer.evaluation_cache.warm_in_steps(), pools_evaluated) == 1
+    assert most_at_once(world.placer.evaluation_cache.update_in_steps(), pools_evaluated) == 1
 
     for count in (1, 2, 3):
         world.rank(request(count))
     assert not pools_evaluated
 
 
-def test_who_asks_between_the_steps_gets_what_is_so_by_then(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for count in (1, 2, 3):
-        world.rank(request(count))
-    world.clock.now += REFRESH_SECONDS
-    finish(world.fleet.refresh_in_steps())
-
-    for number, _ in enumerate(world.placer.evaluation_cache.warm_in_steps()):
-        world.place(f"pod-{number}", request(2))
-
-    names = sorted(world.fleet.nodes)
-    for count in (1, 2, 3):
-        warm = world.placer.rank(request(count), names)
-        with monkeypatch.context() as patch:
-            patch.setattr(Memo, "get", lambda _, __, make: make())
-            afresh = finish(world.placer.guess_in_steps(request(count), names))
-        assert warm.scores.tolist() == afresh.scores.tolist()
-
-
-def test_what_has_changed_is_evaluated_for_all_requests_together_before_the_next_pod_asks(
+def test_dirty_rows_are_evaluated_for_all_requests_together_before_the_next_pod(
     world: World, rows_evaluated: list[int]
 ) -> None:
     for count in (1, 2, 3):
@@ -107,7 +262,7 @@ def test_what_has_changed_is_evaluated_for_all_requests_together_before_the_next
     world.place("another", request(1))
     rows_evaluated.clear()
 
-    finish(world.placer.evaluation_cache.warm_in_steps())
+    finish(world.placer.evaluation_cache.update_in_steps())
     assert rows_evaluated == [3]
 
     for count in (1, 2, 3):
@@ -115,7 +270,7 @@ def test_what_has_changed_is_evaluated_for_all_requests_together_before_the_next
     assert rows_evaluated == [3]
 
 
-def test_what_prioritize_asks_was_evaluated_for_filter_though_another_pod_asked_meanwhile(
+def test_prioritize_finds_the_entry_of_filter_though_another_pod_came_between(
     world: World, rows_evaluated: list[int]
 ) -> None:
     names = tuple(world.fleet.nodes)
@@ -128,25 +283,19 @@ def test_what_prioritize_asks_was_evaluated_for_filter_though_another_pod_asked_
     assert rows_evaluated == []
 
 
-def expect(world: World, *counts: int) -> None:
-    """Let somebody be expected to ask for so many devices each."""
-    for count in counts:
-        finish(world.placer.evaluation_cache.expect_in_steps(request(count)))
-
-
-def test_who_was_expected_finds_all_evaluated(world: World, pools_evaluated: list[int]) -> None:
+def test_an_expected_request_is_evaluated_before_it_comes(
+    world: World, pools_evaluated: list[int]
+) -> None:
     expect(world, 2)
     world.place("another", request(1))
     pools_evaluated.clear()
 
-    warm = world.rank(request(2))
+    world.rank(request(2))
 
     assert not pools_evaluated
-    afresh = finish(world.placer.guess_in_steps(request(2), sorted(world.fleet.nodes)))
-    assert warm.scores.tolist() == afresh.scores.tolist()
 
 
-def test_what_is_kept_already_is_not_evaluated_for_who_is_expected(
+def test_a_cached_request_is_not_evaluated_for_a_new_pod(
     world: World, pools_evaluated: list[int]
 ) -> None:
     world.rank(request(1))
@@ -158,10 +307,10 @@ def test_what_is_kept_already_is_not_evaluated_for_who_is_expected(
     assert not pools_evaluated
 
 
-def test_so_many_are_expected_at_once_until_they_ask_or_their_time_is_up(
+def test_few_requests_of_new_pods_are_evaluated_at_once_until_they_come_or_time_passes(
     world: World, pools_evaluated: list[int]
 ) -> None:
-    expect(world, *range(1, EXPECTED + 1))
+    expect(world, *range(1, MAX_EXPECTED + 1))
     pools_evaluated.clear()
 
     expect(world, 100)
@@ -176,25 +325,18 @@ def test_so_many_are_expected_at_once_until_they_ask_or_their_time_is_up(
     assert len(pools_evaluated) == 2
 
 
-def test_who_was_expected_first_loses_the_place_first(
-    world: World, pools_evaluated: list[int]
-) -> None:
-    expect(world, 1)
-    world.clock.now += EXPECTED_SECONDS / 2
-    expect(world, *range(2, EXPECTED + 1))
-    world.clock.now += EXPECTED_SECONDS / 2
-    expect(world, 100)
-    pools_evaluated.clear()
-
-    expect(world, *range(2, EXPECTED + 1))
-    assert not pools_evaluated
-    expect(world, 1)
-    assert not pools_evaluated  # all places are taken
+def test_requests_that_never_came_are_not_updated(world: World, rows_evaluated: list[int]) -> None:
     world.rank(request(1))
-    assert len(pools_evaluated) == 1
+    expect(world, 2)
+    world.place("another", request(3))
+    rows_evaluated.clear()
+
+    finish(world.placer.evaluation_cache.update_in_steps())
+
+    assert rows_evaluated == [2]  # one row for each of the two that came
 
 
-def test_a_pod_that_is_nominated_finds_what_others_of_its_request_were_evaluated_for(
+def test_a_nominated_pod_finds_the_entry_of_the_same_request(
     world: World, pools_evaluated: list[int]
 ) -> None:
     world.rank(request(1))
@@ -205,20 +347,7 @@ def test_a_pod_that_is_nominated_finds_what_others_of_its_request_were_evaluated
     assert not pools_evaluated
 
 
-def test_who_asks_while_it_is_evaluated_gets_what_is_so_by_then(world: World) -> None:
-    steps = world.placer.evaluation_cache.expect_in_steps(request(2))
-    next(steps)
-    world.place("another", request(1))
-
-    warm = world.rank(request(2))
-    finish(steps)
-
-    afresh = finish(world.placer.guess_in_steps(request(2), sorted(world.fleet.nodes)))
-    for found in (warm, world.rank(request(2))):
-        assert found.scores.tolist() == afresh.scores.tolist()
-
-
-def test_what_a_renewal_prepares_is_not_evaluated_again(
+def test_an_evaluation_prepared_for_a_refresh_is_not_repeated(
     world: World, pools_evaluated: list[int]
 ) -> None:
     for count in (1, 2, 3):
@@ -235,10 +364,10 @@ def test_what_a_renewal_prepares_is_not_evaluated_again(
     assert not pools_evaluated
 
 
-def test_what_was_asked_for_longest_ago_is_forgotten_first(
+def test_the_least_recently_used_request_is_evicted(
     world: World, pools_evaluated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation_cache, "CACHED_EVALUATIONS", 2)
+    monkeypatch.setattr(placement_cache, "MAX_REQUESTS", 2)
     for count in (1, 2, 1, 3):
         world.rank(request(count))
     pools_evaluated.clear()

@@ -1,4 +1,4 @@
-"""What pods ask for that have just come is evaluated before kube-scheduler asks."""
+"""Requests of new pods are evaluated before kube-scheduler asks, and changes at once."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import pytest
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.waiting_pods import WaitingRequests
-from extender.placement.evaluation_cache import EXPECTED
+from extender.placement.evaluation_cache import MAX_EXPECTED
 from extender.placement.warm_up import GATHER_SECONDS, WarmUp
 from extender.runtime.cooperative import yield_to_loop
 from extender.sources.kubernetes.records import reduce_pod
@@ -17,7 +17,7 @@ from testkit.fake_kube import eventually
 from testkit.kube_objects import pod
 from testkit.world import World
 
-LAID_OUT = SimpleNamespace(is_allocated=True)
+ALLOCATED = SimpleNamespace(is_allocated=True)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def world() -> World:
 
 @pytest.fixture
 def evaluated(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Notes how many devices each request asks for that somebody is expected to ask."""
+    """Numbers of devices of the requests that are evaluated for new pods."""
     counts: list[int] = []
     expect = world.placer.evaluation_cache.expect_in_steps
 
@@ -60,10 +60,10 @@ def waiting(name: str, gpus: int = 1, **status: Any) -> PodRecord:
     return record
 
 
-async def test_a_pod_that_comes_is_evaluated_and_one_that_changes_is_not_again(
+async def test_the_request_of_a_new_pod_is_evaluated_once(
     world: World, evaluated: list[int]
 ) -> None:
-    task = asyncio.create_task(warm_up(world, LAID_OUT).evaluate_new_pods())
+    task = asyncio.create_task(warm_up(world, ALLOCATED).evaluate_new_pods())
 
     world.fleet.apply_pod(waiting("one", 3))
     await eventually(lambda: evaluated == [3])
@@ -75,21 +75,21 @@ async def test_a_pod_that_comes_is_evaluated_and_one_that_changes_is_not_again(
     task.cancel()
 
 
-async def test_of_many_that_come_at_once_only_the_first_are_looked_at(
+async def test_of_many_new_pods_only_the_first_are_evaluated(
     world: World, evaluated: list[int]
 ) -> None:
-    task = asyncio.create_task(warm_up(world, LAID_OUT).evaluate_new_pods())
-    for number in range(3 * EXPECTED):
+    task = asyncio.create_task(warm_up(world, ALLOCATED).evaluate_new_pods())
+    for number in range(3 * MAX_EXPECTED):
         world.fleet.apply_pod(waiting(f"pod-{number}", 1 + number))
 
-    await eventually(lambda: len(evaluated) >= EXPECTED)
+    await eventually(lambda: len(evaluated) >= MAX_EXPECTED)
     await yield_to_loop()
 
-    assert evaluated == list(range(1, EXPECTED + 1))
+    assert evaluated == list(range(1, MAX_EXPECTED + 1))
     task.cancel()
 
 
-async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_together(
+async def test_a_change_is_evaluated_at_once_and_those_soon_after_it_together(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[None] = []
@@ -107,8 +107,8 @@ async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_to
 
     monkeypatch.setattr("extender.placement.warm_up.LOOK_SECONDS", 60.0)
     monkeypatch.setattr("extender.placement.warm_up.asyncio.sleep", rest)
-    monkeypatch.setattr(world.placer.evaluation_cache, "warm_in_steps", warm)
-    task = asyncio.create_task(warm_up(world, LAID_OUT).evaluate())
+    monkeypatch.setattr(world.placer.evaluation_cache, "update_in_steps", warm)
+    task = asyncio.create_task(warm_up(world, ALLOCATED).evaluate())
     await eventually(lambda: len(looks) == 1)
 
     slept.set()  # it has rested since the first look: the next change is looked at when it comes

@@ -1,0 +1,227 @@
+"""Update the evaluation of a pool for a request: evaluate only its dirty rows again.
+
+Invariant: the entry that is returned equals, to the last bit, an evaluation from scratch of the
+given snapshot with the given tentative tenants. It holds because
+
+- each row is evaluated on its own (`evaluation`);
+- `Pool.dirty` lists every row that changed since `Pool.version` began, and any other change of the
+  pool begins another version;
+- an entry is used only with the version, the models and the policy that it was made with, and rows
+  with other tentative tenants count as dirty.
+
+Rows of removed nodes are exempt until the pool's next version: their devices' rows may be reused.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from extender.core.decision.assessment import assess_in_steps
+from extender.core.decision.evaluation import (
+    Evaluation,
+    EvaluationRequest,
+    Overlay,
+    Wants,
+    batch_of,
+    estimates,
+    evaluate_batch,
+    evaluate_for,
+    row_with_tenants,
+)
+from extender.core.decision.landing import count_freed
+from extender.core.nodes.snapshot import Flags, Pool, PoolRow, Snapshot
+from extender.core.policy import Policy
+from extender.core.steps import Steps, finish
+
+MAX_DIRTY_ROWS = 256
+"""Limit of dirty rows of an entry: with more, evaluating the whole pool is faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntry:
+    """A pool's evaluation for one request, and what it was made from.
+
+    Attributes:
+        evaluation: evaluation by row, tentative tenants included.
+        version: the pool's version.
+        rows: the pool's rows.
+        dirty_count: length of the pool's `dirty`.
+        estimated_count: length of the pool's `estimated`.
+        models: the snapshot's models; a new model may change every score.
+        policy: the settings.
+        overlay: the tentative tenants.
+    """
+
+    evaluation: Evaluation
+    version: int
+    rows: tuple[PoolRow, ...]
+    dirty_count: int
+    estimated_count: int
+    models: tuple[str, ...]
+    policy: Policy
+    overlay: Overlay
+
+    @classmethod
+    def of(
+        cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+    ) -> "CacheEntry":
+        """Create an entry from an evaluation of the pool as it is."""
+        return cls(
+            evaluation=evaluation,
+            version=pool.version,
+            rows=pool.rows,
+            dirty_count=len(pool.dirty),
+            estimated_count=len(pool.estimated),
+            models=snapshot.models,
+            policy=question.policy,
+            overlay=question.overlay,
+        )
+
+    def is_usable(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
+        """Return whether updating the entry gives the evaluation of a pool, and is worth it."""
+        is_same = (self.version, self.models) == (pool.version, snapshot.models)
+        has_few_dirty = len(pool.dirty) - self.dirty_count <= MAX_DIRTY_ROWS
+        return is_same and has_few_dirty and self.policy is policy
+
+
+def evaluate_cached(
+    snapshot: Snapshot,
+    pool: Pool,
+    question: EvaluationRequest,
+    entries: Iterable[CacheEntry] = (),
+) -> CacheEntry:
+    """Return the entry of a pool for a request, made from the entry with the fewest dirty rows.
+
+    The pod's nomination is not included; `nominate` adds it.
+
+    Args:
+        snapshot: the snapshot.
+        pool: one of its pools.
+        question: the request.
+        entries: earlier entries for the same request.
+    """
+    (entry,) = evaluate_together(snapshot, pool, [question], [entries])
+    return entry
+
+
+def evaluate_together(
+    snapshot: Snapshot,
+    pool: Pool,
+    questions: Sequence[EvaluationRequest],
+    entries: Sequence[Iterable[CacheEntry]],
+) -> list[CacheEntry]:
+    """Return the entries of a pool for several requests; their dirty rows are evaluated at once.
+
+    That takes little longer than the rows of a single request.
+
+    Args:
+        snapshot: the snapshot.
+        pool: one of its pools.
+        questions: the requests, all with the same policy.
+        entries: earlier entries of each request.
+    """
+    current: list[CacheEntry] = []
+    outdated: list[int] = []
+    changed: list[tuple[EvaluationRequest, list[int]]] = []
+    for at, (question, earlier) in enumerate(zip(questions, entries, strict=True)):
+        nearest = _nearest(snapshot, pool, question, earlier)
+        if nearest is None:
+            current.append(finish(evaluate_in_steps(snapshot, pool, question)))
+            continue
+        entry, dirty = nearest
+        current.append(entry)
+        if dirty:
+            outdated.append(at)
+            is_out = snapshot.telemetry.is_out
+            changed.append((question, sorted(_changed(entry, pool, question, dirty, is_out))))
+    before = [current[at].evaluation for at in outdated]
+    after = _update(before, snapshot, pool, changed)
+    for at, evaluation in zip(outdated, after, strict=True):
+        current[at] = CacheEntry.of(evaluation, snapshot, pool, questions[at])
+    return current
+
+
+def evaluate_in_steps(
+    snapshot: Snapshot, pool: Pool, question: EvaluationRequest
+) -> Steps[CacheEntry]:
+    """Evaluate a whole pool in steps; the parts that requests share come first."""
+    batch = count_freed(pool.batch)
+    yield from assess_in_steps(batch, question.ask.columns, estimates(question.policy))
+    as_written = evaluate_for(question, pool.batch, snapshot.models)
+    yield
+    assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
+    changed = sorted(assumed.union(pool.unwritten))
+    (evaluation,) = _update([as_written], snapshot, pool, [(question, changed)])
+    return CacheEntry.of(evaluation, snapshot, pool, question)
+
+
+def _nearest(
+    snapshot: Snapshot, pool: Pool, question: EvaluationRequest, entries: Iterable[CacheEntry]
+) -> tuple[CacheEntry, set[int]] | None:
+    """Return the usable entry with the fewest dirty rows, and these rows."""
+    usable = [
+        (entry, _dirty(entry, pool, question.overlay))
+        for entry in entries
+        if entry.is_usable(snapshot, pool, question.policy)
+    ]
+    return min(usable, key=lambda found: len(found[1]), default=None)
+
+
+def _dirty(entry: CacheEntry, pool: Pool, overlay: Overlay) -> set[int]:
+    """Return the rows that may differ from an entry's: changed, or with other tentative tenants."""
+    before = entry.overlay
+    nodes = {node for node, tenants in overlay.items() if before.get(node) is not tenants}
+    nodes.update(node for node in before if node not in overlay)
+    rows = {pool.row_of[node] for node in nodes if node in pool.row_of}
+    return rows.union(pool.dirty[entry.dirty_count :])
+
+
+def _changed(
+    entry: CacheEntry, pool: Pool, question: EvaluationRequest, dirty: set[int], is_out: Flags
+) -> set[int]:
+    """Return the dirty rows that really differ from an entry's.
+
+    A row does not if a pod was bound to the node on which it was assumed. `is_out` can only differ
+    for rows in `estimated`.
+    """
+    estimated = dirty.intersection(pool.estimated[entry.estimated_count :])
+    return estimated.union(
+        at
+        for at in dirty
+        if row_with_tenants(pool.rows[at], pool.nodes[at], question.overlay, is_out)
+        != row_with_tenants(entry.rows[at], pool.nodes[at], entry.overlay, is_out)
+    )
+
+
+def _update(
+    evaluations: Sequence[Evaluation],
+    snapshot: Snapshot,
+    pool: Pool,
+    changed: Sequence[tuple[EvaluationRequest, Sequence[int]]],
+) -> list[Evaluation]:
+    """Return evaluations of a pool with some rows evaluated again, all in one batch.
+
+    Args:
+        evaluations: one evaluation per request.
+        snapshot: the snapshot.
+        pool: one of its pools.
+        changed: per evaluation, the request and the rows.
+    """
+    if not any(rows for _, rows in changed):
+        return list(evaluations)
+    batch = batch_of(
+        snapshot, pool, [(at, question.overlay) for question, rows in changed for at in rows]
+    )
+    ends = np.cumsum([len(rows) for _, rows in changed])
+    questions = [question for question, _ in changed]
+    model_ids = np.split(batch.model_id, ends[:-1])
+    wants = Wants.joined(questions, snapshot.models, model_ids)
+    fresh = evaluate_batch(batch, wants, questions[0].policy)
+    starts = [0, *ends.tolist()]
+    return [
+        evaluation.with_rows(rows, fresh.part(slice(start, start + len(rows))))
+        if rows
+        else evaluation
+        for evaluation, (_, rows), start in zip(evaluations, changed, starts, strict=False)
+    ]
