@@ -1,4 +1,4 @@
-"""Types of the /v1/advice answer, with the fields of docs/advice.md."""
+"""Types of the /v1/advice answer, with the fields of docs/api-routes.md."""
 
 from extender.cli.remote.answers import Answer
 
