@@ -39,7 +39,7 @@ def vector_of(values: Mapping[str, float]) -> Rows:
     return Rows(json.dumps(result, separators=(",", ":")).encode())
 
 
-class Asked:
+class CollectorState:
     """A collector, with the rows and tenants of its rounds so far."""
 
     def __init__(self, url: str, **values: object) -> None:

@@ -24,7 +24,7 @@ from extender.core.policy import Health, HealthAction
 from extender.sources.prometheus.dcgm import build_table
 from testkit.agent.replay import Replay, error
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
-from testkit.collecting import NOW, Asked
+from testkit.collecting import NOW, CollectorState
 from testkit.fake_prometheus import FakePrometheus, series, util
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=1.0))
@@ -407,7 +407,7 @@ async def test_the_same_facts_by_dcgm_and_by_nvml_give_the_same_verdict(
         *(series(name, value, **labels) for name, value in fact.dcgm.items()),
     ]
     prometheus.a_day_ago = [series(name, value, **labels) for name, value in fact.a_day_ago.items()]
-    asked = await Asked(prometheus.url).round(NOW)
+    asked = await CollectorState(prometheus.url).round(NOW)
 
     report = await report_of(fact)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.push_handshake import Token, open_stream
 from agent.report import frame
-from testkit.agent.desk import Desk, desk_with, raw, update
+from testkit.agent.report_server import ReportServer, raw_connection, report_server, update
 from testkit.agent.reviews import token
 
 REQUEST: Final = "request.http"
@@ -38,10 +38,10 @@ async def handshake(folder: Path) -> dict[str, bytes]:
     """
     async with asyncio.timeout(TIMEOUT_SECONDS):
         request = await agents_request()
-        async with desk_with(folder) as desk:
-            grant, farewell = await granted_and_ended(desk, with_token(request, token("gpu-1")))
+        async with report_server(folder) as server:
+            grant, farewell = await granted_and_ended(server, with_token(request, token("gpu-1")))
             others = token("gpu-1", audience="another")
-            reader, _ = await raw(desk, with_token(request, others))
+            reader, _ = await raw_connection(server, with_token(request, others))
             refusal = await reader.read()
     return {REQUEST: request, GRANT: grant, REFUSAL: refusal, FAREWELL: farewell}
 
@@ -67,7 +67,7 @@ async def agents_request() -> bytes:
         return await asked
 
 
-async def granted_and_ended(desk: Desk, request: bytes) -> tuple[bytes, bytes]:
+async def granted_and_ended(server: ReportServer, request: bytes) -> tuple[bytes, bytes]:
     """Return what the extender says to an agent that then speaks for another node."""
-    reader, _ = await raw(desk, request, frame(update("gpu-2")))
+    reader, _ = await raw_connection(server, request, frame(update("gpu-2")))
     return await reader.readuntil(HEAD_ENDS), await reader.read()

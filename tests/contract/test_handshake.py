@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from testkit.agent.desk import Desk, desk_with, raw
+from testkit.agent.report_server import ReportServer, raw_connection, report_server
 from testkit.agent.reviews import token
 from tests.agent.test_push import Extender, eventually, extender, reporting
 from tests.contract.handshake import (
@@ -46,8 +46,8 @@ def of_another_release(head: bytes) -> bytes:
 
 
 @pytest_asyncio.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk_with(tmp_path) as opened:
+async def server(tmp_path: Path) -> AsyncIterator[ReportServer]:
+    async with report_server(tmp_path) as opened:
         opened.known.add(NODE)
         yield opened
 
@@ -61,21 +61,25 @@ async def other_side() -> AsyncIterator[Extender]:
 @releases
 @pytest.mark.parametrize("is_later", [False, True], ids=["as-it-is", "with-news"])
 async def test_the_extender_grants_an_agent_of_that_release_and_takes_all_that_it_says(
-    desk: Desk, folder: Path, is_later: bool
+    server: ReportServer, folder: Path, is_later: bool
 ) -> None:
     request = with_token((folder / REQUEST).read_bytes(), token(NODE))
     said = (folder / STREAM).read_bytes()
     expected = json.loads((folder / MEANING).read_text())[-1]
 
-    reader, _ = await raw(desk, of_another_release(request) if is_later else request, said)
+    reader, _ = await raw_connection(
+        server, of_another_release(request) if is_later else request, said
+    )
 
     assert (await reader.readuntil(HEAD_ENDS)).startswith(b"HTTP/1.1 101 ")
-    await eventually(lambda: desk.source.status().reports == len(reports()) and desk.of(NODE))
-    last = desk.of(NODE)[-1]
+    await eventually(
+        lambda: server.source.status().reports == len(reports()) and server.readings_of(NODE)
+    )
+    last = server.readings_of(NODE)[-1]
     assert plain([asdict(info) for info in last.devices]) == expected["devices"]
     columns = {signal.value: column.tolist() for signal, column in last.columns.items()}
     assert plain(columns) == expected["columns"]
-    assert sum(desk.source.status().refused.values()) == 0
+    assert sum(server.source.status().refused.values()) == 0
 
 
 @releases

@@ -13,7 +13,7 @@ import pytest_asyncio
 from agent.config import load_settings as load_agent_settings
 from agent.options import ReportOptions
 from simulation.agents import REPORTS, run_agents
-from testkit.agent.desk import NAMES, two_nodes
+from testkit.agent.report_server import NAMES, two_nodes
 from testkit.controlplane.agents import Tokens
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import node

@@ -13,7 +13,7 @@ from extender.sources.kubernetes.claims import DeviceName, reduce_claim, reduce_
 from extender.sources.kubernetes.reflector import MAX_FAILURES
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from testkit.kube_objects import Object, pod
-from tests.extender.sources.following import FAST, Sink, source_manager
+from tests.extender.sources.watched_cluster import FAST, Sink, watched_cluster
 
 FAST_RESYNC = replace(FAST, resync_seconds=0.05)
 DRIVER = "gpu.nvidia.com"
@@ -134,7 +134,7 @@ async def test_pods_are_reported_with_the_gpus_that_they_hold(
     kube.put("pods", holder("p"))
     kube.put("pods", holder("nic"))
     kube.put("pods", pod("plain", node="n"))
-    async with source_manager(kube, tmp_path, watches=4) as (source, sink):
+    async with watched_cluster(kube, tmp_path, watches=4) as (source, sink):
         assert (held(sink), held(sink, "nic"), held(sink, "plain")) == ((TWO,), (), None)
         assert source.status.keys() == {"nodes", "pods", "resourceclaims", "resourceslices"}
 
@@ -146,7 +146,7 @@ async def test_devices_of_an_unknown_driver_may_be_gpus(kube: FakeKube, tmp_path
     kube.put("resourceclaims", claim("e", "both"))
     for name in ("p", "both", "q"):
         kube.put("pods", holder(name))
-    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
+    async with watched_cluster(kube, tmp_path, watches=4) as (_, sink):
         assert (held(sink), held(sink, "both"), held(sink, "q")) == (None, (ONE,), ())
 
         kube.put("resourceclaims", claim("f", "q", driver="gpu.example.com"))
@@ -158,7 +158,7 @@ async def test_devices_of_an_unknown_driver_may_be_gpus(kube: FakeKube, tmp_path
 async def test_changed_claims_are_reported_with_their_pods(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("pods", holder("p"))
     kube.put("pods", holder("q"))
-    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
+    async with watched_cluster(kube, tmp_path, watches=4) as (_, sink):
         assert (held(sink), held(sink, "q")) == ((), ())
 
         kube.put("resourceclaims", claim("c", "p", "q"))
@@ -183,7 +183,7 @@ async def test_the_newest_generation_of_a_pool_defines_a_device(
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p", devices=["gpu-0", "gpu-1"]))
     kube.put("pods", holder("p"))
-    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
+    async with watched_cluster(kube, tmp_path, watches=4) as (_, sink):
         kube.put("resourceslices", resource_slice("new", 2, gpu_0={"uuid": "GPU-9"}))
 
         await eventually(lambda: held(sink) == (replace(ONE, uuid="GPU-9"), TWO))
@@ -195,7 +195,7 @@ async def test_claimed_gpus_of_a_pod_without_a_node_are_not_reported(
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p"))
     kube.put("pods", holder("p", node=""))
-    async with source_manager(kube, tmp_path, watches=4) as (_, sink):
+    async with watched_cluster(kube, tmp_path, watches=4) as (_, sink):
         assert held(sink) is None
 
         kube.put("pods", holder("p"))
@@ -218,7 +218,7 @@ async def test_missing_claims_are_logged_once(
     kube.dra_refusal = refuse_and_note
     kube.put("pods", holder("p"))
     with caplog.at_level(logging.INFO, "extender.sources"):
-        async with source_manager(kube, tmp_path, FAST_RESYNC) as (source, sink):
+        async with watched_cluster(kube, tmp_path, FAST_RESYNC) as (source, sink):
             await eventually(lambda: asked.count("resourceclaims") >= 3)
 
             assert held(sink) is None
@@ -240,7 +240,7 @@ async def test_a_pod_that_came_during_a_failure_of_the_watch_may_hold_gpus(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("pods", holder("before"))
-    async with source_manager(kube, tmp_path, watches=4) as (source, sink):
+    async with watched_cluster(kube, tmp_path, watches=4) as (source, sink):
         lists = source.status["resourceclaims"].lists
         kube.dra_refusal = refusal(500, "etcd is gone")
         kube.end_watches()
@@ -265,7 +265,7 @@ async def test_complete_lists_correct_missed_changes_of_claims(
 ) -> None:
     kube.put("resourceslices", TWO_CARDS)
     kube.put("pods", holder("p"))
-    async with source_manager(kube, tmp_path, FAST_RESYNC, watches=4) as (_, sink):
+    async with watched_cluster(kube, tmp_path, FAST_RESYNC, watches=4) as (_, sink):
         kube.put("resourceclaims", claim("c", "p"), is_watched=False)
 
         await eventually(lambda: held(sink) == (ONE,))

@@ -17,7 +17,7 @@ from testkit.fake_kube import (
     running_kube,
 )
 from testkit.kube_objects import node, pod
-from tests.extender.sources.following import source_manager
+from tests.extender.sources.watched_cluster import watched_cluster
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def test_the_first_list_is_read_in_pages(kube: FakeKube, tmp_path: Path) -
         kube.put("nodes", node(f"n{number}"))
         kube.put("pods", pod(f"p{number}"))
 
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         assert sorted(sink.nodes) == [f"n{number}" for number in range(5)]
         assert sorted(sink.pods) == [f"p{number}" for number in range(5)]
         assert sorted(sink.calls) == ["replace nodes", "replace pods"]
@@ -46,7 +46,7 @@ async def test_the_first_list_is_read_in_pages(kube: FakeKube, tmp_path: Path) -
 async def test_the_source_is_synced_once_nodes_and_pods_are_listed(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    async with source_manager(kube, tmp_path, is_awaited=False) as (source, _):
+    async with watched_cluster(kube, tmp_path, waits_for_sync=False) as (source, _):
         assert not source.is_synced
 
         await eventually(lambda: source.is_synced)
@@ -54,7 +54,7 @@ async def test_the_source_is_synced_once_nodes_and_pods_are_listed(
 
 async def test_changes_arrive_through_the_watch(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("n"))
-    async with source_manager(kube, tmp_path) as (_, sink):
+    async with watched_cluster(kube, tmp_path) as (_, sink):
         kube.put("nodes", node("n", gpus=7))
         kube.put("nodes", node("m"))
         kube.put("pods", pod("p"))
@@ -70,7 +70,7 @@ async def test_changes_arrive_through_the_watch(kube: FakeKube, tmp_path: Path) 
 
 async def test_an_irrelevant_change_is_not_reported(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("n"))
-    async with source_manager(kube, tmp_path) as (_, sink):
+    async with watched_cluster(kube, tmp_path) as (_, sink):
         heartbeat = node("n")
         heartbeat["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:00:00Z"
         kube.put("nodes", heartbeat)
@@ -84,7 +84,7 @@ async def test_an_irrelevant_change_is_not_reported(kube: FakeKube, tmp_path: Pa
 async def test_a_succeeded_pod_is_removed_at_once(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("pods", pod("old", phase="Succeeded"))
     kube.put("pods", pod("p", node="n", phase="Running"))
-    async with source_manager(kube, tmp_path) as (_, sink):
+    async with watched_cluster(kube, tmp_path) as (_, sink):
         assert list(sink.pods) == ["p"]
         before = time.time()
 
@@ -98,7 +98,7 @@ async def test_the_last_state_of_a_deleted_pod_is_reported_before_its_removal(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("pods", pod("p", node="n", phase="Running"))
-    async with source_manager(kube, tmp_path) as (_, sink):
+    async with watched_cluster(kube, tmp_path) as (_, sink):
         last = pod("p", node="n", phase="Failed", reason="UnexpectedAdmissionError")
         kube.say("pods", line("DELETED", last))
 
@@ -110,7 +110,7 @@ async def test_the_last_state_of_a_deleted_pod_is_reported_before_its_removal(
 async def test_the_watch_continues_from_the_last_received_version(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         kube.bookmark()
         version = kube.version
         await eventually(
@@ -138,7 +138,7 @@ async def test_a_resync_corrects_missed_changes(kube: FakeKube, tmp_path: Path) 
     kube.put("nodes", node("goes"))
     kube.put("pods", pod("p"))
     settings = ReflectorSettings(page_size=1, resync_seconds=0.2)
-    async with source_manager(kube, tmp_path, settings) as (source, sink):
+    async with watched_cluster(kube, tmp_path, settings) as (source, sink):
         kube.put("nodes", node("stays", gpus=3), is_watched=False)
         kube.delete("nodes", "/goes", is_watched=False)
         kube.delete("pods", "ns/p", is_watched=False)
@@ -157,7 +157,7 @@ async def test_a_list_never_undoes_newer_changes_of_the_watch(
     for name in ("a", "b", "c"):
         kube.put("nodes", node(name))
     settings = ReflectorSettings(page_size=1, resync_seconds=0.2)
-    async with source_manager(kube, tmp_path, settings) as (source, sink):
+    async with watched_cluster(kube, tmp_path, settings) as (source, sink):
         pages: list[str] = []
 
         def change_meanwhile(resource: str) -> None:
@@ -184,7 +184,7 @@ async def test_exporters_are_indexed_by_name_and_address(kube: FakeKube, tmp_pat
         podIPs=[{"ip": "10.1.0.7"}, {"ip": "fd00::7"}],
     )  # fmt: skip
     kube.put("pods", exporter)
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         assert source.exporter_pods == {"nvidia-dcgm-exporter-x": "n"}
         assert source.exporter_addresses == {"10.1.0.7": "n", "fd00::7": "n"}
         assert source.exporter_pods is source.exporter_pods

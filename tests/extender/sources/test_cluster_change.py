@@ -15,7 +15,7 @@ from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.reflector import ReflectorSettings
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from testkit.kube_objects import asking, node, pod
-from tests.extender.sources.following import FAST, Sink
+from tests.extender.sources.watched_cluster import FAST, Sink
 
 AMD = "amd.com/gpu"
 NVIDIA = "nvidia.com/gpu"
@@ -64,12 +64,12 @@ class Restarted:
 
 @contextlib.asynccontextmanager
 async def restarted(
-    kube: FakeKube, folder: Path, *, is_awaited: bool = True
+    kube: FakeKube, folder: Path, *, waits_for_sync: bool = True
 ) -> AsyncIterator[Restarted]:
     client = await KubeClient.connect(kube.write_kubeconfig(folder / "kubeconfig"))
     part = Restarted(kube, client)
     try:
-        if is_awaited:
+        if waits_for_sync:
             await part.watching()
         yield part
     finally:
@@ -234,7 +234,7 @@ async def test_a_change_during_the_first_list_restarts_it(kube: FakeKube, tmp_pa
 
     kube.faults["list"].extend([never, never])
 
-    async with restarted(kube, tmp_path, is_awaited=False) as part:
+    async with restarted(kube, tmp_path, waits_for_sync=False) as part:
         await eventually(lambda: len(kube.lists) == 2)
         await part.stop()
         part.start()

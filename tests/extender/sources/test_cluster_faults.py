@@ -23,7 +23,7 @@ from testkit.fake_kube import (
     status_object,
 )
 from testkit.kube_objects import node, pod
-from tests.extender.sources.following import FAST, source_manager
+from tests.extender.sources.watched_cluster import FAST, watched_cluster
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def test_an_expired_version_leads_to_a_new_list(
 ) -> None:
     kube.put("nodes", node("stays"))
     kube.put("nodes", node("goes"))
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         kube.put("nodes", node("new"), is_watched=False)
         kube.delete("nodes", "/goes", is_watched=False)
         if where == "status":
@@ -68,7 +68,7 @@ async def test_a_list_that_expires_between_pages_is_restarted(
             kube.expire()
 
     kube.before_page = expire_once
-    async with source_manager(kube, tmp_path) as (_, sink):
+    async with watched_cluster(kube, tmp_path) as (_, sink):
         assert len(sink.nodes) == 5
         assert sink.calls.count("replace nodes") == 1
 
@@ -86,7 +86,7 @@ async def test_a_list_that_expires_between_pages_is_restarted(
     ],
 )
 async def test_a_broken_watch_is_resumed(kube: FakeKube, tmp_path: Path, data: bytes) -> None:
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         if data:
             kube.say("nodes", data)
         kube.end_watches()
@@ -99,7 +99,7 @@ async def test_a_broken_watch_is_resumed(kube: FakeKube, tmp_path: Path, data: b
 
 
 async def test_objects_of_any_shape_are_harmless(kube: FakeKube, tmp_path: Path) -> None:
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         for raw in ({}, {"metadata": None}, {"metadata": {"name": 7}, "spec": [], "status": "x"}):
             for kind in ("ADDED", "DELETED"):
                 kube.say("nodes", line(kind, raw))
@@ -114,7 +114,7 @@ async def test_objects_of_any_shape_are_harmless(kube: FakeKube, tmp_path: Path)
 
 
 async def test_an_event_of_five_megabytes_is_read(kube: FakeKube, tmp_path: Path) -> None:
-    async with source_manager(kube, tmp_path) as (_, sink):
+    async with watched_cluster(kube, tmp_path) as (_, sink):
         large = node("large")
         large["metadata"]["annotations"] = {"note": "x" * 5_000_000}
         kube.put("nodes", large)
@@ -128,7 +128,7 @@ async def test_an_event_beyond_the_limit_ends_only_the_watch(
     settings = ReflectorSettings(
         line_limit_bytes=10_000, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
-    async with source_manager(kube, tmp_path, settings) as (source, sink):
+    async with watched_cluster(kube, tmp_path, settings) as (source, sink):
         kube.say("nodes", b"x" * 50_000)
 
         await eventually(lambda: source.status["nodes"].errors)
@@ -140,7 +140,7 @@ async def test_a_silent_connection_is_closed(kube: FakeKube, tmp_path: Path) -> 
     settings = ReflectorSettings(
         silence_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
-    async with source_manager(kube, tmp_path, settings) as (source, sink):
+    async with watched_cluster(kube, tmp_path, settings) as (source, sink):
         await eventually(lambda: "silent for 0.1 s" in source.status["nodes"].last_error)
 
         kube.put("nodes", node("n"))
@@ -149,7 +149,7 @@ async def test_a_silent_connection_is_closed(kube: FakeKube, tmp_path: Path) -> 
 
 async def test_a_failed_resync_changes_nothing(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("nodes", node("n"))
-    async with source_manager(kube, tmp_path, ReflectorSettings(resync_seconds=0.1)) as (
+    async with watched_cluster(kube, tmp_path, ReflectorSettings(resync_seconds=0.1)) as (
         source,
         sink,
     ):
@@ -168,7 +168,7 @@ async def test_a_failed_list_does_not_interrupt_a_working_watch(
     settings = ReflectorSettings(
         resync_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
     )
-    async with source_manager(kube, tmp_path, settings) as (source, sink):
+    async with watched_cluster(kube, tmp_path, settings) as (source, sink):
         kube.put("nodes", node("n"))
         kube.put("pods", pod("p", node="n", phase="Running"))
         await eventually(lambda: "n" in sink.nodes and "p" in sink.pods)
@@ -200,7 +200,7 @@ async def test_a_bad_answer_never_empties_the_inventory(
     kube: FakeKube, tmp_path: Path, fault: Fault
 ) -> None:
     kube.put("nodes", node("n"))
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         kube.faults["list"].extend([fault] * 2)
         kube.expire()
         kube.version += 1
@@ -218,7 +218,7 @@ async def test_a_missing_permission_is_logged_once(
 ) -> None:
     message = 'pods is forbidden: User "u" cannot list resource "pods"'
 
-    async with source_manager(kube, tmp_path, is_awaited=False) as (source, _):
+    async with watched_cluster(kube, tmp_path, waits_for_sync=False) as (source, _):
         kube.faults["list"].extend([refusal(403, message)] * 8)
 
         await eventually(lambda: sum(status.errors for status in source.status.values()) >= 6)
@@ -234,7 +234,7 @@ async def test_the_source_recovers_when_the_api_server_returns(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     kube.put("nodes", node("n"))
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         await kube.stop()
         await eventually(lambda: "is the API server up?" in source.status["nodes"].last_error)
         assert source.is_synced
@@ -251,7 +251,7 @@ async def test_the_source_recovers_when_the_api_server_returns(
 async def test_a_version_from_the_future_leads_to_a_new_list(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    async with source_manager(kube, tmp_path) as (source, _):
+    async with watched_cluster(kube, tmp_path) as (source, _):
         kube.faults["watch"].extend([refusal(504, "Too large resource version")] * 6)
 
         kube.end_watches()
@@ -270,7 +270,7 @@ async def test_deep_nesting_breaks_neither_the_list_nor_the_watch(
         return await (answer(page)(request) if is_of_nodes else kube.answer(request))
 
     kube.faults["list"].extend([list_deep_node] * 2)  # nodes and pods are listed in any order
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         assert list(sink.nodes) == ["deep"]
 
         kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % deep.replace(b"deep", b"next"))
@@ -296,7 +296,7 @@ async def test_an_object_that_our_code_fails_on_is_skipped(
     monkeypatch.setattr(cluster, "reduce_node", reduce)
     kube.put("nodes", node("bad-1"))
     kube.put("nodes", node("good-1"))
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         kube.put("nodes", node("bad-2"))
         kube.put("nodes", node("good-2"))
 
@@ -329,7 +329,7 @@ def odd_text(raw: Object, odd: bytes = ODD_NUMBER) -> bytes:
 async def test_an_odd_value_in_an_event_affects_only_its_object(
     kube: FakeKube, tmp_path: Path, odd: bytes, unreadable: int
 ) -> None:
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % odd_text(node("strange"), odd))
         kube.put("nodes", node("last"))
         await eventually(lambda: "last" in sink.nodes)
@@ -344,7 +344,7 @@ async def test_an_odd_value_in_a_list_affects_only_its_object(
     kube: FakeKube, tmp_path: Path, odd: bytes
 ) -> None:
     kube.faults["list"].extend([listing(kube, "nodes", odd_text(node("strange"), odd))] * 2)
-    async with source_manager(kube, tmp_path) as (source, _):
+    async with watched_cluster(kube, tmp_path) as (source, _):
         assert source.status["nodes"].errors == 0
 
 
@@ -369,7 +369,10 @@ async def test_an_unreadable_listed_object_keeps_its_record(
     kube: FakeKube, tmp_path: Path, resource: str, raw: Object
 ) -> None:
     kube.put(resource, raw)
-    async with source_manager(kube, tmp_path, replace(FAST, resync_seconds=0.05)) as (source, sink):
+    async with watched_cluster(kube, tmp_path, replace(FAST, resync_seconds=0.05)) as (
+        source,
+        sink,
+    ):
         kube.faults["list"].extend([listing(kube, resource, odd_text(raw))] * 4)
         await eventually(lambda: source.status[resource].unreadable)
         lists = source.status[resource].lists
@@ -382,7 +385,7 @@ async def test_an_unreadable_listed_object_keeps_its_record(
 async def test_a_deletion_needs_only_a_readable_identity(kube: FakeKube, tmp_path: Path) -> None:
     raw = pod("held", node="n", phase="Running")
     kube.put("pods", raw)
-    async with source_manager(kube, tmp_path) as (_, sink):
+    async with watched_cluster(kube, tmp_path) as (_, sink):
         kube.say("pods", b'{"type":"DELETED","object":%b}\n' % odd_text(raw))
 
         await eventually(lambda: "held" not in sink.pods)
@@ -391,7 +394,7 @@ async def test_a_deletion_needs_only_a_readable_identity(kube: FakeKube, tmp_pat
 async def test_the_last_unreadable_objects_are_named_once_each(
     kube: FakeKube, tmp_path: Path
 ) -> None:
-    async with source_manager(kube, tmp_path) as (source, sink):
+    async with watched_cluster(kube, tmp_path) as (source, sink):
         for number in (*range(15), 9):
             text = odd_text(pod(f"p{number}"))
             kube.say("pods", b'{"type":"ADDED","object":%b}\n' % text)
@@ -405,7 +408,7 @@ async def test_the_last_unreadable_objects_are_named_once_each(
 async def test_a_list_that_repeats_a_page_fails(kube: FakeKube, tmp_path: Path) -> None:
     page = b'{"kind":"AList","metadata":{"resourceVersion":"9","continue":"again"},"items":[]}'
     kube.faults["list"].extend([answer(page)] * 40)
-    async with source_manager(kube, tmp_path, is_awaited=False) as (source, _):
+    async with watched_cluster(kube, tmp_path, waits_for_sync=False) as (source, _):
         await eventually(lambda: "never ends" in source.status["nodes"].last_error)
 
         assert len([resource for resource, _ in kube.lists if resource == "nodes"]) <= 4
@@ -418,7 +421,9 @@ async def test_an_endless_list_fails(
     monkeypatch.setattr(reflector, limit, 3)
     for number in range(7):
         kube.put("nodes", node(f"n{number}"))
-    async with source_manager(kube, tmp_path, replace(FAST, page_size=2), is_awaited=False) as (
+    async with watched_cluster(
+        kube, tmp_path, replace(FAST, page_size=2), waits_for_sync=False
+    ) as (
         source,
         _,
     ):

@@ -9,7 +9,7 @@ from aiohttp import web
 from extender.core.devices.readings import DeviceKey, Signal
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.dcgm_devices import DeviceRow
-from testkit.collecting import NOW, PLAIN, Asked
+from testkit.collecting import NOW, PLAIN, CollectorState
 from testkit.fake_prometheus import FakePrometheus, read_sample, series, util
 
 GIB: Final = 1 << 30
@@ -22,21 +22,21 @@ async def test_values_are_in_base_units(fake: FakePrometheus) -> None:
         series("DCGM_FI_DEV_POWER_USAGE", "187.330000", UUID="GPU-1", Hostname="gpu-1"),
         series("DCGM_FI_DEV_XID_ERRORS", 79, UUID="GPU-1", Hostname="gpu-1"),
     ]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert asked.value(Signal.GPU_UTILIZATION) == pytest.approx(0.4)
-    assert asked.value(Signal.MEMORY_USED) == GIB
-    assert asked.value(Signal.POWER) == pytest.approx(187.33)
-    assert asked.value(Signal.XID) == 79
-    assert asked.rows[0] == DeviceRow("gpu-1", "GPU-1", "", 3, "NVIDIA H100", "", "580.95.05")
+    assert state.value(Signal.GPU_UTILIZATION) == pytest.approx(0.4)
+    assert state.value(Signal.MEMORY_USED) == GIB
+    assert state.value(Signal.POWER) == pytest.approx(187.33)
+    assert state.value(Signal.XID) == 79
+    assert state.rows[0] == DeviceRow("gpu-1", "GPU-1", "", 3, "NVIDIA H100", "", "580.95.05")
 
 
 async def test_only_existing_metrics_are_queried(fake: FakePrometheus) -> None:
     fake.series = [util(1)]
 
-    await Asked(fake.url).round(NOW)
+    await CollectorState(fake.url).round(NOW)
 
     named = [query for query in fake.questions if "DCGM_" in query]
     assert named
@@ -45,36 +45,36 @@ async def test_only_existing_metrics_are_queried(fake: FakePrometheus) -> None:
 
 async def test_new_metric_is_noticed_within_a_minute(fake: FakePrometheus) -> None:
     fake.series = [util(1)]
-    asked = Asked(fake.url)
-    await asked.round(NOW)
+    state = CollectorState(fake.url)
+    await state.round(NOW)
     fake.series.append(series("DCGM_FI_DEV_GPU_TEMP", 60, UUID="GPU-1", Hostname="gpu-1"))
 
-    await asked.round(NOW + 10)
-    before = Signal.TEMPERATURE in asked.found.columns
-    await asked.round(NOW + 60)
+    await state.round(NOW + 10)
+    before = Signal.TEMPERATURE in state.found.columns
+    await state.round(NOW + 60)
 
     assert not before
-    assert asked.value(Signal.TEMPERATURE) == 60
+    assert state.value(Signal.TEMPERATURE) == 60
 
 
 async def test_names_are_queried_if_the_server_does_not_list_them(fake: FakePrometheus) -> None:
     fake.series = [util(30)]
     fake.failing = {"/values"}
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert asked.value(Signal.GPU_UTILIZATION) == pytest.approx(0.3)
+    assert state.value(Signal.GPU_UTILIZATION) == pytest.approx(0.3)
 
 
 async def test_a_failed_metric_is_missing_and_the_others_are_not(fake: FakePrometheus) -> None:
     fake.series = [util(30), series("DCGM_FI_DEV_FB_USED", 5, UUID="GPU-1", Hostname="gpu-1")]
     fake.failing = {"max by (UUID, uuid, GPU_I_ID) (DCGM_FI_DEV_FB_USED"}
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
-    assert asked.value(Signal.GPU_UTILIZATION) == pytest.approx(0.3)
+    assert state.value(Signal.GPU_UTILIZATION) == pytest.approx(0.3)
     assert Signal.MEMORY_USED not in found.columns
     assert "HTTP 503" in found.failed["DCGM_FI_DEV_FB_USED"]
 
@@ -83,25 +83,25 @@ async def test_a_round_without_the_devices_fails_and_changes_nothing(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(30)]
-    asked = Asked(fake.url)
-    await asked.round(NOW)
+    state = CollectorState(fake.url)
+    await state.round(NOW)
     fake.failing = {"timestamp("}
 
     with pytest.raises(PrometheusError, match="HTTP 503"):
-        await asked.round(NOW)
+        await state.round(NOW)
 
     fake.failing = set()
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
     assert not found.added
     assert not found.removed
 
 
 async def test_answer_without_series_has_no_devices(fake: FakePrometheus) -> None:
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
-    assert asked.rows == []
+    assert state.rows == []
     assert found.columns == {}
     assert found.measured_at.shape == (0,)
     assert found.tenants is None
@@ -111,25 +111,25 @@ async def test_a_vanished_device_is_removed_and_the_others_keep_their_order(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(index, UUID=f"GPU-{index}") for index in (1, 2, 3)]
-    asked = Asked(fake.url)
-    await asked.round(NOW)
+    state = CollectorState(fake.url)
+    await state.round(NOW)
     del fake.series[1]
     fake.series.insert(0, util(9, UUID="GPU-9"))
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
-    assert [row.uuid for row in asked.rows] == ["GPU-1", "GPU-3", "GPU-9"]
+    assert [row.uuid for row in state.rows] == ["GPU-1", "GPU-3", "GPU-9"]
     assert found.removed == [1]
     assert [row.uuid for row in found.added] == ["GPU-9"]
-    assert asked.value(Signal.GPU_UTILIZATION, "GPU-9") == pytest.approx(0.09)
+    assert state.value(Signal.GPU_UTILIZATION, "GPU-9") == pytest.approx(0.09)
 
 
 async def test_unchanged_devices_are_not_sent_again(fake: FakePrometheus) -> None:
     fake.series = [util(1)]
-    asked = Asked(fake.url)
-    await asked.round(NOW)
+    state = CollectorState(fake.url)
+    await state.round(NOW)
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
     assert (found.added, found.removed, found.tenants) == ([], [], None)
 
@@ -146,11 +146,11 @@ async def test_unchanged_devices_are_not_sent_again(fake: FakePrometheus) -> Non
 )
 async def test_an_invalid_value_is_missing_and_never_zero(fake: FakePrometheus, text: str) -> None:
     fake.series = [util(text)]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert np.isnan(asked.value(Signal.GPU_UTILIZATION))
+    assert np.isnan(state.value(Signal.GPU_UTILIZATION))
 
 
 async def test_age_includes_the_scrape_and_the_exporters_interval(
@@ -158,7 +158,7 @@ async def test_age_includes_the_scrape_and_the_exporters_interval(
 ) -> None:
     fake.series = [util(1, at=NOW - 12)]
 
-    found = await Asked(fake.url).round(NOW)
+    found = await CollectorState(fake.url).round(NOW)
 
     assert found.measured_at.tolist() == [NOW - 12 - 30]
 
@@ -166,7 +166,7 @@ async def test_age_includes_the_scrape_and_the_exporters_interval(
 async def test_sample_from_the_future_is_from_now(fake: FakePrometheus) -> None:
     fake.series = [util(1, at=NOW + 3600)]
 
-    found = await Asked(fake.url).round(NOW)
+    found = await CollectorState(fake.url).round(NOW)
 
     assert found.measured_at.tolist() == [NOW - 30]
 
@@ -175,18 +175,18 @@ async def test_clock_of_the_server_does_not_change_ages(fake: FakePrometheus) ->
     fake.clock = lambda: NOW + 500
     fake.series = [util(1, at=NOW + 500 - 12)]
 
-    found = await Asked(fake.url).round(NOW)
+    found = await CollectorState(fake.url).round(NOW)
 
     assert found.measured_at[0] == pytest.approx(NOW - 12 - 30, abs=2)
 
 
 async def test_age_of_a_sample_does_not_depend_on_the_answers_delay(fake: FakePrometheus) -> None:
     fake.series = [util(1, at=NOW - 12)]
-    asked = Asked(fake.url)
-    first = await asked.round(NOW)
+    state = CollectorState(fake.url)
+    first = await state.round(NOW)
     fake.clock = lambda: NOW + 10.7
 
-    second = await asked.round(NOW + 10)
+    second = await state.round(NOW + 10)
 
     assert first.measured_at.tolist() == second.measured_at.tolist()
 
@@ -199,15 +199,15 @@ async def test_two_generations_of_exporters_work_side_by_side(fake: FakePromethe
         series("DCGM_FI_DEV_FB_USED_BYTES", 2 * GIB, UUID="GPU-new", hostname="gpu-2"),
         series("dcgm_gpu_utilization", 25, uuid="GPU-1.x", instance="10.244.3.17:9400"),
     ]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert asked.value(Signal.GPU_UTILIZATION, "GPU-old") == pytest.approx(0.4)
-    assert asked.value(Signal.GPU_UTILIZATION, "GPU-new") == pytest.approx(0.7)
-    assert asked.value(Signal.GPU_UTILIZATION, "GPU-1.x") == pytest.approx(0.25)
-    assert asked.value(Signal.MEMORY_USED, "GPU-old") == GIB
-    assert asked.value(Signal.MEMORY_USED, "GPU-new") == 2 * GIB
+    assert state.value(Signal.GPU_UTILIZATION, "GPU-old") == pytest.approx(0.4)
+    assert state.value(Signal.GPU_UTILIZATION, "GPU-new") == pytest.approx(0.7)
+    assert state.value(Signal.GPU_UTILIZATION, "GPU-1.x") == pytest.approx(0.25)
+    assert state.value(Signal.MEMORY_USED, "GPU-old") == GIB
+    assert state.value(Signal.MEMORY_USED, "GPU-new") == 2 * GIB
 
 
 async def test_a_users_row_sets_another_unit(fake: FakePrometheus) -> None:
@@ -219,12 +219,12 @@ async def test_a_users_row_sets_another_unit(fake: FakePrometheus) -> None:
         "DCGM_FI_DEV_GPU_UTIL_RATIO": {"signal": "gpu_utilization_ratio", "unit": "percent"},
         "my_memory": {"signal": "memory_used_bytes", "unit": "MiB"},
     }
-    asked = Asked(fake.url, metrics=rows)
+    state = CollectorState(fake.url, metrics=rows)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert asked.value(Signal.GPU_UTILIZATION) == pytest.approx(0.7)
-    assert asked.value(Signal.MEMORY_USED) == 3 << 20
+    assert state.value(Signal.GPU_UTILIZATION) == pytest.approx(0.7)
+    assert state.value(Signal.MEMORY_USED) == 3 << 20
 
 
 async def test_series_that_name_no_node_are_counted_with_an_example(fake: FakePrometheus) -> None:
@@ -233,11 +233,11 @@ async def test_series_that_name_no_node_are_counted_with_an_example(fake: FakePr
         util(2, UUID="GPU-2", Hostname="ghost"),
         util(3, UUID="GPU-3", Hostname="ghost"),
     ]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
-    assert [row.uuid for row in asked.rows] == ["GPU-1"]
+    assert [row.uuid for row in state.rows] == ["GPU-1"]
     assert found.unmatched_series == 2
     assert found.unmatched_example == 'UUID="GPU-2", Hostname="ghost"'
 
@@ -246,74 +246,74 @@ async def test_a_moved_card_belongs_to_the_node_of_the_newest_series(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(1, at=NOW - 200), util(1, at=NOW - 5, Hostname="gpu-2")]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
-    assert [row.node for row in asked.rows] == ["gpu-2"]
+    assert [row.node for row in state.rows] == ["gpu-2"]
     assert found.measured_at.tolist() == [NOW - 35]
 
 
 async def test_selector_narrows_every_query(fake: FakePrometheus) -> None:
     fake.series = [util(10, cluster="a"), util(90, UUID="GPU-2", cluster="b")]
-    asked = Asked(fake.url, selector='{cluster="a"}')
+    state = CollectorState(fake.url, selector='{cluster="a"}')
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert [row.uuid for row in asked.rows] == ["GPU-1"]
+    assert [row.uuid for row in state.rows] == ["GPU-1"]
 
 
 async def test_partial_answers_are_used_and_reported(fake: FakePrometheus) -> None:
     fake.series = [util(10)]
     fake.warnings = ["store 2 is down"]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
-    assert asked.value(Signal.GPU_UTILIZATION) == pytest.approx(0.1)
+    assert state.value(Signal.GPU_UTILIZATION) == pytest.approx(0.1)
     assert found.partial_answers > 0
     assert "store 2 is down" in found.warning
 
 
 async def test_instances_of_a_partitioned_card_are_devices(fake: FakePrometheus) -> None:
     fake.series = read_sample("a100_mig_4.5.x.prom", PLAIN, honor_labels=True)
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
     card = "GPU-5f0d9a3e-11c2-46b7-8a0e-2b8e6d1c7f01"
     whole = "GPU-a2c41b77-93fe-4d0a-b1ce-0f6a1d2e3c02"
-    assert {row.key for row in asked.rows} == {
+    assert {row.key for row in state.rows} == {
         *(DeviceKey((card, instance)) for instance in ("1", "5", "9", "10")),
         DeviceKey((whole, "")),
     }
-    assert np.isnan(asked.value(Signal.GPU_UTILIZATION, card, "1"))
-    assert asked.value(Signal.GRAPHICS_ACTIVE, card, "1") == pytest.approx(0.402311)
-    assert asked.value(Signal.MEMORY_USED, card, "9") == 12 << 20
-    assert {row.mig_profile for row in asked.rows} == {"3g.20gb", "2g.10gb", "1g.5gb", ""}
+    assert np.isnan(state.value(Signal.GPU_UTILIZATION, card, "1"))
+    assert state.value(Signal.GRAPHICS_ACTIVE, card, "1") == pytest.approx(0.402311)
+    assert state.value(Signal.MEMORY_USED, card, "9") == 12 << 20
+    assert {row.mig_profile for row in state.rows} == {"3g.20gb", "2g.10gb", "1g.5gb", ""}
 
 
 async def test_shared_card_has_its_own_value_and_all_its_pods(fake: FakePrometheus) -> None:
     fake.series = read_sample("t4_timesliced_4.8.3.prom", PLAIN, honor_labels=True)
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
     uuid = "GPU-e3b0c442-98fc-1c14-9afb-f4c8996fb924"
-    assert [row.node for row in asked.rows] == ["ip-10-0-31-7.ec2.internal"]
-    assert asked.value(Signal.GPU_UTILIZATION, uuid) == pytest.approx(0.71)
-    assert asked.value(Signal.MEMORY_USED, uuid) == 10812 << 20
-    assert asked.value(Signal.MEMORY_FREE, uuid) == 4121 << 20
-    assert asked.held() == {"4": ("dev/whisper-5d8b7c9d4-lq8zn", "dev/yolo-0", "ds/nb-bob-0")}
+    assert [row.node for row in state.rows] == ["ip-10-0-31-7.ec2.internal"]
+    assert state.value(Signal.GPU_UTILIZATION, uuid) == pytest.approx(0.71)
+    assert state.value(Signal.MEMORY_USED, uuid) == 10812 << 20
+    assert state.value(Signal.MEMORY_FREE, uuid) == 4121 << 20
+    assert state.held() == {"4": ("dev/whisper-5d8b7c9d4-lq8zn", "dev/yolo-0", "ds/nb-bob-0")}
 
 
 async def test_value_that_is_text_is_missing(fake: FakePrometheus) -> None:
     fake.series = [util("broken")]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert np.isnan(asked.value(Signal.GPU_UTILIZATION))
+    assert np.isnan(state.value(Signal.GPU_UTILIZATION))
 
 
 @pytest.mark.parametrize(
@@ -337,4 +337,4 @@ async def test_an_answer_of_another_shape_is_a_failure_and_not_a_crash(
     fake.handler = handler
 
     with pytest.raises(PrometheusError, match="cannot read the answer"):
-        await Asked(fake.url).round(NOW)
+        await CollectorState(fake.url).round(NOW)

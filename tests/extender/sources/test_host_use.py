@@ -11,7 +11,7 @@ from extender.sources.kubernetes.host_use import HostUse, PlacedPod
 from extender.sources.kubernetes.json_text import PodFilter
 from extender.sources.kubernetes.object_cache import Pacer
 from testkit.fake_kube import eventually, running_kube
-from tests.extender.sources.following import source_manager
+from tests.extender.sources.watched_cluster import watched_cluster
 
 ONE = HostResources(1000, 1 << 30)
 TWO = ONE.plus(ONE)
@@ -94,7 +94,7 @@ def test_requests_of_pods_without_gpus_are_reported(
 async def test_pods_without_gpus_count_on_their_node_until_they_end(tmp_path: Path) -> None:
     async with running_kube() as kube:
         kube.put("pods", pod("1"))
-        async with source_manager(kube, tmp_path) as (_, sink):
+        async with watched_cluster(kube, tmp_path) as (_, sink):
             assert sink.requested == {"a": ONE}
             assert sink.pods == {}
 

@@ -4,7 +4,7 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.sources.kubernetes.cluster import PodFeed
 from extender.sources.kubernetes.object_cache import Pacer
 from testkit.kube_objects import asking
-from tests.extender.sources.following import Sink
+from tests.extender.sources.watched_cluster import Sink
 
 
 async def test_a_pod_withheld_on_the_first_page_is_reported_after_the_last() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from extender.core.devices.readings import Column, Signal
 from extender.sources.prometheus.collector import FULL_SECONDS, SlowColumns
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
-from testkit.collecting import NOW, Asked
+from testkit.collecting import NOW, CollectorState
 from testkit.fake_prometheus import FakePrometheus, Series, series, util
 
 NAN = float("nan")
@@ -25,15 +25,15 @@ class Server:
 
     Attributes:
         values: by device.
-        asked: for each query, whether it was only for values above 0.
+        state: for each query, whether it was only for values above 0.
     """
 
     def __init__(self, *values: float) -> None:
         self.values: Sequence[float] = values
-        self.asked: list[bool] = []
+        self.state: list[bool] = []
 
     def __call__(self, metric: Metric, *, is_above_zero: bool) -> Column:  # noqa: ARG002 - any
-        self.asked.append(is_above_zero)
+        self.state.append(is_above_zero)
         column = np.array(self.values)
         return np.where(column > 0, column, NAN) if is_above_zero else column
 
@@ -81,7 +81,7 @@ def test_without_faults_most_queries_are_for_values_above_0() -> None:
     for number in range(6):
         slow_columns.column(XID, NOW + 10 * number)
 
-    assert server.asked == [False, True, True, True, True, False]
+    assert server.state == [False, True, True, True, True, False]
 
 
 def test_sizes_are_queried_within_a_minute() -> None:
@@ -94,7 +94,7 @@ def test_sizes_are_queried_within_a_minute() -> None:
     after = slow_columns.column(TOTAL, NOW + FULL_SECONDS).tolist()
 
     assert (before, after) == ([80.0, 40.0], [80.0, 96.0])
-    assert server.asked == [False, False]
+    assert server.state == [False, False]
 
 
 def test_a_missing_size_is_queried_again() -> None:
@@ -115,7 +115,7 @@ def test_other_devices_are_queried_at_once(metric: Metric) -> None:
     slow_columns.clear()
     slow_columns.column(metric, NOW + 1)
 
-    assert server.asked == [False, False]
+    assert server.state == [False, False]
 
 
 def test_other_metrics_are_queried_in_every_round() -> None:
@@ -125,7 +125,7 @@ def test_other_metrics_are_queried_in_every_round() -> None:
     server.values = (50.0,)
 
     assert slow_columns.column(TEMPERATURE, NOW + 1).tolist() == [50.0]
-    assert server.asked == [False, False]
+    assert server.state == [False, False]
 
 
 async def test_a_collector_returns_faults_and_sizes_with_fewer_queries(
@@ -142,16 +142,16 @@ async def test_a_collector_returns_faults_and_sizes_with_fewer_queries(
             )
         ]
 
-    asked, found = Asked(fake.url), []
+    state, found = CollectorState(fake.url), []
     for number, (xid, uuids) in enumerate(
         [(0, ["GPU-1"]), (79, ["GPU-1"]), (0, ["GPU-1"]), (0, ["GPU-1", "GPU-2"])]
     ):
         fake.series = said(xid, *uuids)
-        await asked.round(NOW + number)
-        found.append([asked.value(Signal.XID, uuid) for uuid in uuids])
+        await state.round(NOW + number)
+        found.append([state.value(Signal.XID, uuid) for uuid in uuids])
 
     assert found == [[0], [79], [0], [0, 0]]
-    assert asked.value(Signal.MEMORY_TOTAL, "GPU-2") == 1 << 20
+    assert state.value(Signal.MEMORY_TOTAL, "GPU-2") == 1 << 20
     sizes = [question for question in fake.questions if "FB_TOTAL" in question]
     assert len(sizes) == 2  # the first round, and the one with a new device
     assert any("XID_ERRORS{} > 0" in question for question in fake.questions)

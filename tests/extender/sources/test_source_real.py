@@ -15,7 +15,7 @@ from extender.settings.config import Prometheus
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.history import collect_past
 from extender.sources.prometheus.http import PrometheusClient
-from testkit.collecting import EXPORTER, Asked
+from testkit.collecting import EXPORTER, CollectorState
 from testkit.controlplane.process import ServerProcess
 from testkit.controlplane.scraping import Job, Pages, prometheus_process
 from testkit.controlplane.waiting import wait_for
@@ -102,20 +102,20 @@ class Scraped:
     pages: Pages
     url: str
 
-    async def ask(self, job: str, **values: object) -> Asked:
+    async def ask(self, job: str, **values: object) -> CollectorState:
         """Query until the job's series are there."""
-        asked = Asked(self.url, **{"selector": f'job=~"{job}"', **values})
+        state = CollectorState(self.url, **{"selector": f'job=~"{job}"', **values})
 
         async def has_answer() -> bool:
             # The second round knows the names; a late scrape hides all series until the next.
             for _ in range(2):
-                found = await asked.round(time.time())
-                if not (asked.rows or found.unmatched_series):
+                found = await state.round(time.time())
+                if not (state.rows or found.unmatched_series):
                     return False
             return True
 
         await wait_for(has_answer, f"series of {job}")
-        return asked
+        return state
 
 
 @pytest.fixture(scope="module")
@@ -139,16 +139,16 @@ async def client(scraped: Scraped) -> AsyncIterator[PrometheusClient]:
 
 @pytest.mark.parametrize("setup", SETUPS)
 async def test_each_way_to_scrape_gives_the_same_state(scraped: Scraped, setup: str) -> None:
-    asked = await scraped.ask(setup)
+    state = await scraped.ask(setup)
 
-    assert asked.found.failed == {}
-    assert [row.node for row in asked.rows] == ["gpu-h100-01"] * 8
-    assert {row.card_index for row in asked.rows} == set(range(8))
-    assert {row.model for row in asked.rows} == {"NVIDIA H100 80GB HBM3"}
-    assert {row.driver_version for row in asked.rows} == {"580.95.05"}
-    assert asked.value(Signal.GPU_UTILIZATION, H100) == pytest.approx(1.0)
-    assert asked.value(Signal.MEMORY_USED, H100) == 71344 << 20
-    assert asked.held() == {
+    assert state.found.failed == {}
+    assert [row.node for row in state.rows] == ["gpu-h100-01"] * 8
+    assert {row.card_index for row in state.rows} == set(range(8))
+    assert {row.model for row in state.rows} == {"NVIDIA H100 80GB HBM3"}
+    assert {row.driver_version for row in state.rows} == {"580.95.05"}
+    assert state.value(Signal.GPU_UTILIZATION, H100) == pytest.approx(1.0)
+    assert state.value(Signal.MEMORY_USED, H100) == 71344 << 20
+    assert state.held() == {
         **{str(index): ("team-llm/llama-ft-worker-0",) for index in range(4)},
         "4": ("serving/vllm-70b-6d5f9c7b8d-x2k4p",),
         "5": ("serving/triton-asr-0",),
@@ -158,59 +158,59 @@ async def test_each_way_to_scrape_gives_the_same_state(scraped: Scraped, setup: 
 async def test_setups_agree_in_every_value(scraped: Scraped) -> None:
     found = [await scraped.ask(setup) for setup in SETUPS]
 
-    def values(asked: Asked) -> dict[tuple[Signal, DeviceKey], float]:
+    def values(state: CollectorState) -> dict[tuple[Signal, DeviceKey], float]:
         return {
             (signal, row.key): float(value)
-            for signal, column in asked.found.columns.items()
-            for row, value in zip(asked.rows, column, strict=True)
+            for signal, column in state.found.columns.items()
+            for row, value in zip(state.rows, column, strict=True)
             if not np.isnan(value)
         }
 
     assert len(values(found[0])) >= 8 * 14
-    assert all(values(asked) == values(found[0]) for asked in found)
+    assert all(values(state) == values(found[0]) for state in found)
 
 
 async def test_replicas_of_prometheus_collapse(scraped: Scraped) -> None:
-    asked = await scraped.ask("replica-.*")
+    state = await scraped.ask("replica-.*")
 
-    assert len(asked.rows) == 8
-    assert asked.value(Signal.POWER, H100) < 1000
+    assert len(state.rows) == 8
+    assert state.value(Signal.POWER, H100) < 1000
 
 
 async def test_age_counts_from_the_scrape_minus_the_collection_interval(scraped: Scraped) -> None:
-    asked = await scraped.ask("plain")
+    state = await scraped.ask("plain")
 
-    age_seconds = time.time() - asked.found.measured_at
+    age_seconds = time.time() - state.found.measured_at
     assert (age_seconds >= 30).all()
     assert (age_seconds < 60).all()
 
 
 async def test_partitioned_and_whole_cards_may_be_mixed(scraped: Scraped) -> None:
-    asked = await scraped.ask("mig")
+    state = await scraped.ask("mig")
 
     card = "GPU-5f0d9a3e-11c2-46b7-8a0e-2b8e6d1c7f01"
-    assert sorted(row.gpu_instance_id for row in asked.rows) == ["", "1", "10", "5", "9"]
-    assert np.isnan(asked.value(Signal.GPU_UTILIZATION, card, "1"))
-    assert asked.value(Signal.GRAPHICS_ACTIVE, card, "1") == pytest.approx(0.402311)
-    assert asked.tenants[DeviceKey((card, "5"))] == ("ds/nb-alice-0",)
+    assert sorted(row.gpu_instance_id for row in state.rows) == ["", "1", "10", "5", "9"]
+    assert np.isnan(state.value(Signal.GPU_UTILIZATION, card, "1"))
+    assert state.value(Signal.GRAPHICS_ACTIVE, card, "1") == pytest.approx(0.402311)
+    assert state.tenants[DeviceKey((card, "5"))] == ("ds/nb-alice-0",)
 
 
 async def test_time_sliced_card_has_its_own_value_and_all_its_pods(scraped: Scraped) -> None:
-    asked = await scraped.ask("time-sliced")
+    state = await scraped.ask("time-sliced")
 
-    assert [row.node for row in asked.rows] == ["ip-10-0-31-7.ec2.internal"]
-    assert asked.value(Signal.GPU_UTILIZATION, T4) == pytest.approx(0.71)
-    assert asked.value(Signal.MEMORY_USED, T4) == 10812 << 20
-    assert asked.held() == {"4": ("dev/whisper-5d8b7c9d4-lq8zn", "dev/yolo-0", "ds/nb-bob-0")}
+    assert [row.node for row in state.rows] == ["ip-10-0-31-7.ec2.internal"]
+    assert state.value(Signal.GPU_UTILIZATION, T4) == pytest.approx(0.71)
+    assert state.value(Signal.MEMORY_USED, T4) == 10812 << 20
+    assert state.held() == {"4": ("dev/whisper-5d8b7c9d4-lq8zn", "dev/yolo-0", "ds/nb-bob-0")}
 
 
 @pytest.mark.parametrize("setup", ["time-sliced", "time-sliced-plain"])
 async def test_memory_by_pod_on_a_time_sliced_card_is_returned(
     scraped: Scraped, setup: str
 ) -> None:
-    asked = await scraped.ask(setup)
+    state = await scraped.ask(setup)
 
-    assert {(key[0], pod): held >> 20 for key, pod, held in asked.found.shares} == {
+    assert {(key[0], pod): held >> 20 for key, pod, held in state.found.shares} == {
         (T4, "dev/whisper-5d8b7c9d4-lq8zn"): 6912,
         (T4, "dev/yolo-0"): 2480,
         (T4, "ds/nb-bob-0"): 1410,
@@ -220,37 +220,37 @@ async def test_memory_by_pod_on_a_time_sliced_card_is_returned(
 async def test_series_with_the_whole_value_give_no_memory_by_pod(
     scraped: Scraped,
 ) -> None:
-    asked = await scraped.ask("unsplit")
+    state = await scraped.ask("unsplit")
 
-    assert asked.value(Signal.MEMORY_USED, T4) == 10812 << 20
-    assert not asked.found.shares
-    assert [key[0] for key in asked.found.divided] == [T4]  # its ids show that it is shared
-    assert asked.found.failed == {}
+    assert state.value(Signal.MEMORY_USED, T4) == 10812 << 20
+    assert not state.found.shares
+    assert [key[0] for key in state.found.divided] == [T4]  # its ids show that it is shared
+    assert state.found.failed == {}
 
 
 async def test_names_and_units_of_today_and_of_the_user(scraped: Scraped) -> None:
     row = {"signal": "power_watts", "unit": "milliwatts"}
 
-    asked = await scraped.ask("new-names", metrics={"my_power": row})
+    state = await scraped.ask("new-names", metrics={"my_power": row})
 
-    assert asked.value(Signal.GPU_UTILIZATION, "GPU-new") == pytest.approx(0.7)
-    assert asked.value(Signal.MEMORY_USED, "GPU-new") == 2 << 30
-    assert asked.value(Signal.MEMORY_TOTAL, "GPU-new") == 80 << 30
-    assert asked.value(Signal.POWER, "GPU-new") == 250
+    assert state.value(Signal.GPU_UTILIZATION, "GPU-new") == pytest.approx(0.7)
+    assert state.value(Signal.MEMORY_USED, "GPU-new") == 2 << 30
+    assert state.value(Signal.MEMORY_TOTAL, "GPU-new") == 80 << 30
+    assert state.value(Signal.POWER, "GPU-new") == 250
 
 
 async def test_both_generations_answer_one_query(scraped: Scraped) -> None:
-    asked = await scraped.ask("plain|new-names")
+    state = await scraped.ask("plain|new-names")
 
-    assert not np.isnan(asked.found.columns[Signal.GPU_UTILIZATION]).any()
-    assert not np.isnan(asked.found.columns[Signal.MEMORY_USED]).any()
+    assert not np.isnan(state.found.columns[Signal.GPU_UTILIZATION]).any()
+    assert not np.isnan(state.found.columns[Signal.MEMORY_USED]).any()
 
 
 async def test_blanks_are_missing_and_never_zero(scraped: Scraped) -> None:
-    asked = await scraped.ask("blanks")
+    state = await scraped.ask("blanks")
 
     present = {
-        signal for signal, column in asked.found.columns.items() if not np.isnan(column).all()
+        signal for signal, column in state.found.columns.items() if not np.isnan(column).all()
     }
     assert present == {Signal.XID}
 
@@ -259,32 +259,32 @@ async def test_blanks_are_missing_and_never_zero(scraped: Scraped) -> None:
     "job", ["Hostname", "hostname", "exported_hostname", "pod-name", "localhost", "node"]
 )
 async def test_node_is_found_by(scraped: Scraped, job: str) -> None:
-    asked = await scraped.ask(f"^{job}$")
+    state = await scraped.ask(f"^{job}$")
 
-    assert [row.node for row in asked.rows] == ["gpu-1"]
-    assert asked.found.unmatched_series == 0
+    assert [row.node for row in state.rows] == ["gpu-1"]
+    assert state.found.unmatched_series == 0
 
 
 async def test_a_removed_node_is_unmatched(scraped: Scraped) -> None:
-    asked = await scraped.ask("ghost")
+    state = await scraped.ask("ghost")
 
-    assert asked.rows == []
-    assert asked.found.unmatched_series == 1
-    assert 'node="ghost"' in asked.found.unmatched_example
+    assert state.rows == []
+    assert state.found.unmatched_series == 1
+    assert 'node="ghost"' in state.found.unmatched_example
 
 
 async def test_an_empty_scrape_removes_the_devices_until_the_next(
     scraped: Scraped,
 ) -> None:
-    asked = await scraped.ask("gap")
+    state = await scraped.ask("gap")
 
     async def has(count: int) -> bool:
-        await asked.round(time.time())
-        return len(asked.rows) == count
+        await state.round(time.time())
+        return len(state.rows) == count
 
     scraped.pages.text["gap"] = ""
     await wait_for(lambda: has(0), "devices gone")
-    assert asked.found.columns == {}
+    assert state.found.columns == {}
     scraped.pages.text["gap"] = pages()["gap"]
     await wait_for(lambda: has(1), "devices back")
 
@@ -305,27 +305,27 @@ async def test_past_is_read_by_a_range_query(scraped: Scraped, client: Prometheu
 
 
 async def test_an_invalid_selector_is_a_clear_error(scraped: Scraped) -> None:
-    asked = Asked(scraped.url, selector="job=")
+    state = CollectorState(scraped.url, selector="job=")
 
     with pytest.raises(PrometheusError, match=re.escape("check prometheus.selector")):
-        await asked.round(time.time())
+        await state.round(time.time())
 
 
 async def test_a_killed_prometheus_is_an_error_until_it_returns(scraped: Scraped) -> None:
-    asked = await scraped.ask("plain")
+    state = await scraped.ask("plain")
     scraped.process.kill()
 
     with pytest.raises(PrometheusError, match="is Prometheus running"):
-        await asked.round(time.time())
+        await state.round(time.time())
 
     await scraped.process.start()
 
     async def is_back() -> bool:
         try:
-            await asked.round(time.time())
+            await state.round(time.time())
         except PrometheusError:
             return False
-        return len(asked.rows) == 8
+        return len(state.rows) == 8
 
     await wait_for(is_back, "readings are back")
 
@@ -333,10 +333,10 @@ async def test_a_killed_prometheus_is_an_error_until_it_returns(scraped: Scraped
 async def test_only_rows_of_faults_are_parsed_in_unchanged_answers(
     scraped: Scraped, parsing: list[int]
 ) -> None:
-    asked = await scraped.ask("service-monitor")
+    state = await scraped.ask("service-monitor")
     parsing.clear()
 
-    await asked.round(time.time())
+    await state.round(time.time())
 
-    assert len(asked.rows) == 8
+    assert len(state.rows) == 8
     assert sorted(parsing) == [1, 2]  # two XIDs, and one card with remapped rows

@@ -17,7 +17,7 @@ from extender.sources.prometheus.common import PrometheusError, reduce_rows
 from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus.response_template import Vector
 from extender.sources.prometheus.rows import Recognized, parse_document, recognize_rows
-from testkit.collecting import NOW, Asked
+from testkit.collecting import NOW, CollectorState
 from testkit.fake_prometheus import FakePrometheus
 
 Labels = dict[str, str]
@@ -289,20 +289,20 @@ async def test_a_round_like_the_one_before_parses_no_rows(
         "XID": [({"UUID": "GPU-2"}, "79")],
         "GPU_UTIL": [({"UUID": "GPU-1"}, "40"), ({"UUID": "GPU-2"}, "60")],
     }
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
     for moment in (0, 10):
-        await asked.round(NOW + moment)
+        await state.round(NOW + moment)
     parsing.clear()
     compact.at = NOW + 20
     compact.rows["GPU_UTIL"] = [({"UUID": "GPU-1"}, "41"), ({"UUID": "GPU-2"}, "NaN")]
 
-    await asked.round(NOW + 20)
+    await state.round(NOW + 20)
 
     assert parsing == []
-    assert asked.value(Signal.GPU_UTILIZATION) == pytest.approx(0.41)
-    assert np.isnan(asked.value(Signal.GPU_UTILIZATION, "GPU-2"))
-    assert asked.value(Signal.XID, "GPU-2") == 79
-    assert asked.held() == {"1": ("ns/a",)}
+    assert state.value(Signal.GPU_UTILIZATION) == pytest.approx(0.41)
+    assert np.isnan(state.value(Signal.GPU_UTILIZATION, "GPU-2"))
+    assert state.value(Signal.XID, "GPU-2") == 79
+    assert state.held() == {"1": ("ns/a",)}
 
 
 async def test_unchanged_devices_are_not_parsed_again(
@@ -310,13 +310,13 @@ async def test_unchanged_devices_are_not_parsed_again(
 ) -> None:
     compact = Compact(fake)
     compact.rows = {"modelName": two_gpus()}
-    asked = Asked(fake.url)
-    await asked.round(NOW)
+    state = CollectorState(fake.url)
+    await state.round(NOW)
     parsing.clear()
     compact.at = NOW + 60
     compact.rows = {"modelName": two_gpus(f"{NOW + 55:.3f}")}
 
-    found = await asked.round(NOW + 60)
+    found = await state.round(NOW + 60)
 
     assert parsing == []
     assert (list(found.removed), list(found.added)) == ([], [])
@@ -324,7 +324,7 @@ async def test_unchanged_devices_are_not_parsed_again(
 
     compact.at = NOW + 120
     compact.rows = {"modelName": two_gpus(f"{NOW + 115:.3f}", node="gpu-h100-01")}
-    found = await asked.round(NOW + 120)
+    found = await state.round(NOW + 120)
 
     assert [row.node for row in found.added] == ["gpu-h100-01"] * 2
 
@@ -337,14 +337,14 @@ async def test_a_recognized_answer_with_a_warning_is_partial(
         "modelName": two_gpus(),
         "timestamp(": [({"UUID": f"GPU-{gpu}"}, f"{NOW:.3f}") for gpu in "12"],
     }
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
     for moment in (0, 10):
-        assert (await asked.round(NOW + moment)).partial_answers == 0
+        assert (await state.round(NOW + moment)).partial_answers == 0
     parsing.clear()
     fake.questions.clear()
     compact.others = {"warnings": ["a store is down"]}
 
-    found = await asked.round(NOW + 20)
+    found = await state.round(NOW + 20)
 
     assert parsing == []
     assert found.partial_answers == len(fake.questions)

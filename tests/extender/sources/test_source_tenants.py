@@ -5,7 +5,7 @@ import time
 import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
-from testkit.collecting import EXPORTER, NODES, NOW, PLAIN, Asked
+from testkit.collecting import EXPORTER, NODES, NOW, PLAIN, CollectorState
 from testkit.fake_prometheus import FakePrometheus, Series, read_sample, series, util
 
 
@@ -28,12 +28,12 @@ async def test_every_scrape_configuration_gives_the_same_tenants(
     fake.series = read_sample("h100_8x_partial_4.5.x.prom", target, honor_labels=honor_labels)
     if has_up:
         fake.series.append(_up(target))
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert len(asked.rows) == 8
-    assert asked.held() == {
+    assert len(state.rows) == 8
+    assert state.held() == {
         **{str(index): ("team-llm/llama-ft-worker-0",) for index in range(4)},
         "4": ("serving/vllm-70b-6d5f9c7b8d-x2k4p",),
         "5": ("serving/triton-asr-0",),
@@ -46,11 +46,11 @@ async def test_an_exporter_with_any_name_is_not_a_tenant(fake: FakePrometheus, n
     fake.series = [*read_sample("h100_8x_partial_4.5.x.prom", target, honor_labels=True)]
     if name not in NODES.exporter_pods:
         fake.series.append(_up(target))
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert sorted(asked.held()) == ["0", "1", "2", "3", "4", "5"]
+    assert sorted(state.held()) == ["0", "1", "2", "3", "4", "5"]
 
 
 async def test_exporters_with_the_usual_name_are_not_in_the_answer(
@@ -58,7 +58,7 @@ async def test_exporters_with_the_usual_name_are_not_in_the_answer(
 ) -> None:
     fake.series = read_sample("h100_8x_partial_4.5.x.prom", EXPORTER, honor_labels=False)
 
-    await Asked(fake.url).round(NOW)
+    await CollectorState(fake.url).round(NOW)
 
     (plain,) = (question for question in fake.questions if 'exported_pod=""' in question)
     assert list(fake._evaluate(plain)) == []
@@ -70,33 +70,33 @@ async def test_pods_of_an_old_exporter_are_found(fake: FakePrometheus) -> None:
             "dcgm_gpu_utilization", 5, uuid="GPU-1", node="gpu-1", pod_name="a", pod_namespace="ns"
         )
     ]
-    asked = Asked(fake.url)
+    state = CollectorState(fake.url)
 
-    await asked.round(NOW)
+    await state.round(NOW)
 
-    assert asked.held() == {"1": ("ns/a",)}
+    assert state.held() == {"1": ("ns/a",)}
 
 
 async def test_without_workloads_tenants_are_unknown(fake: FakePrometheus) -> None:
     fake.series = [util(0)]
 
-    assert (await Asked(fake.url).round(NOW)).tenants is None
+    assert (await CollectorState(fake.url).round(NOW)).tenants is None
 
 
 async def test_after_a_workload_was_seen_no_pods_means_all_idle(
     fake: FakePrometheus,
 ) -> None:
     fake.series = [util(0, pod="a", namespace="ns")]
-    asked = Asked(fake.url)
-    await asked.round(NOW)
-    assert asked.held() == {"1": ("ns/a",)}
+    state = CollectorState(fake.url)
+    await state.round(NOW)
+    assert state.held() == {"1": ("ns/a",)}
     fake.series = [util(0)]
 
-    found = await asked.round(NOW)
+    found = await state.round(NOW)
 
     assert found.tenants == {DeviceKey(("GPU-1", "")): ()}
-    assert (await asked.round(NOW)).tenants == {}
-    assert (await asked.round(NOW + 4000)).tenants is None
+    assert (await state.round(NOW)).tenants == {}
+    assert (await state.round(NOW + 4000)).tenants is None
 
 
 async def test_tenants_are_unknown_in_a_round_in_which_their_query_fails(
@@ -105,7 +105,7 @@ async def test_tenants_are_unknown_in_a_round_in_which_their_query_fails(
     fake.series = [util(0, pod="a", namespace="ns")]
     fake.failing = {"exported_pod!="}
 
-    found = await Asked(fake.url).round(NOW)
+    found = await CollectorState(fake.url).round(NOW)
 
     assert found.tenants is None
     assert "tenants" in found.failed
@@ -121,8 +121,8 @@ async def test_a_scrape_during_a_round_never_shows_load_without_its_pod(
 
     before, after = scraped(0, pod=""), scraped(90, pod="new")
     fake.series = before
-    asked = Asked(fake.url)
-    await asked.round(NOW)
+    state = CollectorState(fake.url)
+    await state.round(NOW)
     states: set[tuple[bool, bool]] = set()
 
     for moment in range(len(fake.questions)):
@@ -133,9 +133,9 @@ async def test_a_scrape_during_a_round_never_shows_load_without_its_pod(
                 fake.series = after
 
         fake.before_answer = scrape
-        await asked.round(NOW)
+        await state.round(NOW)
         signals = (Signal.GPU_UTILIZATION, Signal.MEMORY_USED, Signal.POWER)
-        states.add((any(asked.value(signal, "GPU-2") for signal in signals), "2" in asked.held()))
+        states.add((any(state.value(signal, "GPU-2") for signal in signals), "2" in state.held()))
 
     # A pod without load yet is fine: it is starting.
     assert states == {(False, False), (False, True), (True, True)}
@@ -149,7 +149,7 @@ async def test_tenants_are_newer_than_the_load_and_not_newer_than_their_query(
     fake.before_answer = lambda: arrived.append(time.monotonic())
 
     began = time.monotonic()
-    found = await Asked(fake.url).round(NOW)
+    found = await CollectorState(fake.url).round(NOW)
 
     def arrival(text: str) -> float:
         return arrived[next(n for n, query in enumerate(fake.questions) if text in query)]
@@ -167,7 +167,7 @@ async def test_a_hanging_metric_does_not_cost_the_tenants(
     fake.series = [util(0, pod="a", namespace="ns"), series(hanging, 70, UUID="GPU-1")]
     fake.hanging = {f"({hanging}"}
 
-    found = await Asked(fake.url, timeout_seconds=2, round_timeout_seconds=2).round(NOW)
+    found = await CollectorState(fake.url, timeout_seconds=2, round_timeout_seconds=2).round(NOW)
 
     assert set(found.failed) == {hanging}
     assert found.tenants == {DeviceKey(("GPU-1", "")): ("ns/a",)}

@@ -15,14 +15,14 @@ from extender.sources.agents.refusal import AgentRefusal, RefusedError
 from extender.sources.agents.tokens import TokenReviewer
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
-from testkit.agent.desk import (
+from testkit.agent.report_server import (
     FLEET_CLOCK,
-    Desk,
-    desk_with,
+    ReportServer,
+    connected,
     eventually,
     farewell,
-    granted,
-    raw,
+    raw_connection,
+    report_server,
     request,
     settings,
     two_nodes,
@@ -39,8 +39,8 @@ def fleet() -> SimulatedFleet:
 # --- refused agents -------------------------------------------------------------------------------
 
 
-async def refused_with(desk: Desk, text: str | None) -> tuple[int, str]:
-    reader, _writer = await raw(desk, request(text))
+async def refused_with(server: ReportServer, text: str | None) -> tuple[int, str]:
+    reader, _writer = await raw_connection(server, request(text))
     async with asyncio.timeout(30):
         answer = await reader.read()
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -48,20 +48,20 @@ async def refused_with(desk: Desk, text: str | None) -> tuple[int, str]:
 
 
 async def test_a_request_without_a_token_is_refused(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        status, text = await refused_with(desk, None)
+    async with report_server(tmp_path) as server:
+        status, text = await refused_with(server, None)
 
-        assert (status, desk.refused(AgentRefusal.NO_TOKEN)) == (401, 1)
+        assert (status, server.refused(AgentRefusal.NO_TOKEN)) == (401, 1)
         assert "no token" in text
-        assert desk.reviews.asked == []
+        assert server.reviews.asked == []
 
 
 async def test_a_request_sent_byte_by_byte_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "REQUEST_TIMEOUT_SECONDS", 0.2)
-    async with desk_with(tmp_path) as desk:
-        reader, writer = await raw(desk, b"GET / HTTP/1.1\r\nX: ")
+    async with report_server(tmp_path) as server:
+        reader, writer = await raw_connection(server, b"GET / HTTP/1.1\r\nX: ")
 
         async def drip() -> None:
             with contextlib.suppress(ConnectionError):
@@ -75,37 +75,37 @@ async def test_a_request_sent_byte_by_byte_times_out(
                 assert b"no request in time" in await reader.read()
         dripping.cancel()
 
-        assert desk.refused(AgentRefusal.SILENT) == 1
+        assert server.refused(AgentRefusal.SILENT) == 1
 
 
 async def test_a_token_for_another_audience_is_refused_without_a_review(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        status, text = await refused_with(desk, token("gpu-1", audience="vault"))
+    async with report_server(tmp_path) as server:
+        status, text = await refused_with(server, token("gpu-1", audience="vault"))
 
-        assert (status, desk.refused(AgentRefusal.WRONG_AUDIENCE)) == (401, 1)
+        assert (status, server.refused(AgentRefusal.WRONG_AUDIENCE)) == (401, 1)
         assert "'idlegpu-extender'" in text
-        assert desk.reviews.asked == []
+        assert server.reviews.asked == []
 
 
 async def test_a_token_of_another_account_is_refused(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
+    async with report_server(tmp_path) as server:
         other = token("gpu-1", account="system:serviceaccount:default:default")
-        status, text = await refused_with(desk, other)
+        status, text = await refused_with(server, other)
 
-        assert (status, desk.refused(AgentRefusal.WRONG_ACCOUNT)) == (403, 1)
+        assert (status, server.refused(AgentRefusal.WRONG_ACCOUNT)) == (403, 1)
         assert "default:default" in text
 
 
 async def test_claims_of_a_token_are_not_trusted(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
+    async with report_server(tmp_path) as server:
         forged = token("gpu-1")
-        desk.reviews.answers[forged] = {"authenticated": False, "error": "bad signature"}
-        status, text = await refused_with(desk, forged)
-        again, _ = await refused_with(desk, forged)
+        server.reviews.answers[forged] = {"authenticated": False, "error": "bad signature"}
+        status, text = await refused_with(server, forged)
+        again, _ = await refused_with(server, forged)
 
-        assert (status, again, desk.refused(AgentRefusal.BAD_TOKEN)) == (401, 401, 2)
+        assert (status, again, server.refused(AgentRefusal.BAD_TOKEN)) == (401, 401, 2)
         assert "bad signature" in text
-        assert desk.reviews.asked == [forged]  # a refused token is not reviewed again at once
+        assert server.reviews.asked == [forged]  # a refused token is not reviewed again at once
 
 
 @pytest.mark.parametrize(
@@ -123,63 +123,63 @@ async def test_claims_of_a_token_are_not_trusted(tmp_path: Path) -> None:
 async def test_the_api_servers_review_decides(
     tmp_path: Path, answer: dict[str, object], refusal: AgentRefusal
 ) -> None:
-    async with desk_with(tmp_path) as desk:
+    async with report_server(tmp_path) as server:
         given = token("gpu-1")
         good = {
             "authenticated": True,
             "audiences": ["idlegpu-extender"],
             "user": {"username": "system:serviceaccount:idlegpu-agent:idlegpu-agent"},
         }
-        desk.reviews.answers[given] = {**good, **answer}
-        await refused_with(desk, given)
+        server.reviews.answers[given] = {**good, **answer}
+        await refused_with(server, given)
 
-        assert desk.refused(refusal) == 1
+        assert server.refused(refusal) == 1
 
 
 async def test_a_token_bound_to_a_pod_belongs_to_the_pods_node(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        desk.reviews.has_nodes = False
+    async with report_server(tmp_path) as server:
+        server.reviews.has_nodes = False
         path = "/api/v1/namespaces/idlegpu-agent/pods/agent-gpu-1"
-        desk.reviews.pods[path] = {
+        server.reviews.pods[path] = {
             "metadata": {"uid": "uid-gpu-1"},
             "spec": {"nodeName": "gpu-2"},
         }
-        reader, writer = await granted(desk)
+        reader, writer = await connected(server)
         writer.write(frame(update("gpu-1")))
 
         assert "from node 'gpu-1', the token from 'gpu-2'" in await farewell(reader)
-        assert desk.refused(AgentRefusal.WRONG_NODE) == 1
+        assert server.refused(AgentRefusal.WRONG_NODE) == 1
 
 
 async def test_a_token_of_a_replaced_pod_is_refused(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        desk.reviews.has_nodes = False
+    async with report_server(tmp_path) as server:
+        server.reviews.has_nodes = False
         path = "/api/v1/namespaces/idlegpu-agent/pods/agent-gpu-1"
-        desk.reviews.pods[path] = {"metadata": {"uid": "new"}, "spec": {"nodeName": "gpu-1"}}
-        status, text = await refused_with(desk, token("gpu-1"))
+        server.reviews.pods[path] = {"metadata": {"uid": "new"}, "spec": {"nodeName": "gpu-1"}}
+        status, text = await refused_with(server, token("gpu-1"))
 
-        assert (status, desk.refused(AgentRefusal.NOT_BOUND)) == (403, 1)
+        assert (status, server.refused(AgentRefusal.NOT_BOUND)) == (403, 1)
         assert "is not on a node" in text
 
 
 async def test_a_report_with_another_nodes_name_is_refused(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        reader, writer = await granted(desk, "gpu-1")
+    async with report_server(tmp_path) as server:
+        reader, writer = await connected(server, "gpu-1")
         writer.write(frame(update("gpu-2")))
 
         assert "the report is from node 'gpu-2'" in await farewell(reader)
-        assert desk.refused(AgentRefusal.WRONG_NODE) == 1
-        assert desk.source.status().reports == 0
+        assert server.refused(AgentRefusal.WRONG_NODE) == 1
+        assert server.source.status().reports == 0
 
 
 async def test_a_failed_review_is_retried(tmp_path: Path, fleet: SimulatedFleet) -> None:
-    async with desk_with(tmp_path) as desk:
-        desk.reviews.is_down = True
-        async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file):
-            await eventually(lambda: desk.refused(AgentRefusal.NOT_REVIEWED))
-            assert desk.readings == []
-            desk.reviews.is_down = False
-            await eventually(lambda: desk.of("gpu-1"))
+    async with report_server(tmp_path) as server:
+        server.reviews.is_down = True
+        async with run_agents(fleet, ["gpu-1"], server.service, server.token_file):
+            await eventually(lambda: server.refused(AgentRefusal.NOT_REVIEWED))
+            assert server.readings == []
+            server.reviews.is_down = False
+            await eventually(lambda: server.readings_of("gpu-1"))
 
 
 # --- broken or hostile senders --------------------------------------------------------------------
@@ -203,15 +203,15 @@ async def test_a_failed_review_is_retried(tmp_path: Path, fleet: SimulatedFleet)
     ],
 )
 async def test_an_invalid_report_ends_only_its_own_connection(tmp_path: Path, bad: bytes) -> None:
-    async with desk_with(tmp_path) as desk:
-        _, good = await granted(desk, "gpu-2")
-        reader, writer = await granted(desk, "gpu-1")
+    async with report_server(tmp_path) as server:
+        _, good = await connected(server, "gpu-2")
+        reader, writer = await connected(server, "gpu-1")
         writer.write(bad)
 
         assert await farewell(reader)
-        assert desk.refused(AgentRefusal.BAD_REPORT) == 1
+        assert server.refused(AgentRefusal.BAD_REPORT) == 1
         good.write(frame(update("gpu-2")))
-        await eventually(lambda: desk.of("gpu-2"))
+        await eventually(lambda: server.readings_of("gpu-2"))
 
 
 def with_body(header: str) -> bytes:
@@ -230,55 +230,55 @@ def with_body(header: str) -> bytes:
     ],
 )
 async def test_anything_but_an_upgrade_request_is_refused(tmp_path: Path, bad: bytes) -> None:
-    async with desk_with(tmp_path) as desk:
-        reader, _writer = await raw(desk, bad)
+    async with report_server(tmp_path) as server:
+        reader, _writer = await raw_connection(server, bad)
         async with asyncio.timeout(30):
             answer = await reader.read()
 
         assert answer.startswith(b"HTTP/1.1 400 ")
-        assert desk.refused(AgentRefusal.BAD_REQUEST) == 1
+        assert server.refused(AgentRefusal.BAD_REQUEST) == 1
 
 
 async def test_updates_directly_after_the_request_are_accepted(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        _, _writer = await raw(desk, request(token("gpu-1")) + frame(update()))
+    async with report_server(tmp_path) as server:
+        _, _writer = await raw_connection(server, request(token("gpu-1")) + frame(update()))
 
-        await eventually(lambda: desk.of("gpu-1"))
+        await eventually(lambda: server.readings_of("gpu-1"))
 
 
 async def test_an_update_sent_byte_by_byte_is_accepted(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        _, writer = await granted(desk)
+    async with report_server(tmp_path) as server:
+        _, writer = await connected(server)
         for byte in frame(update()):
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0)
 
-        await eventually(lambda: desk.of("gpu-1"))
+        await eventually(lambda: server.readings_of("gpu-1"))
 
 
 async def test_a_flooding_agent_is_read_no_faster_than_batches(tmp_path: Path) -> None:
-    async with desk_with(tmp_path, batch_seconds=0.1) as desk:
-        _, writer = await granted(desk)
+    async with report_server(tmp_path, batch_seconds=0.1) as server:
+        _, writer = await connected(server)
         again = frame(update(layout=None, values=bytes(8)))
         writer.write(frame(update()))
         writer.write(b"".join([again] * 200_000))
         begun = asyncio.get_running_loop().time()
-        await eventually(lambda: desk.source.status().reports > 3 * MAX_UPDATES)
+        await eventually(lambda: server.source.status().reports > 3 * MAX_UPDATES)
 
         batches = (asyncio.get_running_loop().time() - begun) / 0.1 + 2
-        assert desk.source.status().reports <= batches * MAX_UPDATES
+        assert server.source.status().reports <= batches * MAX_UPDATES
         assert writer.transport.get_write_buffer_size() > 1 << 20  # the data waits at the sender
 
 
 async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
-    async with desk_with(tmp_path, max_connections=1) as desk:
-        await granted(desk)
-        reader, _ = await raw(desk, request(token("gpu-2")))
+    async with report_server(tmp_path, max_connections=1) as server:
+        await connected(server)
+        reader, _ = await raw_connection(server, request(token("gpu-2")))
 
         with contextlib.suppress(ConnectionError):  # unread data resets the connection
             assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
-        assert desk.refused(AgentRefusal.BUSY) == 1
+        assert server.refused(AgentRefusal.BUSY) == 1
 
 
 async def test_forged_tokens_do_not_block_agents_of_other_addresses(
@@ -316,22 +316,22 @@ async def test_too_many_waiting_reviews_of_an_address_are_refused(
 
 
 async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        _, writer = await granted(desk)
+    async with report_server(tmp_path) as server:
+        _, writer = await connected(server)
         said = msgspec.to_builtins(update(values=bytes(16)), builtin_types=(bytes,))
         said["layout"]["rows"] = ["aura", "power_watts"]
         said["mood"] = {"of": "the node"}
         content = msgspec.msgpack.encode(said)
         writer.write(len(content).to_bytes(LENGTH_BYTES, "big") + content)
 
-        await eventually(lambda: desk.of("gpu-1"))
-        assert desk.values("gpu-1", Signal.POWER) == [0.0]
-        assert set(desk.of("gpu-1")[-1].columns) == {Signal.POWER}
+        await eventually(lambda: server.readings_of("gpu-1"))
+        assert server.values("gpu-1", Signal.POWER) == [0.0]
+        assert set(server.readings_of("gpu-1")[-1].columns) == {Signal.POWER}
 
 
 async def test_an_unsupported_version_is_named(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        reader, writer = await granted(desk)
+    async with report_server(tmp_path) as server:
+        reader, writer = await connected(server)
         said = msgspec.to_builtins(update(), builtin_types=(bytes,)) | {"version": 99}
         content = msgspec.msgpack.encode(said)
         writer.write(len(content).to_bytes(LENGTH_BYTES, "big") + content)

@@ -11,13 +11,13 @@ from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import REPORTS, run_agents
 from simulation.devices import PodRef
 from simulation.fleet import SimulatedFleet
-from testkit.agent.desk import (
+from testkit.agent.report_server import (
     FLEET_CLOCK,
     NAMES,
-    desk_with,
+    connected,
     eventually,
     farewell,
-    granted,
+    report_server,
     two_nodes,
     update,
 )
@@ -32,14 +32,16 @@ def fleet() -> SimulatedFleet:
 async def test_readings_of_every_device_arrive(tmp_path: Path, fleet: SimulatedFleet) -> None:
     fleet.set_utilization("gpu-2", 1, 0.75)
     async with (
-        desk_with(tmp_path) as desk,
-        run_agents(fleet, NAMES, desk.service, desk.token_file),
+        report_server(tmp_path) as server,
+        run_agents(fleet, NAMES, server.service, server.token_file),
     ):
-        await eventually(lambda: all(desk.of(name) for name in NAMES))
+        await eventually(lambda: all(server.readings_of(name) for name in NAMES))
 
-        assert desk.values("gpu-2", Signal.GRAPHICS_ACTIVE) == [0.0, 0.75]
-        assert desk.values("gpu-1", Signal.GRAPHICS_ACTIVE) == [0.0, 0.0]
-        (info, _) = (info for info in desk.of("gpu-1")[-1].devices if info.node == "gpu-1")
+        assert server.values("gpu-2", Signal.GRAPHICS_ACTIVE) == [0.0, 0.75]
+        assert server.values("gpu-1", Signal.GRAPHICS_ACTIVE) == [0.0, 0.0]
+        (info, _) = (
+            info for info in server.readings_of("gpu-1")[-1].devices if info.node == "gpu-1"
+        )
         assert (info.uuid, info.index) == (fleet.card("gpu-1", 0).uuid, 0)
 
 
@@ -48,19 +50,19 @@ async def test_a_change_is_delivered_at_once_and_unchanged_values_periodically(
 ) -> None:
     slow = replace(REPORTS, heartbeat_seconds=600.0)
     async with (
-        desk_with(tmp_path) as desk,
-        run_agents(fleet, ["gpu-1"], desk.service, desk.token_file, reports=slow),
+        report_server(tmp_path) as server,
+        run_agents(fleet, ["gpu-1"], server.service, server.token_file, reports=slow),
     ):
-        await eventually(lambda: desk.of("gpu-1"))
-        before = desk.source.status().reports
+        await eventually(lambda: server.readings_of("gpu-1"))
+        before = server.source.status().reports
         fleet.set_utilization("gpu-1", 0, 0.9)
-        await eventually(lambda: desk.values("gpu-1", Signal.GRAPHICS_ACTIVE) == [0.9, 0.0])
+        await eventually(lambda: server.values("gpu-1", Signal.GRAPHICS_ACTIVE) == [0.9, 0.0])
 
-        last = desk.of("gpu-1")[-1].own
+        last = server.readings_of("gpu-1")[-1].own
         assert last is not None
         assert "gpu-1" in last.news
         # The second report still has use on a device that no pod holds.
-        await eventually(lambda: desk.source.status().reports == before + 2)
+        await eventually(lambda: server.source.status().reports == before + 2)
 
 
 async def test_pods_that_hold_a_device_arrive_with_their_uids(
@@ -68,12 +70,12 @@ async def test_pods_that_hold_a_device_arrive_with_their_uids(
 ) -> None:
     fleet.place(PodRef(namespace="ml", name="a", uid="u-1"), "gpu-1", "nvidia.com/gpu")
     async with (
-        desk_with(tmp_path) as desk,
-        run_agents(fleet, ["gpu-1"], desk.service, desk.token_file),
+        report_server(tmp_path) as server,
+        run_agents(fleet, ["gpu-1"], server.service, server.token_file),
     ):
-        await eventually(lambda: desk.of("gpu-1"))
+        await eventually(lambda: server.readings_of("gpu-1"))
 
-        own = desk.of("gpu-1")[-1].own
+        own = server.readings_of("gpu-1")[-1].own
         assert own is not None
         holders = own.holders["gpu-1"]
         assert holders is not None
@@ -84,81 +86,81 @@ async def test_pods_that_hold_a_device_arrive_with_their_uids(
 async def test_reports_of_an_unknown_node_count_once_the_node_is_known(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
-    async with desk_with(tmp_path) as desk:
-        desk.known.clear()
-        async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file):
-            await eventually(lambda: desk.source.status().unknown_nodes == 1)
-            assert desk.readings == []
-            desk.known.add("gpu-1")
-            await eventually(lambda: desk.of("gpu-1"))
-            assert desk.source.status().unknown_nodes == 0
+    async with report_server(tmp_path) as server:
+        server.known.clear()
+        async with run_agents(fleet, ["gpu-1"], server.service, server.token_file):
+            await eventually(lambda: server.source.status().unknown_nodes == 1)
+            assert server.readings == []
+            server.known.add("gpu-1")
+            await eventually(lambda: server.readings_of("gpu-1"))
+            assert server.source.status().unknown_nodes == 0
 
 
 async def test_a_token_is_reviewed_once_and_read_again_for_each_connection(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
-    async with desk_with(tmp_path, silence_seconds=2) as desk:  # noqa: SIM117 - one needs the other
-        async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file) as agents:
-            await eventually(lambda: desk.of("gpu-1"))
+    async with report_server(tmp_path, silence_seconds=2) as server:  # noqa: SIM117 - one needs the other
+        async with run_agents(fleet, ["gpu-1"], server.service, server.token_file) as agents:
+            await eventually(lambda: server.readings_of("gpu-1"))
             agents["gpu-1"].is_dumb = True
-            await eventually(lambda: desk.refused(AgentRefusal.SILENT) >= 1)
+            await eventually(lambda: server.refused(AgentRefusal.SILENT) >= 1)
             agents["gpu-1"].is_dumb = False
-            before = len(desk.readings)
-            await eventually(lambda: len(desk.readings) > before)
-            assert len(desk.reviews.asked) == 1
+            before = len(server.readings)
+            await eventually(lambda: len(server.readings) > before)
+            assert len(server.reviews.asked) == 1
 
             new = token("gpu-1", expires_at=FLEET_CLOCK() + 7200)
-            desk.token_file("gpu-1", new)
+            server.token_file("gpu-1", new)
             agents["gpu-1"].is_dumb = True
-            await eventually(lambda: desk.refused(AgentRefusal.SILENT) >= 2)
+            await eventually(lambda: server.refused(AgentRefusal.SILENT) >= 2)
             agents["gpu-1"].is_dumb = False
-            await eventually(lambda: desk.reviews.asked[1:] == [new])
+            await eventually(lambda: server.reviews.asked[1:] == [new])
 
 
 async def test_a_connection_is_replaced_before_its_token_expires(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
-    async with desk_with(tmp_path) as desk:
+    async with report_server(tmp_path) as server:
         short = token("gpu-1", expires_at=FLEET_CLOCK() + 3)
         async with run_agents(
-            fleet, ["gpu-1"], desk.service, lambda node: desk.token_file(node, short)
+            fleet, ["gpu-1"], server.service, lambda node: server.token_file(node, short)
         ):
-            await eventually(lambda: desk.of("gpu-1"))
-            desk.token_file("gpu-1")
-            await eventually(lambda: len(desk.reviews.asked) == 2)
+            await eventually(lambda: server.readings_of("gpu-1"))
+            server.token_file("gpu-1")
+            await eventually(lambda: len(server.reviews.asked) == 2)
 
-        assert desk.refused(AgentRefusal.EXPIRED) == 0
+        assert server.refused(AgentRefusal.EXPIRED) == 0
 
 
 async def test_a_newer_connection_of_a_node_replaces_the_older_one(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        first, _ = await granted(desk)
-        _, writer = await granted(desk)
+    async with report_server(tmp_path) as server:
+        first, _ = await connected(server)
+        _, writer = await connected(server)
 
         assert "another connection" in await farewell(first)
         writer.write(frame(update()))
-        await eventually(lambda: desk.source.status().reports == 1)
-        assert desk.source.status().agents == 1
+        await eventually(lambda: server.source.status().reports == 1)
+        assert server.source.status().agents == 1
 
 
 async def test_memory_that_pods_use_on_shared_devices_is_delivered(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        _, writer = await granted(desk)
+    async with report_server(tmp_path) as server:
+        _, writer = await connected(server)
 
         writer.write(frame(update()))
         writer.write(frame(update(shares=((0, "uid-a", 5), (0, "uid-b", 7)))))
-        await eventually(lambda: desk.source.status().reports == 2)
+        await eventually(lambda: server.source.status().reports == 2)
 
         key = ("GPU-1", "")
-        assert desk.shares == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
+        assert server.shares == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
 
 
 async def test_shares_that_kubelets_offer_are_delivered(tmp_path: Path) -> None:
-    async with desk_with(tmp_path) as desk:
-        _, writer = await granted(desk)
+    async with report_server(tmp_path) as server:
+        _, writer = await connected(server)
 
         def offered() -> list[dict[str, int]]:
-            owns = (one.own for one in desk.of("gpu-1"))
+            owns = (one.own for one in server.readings_of("gpu-1"))
             return [dict(own.replicas["gpu-1"]) for own in owns if own and own.replicas]
 
         parts = (Part(uuid="GPU-1", replicas=4), Part(uuid="GPU-2", replicas=-1))
@@ -168,10 +170,10 @@ async def test_shares_that_kubelets_offer_are_delivered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [(1, "uid", 5), (-1, "uid", 5), (0, "uid", -5)])
 async def test_invalid_shares_are_refused(tmp_path: Path, share: tuple[int, str, int]) -> None:
-    async with desk_with(tmp_path) as desk:
-        reader, writer = await granted(desk)
+    async with report_server(tmp_path) as server:
+        reader, writer = await connected(server)
 
         writer.write(frame(update(shares=(share,))))
 
         assert "1 shares of memory: must be at most" in await farewell(reader)
-        assert desk.refused(AgentRefusal.BAD_REPORT) == 1
+        assert server.refused(AgentRefusal.BAD_REPORT) == 1

@@ -19,7 +19,7 @@ from extender.server import tls as tls_module
 from extender.server.tls import ServerContext, TlsError, follow_certificate
 from extender.sources.agents.refusal import AgentRefusal
 from simulation.agents import REPORTS, run_agents
-from testkit.agent.desk import NAMES, Desk, desk_with, eventually, two_nodes
+from testkit.agent.report_server import NAMES, ReportServer, eventually, report_server, two_nodes
 from testkit.certificates import issue, reissue
 from testkit.controlplane.waiting import wait_for
 
@@ -49,16 +49,16 @@ def over_tls(folder: Path, **changes: Any) -> ReportOptions:
 
 
 @asynccontextmanager
-async def taking(tmp_path: Path, folder: Path) -> AsyncIterator[Desk]:
+async def taking(tmp_path: Path, folder: Path) -> AsyncIterator[ReportServer]:
     """Receive reports over TLS, with a certificate that is reloaded."""
     certificate = followed(folder)
-    source_manager = asyncio.create_task(certificate.run(), name="certificate")
+    watched_cluster = asyncio.create_task(certificate.run(), name="certificate")
     try:
-        async with desk_with(tmp_path, tls=certificate.context) as desk:
-            yield desk
+        async with report_server(tmp_path, tls=certificate.context) as server:
+            yield server
     finally:
-        source_manager.cancel()
-        await asyncio.wait([source_manager])
+        watched_cluster.cancel()
+        await asyncio.wait([watched_cluster])
 
 
 def causes(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -72,12 +72,12 @@ def causes(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_reports_arrive_over_tls(tmp_path: Path, folder: Path) -> None:
     async with (
-        taking(tmp_path, folder) as desk,
-        run_agents(two_nodes(), NAMES, desk.service, desk.token_file, reports=over_tls(folder)),
+        taking(tmp_path, folder) as server,
+        run_agents(two_nodes(), NAMES, server.service, server.token_file, reports=over_tls(folder)),
     ):
-        await eventually(lambda: all(desk.of(name) for name in NAMES))
+        await eventually(lambda: all(server.readings_of(name) for name in NAMES))
 
-        assert len(desk.reviews.asked) == len(NAMES)
+        assert len(server.reviews.asked) == len(NAMES)
 
 
 async def test_an_extender_with_another_ca_gets_no_token_and_the_agent_logs_why(
@@ -86,12 +86,12 @@ async def test_an_extender_with_another_ca_gets_no_token_and_the_agent_logs_why(
     issue(tmp_path / "another")
     reports = over_tls(tmp_path / "another")
     async with (
-        taking(tmp_path, folder) as desk,
-        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=reports),
+        taking(tmp_path, folder) as server,
+        run_agents(two_nodes(), ["gpu-1"], server.service, server.token_file, reports=reports),
     ):
         await eventually(lambda: causes(caplog))
 
-        assert desk.reviews.asked == []
+        assert server.reviews.asked == []
         assert "certificate is not trusted" in causes(caplog)[0]
         assert f"reports.ca_file ({reports.ca_file}) must contain its CA" in causes(caplog)[0]
 
@@ -100,16 +100,16 @@ async def test_a_certificate_must_have_the_services_name_or_the_configured_one(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = partial(run_agents, two_nodes(), ["gpu-1"])
-    async with taking(tmp_path, folder) as desk:
+    async with taking(tmp_path, folder) as server:
         stranger = over_tls(folder, server_name="idlegpu-agents.elsewhere.svc")
-        async with start(desk.service, desk.token_file, reports=stranger):
+        async with start(server.service, server.token_file, reports=stranger):
             await eventually(lambda: causes(caplog))
-        assert desk.reviews.asked == []
+        assert server.reviews.asked == []
         assert "reports.server_name (idlegpu-agents.elsewhere.svc)" in causes(caplog)[0]
 
         named = over_tls(folder, server_name="localhost")
-        async with start(desk.service, desk.token_file, reports=named):
-            await eventually(lambda: desk.of("gpu-1"))
+        async with start(server.service, server.token_file, reports=named):
+            await eventually(lambda: server.readings_of("gpu-1"))
 
 
 async def test_a_ca_file_that_appears_later_is_used_for_the_next_connection(
@@ -118,38 +118,40 @@ async def test_a_ca_file_that_appears_later_is_used_for_the_next_connection(
     later = tmp_path / "later.crt"
     reports = replace(REPORTS, ca_file=str(later))
     async with (
-        taking(tmp_path, folder) as desk,
-        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=reports),
+        taking(tmp_path, folder) as server,
+        run_agents(two_nodes(), ["gpu-1"], server.service, server.token_file, reports=reports),
     ):
         await eventually(lambda: causes(caplog))
         assert f"cannot use reports.ca_file {later}" in causes(caplog)[0]
 
         shutil.copy(ca_of(folder), later)
-        await eventually(lambda: desk.of("gpu-1"))
+        await eventually(lambda: server.readings_of("gpu-1"))
 
 
 async def test_an_agent_without_tls_cannot_report_to_a_tls_port(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        taking(tmp_path, folder) as desk,
-        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file),
+        taking(tmp_path, folder) as server,
+        run_agents(two_nodes(), ["gpu-1"], server.service, server.token_file),
     ):
         await eventually(lambda: causes(caplog))
 
-        assert desk.reviews.asked == []
+        assert server.reviews.asked == []
 
 
 async def test_an_agent_with_tls_logs_that_the_extender_has_none(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        desk_with(tmp_path) as desk,
-        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=over_tls(folder)),
+        report_server(tmp_path) as server,
+        run_agents(
+            two_nodes(), ["gpu-1"], server.service, server.token_file, reports=over_tls(folder)
+        ),
     ):
         await eventually(lambda: causes(caplog))
 
-        assert desk.reviews.asked == []
+        assert server.reviews.asked == []
         assert "does the extender serve reports over TLS (agents.cert_file)?" in causes(caplog)[0]
 
 
@@ -169,35 +171,37 @@ async def replace_under_load(tmp_path: Path, folder: Path) -> None:
     files = issue(folder)
     busy = over_tls(folder, heartbeat_seconds=0.0)
     async with (
-        taking(tmp_path, folder) as desk,
+        taking(tmp_path, folder) as server,
         run_agents(
-            two_nodes(), NAMES, desk.service, desk.token_file, reports=busy, period_seconds=0.02
+            two_nodes(), NAMES, server.service, server.token_file, reports=busy, period_seconds=0.02
         ),
     ):
-        await eventually(lambda: all(desk.of(name) for name in NAMES))
-        seen = [await shown_by(desk, folder)]
+        await eventually(lambda: all(server.readings_of(name) for name in NAMES))
+        seen = [await shown_by(server, folder)]
         for _ in range(5):
             reissue(folder, files)
-            await wait_for(partial(is_another, desk, folder, seen), "the new certificate is shown")
-            expected = desk.source.status().reports + 20
-            await eventually(lambda: desk.source.status().reports >= expected)  # noqa: B023 - waited for
+            await wait_for(
+                partial(is_another, server, folder, seen), "the new certificate is shown"
+            )
+            expected = server.source.status().reports + 20
+            await eventually(lambda: server.source.status().reports >= expected)  # noqa: B023 - waited for
 
         assert len(set(seen)) == 6
-        assert desk.source.status().agents == len(NAMES)
-        assert not any(desk.source.status().refused.values())
+        assert server.source.status().agents == len(NAMES)
+        assert not any(server.source.status().refused.values())
 
 
-async def is_another(desk: Desk, folder: Path, seen: list[bytes]) -> bool:
+async def is_another(server: ReportServer, folder: Path, seen: list[bytes]) -> bool:
     """Return whether a new connection gets another certificate than the last one."""
-    shown = await shown_by(desk, folder)
+    shown = await shown_by(server, folder)
     if shown == seen[-1]:
         return False
     seen.append(shown)
     return True
 
 
-async def shown_by(desk: Desk, folder: Path) -> bytes:
-    host, port = desk.settings.address
+async def shown_by(server: ReportServer, folder: Path) -> bytes:
+    host, port = server.settings.address
     context = ssl.create_default_context(cafile=ca_of(folder))
     _, writer = await asyncio.open_connection(host, port, ssl=context)
     try:
@@ -210,17 +214,17 @@ async def shown_by(desk: Desk, folder: Path) -> bytes:
 async def test_an_invalid_certificate_is_logged_and_the_old_one_stays(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with taking(tmp_path, folder) as desk:
-        before = await shown_by(desk, folder)
+    async with taking(tmp_path, folder) as server:
+        before = await shown_by(server, folder)
         (folder / "extender" / "tls.key").write_text("nonsense")
         await eventually(lambda: "cannot use new certificates" in caplog.messages)
 
-        assert await shown_by(desk, folder) == before
+        assert await shown_by(server, folder) == before
         async with run_agents(
-            two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=over_tls(folder)
+            two_nodes(), ["gpu-1"], server.service, server.token_file, reports=over_tls(folder)
         ):
-            await eventually(lambda: desk.of("gpu-1"))
-        assert desk.refused(AgentRefusal.BAD_REQUEST) == 0
+            await eventually(lambda: server.readings_of("gpu-1"))
+        assert server.refused(AgentRefusal.BAD_REQUEST) == 0
 
 
 def test_invalid_certificate_files_are_named_at_start(tmp_path: Path) -> None:

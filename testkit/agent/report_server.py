@@ -59,7 +59,7 @@ class Fleet:
 
 
 @dataclass
-class Desk:
+class ReportServer:
     """A running source, and its deliveries."""
 
     source: AgentSource
@@ -83,12 +83,12 @@ class Desk:
         path.write_text(token(node) if text is None else text)
         return path
 
-    def of(self, node: str) -> list[Readings]:
+    def readings_of(self, node: str) -> list[Readings]:
         return [one for one in self.readings if one.own is not None and node in one.own.nodes]
 
     def values(self, node: str, signal: Signal) -> list[float]:
         """Return the last values of a node's devices."""
-        last = self.of(node)[-1]
+        last = self.readings_of(node)[-1]
         return [
             value
             for info, value in zip(last.devices, last.columns[signal].tolist(), strict=True)
@@ -97,15 +97,15 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def desk_with(
+async def report_server(
     tmp_path: Path, *, tls: ssl.SSLContext | None = None, **changes: Any
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[ReportServer]:
     async with reviewing(tmp_path) as (reviews, client):
         how, clock = settings(**changes), FLEET_CLOCK
-        desk: Desk
+        server: ReportServer
 
         async def deliver(readings: Readings) -> None:
-            desk.readings.append(readings)
+            server.readings.append(readings)
 
         known, fleet = set(NAMES), Fleet()
         source = AgentSource(
@@ -117,15 +117,15 @@ async def desk_with(
             clock=clock,
             tls=tls,
         )
-        desk = Desk(source, how, reviews, tmp_path, known, fleet.shares)
+        server = ReportServer(source, how, reviews, tmp_path, known, fleet.shares)
         task = asyncio.create_task(source.run())
         await eventually(lambda: source.is_listening)
         try:
-            yield desk
+            yield server
         finally:
             task.cancel()
             await asyncio.wait([task])
-            for writer in desk.writers:
+            for writer in server.writers:
                 writer.transport.abort()
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
@@ -144,10 +144,12 @@ def two_nodes() -> SimulatedFleet:
     return made
 
 
-async def raw(desk: Desk, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = desk.settings.address
+async def raw_connection(
+    server: ReportServer, *parts: bytes
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = server.settings.address
     reader, writer = await asyncio.open_connection(host, port)
-    desk.writers.append(writer)
+    server.writers.append(writer)
     for part in parts:
         writer.write(part)
     return reader, writer
@@ -160,10 +162,10 @@ def request(text: str | None, path: str = PATH) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-async def granted(
-    desk: Desk, node: str = "gpu-1"
+async def connected(
+    server: ReportServer, node: str = "gpu-1"
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await raw(desk, request(token(node)))
+    reader, writer = await raw_connection(server, request(token(node)))
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 101 ")
     return reader, writer

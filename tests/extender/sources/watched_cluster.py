@@ -64,12 +64,12 @@ class Sink:
 
 
 @contextlib.asynccontextmanager
-async def source_manager(
+async def watched_cluster(
     kube: FakeKube,
     folder: Path,
     settings: ReflectorSettings = FAST,
     *,
-    is_awaited: bool = True,
+    waits_for_sync: bool = True,
     watches: int = 2,
 ) -> AsyncIterator[tuple[ClusterSource, Sink]]:
     client = await KubeClient.connect(kube.write_kubeconfig(folder / "kubeconfig"))
@@ -77,7 +77,7 @@ async def source_manager(
     source = ClusterSource(client, sink, resources=ResourceNames(), settings=settings)
     task = asyncio.create_task(source.run(), name="source")
     try:
-        if is_awaited:
+        if waits_for_sync:
             await eventually(lambda: source.is_synced and len(kube.watchers) == watches)
         yield source, sink
         assert not task.done(), "the source ended by itself"
