@@ -51,9 +51,9 @@ T = TypeVar("T")
 
 # --- slow-changing metrics ------------------------------------------------------------------------
 
-# Sizes stay constant, and the counted faults are 0 on nearly all devices. Together they would be a
-# third of each round's data. They are queried in full only now and then, and in between only for
-# devices with faults.
+# Sizes stay constant, and fault counters are 0 on nearly all devices. Together they would be a
+# third of each round's data. Therefore they are queried in full only every 45 seconds. In between
+# only faults above 0 are queried.
 
 FULL_SECONDS: Final = 45.0
 """Time between two answers for all devices: a changed size is noticed within a minute."""
@@ -87,11 +87,11 @@ class SlowColumns:
     Several threads may use it, each for other metrics.
 
     Args:
-        ask: queries the server.
+        query: queries the server for a column.
     """
 
-    def __init__(self, ask: QueryColumn) -> None:
-        self._ask = ask
+    def __init__(self, query: QueryColumn) -> None:
+        self._query = query
         self._last: dict[str, _SlowColumn] = {}
 
     def clear(self) -> None:
@@ -113,14 +113,14 @@ class SlowColumns:
         is_size = metric.signal in SIZE_SIGNALS
         is_fault = metric.signal in FAULT_SIGNALS and metric.name != promql.XID_COUNTS
         if not (is_size or is_fault):
-            return self._ask(metric, is_above_zero=False)
+            return self._query(metric, is_above_zero=False)
         last = self._last.get(metric.name)
         if last is not None and now - last.full_at < FULL_SECONDS:
             again = last if is_size else self._with_faults(metric, last)
             if again is not None:
                 self._last[metric.name] = again
                 return again.column
-        column = self._ask(metric, is_above_zero=False)
+        column = self._query(metric, is_above_zero=False)
         is_missing = np.isnan(column)
         is_nonzero = column > 0
         if last is not None:
@@ -135,7 +135,7 @@ class SlowColumns:
 
         Its fault may be gone, or the server may have lost the device: a full query shows which.
         """
-        faults = self._ask(metric, is_above_zero=True)
+        faults = self._query(metric, is_above_zero=True)
         is_missing = np.isnan(faults)
         if (last.is_nonzero & is_missing).any():
             return None
@@ -247,8 +247,8 @@ class Collector:
     def collect(self, identity: NodeIdentity, now: float) -> Round:
         """Run all queries of a round.
 
-        A metric whose query fails is missing in this round, and so are the tenants. Without the
-        devices and the times of their samples the round fails.
+        If a query fails, its metric or the tenants are missing in this round. If the query for the
+        devices and the times of their samples fails, the round fails.
 
         Args:
             identity: names and addresses of the nodes.
@@ -269,8 +269,8 @@ class Collector:
             self._names_at = -np.inf  # no devices: perhaps the metrics have new names
         use_columns = self._start_queries((m for m in metrics if m.signal in USE_SIGNALS), now)
         # A scrape between two queries may add a pod and its load. Tenants are queried after the
-        # load: otherwise the device would look used without a tenant, and the pod would count
-        # again on the device that is reserved for it.
+        # load: load without a tenant would count as foreign use of one device, while another
+        # device is still reserved for the pod.
         wait([future for _, future in use_columns], timeout=self._queries.remaining_seconds / 2)
         tenants_at = now + time.monotonic() - started
         pending_tenants = self._queries.start(
@@ -337,7 +337,7 @@ class Collector:
     def _update_devices(
         self, identity_metrics: Sequence[str], identity: NodeIdentity, now: float
     ) -> tuple[Sequence[int], Sequence[DeviceRow], Column]:
-        """Find out which devices exist, and when each was scraped last, by the server's clock.
+        """Query which devices exist, and when each was scraped last, by the server's clock.
 
         The list of devices is queried periodically, and when a device is missing or new.
 
@@ -421,21 +421,21 @@ class Collector:
         """Query the pods that hold each device."""
         if not identity_metrics:
             return {}
-        ask, selector = self._ask_pods, self._selector
+        query_pods, selector = self._query_pods, self._selector
         answers = [
-            ask(
+            query_pods(
                 promql.relabeled_pods_query(identity_metrics, selector),
                 lambda rows: tenants_in(rows, "exported_namespace", "exported_pod"),
             )
         ]
         # Most of these are exporters' own pods on idle devices, which their names show.
-        plain = ask(
+        plain = query_pods(
             promql.plain_pods_query(identity_metrics, selector),
             lambda rows: without_exporters(rows, frozenset(), identity.exporter_pods),
             identity.exporter_pods,
         )
         if plain:
-            exporters = ask(
+            exporters = query_pods(
                 promql.exporter_pods_query(identity_metrics, selector),
                 lambda rows: pods_of(rows, "namespace", "pod"),
             )
@@ -443,7 +443,7 @@ class Collector:
             answers.append(tenants_in(workloads, "namespace", "pod"))
         if any(name.islower() for name in identity_metrics):
             answers.append(
-                ask(
+                query_pods(
                     promql.legacy_pods_query(identity_metrics, selector),
                     lambda rows: tenants_in(rows, "pod_namespace", "pod_name"),
                 )
@@ -471,7 +471,7 @@ class Collector:
         self._shares_due = now + _SHARES_SECONDS if rows > _FEW_SHARES else -np.inf
         return found, divided
 
-    def _ask_pods(self, query: str, reduce: Callable[[Rows], T], *about: object) -> T:
+    def _query_pods(self, query: str, reduce: Callable[[Rows], T], *about: object) -> T:
         """Query pods; an answer with the same text as in the round before is not parsed again.
 
         Args:

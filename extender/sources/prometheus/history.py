@@ -105,7 +105,7 @@ def collect_use(
             if len(ended):
                 at = int(ended[0])
                 is_unknown = bool(np.isnan(values[at]))
-                # Of the step after an unknown one, too, perhaps only the end is known.
+                # After a step without data, perhaps only the end of the next step has samples.
                 found[key] = (float(times[at]) + USE_STEP_SECONDS * is_unknown, is_unknown)
             else:
                 unused.append(key)
