@@ -217,7 +217,7 @@ class AdviceRoutes:
         """
         if seconds <= OWN_SECONDS:
             return None
-        if self._plots is None or not self._plots.is_there:
+        if self._plots is None or not self._plots.is_configured:
             raise QueryError(
                 "over",
                 str(seconds),

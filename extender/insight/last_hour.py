@@ -56,7 +56,7 @@ class Plots(Protocol):
     """Interface to Prometheus range queries."""
 
     @property
-    def is_there(self) -> bool:
+    def is_configured(self) -> bool:
         """Whether a Prometheus is configured."""
 
     async def hour(self, devices: Sequence[DeviceKey]) -> Hour:
@@ -84,7 +84,7 @@ class LastHour:
     async def of(self, snapshot: Snapshot, node: str) -> Json:
         """Return the last hour of a node's devices, in the page's order."""
         rows = rows_of(self._fleet, snapshot, node)
-        if self._plots is None or not self._plots.is_there:
+        if self._plots is None or not self._plots.is_configured:
             return self._short(rows)
         cached = self._cache.get(node)
         if cached is not None and 0 <= snapshot.at - cached[0] < KEPT_SECONDS:

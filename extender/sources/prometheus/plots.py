@@ -73,7 +73,7 @@ class PrometheusPlots:
         self._lock = asyncio.Lock()
 
     @property
-    def is_there(self) -> bool:
+    def is_configured(self) -> bool:
         """Whether a Prometheus is configured."""
         return bool(self._settings().url)
 

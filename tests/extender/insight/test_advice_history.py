@@ -42,7 +42,7 @@ class FakePlots:
     world: World
     error: str = ""
     asked: list[tuple[int, float]] = field(default_factory=list)
-    is_there: bool = True
+    is_configured: bool = True
     hold: asyncio.Event | None = None
 
     async def hour(self, devices: Sequence[DeviceKey]) -> Any:

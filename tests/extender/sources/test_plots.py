@@ -114,7 +114,7 @@ async def test_credentials_and_selector_are_sent_with_each_query(tmp_path: Path)
 
 
 async def test_without_a_prometheus_plots_are_not_configured() -> None:
-    assert not plots(url="").is_there
+    assert not plots(url="").is_configured
 
 
 async def test_a_longer_time_has_wider_steps() -> None:

@@ -109,7 +109,7 @@ class FromPrometheus:
 
     world: World
     error: str = ""
-    is_there: bool = True
+    is_configured: bool = True
 
     async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
         if self.error:
