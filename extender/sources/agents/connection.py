@@ -206,7 +206,7 @@ class AgentConnection(asyncio.Protocol):
             self._upgrade(http)
             self._owner.accepted(self)
             self._read_updates()
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - as above
             self.fail(error)
 
     def _upgrade(self, http: h11.Connection) -> None:
@@ -277,7 +277,7 @@ class AgentConnection(asyncio.Protocol):
         if self._is_upgraded:
             try:
                 self._read_updates()
-            except Exception as error:  # noqa: BLE001 - likewise
+            except Exception as error:  # noqa: BLE001 - as above
                 self.fail(error)
         transport = self._transport
         if not self._is_paused and transport is not None and not transport.is_closing():

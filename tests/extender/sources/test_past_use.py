@@ -26,7 +26,7 @@ HOUR: Final = 3600.0
 UTILIZATION, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 
 
-class Watch:
+class Recorder:
     """Records the last uses, as times before now."""
 
     def __init__(self) -> None:
@@ -64,22 +64,22 @@ LINES: Final = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def last_uses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watch]:
+async def last_uses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Recorder]:
     folder: Path = tmp_path_factory.mktemp("use")
     backfill(folder / "data", LINES, now=time.time(), seconds=30 * HOUR)
     process = prometheus_process(folder, "127.0.0.1:1", {})
     await process.start()
-    watch = Watch()
+    recorder = Recorder()
     try:
         settings = Prometheus(url=process.ready_url.removesuffix("/-/ready"))
-        await PastUse(settings, time.time, watch, is_busy=lambda: False).run()
-        yield watch
+        await PastUse(settings, time.time, recorder, is_busy=lambda: False).run()
+        yield recorder
     finally:
         process.kill()
 
 
-def ago(watch: Watch, uuid: str, instance: str = "") -> tuple[float, bool]:
-    return watch.used[DeviceKey((uuid, instance))]
+def ago(recorder: Recorder, uuid: str, instance: str = "") -> tuple[float, bool]:
+    return recorder.used[DeviceKey((uuid, instance))]
 
 
 @pytest.mark.prometheus
@@ -98,7 +98,7 @@ def ago(watch: Watch, uuid: str, instance: str = "") -> tuple[float, bool]:
     ],
 )
 async def test_the_end_of_the_last_use_is_found(
-    last_uses: Watch, uuid: str, hours: float, is_guess: bool
+    last_uses: Recorder, uuid: str, hours: float, is_guess: bool
 ) -> None:
     used_ago, guess = ago(last_uses, *uuid.split(":"))
 
@@ -109,18 +109,18 @@ async def test_the_end_of_the_last_use_is_found(
 
 @pytest.mark.prometheus
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_device_in_use_is_left_out(last_uses: Watch) -> None:
+async def test_a_device_in_use_is_left_out(last_uses: Recorder) -> None:
     assert DeviceKey(("GPU-busy", "")) not in last_uses.used
 
 
 async def test_without_prometheus_nothing_is_queried() -> None:
-    watch = Watch()
-    watch.seen.clear()
+    recorder = Recorder()
+    recorder.seen.clear()
 
     async with asyncio.timeout(30):
-        await PastUse(Prometheus(), time.time, watch, is_busy=lambda: True).run()
+        await PastUse(Prometheus(), time.time, recorder, is_busy=lambda: True).run()
 
-    assert watch.used == {}
+    assert recorder.used == {}
 
 
 async def test_a_failed_query_is_retried_a_few_times(
@@ -135,7 +135,7 @@ async def test_a_failed_query_is_retried_a_few_times(
     app.router.add_route("*", "/{path:.*}", fail)
     async with TestServer(app) as server:
         settings = Prometheus(url=f"http://{server.host}:{server.port}")
-        await PastUse(settings, time.time, Watch(), is_busy=lambda: False).run()
+        await PastUse(settings, time.time, Recorder(), is_busy=lambda: False).run()
 
     warned = [one for one in caplog.records if one.message == "cannot query past use"]
     assert len(warned) == 2
@@ -153,7 +153,7 @@ async def test_it_waits_for_another_query_of_the_past(monkeypatch: pytest.Monkey
         return left > 0
 
     settings = Prometheus(url="http://127.0.0.1:1")
-    await PastUse(settings, time.time, Watch(), is_busy=is_busy).run()
+    await PastUse(settings, time.time, Recorder(), is_busy=is_busy).run()
 
     assert left == 0
 
