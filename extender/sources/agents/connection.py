@@ -347,9 +347,9 @@ def _token_in(request: h11.Request) -> str:
         raise RefusedError(
             AgentRefusal.BAD_REQUEST, f"the request lacks the header Upgrade: {UPGRADE}"
         )
-    given = headers.get(b"authorization", b"")
-    token = given[len(_BEARER) :].strip()
-    if given[: len(_BEARER)].lower() != _BEARER or not token:
+    header = headers.get(b"authorization", b"")
+    token = header[len(_BEARER) :].strip()
+    if header[: len(_BEARER)].lower() != _BEARER or not token:
         raise RefusedError(
             AgentRefusal.NO_TOKEN,
             "the request has no token: send the projected service-account token as "

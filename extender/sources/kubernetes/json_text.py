@@ -203,8 +203,8 @@ class PodFilter:
         metadata = event.object.metadata
         if event.type not in _CHANGES or not metadata.version:
             return None
-        is_gone = event.type == "DELETED"
-        self._on_watched(metadata.uid, None if is_gone else _placed(event.object))
+        is_deleted = event.type == "DELETED"
+        self._on_watched(metadata.uid, None if is_deleted else _placed(event.object))
         if self._matters(event.object):
             return None
         return WatchChange(uid=metadata.uid, version=metadata.version)
@@ -217,14 +217,16 @@ class PodFilter:
         if any(word in text for word in self._words for text in names):
             return True
         containers = chain(pod.spec.containers or (), pod.spec.init_containers or ())
-        return any(self._asks(container.resources) for container in containers)
+        return any(self._requests_gpu(container.resources) for container in containers)
 
-    def _asks(self, resources: _Resources | None) -> bool:
+    def _requests_gpu(self, resources: _Resources | None) -> bool:
         if resources is None:
             return False
-        return self._any_gpu(resources.limits or ()) or self._any_gpu(resources.requests or ())
+        return self._is_any_gpu(resources.limits or ()) or self._is_any_gpu(
+            resources.requests or ()
+        )
 
-    def _any_gpu(self, names: Iterable[str]) -> bool:
+    def _is_any_gpu(self, names: Iterable[str]) -> bool:
         known = self._known
         for name in names:
             if name not in known:

@@ -100,7 +100,7 @@ def _preferred(raw: Mapping[str, object]) -> Iterator[str]:
 
 
 GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
-ADDRESSES_KEPT: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
+STORED_ADDRESSES: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
 """Types of node addresses that metrics may use to name a node."""
 REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 MAX_CACHED: Final = 4096
@@ -145,7 +145,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         addresses=tuple(
             text_of(address.get("address"))
             for address in objects_of(status.get("addresses"))
-            if text_of(address.get("type")) in ADDRESSES_KEPT
+            if text_of(address.get("type")) in STORED_ADDRESSES
             and text_of(address.get("address")) not in {"", name}
         ),
         allocatable=_shared_counts(read_counts(status.get("allocatable"), names)),
@@ -153,7 +153,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         labels=_shown_labels(labels),
         other_labels=_other_labels(labels),
         hostname=intern(text_of(labels.get(HOSTNAME))),
-        taints=_keep_taints(spec.get("taints")),
+        taints=_stored_taints(spec.get("taints")),
         host=_host(status),
         is_unschedulable=spec.get("unschedulable") is True,
         is_ready=_condition(status, "Ready").get("status", "True") == "True",
@@ -204,7 +204,7 @@ def reduce_pod(
     created_at = parse_time(metadata.get("creationTimestamp"))
     is_waiting = not (node or phase.is_terminal)
     wishes = _wishes(mapping_of(metadata.get("annotations"))) if is_waiting else ()
-    is_all_kept = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
+    is_stored = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
     bound_at = _bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None
     is_failed = bool(node) and is_failed_early(raw, early_seconds)
     sidecars = _sidecars(spec, status, names)
@@ -234,8 +234,8 @@ def reduce_pod(
         is_unscheduled=is_unscheduled,
         is_refused=is_refused,
         has_preferences=is_waiting and has_preferences(raw),
-        wishes=wishes if is_all_kept or is_refused else (),
-        version=text_of(metadata.get("resourceVersion")) if is_all_kept else "",
+        wishes=wishes if is_stored or is_refused else (),
+        version=text_of(metadata.get("resourceVersion")) if is_stored else "",
         scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
         created_at=created_at or 0.0,
         is_deleting=bool(metadata.get("deletionTimestamp")),
@@ -324,7 +324,7 @@ def _shared_selection(selection: Selection) -> Selection:
     return selection
 
 
-def _keep_taints(raw: object) -> tuple[Taint, ...]:
+def _stored_taints(raw: object) -> tuple[Taint, ...]:
     """Return the taints that repel pods or concern GPUs."""
     return tuple(
         Taint(

@@ -213,8 +213,8 @@ class Discovery:
 
     def is_same(self, identity_metrics: Sequence[str], identity: NodeIdentity) -> bool:
         """Return whether another query would have the same parameters, and no series to match."""
-        is_asked_same = self.identity_metrics == identity_metrics and self.identity is identity
-        return is_asked_same and not self.unmatched_series
+        is_same_query = self.identity_metrics == identity_metrics and self.identity is identity
+        return is_same_query and not self.unmatched_series
 
 
 class Collector:
@@ -386,8 +386,8 @@ class Collector:
         """
         if evaluated_at is None:
             return
-        asked_at = now + (time.monotonic() - started) / 2
-        skew_seconds = evaluated_at - asked_at
+        queried_at = now + (time.monotonic() - started) / 2
+        skew_seconds = evaluated_at - queried_at
         if abs(skew_seconds - self._skew_seconds) > _SKEW_TOLERANCE_SECONDS:
             is_skewed = abs(skew_seconds) > _SKEW_TOLERANCE_SECONDS
             self._skew_seconds = skew_seconds if is_skewed else 0.0
