@@ -23,7 +23,7 @@ from extender.runtime.metrics import Metrics
 from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus
 from extender.settings.config import Settings
-from extender.sources.agents.figures import AgentFigures
+from extender.sources.agents.source import AgentStatus
 
 # Prometheus metrics of the fleet's state and its sources, computed at each scrape.
 
@@ -272,38 +272,38 @@ class AgentCollector(Collector):
     """Prometheus collector for agent reports.
 
     Args:
-        figures: returns the figures; None if the extender accepts no agents.
+        status: returns the status; None if the extender accepts no agents.
     """
 
-    def __init__(self, figures: Callable[[], AgentFigures | None]) -> None:
-        self._figures = figures
+    def __init__(self, status: Callable[[], AgentStatus | None]) -> None:
+        self._status = status
 
     @override
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges and counters of agent reports; none if no agents are accepted."""
-        figures = self._figures()
-        if figures is None:
+        status = self._status()
+        if status is None:
             return
         for name, text, value in (
-            ("agents", "Nodes whose agents report.", figures.agents),
-            ("agent_connections", "Connections of agents.", figures.connections),
-            ("agent_devices", "GPUs that agents report.", figures.devices),
+            ("agents", "Nodes whose agents report.", status.agents),
+            ("agent_connections", "Connections of agents.", status.connections),
+            ("agent_devices", "GPUs that agents report.", status.devices),
             (
                 "agent_unknown_nodes",
                 "Agents on nodes that the API server does not know: their readings are ignored.",
-                figures.unknown_nodes,
+                status.unknown_nodes,
             ),
         ):
             gauge = GaugeMetricFamily(f"idlegpu_{name}", text)
             gauge.add_metric([], value)
             yield gauge
         for name, text, value in (
-            ("agent_reports", "Accepted reports of agents.", figures.reports),
-            ("agent_token_reviews", "Tokens sent to the API server for review.", figures.reviews),
+            ("agent_reports", "Accepted reports of agents.", status.reports),
+            ("agent_token_reviews", "Tokens sent to the API server for review.", status.reviews),
             (
                 "agent_contested_devices",
                 "GPUs in reports that were rejected: another node reports them.",
-                figures.contested,
+                status.contested,
             ),
         ):
             counter = CounterMetricFamily(f"idlegpu_{name}", text)
@@ -314,7 +314,7 @@ class AgentCollector(Collector):
             "Refused or ended connections of agents.",
             labels=["reason"],
         )
-        for reason, count in figures.refused.items():
+        for reason, count in status.refused.items():
             refused.add_metric([reason], count)
         yield refused
 
@@ -325,8 +325,8 @@ class Follower(Protocol):
     def states(self) -> Iterable[SourceStatus]:
         """Return the status of each source."""
 
-    def agent_figures(self) -> AgentFigures | None:
-        """Return the figures of agent reports, None if no agents are accepted."""
+    def agent_status(self) -> AgentStatus | None:
+        """Return the status of agent reports, None if no agents are accepted."""
 
 
 def export_state(
@@ -350,7 +350,7 @@ def export_state(
     register = metrics.registry.register
     collector = FleetCollector(fleet, follower.states, dropped_events, clock, settings.pool_labels)
     register(collector)
-    register(AgentCollector(follower.agent_figures))
+    register(AgentCollector(follower.agent_status))
     register(CertificateCollector(lambda: certificate_ends(settings)))
     return collector
 

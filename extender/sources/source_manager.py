@@ -16,7 +16,6 @@ from extender.server.readiness import SourceStatus
 from extender.server.tls import ServerContext, follow_certificate
 from extender.settings.agents import Agents
 from extender.settings.config import Settings
-from extender.sources.agents.figures import AgentFigures
 from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.object_kinds import InventorySink
@@ -196,21 +195,9 @@ class SourceManager:
             self._identity = identity
         return self._identity
 
-    def agent_figures(self) -> AgentFigures | None:
-        """Return counters of agent reports, or None if no port for agents is set."""
-        if self.agents is None:
-            return None
-        status = self.agents.status()
-        return AgentFigures(
-            connections=status.connections,
-            agents=status.agents,
-            devices=status.devices,
-            unknown_nodes=status.unknown_nodes,
-            reports=status.reports,
-            reviews=status.reviews,
-            contested=self._fleet.contested,
-            refused=status.refused,
-        )
+    def agent_status(self) -> AgentStatus | None:
+        """Return the status of agent reports, or None if no port for agents is set."""
+        return None if self.agents is None else self.agents.status()
 
     def pending_sources(self) -> Iterable[str]:
         """Yield the sources whose first readings have not arrived."""

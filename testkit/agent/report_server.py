@@ -47,6 +47,7 @@ class Fleet:
 
     policy: Policy = field(default_factory=Policy)
     shares: list[object] = field(default_factory=list)
+    contested: int = 0
 
     def note_shares(
         self, node: str, shares: Sequence[tuple[DeviceKey, str, int]], at: float

@@ -41,6 +41,10 @@ class AgentFleet(Protocol):
     def policy(self) -> Policy:
         """Settings of the decision."""
 
+    @property
+    def contested(self) -> int:
+        """Number of readings that were rejected because another node reports the device."""
+
     def note_shares(
         self, node: str, shares: Sequence[tuple[DeviceKey, str, int]], at: float
     ) -> None:
@@ -62,6 +66,7 @@ class AgentStatus:
         unknown_nodes: agents on nodes that the API server does not know (yet).
         refused: refusals since the start, by reason.
         reviews: tokens that the API server reviewed.
+        contested: readings that were rejected because another node reports the device.
         last_at: time of the last accepted report, seconds since the epoch; None before the first.
     """
 
@@ -72,6 +77,7 @@ class AgentStatus:
     unknown_nodes: int
     refused: dict[str, int]
     reviews: int
+    contested: int
     last_at: float | None
 
 
@@ -192,6 +198,7 @@ class AgentSource:
             unknown_nodes=len(self._unknown),
             refused={reason.value: count for reason, count in self.refusals.counts.items()},
             reviews=self._reviewer.review_count,
+            contested=self._fleet.contested,
             last_at=self._last_at,
         )
 
