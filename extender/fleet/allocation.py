@@ -27,15 +27,15 @@ from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
 from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.fleet.clocks import PodClocks
-from extender.fleet.departures import Departures, UnattributedEnds, count_hidden
+from extender.fleet.departures import Departures, UnattributedEnds, count_unreported
 from extender.fleet.device_holders import (
     DeviceUse,
     TenantsByRow,
+    add_claimed,
     device_uses,
     estimate_inputs,
     has_unsettled_pods,
     may_hold,
-    put_claimed,
 )
 from extender.fleet.holder_sources import HolderSources
 from extender.fleet.pod_memory import PodMemory, Share, SimilarPods
@@ -102,10 +102,10 @@ class NodeAllocations:
         self._holder_sources = HolderSources()
         self._nodes: dict[str, NodeRecord] = {}
         self._rows: dict[str, dict[str, PoolRow]] = {}
-        self._live: dict[str, TenantsByRow] = {}
+        self._current_tenants: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._unsettled: set[str] = set()
-        self._loading_until: dict[str, float] = {}
+        self._loaded_at: dict[str, float] = {}
         self._ended: dict[str, dict[str, float]] = {}
         self._unattributed_ends = UnattributedEnds(store)
         self._requested: dict[str, HostResources] = {}
@@ -133,7 +133,7 @@ class NodeAllocations:
 
     def tenants_on(self, node: str) -> TenantsByRow:
         """Return the pods that are known to hold each device of a node."""
-        return self._live.get(node, {})
+        return self._current_tenants.get(node, {})
 
     def apply_holders(self, readings: Readings) -> Steps[set[str]]:
         """Apply which pods hold which devices; return the nodes where that may have changed.
@@ -190,7 +190,7 @@ class NodeAllocations:
             dated.put_back(seconds)
         for ended in self._ended.values():
             ended.update({key: at - seconds for key, at in ended.items()})
-        self._loading_until.update(dict.fromkeys(self._loading_until, 0.0))
+        self._loaded_at.update(dict.fromkeys(self._loaded_at, 0.0))
 
     def prefer_own(self, seconds: float) -> None:
         """Prefer agents to newer mappings of other sources for this many seconds."""
@@ -206,7 +206,7 @@ class NodeAllocations:
         if replaced := self._replaced(node, tenants):
             self.surplus.extend(replaced)
             tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
-        self.departures.forget_late(name, now)
+        self.departures.expire_ended(name, now)
         before, after = self._rows.get(name), self._rows_of(node, pods, tenants, self._policy)
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
@@ -222,7 +222,7 @@ class NodeAllocations:
         )
         (self._unsettled.add if is_unsettled else self._unsettled.discard)(name)
         self._note_loading(name, pods, now)
-        self._learn(pods, tenants)
+        self._record_use(pods, tenants)
         if before is None or _slots(before) != _slots(after):
             return AllocationChange.DEVICES
         if has_new_tenant or not is_same_node or estimate_inputs(before) != estimate_inputs(after):
@@ -234,10 +234,10 @@ class NodeAllocations:
         self.offers.forget(node, now, self._policy.freshness)
         self._nodes.pop(node, None)
         self._rows.pop(node, None)
-        self._live.pop(node, None)
+        self._current_tenants.pop(node, None)
         self._held.pop(node, None)
         self._unsettled.discard(node)
-        self._loading_until.pop(node, None)
+        self._loaded_at.pop(node, None)
         self._ended.pop(node, None)
         self._unattributed_ends.forget(node)
         self._holder_sources.forget(node)
@@ -257,7 +257,7 @@ class NodeAllocations:
                 (before.get(resource, row), row),
                 tenants,
                 gone,
-                hidden=count_hidden(gone, resource, after, tenants),
+                unreported_devices=count_unreported(gone, resource, after, tenants),
             )
             for resource, row in after.items()
         }
@@ -282,7 +282,7 @@ class NodeAllocations:
         """
         self._policy = policy
         self._rows.update(rows)
-        self._loading_until.update(dict.fromkeys(rows, 0.0))
+        self._loaded_at.update(dict.fromkeys(rows, 0.0))
         self._unsettled = (self._unsettled - rows.keys()) | unsettled
 
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
@@ -297,21 +297,21 @@ class NodeAllocations:
             has_others: whether other pods hold devices of its node.
         """
         self._ended.setdefault(pod.node, {})[pod.key] = at
-        live = self.tenants_on(pod.node)
+        current = self.tenants_on(pod.node)
         if not has_others:
-            self._learn([pod], live)
-        shown = [row for row, tenants in live.items() if pod.key in tenants]
+            self._record_use([pod], current)
+        shown = [row for row, tenants in current.items() if pod.key in tenants]
         if shown:
-            freed = [row for row in shown if live[row] == (pod.key,)]
+            freed = [row for row in shown if current[row] == (pod.key,)]
             self.departures.end(pod, freed, at)
             others = sorted(set(shown) - set(freed))
             # The pod's own part of the load is unknown: assume an even share.
-            staying = np.array([1 - 1 / len(live[row]) for row in others])
+            staying = np.array([1 - 1 / len(current[row]) for row in others])
             self.departures.end(pod, others, at, staying=staying)
             return
         rows = self._rows.get(pod.node, {})
         unheld = {
-            resource: [slot for slot in row.slots if not live.get(slot)]
+            resource: [slot for slot in row.slots if not current.get(slot)]
             for resource, row in rows.items()
             if may_hold(pod, resource, rows)
         }
@@ -377,7 +377,7 @@ class NodeAllocations:
                 if row in found:
                     found[row].add(pod.key)
         # Claims come last: they correct what was reported before they were known.
-        put_claimed(pods, found, self._store.info)
+        add_claimed(pods, found, self._store.info)
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
 
     def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:
@@ -421,7 +421,7 @@ class NodeAllocations:
                     (row, after[resource]),
                     tenants,
                     leaving,
-                    hidden=count_hidden(leaving, resource, after, tenants),
+                    unreported_devices=count_unreported(leaving, resource, after, tenants),
                     node=node.name,
                 ),
             )
@@ -465,10 +465,10 @@ class NodeAllocations:
                 free=free,
                 zone_id=zone_id,
             )
-            rows[resource] = self._unattributed_ends.counted(node.name, resource, row)
+            rows[resource] = self._unattributed_ends.with_freed_devices(node.name, resource, row)
         return rows
 
-    def _learn(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
+    def _record_use(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
         """Record the memory of pods that have a shared device to themselves.
 
         Some sources name only one of the pods on a device. So all pods of the node must be
@@ -494,18 +494,18 @@ class NodeAllocations:
 
     def expire_loading(self, now: float) -> set[str]:
         """Return the nodes whose pods have had enough time to load."""
-        return {name for name, until in self._loading_until.items() if until <= now}
+        return {name for name, until in self._loaded_at.items() if until <= now}
 
     def _note_loading(self, name: str, pods: Sequence[PodRecord], now: float) -> None:
         """Record until when the first pod of a node may still be loading."""
-        self._loading_until.pop(name, None)
+        self._loaded_at.pop(name, None)
         if any(any(row.loading) for row in self._rows[name].values()):
             seconds = self._policy.assumed.loading_seconds
             starts = [at for pod in pods if (at := self._clocks.works_since(pod)) is not None]
             # Readings are late: a pod that has loaded may not be measured yet.
             late = now - seconds - self._policy.freshness.max_age_seconds
             first = min((at for at in starts if at > late), default=late)
-            self._loading_until[name] = first + seconds
+            self._loaded_at[name] = first + seconds
 
     def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
         """Record devices that are shared among pods; return the nodes where that is new."""
@@ -566,7 +566,7 @@ class NodeAllocations:
         bound_at = {
             pod.key: now if pod.bound_at is None else min(pod.bound_at, now) for pod in pods
         }
-        before = self._live.get(name, {})
+        before = self._current_tenants.get(name, {})
         for row, on_it in tenants.items():
             was_on_it = before.get(row, ())
             if new := [bound_at[key] for key in on_it if key not in was_on_it]:
@@ -579,7 +579,7 @@ class NodeAllocations:
             since = min(bound_at[pod.key] for pod in pods if pod.uid not in known)
             slots = {slot for row in self._rows[name].values() for slot in row.slots}
             self._store.forget_past_use([*slots], since)
-        self._live[name] = tenants
+        self._current_tenants[name] = tenants
         self._held[name] = {
             pod.uid: tuple(row for row, on_it in tenants.items() if pod.key in on_it)
             for pod in pods

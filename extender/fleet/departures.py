@@ -18,7 +18,7 @@ from extender.fleet.store import DeviceStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
+class _UnattributedEnd:
     """End of one pod.
 
     Attributes:
@@ -48,7 +48,7 @@ class UnattributedEnds:
 
     def __init__(self, store: DeviceStore) -> None:
         self._store = store
-        self._ends: dict[str, tuple[_End, ...]] = {}
+        self._ends: dict[str, tuple[_UnattributedEnd, ...]] = {}
 
     def __contains__(self, node: str) -> bool:
         return node in self._ends
@@ -83,7 +83,7 @@ class UnattributedEnds:
         store = self._store
         had_use = [store.is_foreign(row) or store.was_used(row) for row in rows]
         in_use = [store.is_in_use(row) for row in rows]
-        end = _End(
+        end = _UnattributedEnd(
             resource=resource,
             count=pod.resources[resource],
             at=at,
@@ -110,7 +110,7 @@ class UnattributedEnds:
         else:
             del self._ends[node]
 
-    def counted(self, node: str, resource: str, row: PoolRow) -> PoolRow:
+    def with_freed_devices(self, node: str, resource: str, row: PoolRow) -> PoolRow:
         """Return a node's row with the devices that such pods have left."""
         ends = [end for end in self._ends.get(node, ()) if end.resource == resource]
         if not ends or row.is_shared:
@@ -145,7 +145,7 @@ class _Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Left:
+class _HeldDevice:
     """State of a device that an ended pod held.
 
     Attributes:
@@ -162,16 +162,16 @@ class _Left:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gone:
+class _EndedPod:
     """A pod that has just ended.
 
     Attributes:
         at: when it ended, seconds since the epoch.
-        left: by device, what readings may still show of the pod.
+        devices: devices whose readings may still show the pod, by row.
     """
 
     at: float
-    left: dict[int, _Left]
+    devices: dict[int, _HeldDevice]
 
 
 class Departures:
@@ -195,7 +195,7 @@ class Departures:
         self._store = store
         self._rows = rows
         self._held = held
-        self._gone: dict[str, dict[str, _Gone]] = {}
+        self._ended_pods: dict[str, dict[str, _EndedPod]] = {}
         self._last_used = last_used
 
     def end(
@@ -211,7 +211,7 @@ class Departures:
                 holds the devices.
         """
         is_last = staying is None
-        self._note(pod, rows, at, is_last=is_last)
+        self._remember(pod, rows, at, is_last=is_last)
         seen = np.array([self.seen_bytes(pod, row) for row in rows])
         has_declared = pod.memory_bytes is not None
         declared = [self.declared(pod, row) if has_declared else math.nan for row in rows]
@@ -241,18 +241,22 @@ class Departures:
             if row.undeclared and slot in row.slots
         )
 
-    def _note(self, pod: PodRecord, rows: Iterable[int], at: float, *, is_last: bool) -> None:
+    def _remember(self, pod: PodRecord, rows: Iterable[int], at: float, *, is_last: bool) -> None:
         """Remember what an ending pod held, before it is released."""
-        gone = self._gone.setdefault(pod.node, {}).setdefault(pod.uid, _Gone(at=at, left={}))
+        ended = self._ended_pods.setdefault(pod.node, {}).setdefault(
+            pod.uid, _EndedPod(at=at, devices={})
+        )
         for row in rows:
             used, others, _ = self._store.occupancy(row)
             of_pod = (
-                self._all_of(row)
+                self._release_of_last(row)
                 if is_last
-                else self._releases([pod], row, all_undeclared=self._is_last_undeclared(pod, row))
+                else self._release_of_some(
+                    [pod], row, all_undeclared=self._is_last_undeclared(pod, row)
+                )
             )
             rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
-            gone.left[row] = _Left(
+            ended.devices[row] = _HeldDevice(
                 own=of_pod,
                 rest=rest,
                 was_foreign=self._store.was_used(row),
@@ -261,35 +265,35 @@ class Departures:
 
     def put_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
-        for gone in self._gone.values():
-            for uid, pod in gone.items():
-                gone[uid] = replace(pod, at=pod.at - seconds)
+        for ended_pods in self._ended_pods.values():
+            for uid, pod in ended_pods.items():
+                ended_pods[uid] = replace(pod, at=pod.at - seconds)
 
     def forget(self, node: str) -> None:
         """Forget the pods of a removed node."""
-        self._gone.pop(node, None)
+        self._ended_pods.pop(node, None)
 
-    def forget_late(self, node: str, now: float) -> None:
+    def expire_ended(self, node: str, now: float) -> None:
         """Forget ended pods of a node that readings no longer show."""
-        gone = self._gone.get(node, {})
-        for uid, pod in list(gone.items()):
-            for row in [row for row in pod.left if self._is_released(pod, row)]:
-                del pod.left[row]
-            if now - pod.at > LATE_SECONDS or not pod.left:
-                del gone[uid]
-        if not gone:
-            self._gone.pop(node, None)
+        ended_pods = self._ended_pods.get(node, {})
+        for uid, pod in list(ended_pods.items()):
+            for row in [row for row in pod.devices if self._is_released(pod, row)]:
+                del pod.devices[row]
+            if now - pod.at > LATE_SECONDS or not pod.devices:
+                del ended_pods[uid]
+        if not ended_pods:
+            self._ended_pods.pop(node, None)
 
-    def _is_released(self, pod: _Gone, row: int) -> bool:
+    def _is_released(self, pod: _EndedPod, row: int) -> bool:
         """Return whether a reading since the pod's end shows only the other memory in use."""
-        rest, read_at = pod.left[row].rest, self._store.reported_at(row)
+        rest, read_at = pod.devices[row].rest, self._store.reported_at(row)
         return (
             read_at is not None and read_at > pod.at and self._store.occupancy(row)[0] <= rest.used
         )
 
     def has_ended_pods(self, node: str) -> bool:
         """Return whether pods of a node have just ended."""
-        return node in self._gone
+        return node in self._ended_pods
 
     def leaving(
         self,
@@ -297,7 +301,7 @@ class Departures:
         tenants: TenantsByRow,
         pods: Collection[PodRecord],
         *,
-        hidden: int = 0,
+        unreported_devices: int = 0,
         node: str = "",
     ) -> Leaving:
         """Return the state of devices without some pods.
@@ -306,33 +310,33 @@ class Departures:
             rows: the node's row with these pods, and without them.
             tenants: pods that are known to hold each device.
             pods: pods that leave.
-            hidden: number of further devices that they may hold, which ones is unknown.
+            unreported_devices: number of further devices that they may hold, which ones is unknown.
             node: node whose recently ended pods count, too; "" for none.
         """
         before, after = rows
         if before.slots != after.slots:
             before = after  # the devices have changed: their former holders are unknown
-        gone = self._gone.get(node, {}).values()
+        ended_pods = self._ended_pods.get(node, {}).values()
         freed, released, ended, foreign, active = [], [], [], [], []
         for at, row in enumerate(after.slots):
             is_last = not after.used[at] and before.used[at] > 0
             lost = before.used[at] - after.used[at]
-            release = self._released(rows, at, tenants, pods) if lost > 0 else _Release()
-            left = [one.left[row] for one in gone if row in one.left]
-            late = [self._late(one, row) for one in left]
-            is_freed = is_last or (not after.used[at] and any(is_all for _, is_all in late))
-            for one, _ in late:
+            release = self._release_on(rows, at, tenants, pods) if lost > 0 else _Release()
+            held = [one.devices[row] for one in ended_pods if row in one.devices]
+            still_shown = [self._still_shown(one, row) for one in held]
+            is_freed = is_last or (not after.used[at] and any(is_all for _, is_all in still_shown))
+            for one, _ in still_shown:
                 release = release.plus(one)
             freed.append(is_freed)
             released.append(release)
             ended.append(is_freed and not is_last)
             # Readings since the end may show memory that is freed late.
-            of_left = is_freed and any(one.was_foreign for one in left)
-            foreign.append(self._store.was_used(row) if is_last else of_left)
-            of_left = is_freed and any(one.was_active for one in left)
-            active.append(self._store.was_active(row) if is_last else of_left)
-        for at in self._likeliest(after, freed, hidden):
-            freed[at], released[at] = True, self._all_of(after.slots[at])
+            was_before = is_freed and any(one.was_foreign for one in held)
+            foreign.append(self._store.was_used(row) if is_last else was_before)
+            was_before = is_freed and any(one.was_active for one in held)
+            active.append(self._store.was_active(row) if is_last else was_before)
+        for at in self._most_likely_held(after, freed, unreported_devices):
+            freed[at], released[at] = True, self._release_of_last(after.slots[at])
             foreign[at] = self._store.was_used(after.slots[at])
             active[at] = self._store.was_active(after.slots[at])
         return Leaving(
@@ -345,7 +349,7 @@ class Departures:
             active=tuple(active),
         )
 
-    def _released(
+    def _release_on(
         self,
         rows: tuple[PoolRow, PoolRow],
         at: int,
@@ -356,18 +360,20 @@ class Departures:
         before, after = rows
         row = after.slots[at]
         if not after.used[at]:
-            return self._all_of(row)
+            return self._release_of_last(row)
         shown = [pod for pod in pods if pod.key in tenants.get(row, ())]
         undeclared = [one.undeclared[at] if one.undeclared else 0 for one in rows]
         all_undeclared = undeclared[0] > 0 and not undeclared[1]
         if shown:
-            return self._releases(shown, row, all_undeclared=all_undeclared)
+            return self._release_of_some(shown, row, all_undeclared=all_undeclared)
         used, others, foreign = self._store.occupancy(row)
         declared = before.declared_bytes[at] - after.declared_bytes[at]
         of_others = max(others - foreign, 0.0) if all_undeclared else 0.0
         return _Release(used=min(declared, max(used - others, 0.0)) + of_others, others=of_others)
 
-    def _releases(self, pods: Iterable[PodRecord], row: int, *, all_undeclared: bool) -> _Release:
+    def _release_of_some(
+        self, pods: Iterable[PodRecord], row: int, *, all_undeclared: bool
+    ) -> _Release:
         """Return the memory that pods release on a device that other pods keep.
 
         Only memory that is known to be theirs counts. If no other pod without a declaration stays,
@@ -389,7 +395,7 @@ class Departures:
             of_others = max(of_others, at_most)
         return _Release(used=min(own + of_others, used), others=min(of_others, at_most))
 
-    def _all_of(self, row: int) -> _Release:
+    def _release_of_last(self, row: int) -> _Release:
         """Return the memory that the last pod of a device releases: all that is not foreign."""
         used, others, foreign = self._store.occupancy(row)
         return _Release(used=max(used - foreign, 0.0), others=max(others - foreign, 0.0))
@@ -400,32 +406,32 @@ class Departures:
         seen = None if info is None else self._last_used(pod.uid, info.key)
         return math.nan if seen is None else seen
 
-    def _late(self, left: _Left, row: int) -> tuple[_Release, bool]:
+    def _still_shown(self, device: _HeldDevice, row: int) -> tuple[_Release, bool]:
         """Return the memory of an ended pod that still shows, and whether no other memory does."""
-        held, rest = left.own, left.rest
+        own, rest = device.own, device.rest
         used, others, _ = self._store.occupancy(row)
         shown = max(used - rest.used, 0.0)
-        late = _Release(
-            used=min(held.used, shown), others=min(held.used, max(others - rest.others, 0.0))
+        still_shown = _Release(
+            used=min(own.used, shown), others=min(own.used, max(others - rest.others, 0.0))
         )
-        return late, shown <= held.used
+        return still_shown, shown <= own.used
 
-    def _likeliest(self, row: PoolRow, freed: Sequence[bool], count: int) -> Iterable[int]:
+    def _most_likely_held(self, row: PoolRow, freed: Sequence[bool], count: int) -> Iterable[int]:
         """Return the devices that unreported pods most likely hold: most memory in use first.
 
         Devices with foreign use are left out.
         """
-        may_be = [
+        candidates = [
             at
             for at, used in enumerate(row.used)
             if not (used or freed[at] or self._store.counts_as_foreign(row.slots[at]))
         ]
-        if count >= len(may_be):
-            return may_be
-        return sorted(may_be, key=lambda at: -self._all_of(row.slots[at]).used)[:count]
+        if count >= len(candidates):
+            return candidates
+        return sorted(candidates, key=lambda at: -self._release_of_last(row.slots[at]).used)[:count]
 
 
-def count_hidden(
+def count_unreported(
     pods: Iterable[PodRecord],
     resource: str,
     rows: Mapping[str, PoolRow],

@@ -62,7 +62,7 @@ def may_hold(pod: PodRecord, resource: str, rows: Mapping[str, PoolRow]) -> bool
     )
 
 
-def put_claimed(
+def add_claimed(
     pods: Sequence[PodRecord],
     tenants: Mapping[int, set[str]],
     info_of: Callable[[int], DeviceInfo | None],
@@ -107,8 +107,8 @@ def put_claimed(
         )
     for key, claimed in claims.items():
         for kind, count in claimed.items():
-            if len(alike := rows.get(kind, ())) == count:
-                for row in alike:
+            if len(same_kind := rows.get(kind, ())) == count:
+                for row in same_kind:
                     tenants[row].add(key)
 
 

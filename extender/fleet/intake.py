@@ -117,7 +117,7 @@ class Intake:
         readings: Readings,
         placed: PlacedDevices,
         now: float,
-        has_still: Callable[[slice], Flags],
+        keep_rows: Callable[[slice], Flags],
     ) -> Steps[Flags]:
         """Apply an answer as in `apply` while rows may change their device, some devices per step.
 
@@ -125,11 +125,11 @@ class Intake:
             readings: the answer.
             placed: rows of its devices.
             now: seconds since the epoch.
-            has_still: returns which of some devices still have their row; others are skipped.
+            keep_rows: returns which of some devices still have their row; others are skipped.
         """
         disagree = np.zeros(len(placed.rows), dtype=np.bool_)
         for start in range(0, len(placed.rows), PIECE_DEVICES):
-            some = start + np.flatnonzero(has_still(slice(start, start + PIECE_DEVICES)))
+            some = start + np.flatnonzero(keep_rows(slice(start, start + PIECE_DEVICES)))
             part = replace(
                 readings,
                 devices=(),

@@ -144,11 +144,11 @@ class DeviceRegistry:
             drops = self.drops
             for start in range(0, len(devices), _PIECE):
                 some = slice(start, start + _PIECE)
-                rows[some], renewed, updated = self._place_some(
+                rows[some], assigned, updated = self._place_some(
                     devices[some], nodes, source, is_kept
                 )
                 is_instance[some] = [bool(info.gpu_instance_id) for info in devices[some]]
-                yield renewed, updated
+                yield assigned, updated
             yield (), ()
         gone = [*self._former_instances(devices, rows), *self._surplus(nodes, rows)]
         dropped = [row for row in gone if not is_kept(row)]
@@ -185,10 +185,10 @@ class DeviceRegistry:
             drops = self.drops
             for start in range(0, len(devices), _PIECE):
                 some = slice(start, start + _PIECE)
-                rows[some], renewed, updated = self._place_some(
+                rows[some], assigned, updated = self._place_some(
                     devices[some], nodes, source, is_fresh, is_own=True
                 )
-                yield renewed, updated
+                yield assigned, updated
         dropped: list[int] = []
         if nodes:
             cards, shown = {info.uuid for info in devices}, set(rows.tolist())
@@ -228,7 +228,7 @@ class DeviceRegistry:
         """
         described = self._descriptions.setdefault(source, {})
         rows: list[int] = []
-        renewed: list[int] = []
+        assigned: list[int] = []
         updated: list[int] = []
         nodes: set[str] = set()
         for info in devices:
@@ -239,7 +239,7 @@ class DeviceRegistry:
                     row = self._add(info, info.key)
                 self._by_node.setdefault(info.node, []).append(row)
                 nodes.add(info.node)
-                renewed.append(row)
+                assigned.append(row)
                 described[row] = info
             elif self._is_elsewhere(row, info) and is_there(row):
                 rows.append(-1 if is_own else row)
@@ -250,12 +250,12 @@ class DeviceRegistry:
                 completed = self._completed(row, info, source)
                 if completed != self._info[row]:
                     is_another = self._update(row, completed, nodes)
-                    (renewed if is_another else updated).append(row)
+                    (assigned if is_another else updated).append(row)
             rows.append(row)
         for node in nodes:
             self.reported_on(node).sort(key=self._order)
         changed_nodes |= nodes
-        return rows, tuple(renewed), tuple(updated)
+        return rows, tuple(assigned), tuple(updated)
 
     def _is_elsewhere(self, row: int, info: DeviceInfo) -> bool:
         known = self._info[row]

@@ -277,18 +277,18 @@ class DeviceStore:
             kept = placed.rows >= 0
             contested = int((~kept).sum())
             readings, placed = without(readings, kept), placed.only(kept)
-        disagree = yield from self._while_rows_stay(self._intake.apply(readings, placed, now))
+        disagree = yield from self._until_rows_change(self._intake.apply(readings, placed, now))
         if disagree is None:
-            is_still = partial(self._has_still, readings.devices, placed.rows)
+            is_still = partial(self._keep_rows, readings.devices, placed.rows)
             disagree = yield from self._intake.apply_in_pieces(readings, placed, now, is_still)
         return Applied(changed_nodes=placed.changed_nodes, disagree=disagree, contested=contested)
 
-    def _has_still(self, devices: Sequence[DeviceInfo], rows: Rows, some: slice) -> Flags:
+    def _keep_rows(self, devices: Sequence[DeviceInfo], rows: Rows, some: slice) -> Flags:
         """Return whether each of some devices still has its row."""
         still = zip(devices[some], rows[some].tolist(), strict=True)
         return np.array([self.row_of(info.key) == row for info, row in still], dtype=np.bool_)
 
-    def _while_rows_stay(self, steps: Steps[Flags]) -> Steps[Flags | None]:
+    def _until_rows_change(self, steps: Steps[Flags]) -> Steps[Flags | None]:
         """Run steps as long as no row changes its device; return None if one does."""
         drops = self._registry.drops
         while self._registry.drops == drops:
@@ -322,13 +322,13 @@ class DeviceStore:
             )
         while True:
             try:
-                renewed, updated = next(placing)
+                assigned, updated = next(placing)
             except StopIteration as end:
                 placed: PlacedDevices = end.value
                 if placed.dropped:
                     self._columns.clear(placed.dropped)
                 return placed
-            self._start(renewed, now)
+            self._start(assigned, now)
             self._note_models(updated)
             yield
 

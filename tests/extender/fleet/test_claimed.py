@@ -6,7 +6,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceInfo
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
-from extender.fleet.device_holders import put_claimed
+from extender.fleet.device_holders import add_claimed
 from testkit.builders import GPU
 from testkit.world import World, one_node
 
@@ -157,7 +157,7 @@ def test_a_nodes_devices_are_looked_up_once_for_all_its_claims() -> None:
         asked.append(row)
         return infos[row]
 
-    put_claimed(pods, tenants, info_of)
+    add_claimed(pods, tenants, info_of)
 
     assert tenants == {row: {f"ns/p{row}"} for row in infos}
     assert len(asked) == len(infos)
