@@ -268,13 +268,14 @@ class World:
             changes: what else is different in its record.
         """
         described: dict[str, Any] = {
+            "uid": f"uid-{name}",
             "namespace": "ns",
             "resources": {GPU: count},
             "phase": PodPhase.RUNNING,
             "bound_at": self.now,
             "started_at": self.now,
         }
-        record = PodRecord(uid=f"uid-{name}", name=name, node=node, **{**described, **changes})
+        record = PodRecord(name=name, node=node, **{**described, **changes})
         for device in on:
             device.tenants = (*device.tenants, record.key)
         self.fleet.apply_pod(record)
