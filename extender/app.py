@@ -253,7 +253,7 @@ class Extender:
             self.source_manager.resources,
             clock,
             replicas=replicas,
-            prices=settings.prices,
+            prices=settings.policy().prices,
         )
         self.regret_table = self.shadow_mode.regret_table(replicas)
         self.bypassed_pods_table = BypassedPodsTable(self.bypassed_pods, replicas)

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "gpus": "List GPUs of the cluster or of one node: activity, memory, state, tenants.",
     "top": "Show the busiest GPUs, live.",
     "best": "List the nodes that suit a pod now, best first.",
+    "size": "Propose the GPUs of a task: from similar pods, its command, its description.",
     "explain": "Explain a pod's placement, or why it waits; with -f, of a manifest.",
     "pending": "List GPU pods that wait, with the reasons.",
     "holders": "List pods that hold GPUs and do not use them.",

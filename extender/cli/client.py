@@ -250,6 +250,17 @@ class Client:
         asked = {"limit": str(limit), **({"node": node} if node else {})}
         return _read(answers.Explanation, self._transport.ask("POST", path, asked, body), path)
 
+    def size(self, pod: Mapping[str, object], *, owner: str | None = None) -> answers.Size:
+        """Return what pods similar to a pod were measured to use.
+
+        Args:
+            pod: Pod object as in a manifest; only its metadata and containers count.
+            owner: kind and name of its controller (`Deployment chat`), if the pod does not say.
+        """
+        path, body = "/v1/size", msgspec.json.encode(pod)
+        asked = {"owner": owner} if owner else {}
+        return _read(answers.Size, self._transport.ask("POST", path, asked, body), path)
+
     def advice(
         self,
         *,

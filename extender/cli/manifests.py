@@ -3,7 +3,7 @@
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ MAX_NAME: Final = 40
 LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 """Alphabet of Kubernetes' own generated names: without vowels it spells no words."""
 SUFFIX: Final = 5
+SHM: Final = "/dev/shm"  # noqa: S108 - the container's shared memory
 
 
 def read_pods(file: str) -> list[Object]:
@@ -47,13 +48,7 @@ def read_pods(file: str) -> list[Object]:
     Raises:
         ClientError: the file cannot be read, or contains no pod.
     """
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        documents = decode_with(yaml_documents, text)
-    except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())
-        raise ClientError(f"cannot read {file}: {cause}", Failure.BAD_REQUEST) from error
-    pods = [pod for document in documents for pod in _pods_of(document)]
+    pods = [pod for document in load_documents(file) for pod in pods_of(document)]
     if not pods:
         kinds = ", ".join(sorted(TEMPLATES))
         raise ClientError(
@@ -63,12 +58,27 @@ def read_pods(file: str) -> list[Object]:
     return pods
 
 
-def _pods_of(document: object) -> Iterator[Object]:
+def load_documents(file: str) -> list[object]:
+    """Return the documents of a YAML file; `-` reads standard input.
+
+    Raises:
+        ClientError: the file cannot be read.
+    """
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        return list(decode_with(yaml_documents, text))
+    except (OSError, ValueError) as error:
+        cause = " ".join(str(error).split())
+        raise ClientError(f"cannot read {file}: {cause}", Failure.BAD_REQUEST) from error
+
+
+def pods_of(document: object) -> Iterator[Object]:
+    """Yield the pods that an object would create."""
     if not isinstance(document, dict):
         return
     if str(document.get("kind", "")).endswith("List"):
         for item in document.get("items") or ():
-            yield from _pods_of(item)
+            yield from pods_of(item)
         return
     path = TEMPLATES.get(str(document.get("kind")))
     if path is None:
@@ -81,6 +91,14 @@ def _pods_of(document: object) -> Iterator[Object]:
     own, made = document.get("metadata") or {}, pod.get("metadata") or {}
     names = {"name": own.get("name", ""), "namespace": own.get("namespace", "default")}
     yield {**pod, "kind": "Pod", "apiVersion": "v1", "metadata": {**names, **made}}
+
+
+def owner_of(document: object) -> str:
+    """Return the controller that an object of a manifest is, as KIND/NAME; "" for a pod."""
+    if not isinstance(document, dict) or document.get("kind") in {None, "Pod", "PodTemplate"}:
+        return ""
+    name = (document.get("metadata") or {}).get("name")
+    return f"{document['kind']}/{name}" if name else ""
 
 
 def name_for(words: list[str]) -> str:
@@ -132,6 +150,38 @@ def gpu_pod(
     spec["tolerations"] = tolerations
     spec["containers"] = [container]
     return {**({"metadata": metadata} if metadata else {}), "spec": spec}
+
+
+def adapted(
+    template: Object,
+    *,
+    environment: Iterable[str] = (),
+    shm: str | None = None,
+    node: str = "",
+    seconds: int | None = None,
+) -> Object:
+    """Return the template of `gpu_pod` with further wishes.
+
+    Args:
+        template: metadata and spec of a pod with one container.
+        environment: variables as NAME=VALUE.
+        shm: size of /dev/shm as a quantity, None for the runtime's 64 MiB.
+        node: the only node that will do, "" for any.
+        seconds: longest run, None for no limit.
+    """
+    (container,) = template["spec"]["containers"]
+    spec = dict(template["spec"])
+    pairs = (one.partition("=") for one in environment)
+    variables = [{"name": name, "value": value} for name, _, value in pairs]
+    container = {**container, **({"env": variables} if variables else {})}
+    if shm:
+        spec["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}}]
+        container["volumeMounts"] = [{"name": "shm", "mountPath": SHM}]
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    if seconds is not None:
+        spec["activeDeadlineSeconds"] = seconds
+    return {**template, "spec": {**spec, "containers": [container]}}
 
 
 def job_of(template: Object, *, name: str, namespace: str) -> Object:

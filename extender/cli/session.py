@@ -190,18 +190,21 @@ def output_option(command: Callable[P, None]) -> Callable[P, None]:
     )(command)
 
 
-def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+def connection_options(
+    *, environment: bool, timeout: bool = True
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """Return a decorator that adds the connection options to a command.
 
     Args:
         environment: whether the options read environment variables. Only the group does, and the
             options of a subcommand override it.
+        timeout: whether to add --timeout; a subcommand may use that name for itself.
     """
 
     def variable(name: str) -> str | None:
         return name if environment else None
 
-    options = (
+    options = [
         click.option("--url", default="", envvar=variable("IDLEGPU_URL"), metavar="URL",
                      help="URL of the extender (https://localhost:8889); unless set, requests go "
                      "through the API server. [IDLEGPU_URL]"),
@@ -217,9 +220,12 @@ def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Cal
                      metavar="FILE", type=FILE, help="File with the token. [IDLEGPU_TOKEN_FILE]"),
         click.option("--ca-file", default="", envvar=variable("IDLEGPU_CA_FILE"), metavar="FILE",
                      type=FILE, help="CA of the certificate of --url. [IDLEGPU_CA_FILE]"),
-        click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS",
-                     type=Number(0.1, 3600), help="Time limit for one request."),
-    )  # fmt: skip
+    ]  # fmt: skip
+    if timeout:
+        options.append(
+            click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS",
+                         type=Number(0.1, 3600), help="Time limit for one request.")
+        )  # fmt: skip
 
     def add(command: Callable[P, Any]) -> Callable[P, Any]:
         for option in reversed(options):
@@ -229,12 +235,24 @@ def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Cal
     return add
 
 
-def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a subcommand: add the connection options and pass it a `Session` made from them."""
+def connected(command: Callable[..., None], *, timeout: bool = True) -> Callable[..., None]:
+    """Decorate a subcommand: add the connection options and pass it a `Session` made from them.
+
+    Args:
+        command: the subcommand's function.
+        timeout: whether --timeout is a connection option here; else only `idlegpu --timeout` is.
+    """
 
     @functools.wraps(command)
     def run(**values: Any) -> None:  # noqa: ANN401 - a command's own options
-        own = {name: values.pop(name) for name in ConnectionOptions.__dataclass_fields__}
+        own = {
+            name: values.pop(name)
+            for name in ConnectionOptions.__dataclass_fields__
+            if timeout or name != "timeout"
+        }
+        if not timeout:
+            group = click.get_current_context().parent
+            own["timeout"] = group.params["timeout"] if group is not None else 30.0
         command(Session(ConnectionOptions(**own), values.pop("output")), **values)
 
-    return output_option(connection_options(environment=False)(run))
+    return output_option(connection_options(environment=False, timeout=timeout)(run))

@@ -254,6 +254,31 @@ class Weights:
         return {name: weight / total for name, weight in named.items()}
 
 
+class PriceMode(StrEnum):
+    """Effect of prices on the choice of a node, for pods that name no model."""
+
+    IGNORE = "ignore"
+    PREFER = "prefer"
+    """Of nodes as likely to have idle GPUs the cheaper one first."""
+    STRICT = "strict"
+    """Only the cheapest of the nodes that would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices of a GPU-hour.
+
+    Attributes:
+        mode: their effect on the choice of a node.
+        entries: price by model, label or node, as `core.prices.PriceList` reads them.
+        spot_share: part of the model's price that spot nodes cost.
+    """
+
+    mode: PriceMode = PriceMode.IGNORE
+    entries: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    spot_share: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """All settings of a decision.
@@ -272,6 +297,7 @@ class Policy:
     health: Health = field(default_factory=Health)
     load_filter: LoadFilter = field(default_factory=LoadFilter)
     weights: Weights = field(default_factory=Weights)
+    prices: Prices = field(default_factory=Prices)
     mps_share_bytes: int | None = None
     window_seconds: float = 3600.0
     recent_seconds: float = 480.0

@@ -23,8 +23,9 @@ from extender.core.devices.readings import DeviceKey, Holders, Readings
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.labels import ZONE
-from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
-from extender.core.policy import Policy
+from extender.core.nodes.snapshot import NO_PRICE, Flags, Leaving, PoolRow
+from extender.core.policy import Policy, PriceMode, Prices
+from extender.core.prices import MILLI, price_list
 from extender.core.steps import Steps
 from extender.fleet.clocks import PodClocks
 from extender.fleet.departures import Departures, UnattributedEnds, count_unreported
@@ -465,8 +466,15 @@ class NodeAllocations:
                 free=free,
                 zone_id=zone_id,
             )
+            if policy.prices.mode is not PriceMode.IGNORE:
+                row = replace(row, price=self._price(node, row.model_id, policy.prices))
             rows[resource] = self._unattributed_ends.with_freed_devices(node.name, resource, row)
         return rows
+
+    def _price(self, node: NodeRecord, model_id: int, prices: Prices) -> int:
+        """Return the price of a GPU-hour on a node, in thousandths."""
+        found = price_list(prices).of(self.models[model_id], node)
+        return NO_PRICE if found is None else round(found * MILLI)
 
     def _record_use(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
         """Record the memory of pods that have a shared device to themselves.

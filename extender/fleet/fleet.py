@@ -422,6 +422,10 @@ class Fleet:
         """
         return self._allocations.similar_pods.of(record)
 
+    def measured_like(self, kin: Kin) -> tuple[str, list[int]] | None:
+        """Return the memory of the most similar pods in bytes, and the key that they share."""
+        return self._allocations.similar_pods.measured(kin)
+
     def informed(self, request: GpuRequest, kin: Kin) -> GpuRequest:
         """Return a request with what the fleet knows: nodes to avoid, expected memory, targets.
 

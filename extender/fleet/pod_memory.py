@@ -105,11 +105,18 @@ class SimilarPods:
         Args:
             kin: keys of the pod, most specific first.
         """
+        found = self.measured(kin)
+        if found is None:
+            return None
+        most = max(found[1])
+        step = 1 << max(most.bit_length() - 3, 0)
+        return -(-most // step) * step
+
+    def measured(self, kin: Kin) -> tuple[str, list[int]] | None:
+        """Return the memory of each of the most similar pods in bytes, and the key they share."""
         for key in kin:
             if used := self._used.get(key):
-                most = max(used.values())
-                step = 1 << max(most.bit_length() - 3, 0)
-                return -(-most // step) * step
+                return key, list(used.values())
         return None
 
 

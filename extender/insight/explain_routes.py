@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Final
 
 import orjson
 from aiohttp import web
 
 from extender.core.decision.verdicts import NodeVerdict
+from extender.core.policy import Prices
+from extender.core.prices import PriceList
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.gpu_resources import ResourceNames, excess_of
 from extender.core.request.request import GpuRequest, parse_pod_ref, parse_request
@@ -30,8 +31,8 @@ from extender.insight.explain_views import (
 from extender.insight.holders import Holders
 from extender.insight.last_active import Idleness
 from extender.insight.pending import Pending
-from extender.insight.prices import PriceList
 from extender.insight.replicas import ONE, Replicas
+from extender.insight.size import SizeRoute
 from extender.insight.views import Json, request_view
 from extender.insight.what_if import open_nodes, read_asked
 from extender.placement.placer import Placer
@@ -154,7 +155,7 @@ def _problem(problem: AnnotationProblem) -> Json:
     return asdict(problem) | {"message": problem.message}
 
 
-NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
+NO_PRICES: Final = Prices()
 
 
 class ExplainRoutes:
@@ -165,7 +166,7 @@ class ExplainRoutes:
         resources: returns the names of GPU resources.
         clock: seconds since the epoch.
         replicas: this replica and the others.
-        prices: price of a GPU-hour by words of the model.
+        prices: prices of a GPU-hour.
     """
 
     def __init__(
@@ -175,20 +176,23 @@ class ExplainRoutes:
         clock: Callable[[], float],
         *,
         replicas: Replicas = ONE,
-        prices: Mapping[str, float] = NO_PRICES,
+        prices: Prices = NO_PRICES,
     ) -> None:
         fleet = placer.fleet
         self.idleness = Idleness(fleet, clock)
         self.pending = Pending(fleet, placer.history, clock, replicas)
         self.holders = Holders(fleet, self.idleness, clock)
         self._costs = CostRoutes(self.holders, clock)
-        self.set_prices(prices)
+        self.set_prices(prices.entries, prices.spot_share)
         self.explain = Explain(fleet, placer, self.pending, replicas=replicas)
+        self._size = SizeRoute(fleet)
         self._what_if = WhatIf(fleet, placer, resources)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for pending pods, holders, costs and explanations."""
-        parts = (self.pending, self.holders, self._costs, self.explain, self._what_if)
+        parts = (
+            self.pending, self.holders, self._costs, self.explain, self._what_if, self._size
+        )  # fmt: skip
         return [route for part in parts for route in part.routes()]
 
     def peer_routes(self) -> list[web.RouteDef]:
@@ -197,11 +201,11 @@ class ExplainRoutes:
 
     def adopt(self, settings: Settings) -> None:
         """Apply new settings."""
-        self.set_prices(settings.prices)
+        self.set_prices(settings.prices, settings.spot_share)
 
-    def set_prices(self, prices: Mapping[str, float]) -> None:
+    def set_prices(self, prices: Mapping[str, float], spot_share: float = 1.0) -> None:
         """Replace the price list."""
-        self.holders.prices = PriceList(prices)
+        self.holders.prices = PriceList(prices, spot_share)
 
     async def run(self) -> None:
         """Watch the GPUs' activity until cancelled."""

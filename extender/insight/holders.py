@@ -12,11 +12,11 @@ from aiohttp import web
 from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Snapshot
+from extender.core.prices import PriceList, card_share
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder, Sums
 from extender.insight.last_active import ACTIVE_FROM, SWEEP_SECONDS, Idleness
 from extender.insight.pending import moment
-from extender.insight.prices import PriceList, card_share
 from extender.insight.views import GIB, PRODUCT_LABEL, Json
 from extender.server.json_answers import chunks, stream_answer
 from extender.server.query_parameters import (
@@ -259,7 +259,8 @@ class Holders:
             return None
         model = next((device.info.model for device in devices if device.info.model), "")
         node = self._fleet.nodes.get(record.node)
-        return self.prices.of(model or (node.labels.get(PRODUCT_LABEL, "") if node else ""))
+        label = node.labels.get(PRODUCT_LABEL, "") if node else ""
+        return self.prices.of(model or label, node)
 
     def _device(self, record: PodRecord, row: int) -> HeldDevice | None:
         info = self._fleet.store.info(row)

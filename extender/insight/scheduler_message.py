@@ -124,6 +124,8 @@ _HELP_OURS: Final = {
     Rejection.RECONFIGURING: "their MIG layout is being changed: wait until that is done",
     Rejection.WRONG_MODEL: "the pod says idlegpu.io/require-models: `idlegpu best --model MODEL` "
     "shows whether such GPUs exist and are free",
+    Rejection.DEARER: "price is strict, and cheaper nodes would do: they were full for other "
+    "reasons; idlegpu.io/prefer-models names the models that may cost more",
     Rejection.NOT_TARGET: "the pod names its nodes in idlegpu.io/target and none can take it now: "
     'wait, name others, or set idlegpu.io/target-policy to "prefer"',
 }

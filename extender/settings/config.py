@@ -6,11 +6,12 @@ No other module reads the environment.
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from extender.core.policy import Policy, SharedPolicy, Strategy
+from extender.core.policy import Policy, PriceMode, Prices, SharedPolicy, Strategy
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service, shadow_mode
 from extender.settings.admission import Admission
@@ -108,6 +109,12 @@ class Settings(Section):
     decision_log: shadow_mode.DecisionLog = shadow_mode.DecisionLog()
     regret: shadow_mode.RegretSettings = shadow_mode.RegretSettings()
     prices: service.Prices = Field(default={}, description=service.PRICES)
+    price: Annotated[PriceMode, AnyCase] = Field(
+        default=PriceMode.IGNORE, description=service.PRICE
+    )
+    spot_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description=service.SPOT_SHARE
+    )
     pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
     log: service.Log = service.Log()
     max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
@@ -249,6 +256,9 @@ class Settings(Section):
             health=self.health.value(),
             weights=self.weights.value(),
             load_filter=self.load_filter.value(),
+            prices=Prices(
+                mode=self.price, entries=MappingProxyType(self.prices), spot_share=self.spot_share
+            ),
             mps_share_bytes=self.mps_share,
             window_seconds=self.window_seconds,
             recent_seconds=self.recent_seconds,

@@ -42,6 +42,8 @@ LIVE: Final = frozenset(
         "cluster",
         "events",
         "prices",
+        "price",
+        "spot_share",
         "pool_labels",
         "wake",
         "unasked",

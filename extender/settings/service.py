@@ -115,12 +115,33 @@ class DecisionsSettings(Section):
     )
 
 
-Prices = dict[str, Annotated[float, Field(ge=0)]]
+def _check_entry(entry: str) -> str:
+    key, separator, _ = entry.removeprefix("label/").partition("=")
+    if entry.startswith("label/") and not (_LABEL.fullmatch(key) and separator):
+        raise ValueError(f"{entry!r} is not allowed: must be label/NAME=VALUE")
+    if entry == "node/":
+        raise ValueError(f"{entry!r} is not allowed: must be node/NAME")
+    return entry
+
+
+Prices = dict[Annotated[str, AfterValidator(_check_entry)], Annotated[float, Field(ge=0)]]
 
 PRICES: Final = (
-    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}, in any currency: "
-    "page, API and `idlegpu costs` then show the cost of pods; if several entries match, the "
-    "longest counts"
+    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}, by label of the "
+    "node (label/pool=cheap: 0.9) or by node (node/gpu-7: 0.5), in any currency: page, API and "
+    "`idlegpu costs` then show the cost of pods. A node's entry counts before a label's, a label's "
+    "before a model's; of several the longest counts"
+)
+
+PRICE: Final = (
+    "effect of prices on the choice of a node for pods that name no model: ignore; prefer: of "
+    "nodes as likely to have idle GPUs the cheaper one first; strict: only the cheapest of the "
+    "nodes that would do"
+)
+
+SPOT_SHARE: Final = (
+    "part of a model's price that spot nodes cost, known by the labels of Karpenter, EKS, GKE and "
+    "AKS and by node.kubernetes.io/lifecycle=spot"
 )
 
 

@@ -1,11 +1,13 @@
 """`idlegpu run`: print or submit a stock Job that runs a command on GPUs."""
 
+import re
+from functools import partial
 from typing import Final
 
 import click
 
 from extender.cli.formatting import Whole
-from extender.cli.manifests import Object, gpu_pod, job_of, name_for, pod_of, unique
+from extender.cli.manifests import Object, adapted, gpu_pod, job_of, name_for, pod_of, unique
 from extender.cli.remote.errors import ClientError
 from extender.cli.session import Session, connected, dump
 from extender.core.request.targets import parse_targets
@@ -22,8 +24,22 @@ PATHS = {
 }
 
 
+def checked_environment(
+    _: click.Context, __: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Check environment variables.
+
+    Raises:
+        BadParameter: one is not NAME=VALUE.
+    """
+    for one in value:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", one, re.DOTALL):
+            raise click.BadParameter(f"{one!r}: must be NAME=VALUE, such as EPOCHS=3")
+    return value
+
+
 @click.command("run")
-@connected
+@partial(connected, timeout=False)
 @click.option("--gpus", default=1, show_default=True, type=Whole(1, 1024), help="Number of GPUs.")
 @click.option(
     "--resource",
@@ -45,6 +61,13 @@ PATHS = {
 @click.option("--strategy", type=click.Choice(["spread", "pack"]), help="Placement strategy.")
 @click.option("--require-idle", is_flag=True, help="Wait for GPUs known to be idle.")
 @click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE",
+              callback=checked_environment,
+              help="Environment variable; repeatable.")  # fmt: skip
+@click.option("--shm", metavar="QUANTITY", help="Size of /dev/shm, such as 16Gi; part of the RAM.")
+@click.option("--node", default="", metavar="NAME", help="Only this node.")
+@click.option("--timeout", "longest", default="", metavar="DURATION",
+              help="Longest run, such as 90m or 12h; then it is ended.")  # fmt: skip
 @click.option("--cpu", metavar="QUANTITY", help="CPU, such as 8.")
 @click.option("--ram", metavar="QUANTITY", help="Main memory, such as 64Gi.")
 @click.option(
@@ -77,6 +100,10 @@ def command(
     strategy: str | None,
     require_idle: bool,
     image: str,
+    environment: tuple[str, ...],
+    shm: str | None,
+    node: str,
+    longest: str,
     cpu: str | None,
     ram: str | None,
     scheduler: str,
@@ -117,6 +144,13 @@ def command(
             annotations={f"idlegpu.io/{key}": value for key, value in asked.items() if value},
             scheduler=scheduler,
         )
+        template = adapted(
+            template,
+            environment=environment,
+            shm=shm,
+            node=node,
+            seconds=_seconds(longest) if longest else None,
+        )
         item_name = f"{base}-{number}" if len(targets) > 1 else base
         items.append(build(template, name=item_name, namespace=namespace))
     if is_applied:
@@ -125,6 +159,20 @@ def command(
         return
     document = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
     click.echo(dump(document, "json" if session.output == "json" else "yaml"), nl=False)
+
+
+def _seconds(text: str) -> int:
+    """Parse a duration.
+
+    Raises:
+        BadParameter: it is not a duration.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
+    if match is None:
+        raise click.BadParameter(
+            f"{text!r}: must be a number and s, m, h or d, such as 90m", param_hint="--timeout"
+        )
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
 
 
 def _checked(target: str | None) -> str | None:

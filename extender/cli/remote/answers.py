@@ -177,6 +177,21 @@ class VerdictAnswer(Answer):
     reason: str = ""
 
 
+class MeasuredUse(Answer):
+    """Memory that similar pods used of a GPU; `by` is owner, images or requests."""
+
+    by: str
+    pods: int
+    memory_bytes: int
+    least_bytes: int
+
+
+class Size(Answer):
+    """What pods similar to a pod were measured to use; None if none was measured."""
+
+    measured: MeasuredUse | None
+
+
 class ModelCount(Answer):
     """Number of GPUs, or of their replicas, of one model."""
 

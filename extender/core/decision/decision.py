@@ -22,8 +22,8 @@ from extender.core.decision.evaluation_cache import evaluate_cached
 from extender.core.decision.filtering import Code, Codes
 from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score
 from extender.core.nodes.node_names import NamesAt
-from extender.core.nodes.snapshot import Flags, Pool, Ratios, Rows, Snapshot
-from extender.core.policy import Policy
+from extender.core.nodes.snapshot import NO_PRICE, Batch, Flags, Pool, Ratios, Rows, Snapshot
+from extender.core.policy import Policy, PriceMode
 from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy
 
@@ -220,12 +220,14 @@ def decide(
         evaluation = evaluate(snapshot, pool, question)
         evaluation = avoid(evaluation, snapshot, pool, question)
         evaluation = nominate(evaluation, snapshot, pool, question)
-        tally.add(evaluation, _rows_in(snapshot, pool, candidates), pool.batch.zone_id)
+        tally.add(evaluation, _rows_in(snapshot, pool, candidates), pool.batch)
     codes = tally.codes
     if policy.load_filter.is_enabled:
         codes = _refuse_busy(codes, tally)
     if targets:
         codes = _refuse_others(candidates, codes, targets, target_policy)
+    elif policy.prices.mode is PriceMode.STRICT and not request.names_models:
+        codes = _refuse_dearer(codes, tally.prices)
     return Decision(
         candidates=candidates,
         codes=codes,
@@ -265,6 +267,7 @@ class _Tally:
         self.codes: Codes = np.zeros(count, dtype=np.uint8)
         self.scores = np.ones(count)
         self.zones: Rows = np.full(count, -1, dtype=np.intp)
+        self.prices: Rows = np.full(count, NO_PRICE, dtype=np.intp)
         if weighs_load:
             self.load = np.zeros(count)
             self.is_busy: Flags = np.zeros(count, dtype=np.bool_)
@@ -276,13 +279,14 @@ class _Tally:
         code = Code.WRONG_MODEL if self._request.required_models else code
         return np.full(len(self._candidates), code, dtype=np.uint8)
 
-    def add(self, evaluation: Evaluation, rows: Rows, zones: Rows) -> None:
+    def add(self, evaluation: Evaluation, rows: Rows, batch: Batch) -> None:
         """Add the evaluation of one resource; row -1 marks a candidate without the resource."""
         if rows.min(initial=0) >= 0:
             codes, scores = evaluation.codes[rows], evaluation.scores[rows]
-            self.zones = zones[rows]
+            self.zones, self.prices = batch.zone_id[rows], batch.price[rows]
         else:
-            self.zones = np.where(rows < 0, self.zones, np.append(zones, -1)[rows])
+            self.zones = np.where(rows < 0, self.zones, np.append(batch.zone_id, -1)[rows])
+            self.prices = np.where(rows < 0, self.prices, np.append(batch.price, NO_PRICE)[rows])
             codes = np.append(evaluation.codes, np.uint8(Code.PASSES))[rows]
             codes = np.where(rows < 0, self._unknown_codes, codes)
             scores = np.append(evaluation.scores, self._unknown_score)[rows]
@@ -314,6 +318,15 @@ def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
     else:
         refused = passing & (tally.load > tally.load[passing].min() + RELAXED_MARGIN)
     return np.where(refused, np.uint8(Code.BUSY), codes)
+
+
+def _refuse_dearer(codes: Codes, prices: Rows) -> Codes:
+    """Refuse nodes that cost more than another that passes; nodes without a price pass."""
+    known = (codes == Code.PASSES) & (prices != NO_PRICE)
+    if not known.any():
+        return codes
+    is_dearer = known & (prices > prices[known].min())
+    return np.where(is_dearer, np.uint8(Code.DEARER), codes)
 
 
 def _refuse_others(

@@ -17,6 +17,7 @@ from extender.core.decision.victims import batch_after
 from extender.core.devices.gpu_models import normalize_model
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
+    NO_PRICE,
     Batch,
     Flags,
     Pool,
@@ -28,7 +29,8 @@ from extender.core.nodes.snapshot import (
     batch_rows,
     replace_rows,
 )
-from extender.core.policy import Policy
+from extender.core.policy import Policy, PriceMode
+from extender.core.prices import MILLI
 from extender.core.request.request import GpuRequest
 
 Bands = npt.NDArray[np.int8]
@@ -145,6 +147,7 @@ class Wants:
         model: rank of the node's model in the pod's list, `PLACES` for the first.
         is_wrong_model: whether the node's model is none that the pod requires.
         hosts: CPU and memory requests.
+        weighs_price: whether the price of a node counts for the pod.
     """
 
     asks: DeviceRequests
@@ -153,6 +156,7 @@ class Wants:
     model: Rows
     is_wrong_model: Flags
     hosts: "HostAsks"
+    weighs_price: Flags
 
     @classmethod
     def of_all(cls, question: "EvaluationRequest", models: Sequence[str], batch: Batch) -> "Wants":
@@ -165,6 +169,7 @@ class Wants:
             model=model_places(models, request.preferred_models)[batch.model_id],
             is_wrong_model=model_places(models, request.required_models)[batch.model_id] == 0,
             hosts=HostAsks.of([request], [1]),
+            weighs_price=np.array([not request.names_models]),
         )
 
     @classmethod
@@ -198,6 +203,7 @@ class Wants:
             model=places(request.preferred_models for request in requests),
             is_wrong_model=places(request.required_models for request in requests) == 0,
             hosts=HostAsks.of(requests, lengths),
+            weighs_price=column(not request.names_models for request in requests) > 0,
         )
 
 
@@ -212,6 +218,7 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
         wants.model,
         wants.hosts.spare_devices(batch, wants.asks.count),
         policy.weights,
+        cheapness=cheapness(batch, policy, wants.weighs_price),
     )
     return Evaluation(
         codes=reject(
@@ -225,6 +232,22 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
         bands=bands.astype(np.int8),
         utilization=mean(assessment.utilization, assessment.works, assessment.working),
     )
+
+
+def cheapness(batch: Batch, policy: Policy, weighs_price: Flags) -> Ratios | float:
+    """Return how cheap each node is, 1 for nothing, 0 for the highest price or an unknown one.
+
+    Args:
+        batch: the nodes.
+        policy: the policy with the prices; 0 unless they are preferred.
+        weighs_price: whether the price counts for the pod; one per node, or one for all.
+    """
+    highest = max(policy.prices.entries.values(), default=0.0)
+    if policy.prices.mode is not PriceMode.PREFER or not highest:
+        return 0.0
+    cheap = 1.0 - batch.price / (highest * MILLI)
+    known: Ratios = np.where(batch.price == NO_PRICE, 0.0, np.clip(cheap, 0.0, 1.0))
+    return np.where(weighs_price, known, 0.0)
 
 
 def evaluate_for(question: "EvaluationRequest", batch: Batch, models: Sequence[str]) -> Evaluation:

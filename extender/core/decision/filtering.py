@@ -24,6 +24,7 @@ class Rejection(StrEnum):
     RECONFIGURING = "node(s) had GPUs that are being reconfigured"
     WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
     NOT_TARGET = "node(s) were not the pod's target"
+    DEARER = "node(s) had dearer GPUs than other nodes that would do"
 
     @property
     def is_resolvable(self) -> bool:
@@ -44,6 +45,7 @@ class Code(IntEnum):
     RECONFIGURING = 7
     WRONG_MODEL = 8
     NOT_TARGET = 9
+    DEARER = 10
 
     @property
     def rejection(self) -> Rejection | None:
@@ -56,7 +58,7 @@ class Code(IntEnum):
         return "" if self is Code.PASSES else Rejection[self.name].value
 
 
-RELATIVE_CODES: Final = (Code.BUSY, Code.NOT_TARGET)
+RELATIVE_CODES: Final = (Code.BUSY, Code.NOT_TARGET, Code.DEARER)
 """Rejections that depend on the other candidates."""
 
 

@@ -35,6 +35,7 @@ class Grounds:
         room: share of working devices with enough memory for the pod.
         unhealthy: share of the certainty that ill health costs.
         suspicion: share of the certainty that early failures cost.
+        price: price of a GPU-hour, None if it does not count for the pod.
         place: rank in the pod's list of models, from 1; 0 if unlisted, None without a list.
         strategy: the pod's strategy.
         is_shared: the resource counts replicas.
@@ -55,6 +56,7 @@ class Grounds:
     unhealthy: float
     suspicion: float
     place: int | None
+    price: float | None = None
     strategy: Strategy
     is_shared: bool
     allocatable: int
@@ -96,6 +98,8 @@ def _doubts(grounds: Grounds) -> Iterator[str]:
     """Yield the clauses about preferred model, memory, health and early failures."""
     if grounds.place is not None:
         yield f"{PREFERRED} {grounds.place}" if grounds.place else f"no {PREFERRED}"
+    if grounds.price is not None:
+        yield f"{grounds.price:g} per GPU-hour"
     if grounds.room < 1:
         yield f"{ROOM} {_percent(grounds.room)} of its GPUs"
     if grounds.unhealthy:

@@ -18,6 +18,7 @@ from extender.core.decision.scoring import (
     LOAD,
     MOST_FIT,
     PLACES,
+    PRICE,
     SHARED,
     UNITS,
     calm,
@@ -34,6 +35,7 @@ BAND: Final = "likely to land on idle GPUs"
 MODEL: Final = "preferred model"
 ROOM: Final = "GPUs with room for its memory"
 CERTAINTY: Final = "certainty and health"
+CHEAP: Final = "low price"
 FULLNESS: Final = "few GPUs left over"
 NUMBER: Final = "many idle GPUs"
 CALM: Final = {
@@ -114,6 +116,7 @@ def break_down(
     *,
     strategy: Strategy,
     weights: Weights,
+    cheapness: Ratios | None = None,
 ) -> tuple[Breakdown, ...]:
     """Break down the score of each node of a batch.
 
@@ -124,6 +127,7 @@ def break_down(
         spare: number of further devices for which each node has CPU and memory.
         strategy: the pod's strategy.
         weights: weights of the terms of `calm`.
+        cheapness: as in `scoring.score`, None if prices do not count.
     """
     landing = assessment.landing
     band = bands(assessment.band_chance, landing.needed)
@@ -138,6 +142,7 @@ def break_down(
         certain=certain,
         steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
         fit=fit(batch, assessment, kind, spare, quiet) - _load_units(batch, strategy) * quiet,
+        cheapness=cheapness,
         load=_load_units(batch, strategy),
         calm={
             name: mean(value, assessment.works, assessment.working)
@@ -175,6 +180,7 @@ class _Columns:
     certain: Ratios
     steps: Ratios
     fit: Ratios
+    cheapness: Ratios | None
     load: Ratios
     calm: dict[str, Ratios]
     shares: dict[str, float]
@@ -188,6 +194,8 @@ def _parts(columns: _Columns, at: int) -> Iterator[Part]:
     yield _part(MODEL, _MODEL * PLACES, place / PLACES)
     yield _part(ROOM, _ROOM * STEPS, float(columns.room[at]) / STEPS)
     yield _part(CERTAINTY, _CERTAINTY * STEPS, float(columns.steps[at]) / STEPS)
+    if columns.cheapness is not None:
+        yield _part(CHEAP, PRICE, float(columns.cheapness[at]))
     load = float(columns.load[at])
     if load < 1:
         yield _part(columns.fit_name, MOST_FIT, float(columns.fit[at]) / MOST_FIT)

@@ -10,8 +10,8 @@ from left to right:
     score = ((((band x 17 + model) x 17 + room) x 17 + certainty) x 320 + fit) / 4,716,480
 
 `band` is 0 to 2; `model`, `room` and `certainty` are 0 to 16; `fit` includes the load and stays
-below `FIT` / 2. No digit overflows into the next. `fit` fills only half of its digit, so that nodes
-of different certainty stay clearly apart, also after rounding for kube-scheduler.
+at most `FIT` / 2. With prices it is up to `PRICE` higher on cheap nodes. No digit overflows into
+the next, and nodes of different certainty stay apart, also after rounding for kube-scheduler.
 """
 
 from typing import Final
@@ -53,6 +53,9 @@ LOAD: Final = 0.003
 SHARED: Final = 160
 """Units of the load on shared devices, where the load is the fit."""
 
+PRICE: Final = 120
+"""Units of a node that costs nothing against one with the highest price of the list."""
+
 SHARED_CERTAINTY: Final = dict(
     zip(LEAST, (steps_of(np.array([*LEAST.values()])) / STEPS).tolist(), strict=True)
 )
@@ -79,6 +82,8 @@ def score(
     model: Rows,
     spare: Ratios,
     weights: Weights = WEIGHTS,
+    *,
+    cheapness: Ratios | float = 0.0,
 ) -> tuple[Ratios, Rows]:
     """Score each node of the batch.
 
@@ -92,6 +97,7 @@ def score(
             one for all.
         spare: number of further devices for which the node has CPU and memory once it runs the pod.
         weights: weights of the terms of `calm`.
+        cheapness: 0 for the highest price to 1 for nothing; 0 if prices do not count.
 
     Returns:
         Scores from 0 to 1, and bands; one per node.
@@ -106,7 +112,7 @@ def score(
     )
     digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(assessment.room)
     digits = digits * (STEPS + 1) + steps_of(certain)
-    fitting = fit(batch, assessment, strategy, spare, quiet)
+    fitting = fit(batch, assessment, strategy, spare, quiet) + PRICE * cheapness
     return (digits * FIT + fitting) / UNITS, band
 
 

@@ -12,6 +12,7 @@ from extender.core.decision.evaluation import (
     HostAsks,
     add_suspicion,
     batch_of,
+    cheapness,
     estimates,
     evaluate_after,
     evaluate_for,
@@ -24,8 +25,9 @@ from extender.core.decision.ranking_reasons import NOMINATED, Grounds, reason
 from extender.core.decision.score_parts import Breakdown, Factor, Part, break_down
 from extender.core.decision.scoring import PLACES, free_after, idle_devices, mean, penalty
 from extender.core.nodes.batches import take_batch, with_rows
-from extender.core.nodes.snapshot import Batch, Pool, Ratios, Rows, Snapshot
-from extender.core.policy import Policy
+from extender.core.nodes.snapshot import NO_PRICE, Batch, Pool, Ratios, Rows, Snapshot
+from extender.core.policy import Policy, PriceMode
+from extender.core.prices import MILLI
 from extender.core.request.request import GpuRequest
 
 
@@ -345,7 +347,15 @@ def _break_down(evidence: VerdictEvidence, assessment: Assessment) -> tuple[Brea
         _spare(evidence),
         strategy=evidence.request.strategy,
         weights=evidence.policy.weights,
+        cheapness=_cheapness(evidence),
     )
+
+
+def _cheapness(evidence: VerdictEvidence) -> Ratios | None:
+    """Return how cheap each node is, None if prices do not count for the pod."""
+    names_models = np.array([evidence.request.names_models])
+    found = cheapness(evidence.batch, evidence.policy, ~names_models)
+    return None if isinstance(found, float) or names_models[0] else found
 
 
 def _places(evidence: VerdictEvidence) -> Rows | None:
@@ -386,6 +396,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
                 room=float(assessment.room[at]),
                 unhealthy=float(unfit[at]),
                 suspicion=float(batch.suspicion[at]),
+                price=_price_of(evidence, at),
                 place=None if places is None else _place_in_words(int(places[at])),
                 strategy=request.strategy,
                 is_shared=bool(batch.is_shared[at]),
@@ -398,6 +409,14 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
         )
         for at in range(len(batch))
     ]
+
+
+def _price_of(evidence: VerdictEvidence, at: int) -> float | None:
+    """Return a node's price if it counts for the pod, else None."""
+    price = int(evidence.batch.price[at])
+    counts = evidence.policy.prices.mode is not PriceMode.IGNORE
+    is_weighed = counts and price != NO_PRICE and not evidence.request.names_models
+    return price / MILLI if is_weighed else None
 
 
 def _place_in_words(place: int) -> int:

@@ -24,6 +24,9 @@ Column = TypeVar("Column", bound=npt.NDArray[np.generic])
 NO_LIMIT = 1 << 60
 """Free CPU or memory of a node if unknown."""
 
+NO_PRICE = -1
+"""Price of a GPU-hour on a node if unknown."""
+
 NO_DEVICE = -1
 """Slot value of a missing device: pads nodes with fewer devices than the widest node."""
 
@@ -182,6 +185,7 @@ class PoolRow:
         serves_claims: ResourceClaims may hold devices outside the resource's count.
         model_id: row of the devices' model in the snapshot's models.
         zone_id: number of the node's zone, 0 without one.
+        price: price of a GPU-hour in thousandths, `NO_PRICE` if unknown.
         free_millicores: CPU of the node that no pod requests, `NO_LIMIT` if unknown.
         free_bytes: memory of the node that no pod requests, `NO_LIMIT` if unknown.
         undeclared: per slot of a shared device, tenants that declared no memory.
@@ -212,6 +216,7 @@ class PoolRow:
     serves_claims: bool = False
     model_id: int = 0
     zone_id: int = 0
+    price: int = NO_PRICE
     free_millicores: int = NO_LIMIT
     free_bytes: int = NO_LIMIT
     undeclared: tuple[int, ...] = ()
@@ -334,6 +339,7 @@ class Batch:
     is_reconfiguring: Flags
     model_id: Rows
     zone_id: Rows
+    price: Rows
     free_millicores: Rows
     free_bytes: Rows
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
@@ -346,7 +352,7 @@ BYTES_PER_SLOT = ("guessed_bytes", "declared_bytes")
 PER_SLOT = ("used", "assumed", "assumed_shares", "loading", *BYTES_PER_SLOT)
 PER_NODE = (
     *("replicas", "allocatable", "withdrawn", "held", "taken", "just_freed", "model_id"),
-    "zone_id",
+    *("zone_id", "price"),
     *("free_millicores", "free_bytes"),
 )
 FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_presumed", "is_reconfiguring")

@@ -100,6 +100,11 @@ class GpuRequest:
     own: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
+    def names_models(self) -> bool:
+        """Whether the pod names GPU models, so that their price does not matter to it."""
+        return bool(self.preferred_models or self.required_models)
+
+    @property
     def may_wait(self) -> bool:
         """Whether the pod waits for its own demands rather than go to an unsuitable node."""
         is_bound = self.targets and self.target_policy is TargetPolicy.REQUIRE

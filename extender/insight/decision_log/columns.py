@@ -18,6 +18,7 @@ from extender.core.nodes.snapshot import (
     BYTES_PER_SLOT,
     FLAGS,
     NO_LIMIT,
+    NO_PRICE,
     PER_NODE,
     PER_SLOT,
     Batch,
@@ -49,6 +50,7 @@ LATER: Final[Mapping[str, object]] = {
     "just_freed": 0,
     "is_presumed": False,
     "zone_id": 0,
+    "price": NO_PRICE,
     "free_millicores": NO_LIMIT,
     "free_bytes": NO_LIMIT,
 }

@@ -149,6 +149,35 @@ def test_there_is_one_job_for_each_target(run: Run) -> None:
     ]
 
 
+def test_environment_shared_memory_node_and_time_limit_are_set(run: Run) -> None:
+    job = printed(
+        run, "--env", "EPOCHS=3", "--env", "A=b=c", "--shm", "16Gi", "--node", "gpu-1",
+        "--timeout", "90m", "--", "true",
+    )  # fmt: skip
+
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["env"] == [
+        {"name": "EPOCHS", "value": "3"}, {"name": "A", "value": "b=c"},
+    ]  # fmt: skip
+    assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
+    assert spec["volumes"] == [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
+    ]
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "gpu-1"}
+    assert spec["activeDeadlineSeconds"] == 5400
+
+
+@pytest.mark.parametrize(
+    "option", [("--env", "EPOCHS"), ("--env", "1=2"), ("--timeout", "90"), ("--timeout", "0m")]
+)
+def test_a_wish_that_cannot_be_read_is_refused(run: Run, option: tuple[str, str]) -> None:
+    result = run("run", *option, "--", "true")
+
+    assert result.exit_code == 2
+    assert f"{option[1]!r}: must be" in result.stderr
+
+
 def test_a_target_that_cannot_be_read_is_refused(run: Run) -> None:
     result = run("run", "--target", "gpu-1::x", "--", "true")
 

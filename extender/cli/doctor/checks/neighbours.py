@@ -32,6 +32,7 @@ REFUSALS: Final = (
     "node(s) had GPUs that are being reconfigured",
     "node(s) had GPUs of other models than the pod requires",
     "node(s) were not the pod's target",
+    "node(s) had dearer GPUs than other nodes that would do",
 )
 """Rejection reasons of the extender, as kube-scheduler counts them in a pod's condition."""
 REQUIRES_IDLE: Final = "idlegpu.io/require-idle"

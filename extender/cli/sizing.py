@@ -1,0 +1,269 @@
+"""Propose the GPUs of a task from its command, from its description, and from similar pods.
+
+The numbers for a description are those of dense language models; a measurement or an option of the
+command counts before them.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+GIB: Final = 1 << 30
+BILLION: Final = 1e9
+
+CARD_BYTES: Final = 80 * GIB
+USABLE: Final = 0.9
+"""Part of a card that a task may fill; CUDA contexts and fragments take the rest."""
+ROOM: Final = 1.2
+"""Proposed memory relative to the most that similar pods used, as `idlegpu advise` has it."""
+SHARE_BYTES: Final = 12 * GIB
+"""Serving tasks up to this size are proposed for a share of a GPU."""
+NODE_GPUS: Final = 8
+
+
+class Certainty(StrEnum):
+    """How much a proposal can be relied on."""
+
+    MEASURED = "measured"
+    STATED = "stated"
+    ESTIMATED = "estimated"
+    GUESSED = "guessed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A kind of task, known by words of its description.
+
+    Attributes:
+        name: for people.
+        words: beginnings of words, in lower case.
+        bytes_each: memory for each parameter of the model.
+        billions: parameters in billions, if the description does not say.
+        serves: whether it waits for requests, so that pods can share a GPU.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    bytes_each: float
+    billions: float
+    serves: bool = False
+
+
+TASKS: Final = (
+    Task(name="fine-tuning with 4-bit weights", words=("qlora",), bytes_each=1.0, billions=7),
+    Task(
+        name="fine-tuning of adapters",
+        words=("lora", "peft", "adapter"),
+        bytes_each=2.8,
+        billions=7,
+    ),
+    Task(
+        name="training",
+        words=("fine-tun", "finetun", "fine tun", "train", "pretrain", "sft", "rlhf", "dpo"),
+        bytes_each=18.0,
+        billions=1,
+    ),
+    Task(
+        name="embedding",
+        words=("embed", "rerank", "classif"),
+        bytes_each=2.4,
+        billions=0.6,
+        serves=True,
+    ),
+    Task(
+        name="inference with 4-bit weights",
+        words=("awq", "gptq", "int4", "4-bit", "4 bit", "gguf"),
+        bytes_each=0.8,
+        billions=7,
+        serves=True,
+    ),
+    Task(
+        name="inference with 8-bit weights",
+        words=("fp8", "int8", "8-bit", "8 bit"),
+        bytes_each=1.4,
+        billions=7,
+        serves=True,
+    ),
+    Task(
+        name="inference",
+        words=("infer", "serv", "chat", "generat", "vllm", "sglang", "tgi"),
+        bytes_each=2.4,
+        billions=7,
+        serves=True,
+    ),
+)
+"""The first whose words occur counts. Bytes for each parameter: mixed-precision training with Adam
+needs 16 (2 for the weights, 2 for gradients, 12 for 32-bit copies and moments: Rajbhandari et al.,
+ZeRO, 2020) and room for activations; 16-bit inference 2, and a fifth for the cache."""
+
+LARGE_BILLIONS: Final = 70.0
+"""What "a large model" means without a number."""
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(billion|bn|b|million|m)\b", re.IGNORECASE)
+_LARGE: Final = re.compile(r"\blarge\b|\bllm\b", re.IGNORECASE)
+_PARALLEL: Final = re.compile(
+    r"""(?:--tensor[-_]parallel[-_]size|--tp[-_]size|--tp|-tp|\btensor_parallel_size|\btp_size)"""
+    r"""["']?[\s=:]+["']?(\d{1,3})\b"""
+)
+_SCALES: Final[Mapping[str, float]] = {"billion": 1.0, "bn": 1.0, "b": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What similar pods used.
+
+    Attributes:
+        by: what makes them similar: owner, images or requests.
+        pods: number of these pods.
+        memory_bytes: the most that one of them used of a GPU.
+    """
+
+    by: str
+    pods: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """GPUs for a task.
+
+    Attributes:
+        gpus: number of GPUs, or 1 if a share is enough.
+        memory_bytes: memory needed on each GPU, None if unknown.
+        models: models with that much memory, for `idlegpu.io/prefer-models`; () if any will do.
+        is_share_enough: whether a share of a GPU is enough.
+        certainty: how much the proposal can be relied on.
+        because: the reasons, in words.
+    """
+
+    gpus: int
+    memory_bytes: int | None
+    models: tuple[str, ...]
+    is_share_enough: bool
+    certainty: Certainty
+    because: tuple[str, ...]
+
+
+def propose(text: str, command: str = "", measured: Measured | None = None) -> Proposal:
+    """Propose the GPUs of a task.
+
+    Args:
+        text: description of the task, "" without one.
+        command: its command, arguments and further configuration as one text.
+        measured: what similar pods used, None if unknown.
+
+    Example:
+        >>> found = propose("fine-tune a 7 billion model")
+        >>> found.gpus, found.certainty.value, found.because[-1]
+        (2, 'estimated', 'training of 7 billion parameters: 18 bytes for each, 118 GiB in all')
+        >>> propose("", "vllm serve m --tensor-parallel-size 4").gpus
+        4
+    """
+    described = f"{text} {command}"
+    task = _task_of(described)
+    billions, is_stated = _billions(described, task)
+    parallel = _PARALLEL.search(command)
+    because: list[str] = []
+    total = math.ceil(billions * BILLION * task.bytes_each) if task and billions else 0
+    if parallel is not None:
+        gpus = int(parallel[1])
+        because.append(f"the command spreads the model over {gpus} GPUs: {parallel[0].strip()}")
+    else:
+        gpus = _gpus_for(total)
+    each = math.ceil(total / gpus / GIB) * GIB if total else None
+    certainty = Certainty.ESTIMATED if is_stated else Certainty.GUESSED
+    if measured is not None:
+        each = math.ceil(measured.memory_bytes * ROOM / GIB) * GIB
+        gpus = gpus if parallel is not None else 1
+        certainty = Certainty.MEASURED
+        because.append(
+            f"{measured.pods} pods with the same {measured.by} used up to "
+            f"{measured.memory_bytes / GIB:.1f} GiB of a GPU; a fifth more is proposed"
+        )
+    elif task is None:
+        certainty = Certainty.STATED if parallel is not None else Certainty.GUESSED
+        because.append("nothing says what the task is: one GPU, and no memory is reserved")
+    else:
+        because.append(_estimate_words(task, billions, total, is_stated=is_stated))
+    if gpus > NODE_GPUS:
+        because.append(f"more than {NODE_GPUS} GPUs: several pods, one for each node")
+    return Proposal(
+        gpus=gpus,
+        memory_bytes=each,
+        models=_models(each),
+        is_share_enough=gpus == 1
+        and each is not None
+        and each <= SHARE_BYTES
+        and (task is None or task.serves),
+        certainty=certainty,
+        because=tuple(because),
+    )
+
+
+def _task_of(text: str) -> Task | None:
+    lowered = text.lower()
+    return next(
+        (
+            task
+            for task in TASKS
+            if any(re.search(rf"(?<![a-z]){re.escape(word)}", lowered) for word in task.words)
+        ),
+        None,
+    )
+
+
+def _billions(text: str, task: Task | None) -> tuple[float, bool]:
+    """Return the model's parameters in billions, and whether the text states them."""
+    stated = _SIZE.search(text)
+    if stated is not None:
+        scale = _SCALES.get(stated[2].lower(), 1e-3)
+        return float(stated[1]) * scale, True
+    if task is None:
+        return 0.0, False
+    return (LARGE_BILLIONS if _LARGE.search(text) else task.billions), False
+
+
+def _gpus_for(total: int) -> int:
+    """Return the number of cards for that much memory, a power of two."""
+    cards = max(math.ceil(total / (CARD_BYTES * USABLE)), 1)
+    return 1 << (cards - 1).bit_length()
+
+
+def _estimate_words(task: Task, billions: float, total: int, *, is_stated: bool) -> str:
+    known = "" if is_stated else ", assumed because no size is given"
+    return (
+        f"{task.name} of {billions:g} billion parameters{known}: {task.bytes_each:g} bytes for "
+        f"each, {math.ceil(total / GIB)} GiB in all"
+    )
+
+
+def _models(each: int | None) -> tuple[str, ...]:
+    """Return usual models with that much memory; () if nearly all have it."""
+    if each is None or each <= 15 * GIB:
+        return ()
+    if each <= 22 * GIB:
+        return ("L4", "A10", "L40S", "A100", "H100")
+    if each <= 44 * GIB:
+        return ("L40S", "A40", "A100 80GB", "H100")
+    return ("A100 80GB", "H100", "H200")
+
+
+def texts_in(document: object) -> Iterator[str]:
+    """Yield all texts and numbers of a decoded manifest with their keys, in order.
+
+    Example:
+        >>> list(texts_in({"args": ["--tp", "4"], "n": 1}))
+        ['args:', '--tp', '4', 'n:', '1']
+    """
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            yield f"{key}:"
+            yield from texts_in(value)
+    elif isinstance(document, Sequence) and not isinstance(document, str):
+        for item in document:
+            yield from texts_in(item)
+    elif isinstance(document, str | int) and not isinstance(document, bool):
+        yield str(document)

@@ -1,0 +1,124 @@
+"""Price of a GPU-hour on a node, and the share of a card that a MIG instance has."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from extender.core.devices.gpu_models import normalize_model
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.policy import Prices
+
+SLICES: Final = 7
+FOUR_SLICES: Final = ("A30", "RTX PRO")
+"""Cards with four compute slices; all other MIG cards have seven."""
+
+_PROFILE: Final = re.compile(r"(\d+)g\.")
+
+
+MILLI: Final = 1000
+"""Prices in columns are whole thousandths."""
+
+NODE: Final = "node/"
+LABEL: Final = "label/"
+"""Prefixes of entries for a node (`node/gpu-7`), and for nodes with a label (`label/KEY=VALUE`)."""
+
+SPOT_LABELS: Final = (
+    ("node.kubernetes.io/lifecycle", "spot"),
+    ("karpenter.sh/capacity-type", "spot"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("cloud.google.com/gke-spot", "true"),
+    ("cloud.google.com/gke-preemptible", "true"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+)
+"""Labels of nodes that may be taken away at any time and cost less."""
+
+
+@lru_cache(maxsize=4)
+def _compile(entries: tuple[tuple[str, float], ...], spot_share: float) -> "PriceList":
+    return PriceList(dict(entries), spot_share)
+
+
+def price_list(prices: Prices) -> "PriceList":
+    """Return the compiled price list of a policy."""
+    return _compile(tuple(prices.entries.items()), prices.spot_share)
+
+
+class PriceList:
+    """Prices of a GPU-hour by node, by label of the node, or by words in the model name.
+
+    Args:
+        prices: price by entry, as in the settings, e.g. `{"H100": 2.5, "A100 80GB": 1.4}`. An entry
+            for a node counts before one for a label, and that before one for a model.
+        spot_share: part of the model's price that spot nodes cost.
+
+    Example:
+        >>> prices = PriceList({"A100": 1.0, "A100 80GB": 1.4})
+        >>> prices.of("NVIDIA A100-SXM4-80GB"), prices.of("NVIDIA A10")
+        (1.4, None)
+    """
+
+    def __init__(self, prices: Mapping[str, float], spot_share: float = 1.0) -> None:
+        # If several entries match, the longest wins.
+        longest_first = sorted(prices, key=lambda words: (-len(words), words))
+        self._nodes = {name: prices[name] for name in prices if name.startswith(NODE)}
+        self._labels = [
+            (key, value, prices[name])
+            for name in longest_first
+            if name.startswith(LABEL)
+            for key, _, value in [name.removeprefix(LABEL).partition("=")]
+        ]
+        self._models = [
+            (frozenset(normalize_model(words).split()), prices[words])
+            for words in longest_first
+            if not words.startswith((NODE, LABEL))
+        ]
+        self._spot_share = spot_share
+        self._of: dict[str, float | None] = {}
+        self.highest = max(prices.values(), default=0.0)
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes or self._labels or self._models)
+
+    def of(self, model: str, node: NodeRecord | None = None) -> float | None:
+        """Return the price of one card-hour, None if the list has no match.
+
+        Args:
+            model: model name from any source, "" if unknown.
+            node: the card's node, None if unknown.
+        """
+        if node is None:
+            return self._of_model(model)
+        own = self._nodes.get(f"{NODE}{node.name}")
+        if own is not None:
+            return own
+        labelled = (price for key, value, price in self._labels if node.label(key) == value)
+        found = next(labelled, None)
+        if found is not None:
+            return found
+        found = self._of_model(model)
+        is_spot = any(node.label(key) == value for key, value in SPOT_LABELS)
+        return found * self._spot_share if found is not None and is_spot else found
+
+    def _of_model(self, model: str) -> float | None:
+        if model not in self._of:
+            has = frozenset(normalize_model(model).split())
+            fits = (price for words, price in self._models if words <= has)
+            self._of[model] = next(fits, None) if model else None
+        return self._of[model]
+
+
+def card_share(model: str, profile: str) -> float:
+    """Return a MIG instance's share of its card's compute, 1 for a whole card.
+
+    Example:
+        >>> card_share("NVIDIA H100", "3g.40gb") == 3 / 7, card_share("NVIDIA A30", "2g.12gb")
+        (True, 0.5)
+        >>> card_share("NVIDIA H100", "")
+        1.0
+    """
+    found = _PROFILE.match(profile)
+    if found is None:
+        return 1.0
+    slices = 4 if any(name in model for name in FOUR_SLICES) else SLICES
+    return min(int(found[1]) / slices, 1.0)

@@ -1,0 +1,67 @@
+"""The route POST /v1/size: what similar pods were measured to use."""
+
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from extender.core.nodes.pod_owners import kin_of, owner_key
+from extender.core.untyped import mapping_of, text_of
+from extender.fleet.fleet import Fleet
+from extender.insight.views import Json
+from extender.runtime.decoding import MalformedError, decode_with
+from extender.server.json_answers import document_answer, error_answer
+from extender.server.query_parameters import check_parameters, refusing
+from extender.server.redaction import VIEWER, sees
+
+PATH: Final = "/v1/size"
+MAX_BODY: Final = 1 << 20
+BY: Final = ("owner", "images", "requests")
+"""What makes pods similar, the most telling first; the order of a pod's keys."""
+
+
+class SizeRoute:
+    """Answers POST /v1/size.
+
+    Args:
+        fleet: state of the fleet.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route POST /v1/size."""
+        return [web.post(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"owner"}))
+        body = bytearray()
+        async for part in request.content.iter_any():
+            body += part
+            if len(body) > MAX_BODY:
+                return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
+        try:
+            pod = mapping_of(decode_with(orjson.loads, body))
+        except MalformedError as error:
+            return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
+        namespace = text_of(mapping_of(pod.get("metadata")).get("namespace")) or "default"
+        kin = kin_of(
+            {**pod, "metadata": {**mapping_of(pod.get("metadata")), "namespace": namespace}}
+        )
+        owner = request.query.get("owner")
+        if owner:
+            kin = (owner_key(namespace, owner, ""), *kin[1:])
+        await VIEWER.get().learn({namespace})
+        return await document_answer(
+            request, {"measured": self._measured(kin) if sees(namespace) else None}
+        )
+
+    def _measured(self, kin: tuple[str, ...]) -> Json | None:
+        """Return what the most similar pods used; None if none was measured."""
+        found = self._fleet.measured_like(kin)
+        if found is None:
+            return None
+        key, used = found
+        by = next((name for name in BY[1:] if f" {name} " in key), BY[0])
+        return {"by": by, "pods": len(used), "memory_bytes": max(used), "least_bytes": min(used)}

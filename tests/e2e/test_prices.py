@@ -1,0 +1,34 @@
+"""Prices in the choice of a node, beside the soft wishes of kube-scheduler."""
+
+import pytest
+
+from simulation.models import A100_40GB, V100
+from testkit.controlplane.objects import pod
+from testkit.controlplane.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+PRICES = {"A100": 2.0, "V100": 0.5}
+
+
+async def test_the_cheaper_of_two_idle_nodes_is_taken_unless_the_pod_names_the_dearer(
+    world: World,
+) -> None:
+    dear, cheap = world.add("a-a100", 2, A100_40GB), world.add("z-v100", 2, V100)
+    await world.start({"prices": PRICES, "price": "prefer"})
+
+    assert await world.place(pod("any")) == cheap
+    named = pod("named", annotations={"idlegpu.io/prefer-models": "A100"})
+    assert await world.place(named) == dear
+    # The cheap node is full after this one, and a dear GPU is better than none.
+    assert await world.place_all(pod(f"pod-{number}") for number in range(2)) == [cheap, dear]
+
+
+async def test_strict_prices_leave_the_dear_node_to_those_who_find_no_cheap_one(
+    world: World,
+) -> None:
+    dear, cheap = world.add("a-a100", 2, A100_40GB), world.add("z-v100", 1, V100)
+    await world.start({"prices": PRICES, "price": "strict"})
+
+    assert await world.place(pod("first")) == cheap
+    assert await world.place(pod("second")) == dear

@@ -1,0 +1,117 @@
+"""GPUs that are proposed for a task, and what the proposal rests on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extender.cli.sizing import GIB, Certainty, Measured, propose, texts_in
+from testkit.cli_serving import Run
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "gpus", "gib", "is_share", "certainty"),
+    [
+        ("fine-tune a 7 billion model", "", 2, 59, False, "estimated"),
+        ("fine-tune a 7B model with LoRA", "", 1, 19, False, "estimated"),
+        ("qlora on 13b", "", 1, 13, False, "estimated"),
+        ("pretraining, 350 million parameters", "", 1, 6, False, "estimated"),
+        ("train a large model", "", 32, 37, False, "guessed"),
+        ("inference with an 8B model", "", 1, 18, False, "estimated"),
+        ("serve a 70b model in fp8", "", 2, 46, False, "estimated"),
+        ("embeddings for search", "", 1, 2, True, "guessed"),
+        ("something else", "", 1, None, False, "guessed"),
+        ("", "vllm serve meta/Llama-3.1-70B --tensor-parallel-size 4", 4, 40, False, "estimated"),
+        ("", "python -m sglang.launch_server --tp=2 --model m-8b", 2, 9, False, "estimated"),
+        ("", "tensor_parallel_size: 8", 8, None, False, "stated"),
+        ("", "trtllm-serve x --tp_size 2", 2, 8, False, "guessed"),
+    ],
+)
+def test_a_proposal_says_what_it_rests_on(
+    text: str, command: str, gpus: int, gib: int | None, is_share: bool, certainty: str
+) -> None:
+    found = propose(text, command)
+
+    assert (found.gpus, found.is_share_enough, found.certainty.value) == (gpus, is_share, certainty)
+    assert found.memory_bytes == (None if gib is None else gib * GIB)
+    assert found.because
+
+
+def test_what_similar_pods_used_counts_before_words() -> None:
+    measured = Measured(by="owner", pods=3, memory_bytes=9 * GIB)
+
+    found = propose("train a 7B model", "", measured)
+
+    assert (found.gpus, found.memory_bytes, found.models) == (1, 11 * GIB, ())
+    assert found.certainty is Certainty.MEASURED
+    assert found.because == (
+        "3 pods with the same owner used up to 9.0 GiB of a GPU; a fifth more is proposed",
+    )
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {
+            "kind": "InferenceService",
+            "spec": {"predictor": {"model": {"args": ["--tensor-parallel-size", "4"]}}},
+        },
+        {
+            "kind": "LeaderWorkerSet",
+            "spec": {
+                "leaderWorkerTemplate": {
+                    "workerTemplate": {
+                        "spec": {"containers": [{"command": ["sh", "-c", "vllm serve m -tp 4"]}]}
+                    }
+                }
+            },
+        },
+        {
+            "kind": "RayService",
+            "spec": {"serveConfigV2": "engine_kwargs:\n  tensor_parallel_size: 4\n"},
+        },
+    ],
+)
+def test_the_size_in_any_kind_of_manifest_is_found(document: dict[str, Any]) -> None:
+    assert propose("", " ".join(texts_in(document))).gpus == 4
+
+
+def test_a_manifest_is_sized_by_the_pods_of_its_controller(run: Run, tmp_path: Path) -> None:
+    container = {"name": "main", "image": "team/chat", "args": ["--tp", "2", "--model", "m-14b"]}
+    file = tmp_path / "deployment.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "kind": "Deployment",
+                "metadata": {"name": "chat", "namespace": "team"},
+                "spec": {"template": {"spec": {"containers": [container]}}},
+            }
+        )
+    )
+
+    shown = run("size", "-f", str(file))
+
+    assert shown.exit_code == 0, shown.output
+    assert "the command spreads the model over 2 GPUs: --tp 2" in shown.stdout
+    assert "idlegpu run --gpus 2 --memory" in shown.stdout
+    as_json = json.loads(run("size", "-f", str(file), "-o", "json").stdout)
+    assert as_json["gpus"] == 2
+
+
+def test_a_task_is_sized_without_an_extender(run: Run) -> None:
+    shown = run("size", "--text", "fine-tune a 7 billion model", IDLEGPU_URL="http://127.0.0.1:9")
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[0] == (
+        "2 GPUs, 59 GiB on each: an estimate from the size of the model"
+    )
+    asked = run("size", "--image", "team/chat", IDLEGPU_URL="http://127.0.0.1:9")
+    assert asked.exit_code == 0, asked.output
+    assert "similar pods are not known" in asked.stderr
+
+
+def test_something_must_be_said(run: Run) -> None:
+    assert run("size").exit_code == 2
+    assert run("size", "--owner", "chat").exit_code == 2

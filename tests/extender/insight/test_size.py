@@ -1,0 +1,76 @@
+"""What similar pods used, for a caller who may know it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from extender.core.nodes.pod_owners import likeness_of
+from testkit.others import SeesTeam
+from testkit.webhook_questions import MakeClient
+from testkit.world import World
+
+GIB = 1 << 30
+
+
+def asked(image: str, namespace: str = "team") -> dict[str, Any]:
+    return {"metadata": {"namespace": namespace}, "spec": {"containers": [{"image": image}]}}
+
+
+@pytest.fixture
+def measured() -> World:
+    """A world in which two pods of a Deployment were measured."""
+    world = World()
+    world.add_node("node")
+    for namespace in ("team", "hidden"):
+        for number, used in enumerate((5 * GIB, 9 * GIB)):
+            record = replace(
+                world.fleet.pods[world.add_pod(f"chat-{number}", "node")],
+                namespace=namespace,
+                owner="Deployment chat",
+                likeness=likeness_of(asked("team/chat", namespace)),
+            )
+            world.fleet._allocations.similar_pods.note(record, used)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("query", "pod", "by"),
+    [
+        ("?owner=Deployment%20chat", asked("other"), "owner"),
+        ("", asked("team/chat"), "images"),
+        ("?owner=Deployment%20new", asked("team/chat"), "images"),
+    ],
+)
+async def test_the_most_similar_pods_are_reported(
+    measured: World, aiohttp_client: MakeClient, query: str, pod: dict[str, Any], by: str
+) -> None:
+    client = await aiohttp_client(measured.build_app())
+
+    answer = await (await client.post(f"/v1/size{query}", json=pod)).json()
+
+    assert answer == {
+        "measured": {
+            "by": by, "pods": 2, "memory_bytes": 9 * GIB, "least_bytes": 5 * GIB,
+        }
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("pod", [asked("new"), asked("team/chat", "hidden"), {}, {"spec": []}])
+async def test_nothing_is_reported_of_other_pods_or_of_those_that_the_caller_may_not_read(
+    measured: World, aiohttp_client: MakeClient, pod: dict[str, Any]
+) -> None:
+    client = await aiohttp_client(measured.build_app(viewer=SeesTeam()))
+
+    response = await client.post("/v1/size", json=pod)
+
+    assert (response.status, await response.json()) == (200, {"measured": None})
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 5000])
+async def test_a_body_that_is_no_json_is_refused(
+    measured: World, aiohttp_client: MakeClient, body: bytes
+) -> None:
+    client = await aiohttp_client(measured.build_app())
+
+    assert (await client.post("/v1/size", data=body)).status == 400
