@@ -33,7 +33,7 @@ from extender.server.tls_errors import CLIENT_FAILURES, HINTS, UNLOGGED, TlsFail
 # kernel has at least one algorithm without pacing.
 
 BBR: Final = "bbr"
-OTHERS: Final = ("cubic", "reno")
+ALTERNATIVES: Final = ("cubic", "reno")
 """Algorithms without pacing, tried in this order; every kernel has reno."""
 _NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX
 
@@ -45,7 +45,7 @@ def replace_bbr(one: socket.socket) -> None:
     """
     if not congestion_control(one).startswith(BBR):
         return
-    for name in OTHERS:
+    for name in ALTERNATIVES:
         with contextlib.suppress(OSError):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return

@@ -29,22 +29,22 @@ from extender.server.certificates.issuing import (
     CertsError,
     Files,
     Wanted,
-    ending,
     expires_at,
+    expiry_warning,
     renewed,
     switched,
     trusted,
     with_next,
     without_previous,
 )
-from extender.server.certificates.lease import alone_with
+from extender.server.certificates.lease import hold_lease
 from extender.server.certificates.storing import (
     CA_CONFIG_MAP,
     LIMIT_BYTES,
     SIDES,
     TIMEOUT_SECONDS,
     Secrets,
-    alone_in,
+    lock_folder,
     publish,
     read_folder,
     write_folder,
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         if arguments.folder is not None:
-            with alone_in(arguments.folder):
+            with lock_folder(arguments.folder):
                 before: Files = read_folder(arguments.folder)
                 after = changed(before, wanted, arguments.step)
                 write_folder(arguments.folder, after)
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"cannot make certificates: {error}\n")
         return EXIT_FAILED
     sys.stdout.write(describe(before, after))
-    if warning := ending(after, wanted, datetime.now(UTC)):
+    if warning := expiry_warning(after, wanted, datetime.now(UTC)):
         sys.stderr.write(f"warning: {warning}\n")
     return EXIT_OK
 
@@ -189,7 +189,7 @@ async def _keep_secrets(
 ) -> tuple[Files, Files]:
     client = await KubeClient.connect(arguments.kubeconfig)
     try:
-        async with alone_with(client, namespace):
+        async with hold_lease(client, namespace):
             return await _write_secrets(arguments, client, Secrets(client, namespace), wanted)
     finally:
         await client.close()

@@ -80,7 +80,7 @@ def renewed(files: Files, wanted: Wanted, now: datetime) -> dict[str, bytes]:
     """Return all files, with missing, expiring or outdated certificates issued again.
 
     A certificate is outdated if its names or its CA changed. It never outlives its CA: see
-    `ending`.
+    `expiry_warning`.
 
     Raises:
         CertsError: a file is damaged, or a certificate has no key.
@@ -94,7 +94,7 @@ def renewed(files: Files, wanted: Wanted, now: datetime) -> dict[str, bytes]:
     return result
 
 
-def ending(files: Files, wanted: Wanted, now: datetime) -> str:
+def expiry_warning(files: Files, wanted: Wanted, now: datetime) -> str:
     """Return a warning if the CA expires before a certificate that it would issue now, else "".
 
     Raises:
@@ -103,12 +103,12 @@ def ending(files: Files, wanted: Wanted, now: datetime) -> str:
     ends_at = expires_at(files["ca.crt"])
     if ends_at >= now + timedelta(days=wanted.days):
         return ""
-    verb = "ended" if ends_at <= now else "ends"
+    verb = "expired" if ends_at <= now else "expires"
     step = "--switch-ca" if "next.crt" in files else "--next-ca"
     return (
-        f"the CA {verb} on {ends_at:%Y-%m-%d}, and all that it issues with it, before their "
-        f"{wanted.days} days are over: go on with {step} (--next-ca, then every kube-scheduler "
-        "gets the new ca.crt and a restart, then --switch-ca, then --drop-ca)"
+        f"the CA {verb} on {ends_at:%Y-%m-%d}, before a new certificate of {wanted.days} days "
+        f"would: continue with {step} (the steps: --next-ca, restart every kube-scheduler with the "
+        "new ca.crt, --switch-ca, --drop-ca)"
     )
 
 
@@ -126,7 +126,7 @@ def switched(files: Files) -> dict[str, bytes]:
         CertsError: there is no second CA.
     """
     if "next.crt" not in files or "next.key" not in files:
-        raise CertsError("there is no next CA: make one with --next-ca first")
+        raise CertsError("there is no next CA: create one with --next-ca first")
     rest = {name: text for name, text in files.items() if not name.startswith("next.")}
     return {
         **rest,
@@ -211,7 +211,7 @@ def _is_due(files: Files, leaf: _Leaf, renew_days: int, now: datetime) -> bool:
 
 def _load(files: Files, stem: str) -> x509.Certificate:
     if f"{stem}.key" not in files:
-        raise CertsError(f"{stem}.crt is there without {stem}.key: restore it, or remove both")
+        raise CertsError(f"{stem}.crt exists without {stem}.key: restore it, or remove both")
     return _parse(files[f"{stem}.crt"], f"{stem}.crt")
 
 

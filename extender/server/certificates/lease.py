@@ -23,7 +23,7 @@ PAUSE_SECONDS: Final = (0.2, 0.4)
 
 
 @contextlib.asynccontextmanager
-async def alone_with(
+async def hold_lease(
     client: KubeClient, namespace: str, *, wait_seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[None]:
     """Hold the Lease for the certificate Secrets while the block runs; other runs wait.
@@ -40,9 +40,11 @@ async def alone_with(
         KubeError: the API server cannot be reached or refuses the request.
     """
     lease = Lease(client, namespace=namespace, name=LEASE_NAME)
-    problem = await _take(lease, wait_seconds)
+    problem = await _acquire(lease, wait_seconds)
     if problem:
-        sys.stderr.write(f"warning: not alone with the Secrets: {problem}\n")
+        sys.stderr.write(
+            f"warning: another run may change the Secrets at the same time: {problem}\n"
+        )
         yield
         return
     renewing = asyncio.create_task(lease.run(), name="certs lease")
@@ -56,7 +58,7 @@ async def alone_with(
             await lease.release()
 
 
-async def _take(lease: Lease, wait_seconds: float) -> str:
+async def _acquire(lease: Lease, wait_seconds: float) -> str:
     """Acquire the Lease; return the reason for a failure, "" on success."""
     ends = time.monotonic() + wait_seconds
     while time.monotonic() < ends:
@@ -69,4 +71,4 @@ async def _take(lease: Lease, wait_seconds: float) -> str:
         if lease.is_held:
             return ""
         await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
-    return f"another holds the Lease {LEASE_NAME} for more than {wait_seconds:g} s"
+    return f"another run holds the Lease {LEASE_NAME} for more than {wait_seconds:g} s"

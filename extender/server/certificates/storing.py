@@ -40,7 +40,7 @@ LIMIT_BYTES: Final = 1 << 20
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold an exclusive file lock on a folder while the block runs; other runs wait."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)

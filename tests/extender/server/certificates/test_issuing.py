@@ -12,8 +12,8 @@ from extender.server.certificates.issuing import (
     CertsError,
     Files,
     Wanted,
-    ending,
     expires_at,
+    expiry_warning,
     trusted,
 )
 
@@ -70,14 +70,14 @@ def test_the_ca_may_sign_certificates_and_nothing_below_it_may() -> None:
         assert constraints.value.ca is may_sign
 
 
-def test_what_is_good_stays() -> None:
+def test_a_valid_certificate_stays() -> None:
     files = made()
 
     assert changed(files, WANTED, "", NOW + timedelta(days=300)) == files
 
 
 @pytest.mark.parametrize("side", ["extender", "kube-scheduler"])
-def test_what_is_good_for_little_longer_is_renewed(side: str) -> None:
+def test_a_certificate_that_expires_soon_is_renewed(side: str) -> None:
     later = NOW + timedelta(days=310)
 
     before = made()
@@ -88,7 +88,7 @@ def test_what_is_good_for_little_longer_is_renewed(side: str) -> None:
     assert verified_names(after, side, later)
 
 
-def test_other_names_are_reason_for_another_certificate_of_the_extender_alone() -> None:
+def test_other_names_renew_only_the_extenders_certificate() -> None:
     files = made()
 
     after = changed(files, Wanted(names=("other",)), "", NOW)
@@ -124,7 +124,7 @@ SHORTLY_BEFORE, AFTER = NOW + timedelta(days=3620), NOW + timedelta(days=3700)
 """The CA ends 3650 days after it was made."""
 
 
-def test_certificates_end_with_their_ca_where_it_has_little_left_and_are_not_issued_again() -> None:
+def test_certificates_expire_with_their_ca_at_the_latest_and_are_not_issued_again() -> None:
     first = made()
 
     later = changed(first, WANTED, "", SHORTLY_BEFORE)
@@ -137,7 +137,7 @@ def test_certificates_end_with_their_ca_where_it_has_little_left_and_are_not_iss
 
 @pytest.mark.parametrize("at", [SHORTLY_BEFORE, AFTER], ids=["shortly-before", "after"])
 @pytest.mark.parametrize("is_renewed", [True, False], ids=["renewed", "not-renewed"])
-def test_a_ca_that_ends_is_changed_step_by_step(at: datetime, *, is_renewed: bool) -> None:
+def test_an_expiring_ca_is_replaced_step_by_step(at: datetime, *, is_renewed: bool) -> None:
     files = made()
     if is_renewed:
         files = changed(files, WANTED, "", SHORTLY_BEFORE)
@@ -145,9 +145,9 @@ def test_a_ca_that_ends_is_changed_step_by_step(at: datetime, *, is_renewed: boo
     reported = []
     for step in ("next", "switch", "drop"):
         files = changed(files, WANTED, step, at)
-        reported.append(ending(files, WANTED, at))
+        reported.append(expiry_warning(files, WANTED, at))
 
-    assert "go on with --switch-ca" in reported[0]
+    assert "continue with --switch-ca" in reported[0]
     assert reported[1:] == ["", ""]
     assert expires_at(files["extender.crt"]) == at + timedelta(days=365)
     for side in ("extender", "kube-scheduler"):
@@ -159,15 +159,15 @@ def test_a_ca_that_ends_is_changed_step_by_step(at: datetime, *, is_renewed: boo
     ("days", "reported"),
     [
         pytest.param(3285, "", id="as-long-as-what-it-issues"),
-        pytest.param(3286, "the CA ends on 2039-12-30", id="shorter"),
-        pytest.param(3651, "the CA ended on 2039-12-30", id="over"),
+        pytest.param(3286, "the CA expires on 2039-12-30", id="shorter"),
+        pytest.param(3651, "the CA expired on 2039-12-30", id="over"),
     ],
 )
 def test_the_end_of_a_ca_is_reported_a_year_before(days: int, reported: str) -> None:
-    warning = ending(made(), WANTED, NOW + timedelta(days=days))
+    warning = expiry_warning(made(), WANTED, NOW + timedelta(days=days))
 
     assert warning.startswith(reported)
-    assert ("go on with --next-ca" in warning) is bool(reported)
+    assert ("continue with --next-ca" in warning) is bool(reported)
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "extender.crt"])
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_named(name: str) -> None:
 def test_a_ca_without_its_key_is_not_replaced_in_silence() -> None:
     files = {name: text for name, text in made().items() if name != "ca.key"}
 
-    with pytest.raises(CertsError, match=r"ca\.crt is there without ca\.key"):
+    with pytest.raises(CertsError, match=r"ca\.crt exists without ca\.key"):
         changed(files, WANTED, "", NOW)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from extender.kube.client import KubeClient, KubeError
-from extender.server.certificates.lease import LEASE_NAME, alone_with
+from extender.server.certificates.lease import LEASE_NAME, hold_lease
 from testkit.fake_kube import eventually
 from testkit.lease_server import LeaseServer, serving, write_kubeconfig
 
@@ -28,10 +28,10 @@ def holder(server: LeaseServer) -> str:
     return str(server.lease["spec"].get("holderIdentity", ""))
 
 
-async def test_where_the_lease_is_free_there_is_no_wait(
+async def test_a_free_lease_is_taken_without_waiting(
     client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with asyncio.timeout(30), alone_with(client, "ns", wait_seconds=0.1):
+    async with asyncio.timeout(30), hold_lease(client, "ns", wait_seconds=0.1):
         assert server.asked[:2] == ["GET", "POST"]
         assert holder(server) != ""
 
@@ -39,14 +39,12 @@ async def test_where_the_lease_is_free_there_is_no_wait(
     assert capsys.readouterr().err == ""
 
 
-async def test_of_several_at_once_one_at_a_time_acts(
-    client: KubeClient, server: LeaseServer
-) -> None:
+async def test_several_runs_act_one_at_a_time(client: KubeClient, server: LeaseServer) -> None:
     acting: list[int] = []
     done: list[int] = []
 
     async def act(number: int) -> None:
-        async with alone_with(client, "ns"):
+        async with hold_lease(client, "ns"):
             acting.append(number)
             asked = server.asked.count("GET")
             if len(done) < 3:  # others ask meanwhile, again and again
@@ -62,11 +60,11 @@ async def test_of_several_at_once_one_at_a_time_acts(
     assert sorted(done) == [0, 1, 2, 3]
 
 
-async def test_the_holder_renews_the_lease_and_gives_it_back_after_a_fault_too(
+async def test_the_holder_renews_the_lease_and_releases_it_even_after_a_fault(
     client: KubeClient, server: LeaseServer
 ) -> None:
     async def act_and_fail() -> None:
-        async with alone_with(client, "ns"):
+        async with hold_lease(client, "ns"):
             await eventually(lambda: server.asked.count("PATCH") > 0)
             raise KubeError("gone")
 
@@ -77,7 +75,7 @@ async def test_the_holder_renews_the_lease_and_gives_it_back_after_a_fault_too(
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_without_the_right_it_is_said_once_and_done_all_the_same(
+async def test_without_the_right_a_run_warns_once_and_continues(
     client: KubeClient,
     server: LeaseServer,
     capsys: pytest.CaptureFixture[str],
@@ -85,33 +83,33 @@ async def test_without_the_right_it_is_said_once_and_done_all_the_same(
 ) -> None:
     server.refused[method] = 403
 
-    async with asyncio.timeout(30), alone_with(client, "ns"):
+    async with asyncio.timeout(30), hold_lease(client, "ns"):
         asked = len(server.asked)
     assert len(server.asked) == asked
 
     (reported,) = capsys.readouterr().err.splitlines()
-    assert reported.startswith("warning: not alone with the Secrets: ")
+    assert reported.startswith("warning: another run may change the Secrets at the same time: ")
     assert "RBAC must allow this identity to " in reported
     assert "leases.coordination.k8s.io" in reported
 
 
-async def test_a_holder_that_never_releases_it_does_not_prevent_renewing_what_ends(
+async def test_a_holder_that_never_releases_the_lease_does_not_prevent_renewals(
     client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.edit(holderIdentity="another", leaseDurationSeconds=1 << 30)
 
-    async with asyncio.timeout(30), alone_with(client, "ns", wait_seconds=1.0):
+    async with asyncio.timeout(30), hold_lease(client, "ns", wait_seconds=1.0):
         assert holder(server) == "another"
 
-    assert "another holds the Lease idlegpu-certs for more than 1 s" in capsys.readouterr().err
+    assert "another run holds the Lease idlegpu-certs for more than 1 s" in capsys.readouterr().err
     assert holder(server) == "another"
 
 
-async def test_an_api_server_that_cannot_be_asked_is_a_fault(
+async def test_an_unreachable_api_server_is_an_error(
     client: KubeClient, server: LeaseServer
 ) -> None:
     server.refused["GET"] = 503
 
     with pytest.raises(KubeError):
-        async with alone_with(client, "ns"):
+        async with hold_lease(client, "ns"):
             pytest.fail("nothing was taken")

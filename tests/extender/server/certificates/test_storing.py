@@ -12,7 +12,7 @@ def modes(folder: Path) -> set[int]:
     return {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_gets_what_each_side_needs_and_no_other_user_may_read_it(
+def test_a_folder_gets_the_files_of_each_side_readable_by_the_owner_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new"
@@ -29,7 +29,7 @@ def test_a_folder_gets_what_each_side_needs_and_no_other_user_may_read_it(
     assert all(line.endswith(", new") for line in reported)
 
 
-def test_run_again_it_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--folder", str(tmp_path)])
     before = read_folder(tmp_path)
     capsys.readouterr()
@@ -52,7 +52,7 @@ def test_a_dropped_ca_is_gone_from_the_folder(tmp_path: Path) -> None:
     assert (tmp_path / "extender" / "ca.crt").read_text().count("BEGIN") == 1
 
 
-def test_a_ca_that_ends_soon_is_reported_and_everything_is_written_all_the_same(
+def test_a_ca_that_expires_soon_is_reported_and_everything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     issue(tmp_path, days_ago=3400)
@@ -60,7 +60,7 @@ def test_a_ca_that_ends_soon_is_reported_and_everything_is_written_all_the_same(
     assert main(["--folder", str(tmp_path)]) == 0
 
     reported = capsys.readouterr()
-    assert reported.err.startswith("warning: the CA ends on ")
+    assert reported.err.startswith("warning: the CA expires on ")
     assert "extender: good until " in reported.out
     assert main(["--folder", str(tmp_path), "--next-ca"]) == 0
 

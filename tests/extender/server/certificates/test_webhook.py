@@ -77,14 +77,14 @@ async def test_every_webhook_gets_the_cas_and_keeps_the_rest(held: Held) -> None
     assert held.patches[0]["metadata"] == {"resourceVersion": "7"}
 
 
-async def test_a_bundle_that_is_current_is_not_written(held: Held) -> None:
+async def test_a_current_bundle_is_not_written(held: Held) -> None:
     await write_ca_bundle(held.client, "it", b"new")
 
     assert not await write_ca_bundle(held.client, "it", b"new")
     assert len(held.patches) == 1
 
 
-async def test_a_configuration_that_is_not_there_is_an_error(held: Held) -> None:
+async def test_a_missing_configuration_is_an_error(held: Held) -> None:
     with pytest.raises(KubeError) as caught:
         await write_ca_bundle(held.client, "another", b"new")
 
