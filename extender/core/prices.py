@@ -7,7 +7,8 @@ from typing import Final
 
 from extender.core.devices.gpu_models import normalize_model
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.policy import Prices
+from extender.core.nodes.snapshot import NO_PRICE
+from extender.core.policy import PriceMode, Prices
 
 SLICES: Final = 7
 FOUR_SLICES: Final = ("A30", "RTX PRO")
@@ -39,9 +40,15 @@ def _compile(entries: tuple[tuple[str, float], ...], spot_share: float) -> "Pric
     return PriceList(dict(entries), spot_share)
 
 
-def price_list(prices: Prices) -> "PriceList":
-    """Return the compiled price list of a policy."""
-    return _compile(tuple(prices.entries.items()), prices.spot_share)
+def price_milli(prices: Prices, model: str, node: NodeRecord) -> int:
+    """Return the price of a GPU-hour on a node in thousandths.
+
+    `NO_PRICE` if the list has no match, or if prices do not count in the choice of a node.
+    """
+    if prices.mode is PriceMode.IGNORE:
+        return NO_PRICE
+    found = _compile(tuple(prices.entries.items()), prices.spot_share).of(model, node)
+    return NO_PRICE if found is None else round(found * MILLI)
 
 
 class PriceList:

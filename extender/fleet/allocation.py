@@ -23,9 +23,9 @@ from extender.core.devices.readings import DeviceKey, Holders, Readings
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.labels import ZONE
-from extender.core.nodes.snapshot import NO_PRICE, Flags, Leaving, PoolRow
-from extender.core.policy import Policy, PriceMode, Prices
-from extender.core.prices import MILLI, price_list
+from extender.core.nodes.snapshot import Flags, Leaving, PoolRow
+from extender.core.policy import Policy
+from extender.core.prices import price_milli
 from extender.core.steps import Steps
 from extender.fleet.clocks import PodClocks
 from extender.fleet.departures import Departures, UnattributedEnds, count_unreported
@@ -450,7 +450,6 @@ class NodeAllocations:
             expected=self.similar_pods.of,
         )
         is_counted = bool(node.capacity or node.allocatable)
-        zone_id = self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids))
         free = node.host and node.host.less(self._requested.get(node.name, NONE))
         rows = {}
         for expected in self._expected(node, devices):
@@ -464,17 +463,11 @@ class NodeAllocations:
                 allocatable=node.allocatable.get(resource, 0) if is_counted else everything,
                 capacity=node.capacity.get(resource, 0),
                 free=free,
-                zone_id=zone_id,
+                zone_id=self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids)),
             )
-            if policy.prices.mode is not PriceMode.IGNORE:
-                row = replace(row, price=self._price(node, row.model_id, policy.prices))
+            row = replace(row, price=price_milli(policy.prices, self.models[row.model_id], node))
             rows[resource] = self._unattributed_ends.with_freed_devices(node.name, resource, row)
         return rows
-
-    def _price(self, node: NodeRecord, model_id: int, prices: Prices) -> int:
-        """Return the price of a GPU-hour on a node, in thousandths."""
-        found = price_list(prices).of(self.models[model_id], node)
-        return NO_PRICE if found is None else round(found * MILLI)
 
     def _record_use(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
         """Record the memory of pods that have a shared device to themselves.
@@ -519,13 +512,11 @@ class NodeAllocations:
         """Record devices that are shared among pods; return the nodes where that is new."""
         return self.sharing.note_divided(devices, self._nodes)
 
-    def _expected(
-        self, node: NodeRecord, devices: Sequence[ExpectedDevice]
-    ) -> tuple[Expected, ...]:
+    def _expected(self, node: NodeRecord, seen: Sequence[ExpectedDevice]) -> tuple[Expected, ...]:
         """Return the devices that the node must have behind each resource."""
         return expected_devices(
             node,
-            Counter(resource_profile(device.mig_profile) for device in devices),
+            Counter(resource_profile(device.mig_profile) for device in seen),
             by_kubelet=self.sharing.replicas_on(node.name),
             is_divided=self.sharing.is_divided(node),
         )
