@@ -152,7 +152,7 @@ class AgentState:
         values = np.frombuffer(update.values, dtype="<f8").reshape(value_format.rows, count)
         self._values = np.where(np.abs(values) <= MAX_VALUE, values, np.nan)
         lag = update.sent_at - update.at
-        self.at = received_at - (min(lag, received_at) if lag > 0 else 0.0)  # it may be NaN
+        self.at = received_at - (min(lag, received_at) if lag > 0 else 0.0)  # lag may be NaN
         self.is_news |= update.is_news
 
     def _apply_holders(self, infos: tuple[DeviceInfo, ...], holders: Holders) -> None:
@@ -204,8 +204,8 @@ def _shares_of(
     ):
         raise RefusedError(
             AgentRefusal.BAD_REPORT,
-            f"{len(shares)} shares of memory: must be at most {MAX_SHARES}, of the devices of the "
-            "layout, and none negative",
+            f"{len(shares)} shares of memory: must be at most {MAX_SHARES}, on devices of the "
+            "layout, and not negative",
         )
     return tuple((infos[index].key, uid, count) for index, uid, count in shares)
 

@@ -190,12 +190,12 @@ class ClaimIndex:
         self._notify_all = notify_all
         self._is_current = is_current
         self._claims: dict[str, ClaimRecord] = {}
-        self._claims_of: dict[str, tuple[ClaimRecord, ...]] = {}
-        self._claims_in: dict[str, tuple[ClaimRecord, ...]] = {}
+        self._claims_by_pod: dict[str, tuple[ClaimRecord, ...]] = {}
+        self._claims_by_pool: dict[str, tuple[ClaimRecord, ...]] = {}
         self._slices: dict[str, SliceRecord] = {}
-        self._slices_of: dict[str, tuple[SliceRecord, ...]] = {}
-        self.claims = _Feed(_CLAIM_MARK, reduce_claim, self._set_claim, self._listed)
-        self.slices = _Feed(_SLICE_MARK, reduce_slice, self._set_slice, self._listed)
+        self._slices_by_pool: dict[str, tuple[SliceRecord, ...]] = {}
+        self.claims = _Feed(_CLAIM_MARK, reduce_claim, self._set_claim, self._on_listed)
+        self.slices = _Feed(_SLICE_MARK, reduce_slice, self._set_slice, self._on_listed)
 
     @property
     def is_complete(self) -> bool:
@@ -211,7 +211,7 @@ class ClaimIndex:
         """
         if not self.is_complete:
             return None
-        claims = self._claims_of.get(uid, ())
+        claims = self._claims_by_pod.get(uid, ())
         names = dict.fromkeys(name for claim in claims for name in claim.devices)
         if names:
             return tuple(self._device(name) for name in names)
@@ -225,7 +225,7 @@ class ClaimIndex:
         While a driver writes a new generation of its pool, a device that is not in it yet keeps its
         identity from the generation before.
         """
-        slices = self._slices_of.get(name.pool, ())
+        slices = self._slices_by_pool.get(name.pool, ())
         for found in sorted(slices, key=lambda found: -found.generation):
             if name.device in found.devices:
                 return found.devices[name.device]
@@ -235,37 +235,39 @@ class ClaimIndex:
         before = self._claims.pop(uid, None)
         if before is not None:
             for pod in before.pods:
-                _remove(self._claims_of, pod, before)
+                _remove(self._claims_by_pod, pod, before)
             for pool in before.pools:
-                _remove(self._claims_in, pool, before)
+                _remove(self._claims_by_pool, pool, before)
         if record is not None:
             self._claims[uid] = record
             for pod in record.pods:
-                _add(self._claims_of, pod, record)
+                _add(self._claims_by_pod, pod, record)
             for pool in record.pools:
-                _add(self._claims_in, pool, record)
+                _add(self._claims_by_pool, pool, record)
         self._notify_pods_of(claim for claim in (before, record) if claim is not None)
 
     def _set_slice(self, uid: str, record: SliceRecord | None) -> None:
         before = self._slices.pop(uid, None)
         if before is not None:
-            _remove(self._slices_of, before.pool, before)
+            _remove(self._slices_by_pool, before.pool, before)
         if record is not None:
             self._slices[uid] = record
-            _add(self._slices_of, record.pool, record)
+            _add(self._slices_by_pool, record.pool, record)
         pools = dict.fromkeys(found.pool for found in (before, record) if found is not None)
-        self._notify_pods_of(claim for pool in pools for claim in self._claims_in.get(pool, ()))
+        self._notify_pods_of(
+            claim for pool in pools for claim in self._claims_by_pool.get(pool, ())
+        )
 
     def _notify_pods_of(self, claims: Iterable[ClaimRecord]) -> None:
         if self.is_complete:
             for pod in dict.fromkeys(pod for claim in claims for pod in claim.pods):
                 self._notify(pod)
 
-    async def _listed(self, pacer: Pacer) -> None:
-        """Report all pods after a list; corrections of single claims were reported before.
+    async def _on_listed(self, pacer: Pacer) -> None:
+        """Report all pods after a list; corrections of single claims are reported before.
 
-        Without a working watch of claims, pods without known claims would change from none to
-        unknown.
+        If the watch of claims does not work, pods are not reported: the GPUs of pods without known
+        claims would change from none to unknown.
         """
         if self.is_complete and self._is_current():
             await self._notify_all(pacer)
@@ -278,7 +280,7 @@ class _Feed(Generic[Record]):
         mark: part of the JSON text of every relevant object.
         reduce: returns an object's record, None if it is not relevant.
         set_record: receives a UID and its record, None if it was removed.
-        listed: called after each complete list.
+        on_listed: called after each complete list.
     """
 
     def __init__(
@@ -286,11 +288,11 @@ class _Feed(Generic[Record]):
         mark: bytes,
         reduce: Callable[[Mapping[str, object]], Record | None],
         set_record: Callable[[str, Record | None], None],
-        listed: Callable[[Pacer], Awaitable[None]],
+        on_listed: Callable[[Pacer], Awaitable[None]],
     ) -> None:
         self._mark = mark
         self._reduce = reduce
-        self._listed = listed
+        self._on_listed = on_listed
         self.is_listed = False
         self._object_cache: ObjectCache[Record] = ObjectCache(
             apply=lambda record: set_record(record.uid, record),
@@ -315,7 +317,7 @@ class _Feed(Generic[Record]):
     async def end_list(self, pacer: Pacer) -> int:
         corrections = await self._object_cache.end_list(pacer)
         self.is_listed = True
-        await self._listed(pacer)
+        await self._on_listed(pacer)
         return corrections
 
     def abort_list(self) -> None:
@@ -332,13 +334,13 @@ def _uid(raw: Mapping[str, object]) -> str:
     return text_of(mapping_of(raw.get("metadata")).get("uid"))
 
 
-def _add(found: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
-    found[key] = (*found.get(key, ()), value)
+def _add(index: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
+    index[key] = (*index.get(key, ()), value)
 
 
-def _remove(found: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
-    left = tuple(other for other in found.get(key, ()) if other is not value)
+def _remove(index: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
+    left = tuple(other for other in index.get(key, ()) if other is not value)
     if left:
-        found[key] = left
+        index[key] = left
     else:
-        found.pop(key, None)
+        index.pop(key, None)

@@ -202,9 +202,8 @@ class DeviceTable:
         self._rows: dict[DeviceKey, DeviceRow] = {}
         self._positions: dict[DeviceKey, int] = {}
         self._templates = ResponseTemplates()
-        self._device_templates = ResponseTemplates(
-            short_fingerprint
-        )  # rarely used and long: store fingerprints
+        # These answers are long and rarely read: store fingerprints of them.
+        self._device_templates = ResponseTemplates(short_fingerprint)
 
     def __len__(self) -> int:
         return len(self._rows)

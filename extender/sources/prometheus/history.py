@@ -95,15 +95,15 @@ def collect_use(
                 step_seconds=USE_STEP_SECONDS,
                 timeout_seconds=limit_seconds,
             )
-            take = partial(
+            merge = partial(
                 _merge_highest, metric=metric, times=times, highest=highest, is_first=unused is None
             )
-            reduce_rows(take, rows)
+            reduce_rows(merge, rows)
         unused = []
         for key, values in highest.items():
-            ended = np.flatnonzero(~(values < active_from))
-            if len(ended):
-                at = int(ended[0])
+            maybe_active = np.flatnonzero(~(values < active_from))
+            if len(maybe_active):
+                at = int(maybe_active[0])
                 is_unknown = bool(np.isnan(values[at]))
                 # After a step without data, perhaps only the end of the next step has samples.
                 found[key] = (float(times[at]) + USE_STEP_SECONDS * is_unknown, is_unknown)
@@ -113,11 +113,11 @@ def collect_use(
             break
     oldest = now - USE_STEP_SECONDS * steps
     found |= dict.fromkeys(unused or (), (oldest, True))
-    older = {key: use for key, use in found.items() if use[0] < now}
+    past_uses = {key: use for key, use in found.items() if use[0] < now}
     return LastUse(
-        devices=tuple(older),
-        used_at=np.array([at for at, _ in older.values()], dtype=np.float64),
-        is_guess=np.array([is_guess for _, is_guess in older.values()], dtype=np.bool_),
+        devices=tuple(past_uses),
+        used_at=np.array([at for at, _ in past_uses.values()], dtype=np.float64),
+        is_guess=np.array([is_guess for _, is_guess in past_uses.values()], dtype=np.bool_),
     )
 
 
