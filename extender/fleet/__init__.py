@@ -1,1 +1,1 @@
-"""Merges what the sources say into the next snapshot."""
+"""Merge the data of all sources into the state of the fleet, and build snapshots of it."""

@@ -66,7 +66,7 @@ class AllocationChange(IntEnum):
 class NodeAllocations:
     """Each node's row in the pool of each of its resources, and the pods on each device.
 
-    A pod keeps its devices for its lifetime. Sources lose a pod now and then, and some name only
+    A pod keeps its devices for its lifetime. Sources sometimes lose a pod, and some name only
     one of the pods that share a device. So a pod that was reported on a device stays there as long
     as no source reports it elsewhere.
 

@@ -1,4 +1,4 @@
-"""Compute what pods release when they end: what they declared, and what they were seen to use."""
+"""Compute the devices and the memory that pods release when they end."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -39,8 +39,8 @@ class _UnattributedEnd:
 class UnattributedEnds:
     """Ends of pods on whole devices of nodes where no source reports who holds which device.
 
-    It is known how many devices they left, but not which ones. So many devices count as free,
-    whatever their last readings show, until two readings since show what is in use.
+    The number of the devices is known, but not which ones they are. This number counts as free,
+    regardless of the last readings, until two newer readings show which devices are in use.
 
     Args:
         store: devices and their readings.

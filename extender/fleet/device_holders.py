@@ -118,7 +118,7 @@ def device_uses(
     """Yield the use of each device of a node.
 
     A device may be behind several resources, and pods keep running when their resource is renamed.
-    A device counts as held whatever the resource is.
+    So a device counts as held if a pod holds it through any resource.
     """
     seen = {key for on_it in tenants.values() for key in on_it}
     found: dict[int, DeviceUse] = {}

@@ -65,7 +65,7 @@ class FailureLog:
     once pods of a second owner fail on the node too. An owner whose pods fail in the same way on
     several nodes is at fault itself, and then no node is suspected for it. If a device of the node
     was measured to have a fault at the time, the failure always counts against the node. The
-    owner's next pods try other nodes, whatever the cause was.
+    owner's next pods try other nodes, regardless of the cause.
 
     Args:
         rule: weight and half-life of failures.

@@ -1,4 +1,4 @@
-"""Merge what the sources report into the state of the fleet, and build snapshots of it."""
+"""Own the state of the fleet: apply the data of all sources, and build snapshots."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

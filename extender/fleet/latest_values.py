@@ -1,6 +1,6 @@
 """Store the last valid value of each signal of each device, and its time.
 
-A source loses a signal now and then: a query fails, a value is blank, a label is missing once. That
+A source sometimes loses a signal: a query fails, a value is blank, a label is missing once. That
 says nothing about the device. So a value stays until a newer one replaces it or it is too old. Each
 value has its own age and fades by it. A missing signal does not look fresh because other signals of
 its device are.
@@ -60,7 +60,7 @@ class ReportedSignals:
     Attributes:
         times: times of measurement by signal, one for each device, seconds since the epoch; NaN if
             never.
-        origins: numbers of the sources, likewise.
+        origins: numbers of the sources by signal, one for each device.
         names: names of the sources, by number.
     """
 
@@ -270,7 +270,7 @@ class LatestValues:
         now: float,
         origin: int = 0,
     ) -> None:
-        """Apply one signal of an answer; where it is missing, the last value may stay.
+        """Apply one signal of an answer; a missing value may leave the last one.
 
         Args:
             signal: the signal.
@@ -355,7 +355,7 @@ class LatestValues:
         since = np.where(reported & counts, limit, now - self._freshness.forget_seconds)
         for signal in pair:
             if signal in answer:
-                # Both belong together: where another source counts, neither is applied.
+                # Both belong together: if another source counts, neither is applied.
                 values = np.where(counts, answer[signal], np.nan)
                 self._merge(signal, rows, values, measured_at, since, origin)
             elif signal in self._columns:

@@ -12,11 +12,11 @@ from extender.core.request.targets import Target, TargetPolicy
 from extender.fleet.store import DeviceStore
 
 MAX_LISTED: Final = 8
-"""Most node names in a message."""
+"""Maximum number of node names in a message."""
 
 
 def aim(request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> tuple[Target, ...]:
-    """Return the targets of a request: marked if unusable, and those with their GPUs free first.
+    """Return the targets of a request, unusable ones marked, targets with free GPUs first.
 
     Args:
         request: a request with targets.
@@ -28,7 +28,7 @@ def aim(request: GpuRequest, snapshot: Snapshot, store: DeviceStore) -> tuple[Ta
 
 
 def _mark(target: Target, store: DeviceStore) -> Target:
-    """Return a target that says whether its GPUs exist; they may, while no source reports any."""
+    """Return a target with `is_usable` set: its GPUs exist, or no source reports any yet."""
     known = rows_by_index(target.node, store)
     return replace(target, is_usable=not known or known.keys() >= set(target.devices))
 

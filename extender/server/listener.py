@@ -80,8 +80,8 @@ RESERVED_DESCRIPTORS: Final = 100
 
 FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    b"Retry-After: 5\r\nConnection: close\r\nContent-Length: 48\r\n\r\n"
-    b"there are too many connections: come back later\n"
+    b"Retry-After: 5\r\nConnection: close\r\nContent-Length: 38\r\n\r\n"
+    b"too many connections: try again later\n"
 )
 
 Factory = Callable[[Callable[[], None]], asyncio.BaseProtocol]

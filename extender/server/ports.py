@@ -35,8 +35,8 @@ LINGERING_SECONDS: Final = 2.0
 """Time to read the rest of a body after the answer, so that a refused client gets its answer."""
 
 CLIENTS_HINT: Final = (
-    "kube-scheduler must show a certificate that holds now, of a CA in tls.client_ca_file: set "
-    "tlsConfig.certFile and keyFile of its extender; another replica shows its tls.cert_file"
+    "kube-scheduler must present a valid certificate of a CA in tls.client_ca_file: set "
+    "tlsConfig.certFile and keyFile of its extender; another replica presents its tls.cert_file"
 )
 
 Watch = Callable[[web.RequestHandler], asyncio.BaseProtocol]
@@ -203,7 +203,7 @@ async def _guard_body(request: web.Request, handler: Handler) -> web.StreamRespo
             timer.cancel()
     response = web.Response(
         status=415,
-        text="compressed bodies are not read: send the body as it is\n",
+        text="compressed bodies are not accepted: send the body uncompressed\n",
         headers={hdrs.ACCEPT_ENCODING: "identity"},
     )
     response.force_close()  # the rest of the body is not awaited
@@ -352,7 +352,7 @@ def _factory(
 
     def make(on_bytes: Callable[[], None]) -> asyncio.BaseProtocol:
         if runner.server is None:
-            raise ConnectionAbortedError("the server ends")
+            raise ConnectionAbortedError("the server is shutting down")
         connection = runner.server()
         return _Timed(connection, watch(connection), heads, on_bytes)
 

@@ -40,9 +40,8 @@ CLIENT_FAILURES: Final = frozenset(
     }
 )
 HINTS: Final[Mapping[TlsFailure, str]] = {
-    TlsFailure.OURS_REFUSED: "the client must trust the CA of the certificate that this port "
-    "shows, "
-    "and ask for a name that is in it",
+    TlsFailure.OURS_REFUSED: "the client must trust the CA of this port's certificate, and "
+    "connect to a name in it",
     TlsFailure.PLAIN: "this port accepts only TLS: configure the client with https",
 }
 

@@ -419,7 +419,7 @@ class Webhooks:
     def _catch_up(self, record: DecisionRecord) -> None:
         """Record the details of all decisions up to this one, for explanations."""
         if not any(each is record for each in self._undetailed):
-            return  # prioritize came since, and another pod may be between its verbs by now
+            return  # prioritize has come since; another pod may be between filter and prioritize
         self._prefetch.forget(record.pod)
         try:
             done = None

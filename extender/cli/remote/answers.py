@@ -187,7 +187,7 @@ class MeasuredUse(Answer):
 
 
 class Size(Answer):
-    """What pods similar to a pod were measured to use; None if none was measured."""
+    """Memory that similar pods were measured to use; None if none was measured."""
 
     measured: MeasuredUse | None
 
