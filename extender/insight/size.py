@@ -17,7 +17,7 @@ from extender.server.redaction import VIEWER, sees
 PATH: Final = "/v1/size"
 MAX_BODY: Final = 1 << 20
 BY: Final = ("owner", "images", "requests")
-"""What makes pods similar, the most telling first; the order of a pod's keys."""
+"""What makes pods similar, the most specific first; the order of a pod's keys."""
 
 
 class SizeRoute:
