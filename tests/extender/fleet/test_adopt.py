@@ -185,7 +185,7 @@ def test_an_evaluation_under_the_former_policy_is_not_reused() -> None:
         world.add_node(name, 1)
     world.card("half").values.update(dict.fromkeys(list(BUSY)[:2], 0.45))
     world.read()
-    # Its thresholds are its own: only what the policy says of it may change.
+    # It has its own thresholds: only the estimates by the policy may change.
     asked = replace(request(1), strategy=Strategy.SPREAD)
     assert world.rank(asked).codes.tolist() == [0, 0]
 
@@ -221,7 +221,7 @@ def test_a_decision_is_explained_under_the_policy_it_was_made_with() -> None:
     assert [part.explain() for part in explained([best])] == before
 
 
-# --- single settings that reach into what is held -------------------------------------------------
+# --- settings that affect readings ----------------------------------------------------------------
 
 
 def test_higher_foreign_thresholds_clear_foreign_use_at_once() -> None:

@@ -30,7 +30,7 @@ def source(world: World, device: Device, signal: Signal) -> str:
     return "" if found is None else found[0]
 
 
-# --- one of them alone ----------------------------------------------------------------------------
+# --- one source -----------------------------------------------------------------------------------
 
 
 def test_without_prometheus_agents_alone_are_enough(agents: Agents) -> None:
@@ -81,7 +81,7 @@ def test_a_card_with_mig_but_no_instances_takes_no_pod_and_its_health_counts(
     assert made.rank().codes.tolist() == [Code.UNHEALTHY]
 
 
-# --- both -----------------------------------------------------------------------------------------
+# --- two sources ----------------------------------------------------------------------------------
 
 
 def test_the_latest_measurement_counts_not_the_latest_answer(agents: Agents) -> None:
@@ -253,7 +253,7 @@ def test_two_descriptions_of_a_device_do_not_alternate(agents: Agents) -> None:
     assert changed == [False] * 3
 
 
-# --- whose device it is ---------------------------------------------------------------------------
+# --- the node of a device -------------------------------------------------------------------------
 
 
 def test_a_node_cannot_take_another_nodes_device(agents: Agents) -> None:

@@ -17,7 +17,7 @@ def agents() -> Agents:
     return Agents(made)
 
 
-# --- who holds what -------------------------------------------------------------------------------
+# --- device holders -------------------------------------------------------------------------------
 
 
 def test_an_agent_says_which_pod_holds_which_device(agents: Agents) -> None:

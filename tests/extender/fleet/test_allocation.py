@@ -73,7 +73,7 @@ def recreated(made: World, *, card: int) -> None:
     made.clock.now += 1.0
     made.bind("web-0", uid="uid-new")
     made.clock.now += 1.0
-    made.read(measured_at=made.clock.now - 5.0)  # its exporter has not looked since
+    made.read(measured_at=made.clock.now - 5.0)  # older than the new pod
     assert (made.row().used, made.row().taken, made.row().is_agreed) == ((0, 0), 1, True)
     made.card().tenants = ()
     made.card(index=card).tenants = ("ns/web-0",)

@@ -76,7 +76,7 @@ def test_a_failure_from_before_our_start_is_not_before_the_binding() -> None:
 
 
 def test_a_pod_that_had_ended_before_keeps_its_reported_failure_time() -> None:
-    # Other settings may make an end of long ago an early one.
+    # Under another policy, an old end may be an early failure.
     clocks = PodClocks()
     ended = PodRecord(uid="p", namespace="ns", name="p", node="node", phase=PodPhase.FAILED)
 

@@ -10,7 +10,7 @@ def test_a_query_costs_no_more_after_all_nodes_have_changed_at_once() -> None:
 
     world.fleet.snapshot_of_all()
 
-    # A set keeps the room that it once needed, and walking through it looks at all of that.
+    # A set keeps its largest size, and iterating over it visits all of that.
     assert all(
         names.__sizeof__() == set().__sizeof__()
         for names in (world.fleet._dirty, world.fleet._late)

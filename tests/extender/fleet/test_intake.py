@@ -124,7 +124,7 @@ def test_values_of_a_device_dropped_meanwhile_are_ignored() -> None:
         next(steps)
     row = store.row_of(others.key)
     next(steps)
-    next(steps)  # the values are being taken
+    next(steps)  # the values are being applied
     store.forget_node("other")
     applied = finish(steps)
 
@@ -145,7 +145,7 @@ def test_each_device_keeps_its_own_xid_age_when_another_is_dropped_meanwhile() -
     while store.row_of(CARDS[-1].key) is None:
         next(steps)
     next(steps)
-    next(steps)  # the values are being taken
+    next(steps)  # the values are being applied
     store.forget_node("other")
     finish(steps)
 

@@ -34,7 +34,7 @@ def test_indexes_equal_a_scan_of_all_pods(
     pods = KnownPods()
     known: dict[str, PodRecord] = {}
     for at, (number, node, phase, is_gone) in enumerate(each):
-        # No API server moves a pod to another namespace; a watch event may say so all the same.
+        # No API server moves a pod to another namespace, but a watch event may contain it.
         record = replace(pod(number, node, phase), namespace=NAMESPACES[at % 3])
         if is_gone:
             assert pods.pop(record.uid) == known.pop(record.uid, None)

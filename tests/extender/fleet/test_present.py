@@ -32,7 +32,7 @@ def state_of(world: World) -> str:
     return "busy" if decision.codes[0] == Code.NOT_IDLE else "idle"
 
 
-# --- the band by the present ----------------------------------------------------------------------
+# --- idle and busy --------------------------------------------------------------------------------
 
 
 def test_a_shared_card_whose_tenant_went_idle_ten_minutes_ago_is_idle() -> None:
@@ -80,7 +80,7 @@ def test_load_before_the_last_minutes_does_not_decide_between_idle_and_busy(
 
     peak = world.estimated(world.card(), "peak")
 
-    # The oldest part is partly over: between five sixths of the time and all of it count.
+    # The oldest part has partly expired: between five sixths of the time and all of it count.
     most = int(minutes * 2) + 1
     means = [float(np.mean(recent[-count:])) for count in range(int(most * 5 / 6) - 2, most + 1)]
     assert max(recent[-1], min(means)) - 1e-6 <= peak <= max(recent[-1], *means) + 1e-6

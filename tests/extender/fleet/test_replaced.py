@@ -141,7 +141,7 @@ def test_a_node_that_comes_back_with_fewer_cards_has_them_from_the_first_reading
         made.fleet.apply_node(record)
     made.clock.now += 30
     fewer(made, 4)
-    for _ in range(ghosts):  # an exporter that is gone, as Prometheus shows it for minutes
+    for _ in range(ghosts):  # series of a removed exporter, which Prometheus returns for minutes
         made.clock.now += 30
         made.read(measured_at=before)
     for index in range(4, 8):

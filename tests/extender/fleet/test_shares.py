@@ -97,7 +97,7 @@ def test_an_agent_says_how_many_shares_of_each_card_the_kubelet_offers(seen: int
     agents.report()
     assert shape(world) == (4, 2)
 
-    agents.replicas = {}  # its kubelet does not answer for a while
+    agents.replicas = {}  # the kubelet does not answer for a while
     world.clock.now += 10
     agents.report()
     assert shape(world) == (4, 2)

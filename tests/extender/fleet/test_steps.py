@@ -181,7 +181,7 @@ def assert_equals_one_from_scratch(world: World) -> None:
     assert updated.nodes == from_scratch.nodes
     names = updated.node_index.number(
         from_scratch.node_index.names
-    )  # nodes that are gone may be on it still
+    )  # the index may still contain removed nodes
     for resource in from_scratch.pools:
         rows, others = (
             updated.node_index.rows(resource, names),
@@ -193,7 +193,7 @@ def assert_equals_one_from_scratch(world: World) -> None:
         assert others is not None
         assert rows.tolist() == others.tolist()
     assert set(updated.pools) == set(from_scratch.pools)
-    devices = world.fleet.store.rows_on(world.fleet.store.nodes)  # spare rows mean nothing
+    devices = world.fleet.store.rows_on(world.fleet.store.nodes)  # without spare rows
     assert columns(updated.telemetry.take(devices)) == columns(from_scratch.telemetry.take(devices))
     for resource, pool in updated.pools.items():
         other = from_scratch.pools[resource]
@@ -341,7 +341,7 @@ def test_snapshots_share_unchanged_parts() -> None:
     assert after.pools[GPU].unwritten == [0]
 
 
-# --- nothing grows for ever -----------------------------------------------------------------------
+# --- bounded growth -------------------------------------------------------------------------------
 
 
 def test_placeholders_are_dropped_once_their_devices_are_reported() -> None:

@@ -20,7 +20,7 @@ from tests.extender.fleet.stores import (
     store_of,
 )
 
-# --- what was read of them ------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nonsense", [NAN, -1.0, float("inf")])

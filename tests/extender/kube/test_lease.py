@@ -86,7 +86,7 @@ async def test_one_of_many_simultaneous_attempts_succeeds(
 
         (held,) = [each for each in replicas if each.is_held]
         assert holder(server) == held.identity
-        server.edit(holderIdentity="")  # given back: all ask again
+        server.edit(holderIdentity="")  # released: all try again
         held._held_until = 0.0
 
 

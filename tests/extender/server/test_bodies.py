@@ -130,7 +130,7 @@ async def test_without_tls_replicas_must_know_the_secret(extender: Extender) -> 
                 assert answer.status == 403
         headers = {"Authorization": f"Bearer {SECRET}"}
         async with session.post(url, data=b"{}", headers=headers) as answer:
-            assert answer.status == 400  # it is no message
+            assert answer.status == 400  # not a valid message
 
 
 async def test_without_tls_and_secret_no_client_is_accepted_as_a_replica(

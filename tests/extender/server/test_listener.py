@@ -211,7 +211,7 @@ def test_a_connection_without_a_certificate_is_closed_first(run: Run, folder: Pa
         async with port_with(3, tls=certificates.server, client=context) as port:
             known = await port.call("127.0.0.2")
             assert await known.is_answered()
-            for _ in range(20):  # many more than there is room for, and from the same address
+            for _ in range(20):  # many more than fit, from the same address
                 await port.stand("127.0.0.2")
 
             newcomer = await port.call("127.0.0.2")

@@ -241,7 +241,7 @@ def test_some_replica_is_always_ready_and_finally_those_with_most_sources(
 
 
 def test_a_replica_with_more_configured_sources_is_not_behind(started: Replica) -> None:
-    started.others = [{"agents"}]  # not set there: an older one, that is about to go
+    started.others = [{"agents"}]  # not configured there: an older replica during a rollout
     started.fail("agents")
 
     assert started.state() is ReadyState.READY

@@ -69,7 +69,7 @@ async def test_a_replica_is_ready_after_first_readings(cluster: SimulatedCluster
             store = extender.fleet.store
             seen = [store.info(row) for row in store.rows_on(store.nodes).tolist()]
             assert seen
-            # A search for garbage while questions come passes over them.
+            # The garbage collector skips these objects while requests are served.
             assert not {id(one) for one in gc.get_objects()}.intersection(map(id, seen))
 
 
@@ -88,7 +88,7 @@ async def test_a_replica_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedC
 
 async def test_a_replica_waits_for_a_peer_that_answers_but_does_not_know_it_yet() -> None:
     async with described(2) as replicas:
-        alone = replicas.peers(replicas.addresses[:1])  # as before its name's next look-up
+        alone = replicas.peers(replicas.addresses[:1])  # as before the next DNS look-up
         async with replicas.start(0, alone), AsyncExitStack() as stack:
             settings = Settings(
                 listen=replicas.addresses[1],
@@ -198,7 +198,7 @@ async def test_a_departed_replica_makes_no_other_unready() -> None:
         both.ways[1].shut()
         await both.until(ReadyState.READY, ReadyState.BEHIND)
 
-        both.replicas[0].extender.request_tracker.is_draining = True  # as at its end
+        both.replicas[0].extender.request_tracker.is_draining = True  # as at shutdown
 
         await both.until(ReadyState.ENDING, ReadyState.READY)
         both.replicas[0].extender.request_tracker.is_draining = False
@@ -212,6 +212,6 @@ async def test_a_replica_without_a_kubelet_makes_no_other_unready(
         both.ways[1].shut()
         await both.until(ReadyState.READY, ReadyState.BEHIND)
 
-        both.kubelets[0].cancel()  # Kubernetes will take it out of its Service
+        both.kubelets[0].cancel()  # Kubernetes will remove it from the Service
 
         await both.until(ReadyState.READY, ReadyState.READY)

@@ -245,7 +245,7 @@ async def test_a_hurried_shutdown_limits_the_wait_for_open_requests(
     await task
 
 
-# --- a question that is coming --------------------------------------------------------------------
+# --- arriving requests ----------------------------------------------------------------------------
 
 FIRST_BYTES = b"GET /filt"
 
@@ -292,7 +292,7 @@ async def test_work_does_not_wait_long_for_bytes_that_become_no_request() -> Non
     await asyncio.sleep(MAX_YIELD_SECONDS / 2)
     assert await seconds_of(request_tracker.yield_control()) > 0.0
 
-    connection.receive(b"er")  # more of them are no other question
+    connection.receive(b"er")  # further bytes of the same request
     assert await seconds_of(request_tracker.yield_control()) == 0.0
 
 

@@ -73,7 +73,7 @@ async def test_a_browser_sends_its_token_only_over_tls(folder: Path, tmp_path: P
         async with start(settings) as extender:
             _, url = extender.addresses
             connector = aiohttp.TCPConnector(ssl=trusting(folder))
-            jar = aiohttp.CookieJar(unsafe=True)  # it keeps those of addresses, too
+            jar = aiohttp.CookieJar(unsafe=True)  # also keeps cookies of IP addresses
             async with aiohttp.ClientSession(url, connector=connector, cookie_jar=jar) as session:
                 async with session.post("/v1/session", json={"token": TOKEN}) as answer:
                     kept = answer.cookies[COOKIE]

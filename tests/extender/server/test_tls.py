@@ -48,7 +48,7 @@ def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def answer(_: web.Request) -> web.Response:
-    await asyncio.sleep(0.002)  # so that calls are under way while certificates change
+    await asyncio.sleep(0.002)  # so that requests are open while certificates change
     return web.Response(text=ANSWER)
 
 
@@ -275,7 +275,7 @@ async def keep_until_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> 
             issue(folder, files=files)
             await are_taken_over(caplog)
             async with session.post(f"{url}/filter", data=b"{}") as response:
-                assert response.status == 200  # kube-scheduler asks but once
+                assert response.status == 200  # kube-scheduler sends a request only once
                 is_kept.append(response.headers.get("Connection") != "close")
 
         with pytest.raises(aiohttp.ClientError):
@@ -300,7 +300,9 @@ async def test_a_connection_of_a_dropped_ca_is_refused_after_the_grace_period(
             writer.write(b"GET /filter HTTP/1.1\r\nHost: a\r\n\r\n")
 
             assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 403 Forbidden\r\n"
-            assert ANSWER.encode() not in await reader.read()  # to its end: it is closed
+            assert (
+                ANSWER.encode() not in await reader.read()
+            )  # until the end: the connection is closed
         finally:
             writer.close()
 

@@ -77,7 +77,7 @@ async def test_a_replica_of_a_dropped_ca_gets_no_more_requests(tmp_path: Path) -
             issue(own, files=read_folder(new))
             certificates.reload()
 
-            # Neither by a new connection nor by the one that is kept from before.
+            # Neither on a new connection nor on the existing one.
             assert await link.ask("/v1/peers/any") is None
         finally:
             await runner.cleanup()
@@ -87,9 +87,9 @@ async def test_at_shutdown_a_refused_client_also_learns_that_its_connection_ends
     tmp_path: Path,
 ) -> None:
     issue(tmp_path)
-    connector = aiohttp.TCPConnector(
-        ssl=client_context(tmp_path, shows=tmp_path, side="extender")  # another's name
-    )
+    # With the name of another client.
+    context = client_context(tmp_path, shows=tmp_path, side="extender")
+    connector = aiohttp.TCPConnector(ssl=context)
     async with (
         running(1, tls=tmp_path) as (_, replicas),
         aiohttp.ClientSession(connector=connector) as stranger,

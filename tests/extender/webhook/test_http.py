@@ -230,7 +230,7 @@ async def test_a_slow_client_delays_no_other_and_one_that_leaves_is_counted(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-# --- anything at all ------------------------------------------------------------------------------
+# --- random input ---------------------------------------------------------------------------------
 
 MIB = 1 << 20
 FIELDS = ("metadata", "spec", "status", "containers", "initContainers", "resources", "limits")

@@ -31,7 +31,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[Weighed]:
         return decided[-1]
 
     monkeypatch.setattr(Placer, "weigh", noted)
-    # However slow this machine is: what was foreseen is kept until it is asked.
+    # The prefetch must not expire on a slow machine.
     monkeypatch.setattr(handlers, "BETWEEN_VERBS_SECONDS", 60.0)
     return decided
 

@@ -87,7 +87,7 @@ async def test_a_pod_counts_only_from_its_binding(shadow: Client, world: World) 
     await ask(shadow, "filter", names_question(*NODES, asker=spread))
 
     newest = next(iter(world.history))
-    assert newest.decision.best == "idle-a"  # it has one idle GPU more than idle-b by now
+    assert newest.decision.best == "idle-a"  # it has one more idle GPU than idle-b now
     assert world.fleet.snapshot().pools["nvidia.com/gpu"].rows is not None
     followed = next(record for record in world.history if record.pod.name == "asker")
     assert (followed.decision.best, followed.bound_node) == ("idle-a", "idle-b")

@@ -25,7 +25,7 @@ def victims(document: object) -> tuple[wire.PreemptionCandidate, ...]:
     return wire.decode_preemption(json.dumps(document).encode()).candidates
 
 
-# --- the question ---------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_the_error_of_malformed_victims_names_the_place(value: object, message: 
     assert message.replace("[\"'a'\"]", "['a']") in str(caught.value)
 
 
-# --- anything -------------------------------------------------------------------------------------
+# --- random input ---------------------------------------------------------------------------------
 
 ANYTHING = st.recursive(
     st.none()

@@ -43,7 +43,7 @@ def scores(decision: Decision | None, max_score: int = 10) -> list[int]:
     return [entry["Score"] for entry in answer]
 
 
-# --- filter's answer ------------------------------------------------------------------------------
+# --- filter ---------------------------------------------------------------------------------------
 
 
 def test_names_are_returned_in_the_order_of_the_request() -> None:

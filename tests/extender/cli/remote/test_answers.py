@@ -69,7 +69,7 @@ class Bypassed:
 @pytest.fixture(scope="module")
 def documents() -> Iterator[dict[str, Any]]:
     fleet = build_fleet()
-    fleet.placer.detailed = 1  # of the others only the score is kept
+    fleet.placer.detailed = 1  # other decisions keep only the score
     asyncio.run(ask(fleet, "prioritize", "node-1", "node-2", "node-3", name="short"))
     watch = RegretWatch(fleet.fleet, lambda: fleet.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(OUTCOMES)

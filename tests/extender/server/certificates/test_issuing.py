@@ -105,7 +105,7 @@ def test_a_new_ca_is_trusted_before_it_issues_and_the_old_one_until_it_is_droppe
 
     assert both["extender.crt"] == first["extender.crt"]
     assert switched["extender.crt"] != first["extender.crt"]
-    # Who has the first bundle does not know the new CA; who has that of both knows either side's.
+    # The first bundle does not contain the new CA; the second one contains both.
     with pytest.raises(VerificationError):
         verified_names({**first, "extender.crt": switched["extender.crt"]}, "extender")
     assert verified_names({**both, "extender.crt": switched["extender.crt"]}, "extender")

@@ -73,7 +73,7 @@ async def test_every_webhook_gets_the_cas_and_keeps_the_rest(held: Held) -> None
     first, second = copy.deepcopy(WEBHOOKS)
     first["clientConfig"]["caBundle"] = second["clientConfig"]["caBundle"] = wanted
     assert held.webhooks == [first, second]
-    # Another's change since it was read is not lost: it is a conflict.
+    # A concurrent change is not lost: the write conflicts.
     assert held.patches[0]["metadata"] == {"resourceVersion": "7"}
 
 
