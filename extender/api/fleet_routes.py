@@ -126,7 +126,7 @@ class FleetRoutes:
         check_parameters(request.query, frozenset())
         name = request.match_info["name"]
         if name not in self._fleet.nodes:
-            return _unknown_node(name)
+            return error_answer(404, unknown_node(name, self._fleet.nodes))
         (view,) = node_views(self._fleet, self._fleet.snapshot(), [name], gpus=True)
         return json_answer(view)
 
@@ -134,7 +134,7 @@ class FleetRoutes:
         check_parameters(request.query, frozenset({"node"}))
         node = request.query.get("node")
         if node is not None and node not in self._fleet.nodes:
-            return _unknown_node(node)
+            return error_answer(404, unknown_node(node, self._fleet.nodes))
         names = self._gpu_nodes() if node is None else [node]
         return await stream_answer(request, "gpus", self._gpu_pieces(names))
 
@@ -252,7 +252,3 @@ def _source_view(state: SourceState) -> Json:
 def _object_view(namespace: str, name: str) -> object:
     """Return an object's name, redacted as its namespace's pods are."""
     return OfPod(namespace, f"{namespace}/{name}") if namespace else name
-
-
-def _unknown_node(name: str) -> web.Response:
-    return error_answer(404, unknown_node(name))

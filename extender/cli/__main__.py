@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +71,9 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             if ctx.resilient_parsing:
                 return None
-            ctx.fail(f"{cmd_name!r} is no command: must be one of {', '.join(COMMANDS)}")
+            similar = get_close_matches(cmd_name, COMMANDS, n=1)
+            meant = f": did you mean {similar[0]}?" if similar else ":"
+            ctx.fail(f"{cmd_name!r} is no command{meant} must be one of {', '.join(COMMANDS)}")
         command: click.Command = importlib.import_module(module_of(cmd_name)).command
         return command
 

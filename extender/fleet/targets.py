@@ -1,10 +1,10 @@
 """Compare the targets that a pod names with the nodes and GPUs that exist."""
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from extender.core.nodes.node_names import near_names
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.request.annotations import Annotation, AnnotationProblem
 from extender.core.request.request import GpuRequest
@@ -72,7 +72,7 @@ def target_problems(
     pool = snapshot.pools.get(request.resource)
     for target in request.targets:
         if target.node not in snapshot.nodes:
-            allowed = f"a node of the cluster: {_near(target.node, pool.nodes if pool else ())}"
+            allowed = f"a node of the cluster: {_listed(target.node, pool.nodes if pool else ())}"
         elif not target.is_usable:
             indices = sorted(rows_by_index(target.node, store))
             allowed = f"GPUs of {target.node}: {', '.join(map(str, indices))}"
@@ -86,14 +86,8 @@ def target_problems(
         )
 
 
-def _near(name: str, nodes: Sequence[str]) -> str:
-    """Return the GPU nodes next to a name in alphabetical order, as one text.
-
-    Args:
-        name: a name that no node has.
-        nodes: sorted names of the GPU nodes.
-    """
-    start = max(min(bisect_left(nodes, name) - MAX_LISTED // 2, len(nodes) - MAX_LISTED), 0)
-    shown = nodes[start : start + MAX_LISTED]
+def _listed(name: str, nodes: Sequence[str]) -> str:
+    """Return the GPU nodes next to a name in alphabetical order, as one text."""
+    shown = near_names(name, nodes, MAX_LISTED)
     more = len(nodes) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "") or "none has such GPUs"

@@ -177,7 +177,7 @@ class AdviceRoutes:
         )
         is_all = read_boolean(query, "all")
         if node is not None and node not in self._fleet.nodes:
-            return error_answer(404, unknown_node(node))
+            return error_answer(404, unknown_node(node, self._fleet.nodes))
         plots = self._source(seconds)
         if plots is not None:
             seconds = next(window for window in WINDOWS if window >= seconds)

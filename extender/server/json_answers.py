@@ -16,11 +16,12 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from itertools import islice
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 
+from extender.core.nodes.node_names import near_names
 from extender.runtime.cooperative import yield_to_loop
 from extender.server.redaction import write_json
 
@@ -44,14 +45,20 @@ def json_answer(document: Mapping[str, object], status: int = 200) -> web.Respon
     )
 
 
+NEAR: Final = 4
+"""Node names to show beside a name that no node has."""
+
+
 def error_answer(status: int, message: str) -> web.Response:
     """Return an error as a JSON response."""
     return json_answer({"error": message}, status)
 
 
-def unknown_node(name: str) -> str:
-    """Return the error message for an unknown node."""
-    return f"node {name!r} is not known: GET /v1/nodes (idlegpu nodes) lists the nodes"
+def unknown_node(name: str, nodes: Iterable[str]) -> str:
+    """Return the error message for a node that is not among the known ones."""
+    near = ", ".join(near_names(name, sorted(nodes), NEAR))
+    hint = f"next to it are {near}; " if near else ""
+    return f"node {name!r} is not known: {hint}GET /v1/nodes (idlegpu nodes) lists the nodes"
 
 
 def unknown_decision(wanted: str) -> str:

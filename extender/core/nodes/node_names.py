@@ -6,6 +6,7 @@ name at a time.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -317,3 +318,23 @@ def _hashes(words: Sequence[Words]) -> Words:
         hashes += word
         hashes *= _ODD
     return hashes
+
+
+def near_names(name: str, names: Sequence[str], most: int) -> Sequence[str]:
+    """Return the names next to one that is not among them, in alphabetical order.
+
+    Names of one cluster differ in their ends, so neighbours are the likely corrections, and they
+    are found among thousands at once.
+
+    Args:
+        name: the name to look for.
+        names: all names, sorted.
+        most: largest number of names to return.
+
+    Example:
+        >>> near_names("gpu-3x", ("cpu-1", "gpu-1", "gpu-2", "gpu-3", "gpu-4", "web-1"), 2)
+        ('gpu-3', 'gpu-4')
+    """
+    start = bisect_left(names, name) - most // 2
+    start = max(min(start, len(names) - most), 0)
+    return names[start : start + most]

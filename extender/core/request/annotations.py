@@ -6,6 +6,7 @@ An invalid value never raises: it becomes an `AnnotationProblem`, and the defaul
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeVar
@@ -292,7 +293,7 @@ class _Annotations:
                 annotation=_shorten(name),
                 value=_shorten(self._values[name]),
                 allowed=f"under one of the names {', '.join(Annotation)}",
-                default_used="nothing, it is ignored",
+                default_used=f"nothing, it is ignored{_meant(name)}",
             )
             for name in sorted(names)[:MAX_UNKNOWN]
         ]
@@ -306,6 +307,12 @@ class _Annotations:
                 default_used=instead,
             )
         )
+
+
+def _meant(name: str) -> str:
+    """Return a hint at the most similar annotation, "" if none is similar."""
+    similar = get_close_matches(name, [*Annotation], n=1, cutoff=0.8)
+    return f" (did you mean {similar[0]}?)" if similar else ""
 
 
 def _shorten(value: object) -> str:

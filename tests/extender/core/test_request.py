@@ -266,6 +266,7 @@ def test_a_misspelt_annotation_is_reported_with_the_known_names() -> None:
     (problem,) = parsed.problems
     assert problem.annotation == "idlegpu.io/gpu-memroy"
     assert Annotation.GPU_MEMORY in problem.allowed
+    assert problem.message.endswith("it is ignored (did you mean idlegpu.io/gpu-memory?)")
     assert parsed.request == wanted(parse(pod()))
 
 
