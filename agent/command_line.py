@@ -19,9 +19,13 @@ from agent.report import Report, encode
 logger = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
+"""The agent has stopped after a signal, or has printed what was requested."""
 EXIT_CANNOT_SERVE: Final = 1
+"""The agent cannot serve: its address is taken, or a fault."""
 EXIT_BAD_SETTINGS: Final = 2
+"""Arguments or settings are invalid."""
 EXIT_NO_GPU: Final = 3
+"""`--once` or `--watch` found no readable GPU; the text says why and what to do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

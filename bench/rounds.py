@@ -45,7 +45,7 @@ def measure(world: World, rounds: int, pods: int) -> list[float]:
     nodes = world.nodes()
     live = world.running_pods("gpu")
     identity = NodeIdentity(names=frozenset(nodes))
-    settings = Prometheus(url=f"{world.backend_url}/prometheus", round_timeout_seconds=300)
+    settings = Prometheus(url=f"{world.backend_url}/prometheus", timeout_seconds=60)
     collector, begun = Collector(settings), time.time()
     spent = []
     with open(os.devnull, "wb") as pipe:  # noqa: PTH123 - a device, not a path of ours

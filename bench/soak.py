@@ -34,8 +34,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 SETTINGS: Final = {
     "prometheus": {"interval_seconds": 1.7, "exporter_interval_seconds": 5},
-    "cluster": {"resync_seconds": 100},
-    "regret": {"after_seconds": 180, "sample_seconds": 5},
+    "regret": {"after_seconds": 180},
 }
 """The looks at the activity of all GPUs reach back by a sixth more than `after_seconds`: that much
 of them, some 10 MiB, is kept, and must be full once memory is to stay flat."""

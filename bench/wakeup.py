@@ -214,7 +214,7 @@ async def open_cluster(folder: Path, way: str, nodes: int, release: str) -> Asyn
                     "interval_seconds": 0.5,
                     "exporter_interval_seconds": 0,
                 },
-                "wake": {"target": "object" if way == "object" else "pod", "lease_seconds": 5},
+                "wake": {"target": "object" if way == "object" else "pod"},
             }
         )
         scheduler = kube_scheduler(plane, scheduler_config(extender.webhooks))

@@ -23,8 +23,11 @@ from extender.settings.table import render_table
 logger = logging.getLogger("extender")
 
 EXIT_OK: Final = 0
+"""The server has stopped after a signal, or the settings are valid."""
 EXIT_CANNOT_SERVE: Final = 1
+"""The server cannot run: an address, a certificate, the kubeconfig, or a fault."""
 EXIT_BAD_SETTINGS: Final = 2
+"""Arguments or settings are invalid."""
 
 _ALWAYS_SHOWN: Final = frozenset(
     {
@@ -50,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, None for those of the process.
 
     Returns:
-        Exit status: 0, 1 if the server cannot run, 2 if arguments or settings are invalid.
+        Exit status, one of `EXIT_...`.
     """
     arguments = _build_parser().parse_args(argv)
     if arguments.settings_table:

@@ -53,7 +53,7 @@ from extender.sources.source_manager import SourceManager
 from extender.webhook.abandoned import noting_wrong_paths
 from extender.webhook.admission.webhook import PATH as ADMISSION
 from extender.webhook.admission.webhook import build_webhook
-from extender.webhook.handlers import Webhooks
+from extender.webhook.handlers import MAX_BODY_BYTES, Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +301,7 @@ class Extender:
             routes += self.peers.routes()
         if not settings.status_listen:
             middlewares.append(self.access.guard({route.path for route in routes}))
-        app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
         app.add_routes(routes)
         if not settings.status_listen:
             self._add_status(app)

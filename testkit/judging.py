@@ -6,7 +6,7 @@ from typing import Any
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
-from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
+from extender.placement.bypassed_pods import GRACE_SECONDS, START_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, AnsweredQuestion
 from extender.settings.peers import BypassSettings
 from testkit.builders import GPU
@@ -74,7 +74,7 @@ class Part:
 
     def judge(self) -> None:
         """Let the time pass after which pods are judged."""
-        self.world.now += self.settings.grace_seconds
+        self.world.now += GRACE_SECONDS
         self.bypassed_pods.sweep()
 
     def counted(self, reason: str = "not-asked", scheduler: str = DEFAULT) -> float:

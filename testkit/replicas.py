@@ -1,5 +1,6 @@
 """Several extenders over one simulated cluster, that know each other's addresses."""
 
+import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from extender.app import Extender, start
+from extender.effects import peers
 from extender.settings.api import ApiSettings
 from extender.settings.config import Settings
-from extender.settings.peers import BypassSettings, PeersSettings
+from extender.settings.peers import PeersSettings
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.fleet import SimulatedFleet
 from simulation.models import A10
@@ -115,7 +118,6 @@ class Replicas:
         ports: where they will be.
         session: for questions.
         tls: folder of the certificates that they serve with, None for plain HTTP.
-        peers: settings that differ from the defaults.
     """
 
     def __init__(
@@ -125,7 +127,6 @@ class Replicas:
         session: aiohttp.ClientSession,
         *,
         tls: Path | None = None,
-        **peers: Any,
     ) -> None:
         self.cluster = cluster
         # What is looked at says nothing new over TLS.
@@ -133,7 +134,6 @@ class Replicas:
         self._over_tls = {} if tls is None else {"tls": settings_for(tls), **beside}
         self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
         self._session = session
-        self._peers = peers
         self._secret = cluster.kubeconfig.with_name("peers-secret")
         self._secret.write_text(SECRET)
 
@@ -155,8 +155,7 @@ class Replicas:
         values: dict[str, Any] = {
             "listen": self.addresses[number],
             "kubeconfig": self.cluster.kubeconfig,
-            "peers": peers or self.peers(self.addresses, **{"resolve_seconds": 0.5, **self._peers}),
-            "unasked": BypassSettings(grace_seconds=2),
+            "peers": peers or self.peers(self.addresses),
             **self._over_tls,
             **changes,
         }
@@ -166,31 +165,38 @@ class Replicas:
 
 
 @asynccontextmanager
-async def described(
-    count: int, *, tls: Path | None = None, **peers: Any
-) -> AsyncIterator[Replicas]:
+async def described(count: int, *, tls: Path | None = None) -> AsyncIterator[Replicas]:
     """Describe some replicas over a fleet of equal nodes; start them as a test needs.
 
     Args:
         count: how many.
         tls: folder of certificates: those that they serve with, and kube-scheduler's, with which
             they are asked; None for plain HTTP.
-        peers: settings that differ from the defaults.
     """
     context = True if tls is None else client_context(tls, shows=tls)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers, "RESOLVE_SECONDS", 0.5)
+        async with _described(count, context, tls) as replicas:
+            yield replicas
+
+
+@asynccontextmanager
+async def _described(
+    count: int, context: ssl.SSLContext | bool, tls: Path | None
+) -> AsyncIterator[Replicas]:
     async with (
         run_cluster(equal_nodes(), interval_seconds=0.5) as cluster,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
     ):
-        yield Replicas(cluster, [free_port() for _ in range(count)], session, tls=tls, **peers)
+        yield Replicas(cluster, [free_port() for _ in range(count)], session, tls=tls)
 
 
 @asynccontextmanager
 async def running(
-    count: int, *, tls: Path | None = None, **peers: Any
+    count: int, *, tls: Path | None = None
 ) -> AsyncIterator[tuple[SimulatedCluster, list[Replica]]]:
     """Run some replicas, and wait until they hear each other; arguments as `described` has them."""
-    async with described(count, tls=tls, **peers) as replicas, AsyncExitStack() as stack:
+    async with described(count, tls=tls) as replicas, AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(replicas.start(number)) for number in range(count)
         ]

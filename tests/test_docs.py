@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from tests.reference import PAGES as PAGES_WITH_PARTS
+from tests.reference import PARTS, api_routes, part_of
 from tests.test_layout import ROOT, tracked
 
 LONGEST_README: Final = 220
@@ -111,3 +113,26 @@ def test_the_architecture_names_no_package_or_module_that_is_gone() -> None:
         if not any(place.is_file() for place in places):
             gone.append(name)
     assert gone == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(path, name) for path, names in PAGES_WITH_PARTS.items() for name in names]
+)
+def test_each_generated_part_is_what_the_code_says(path: str, name: str) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+
+    assert part_of(text, name) == PARTS[name](), "run: python -m tests.reference"
+
+
+def test_the_routes_of_the_api_are_documented_and_no_others() -> None:
+    text = (ROOT / "docs" / "api-routes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
+    documented = set()
+    for row in rows:
+        method = "GET"
+        for name in re.findall(r"`((?:GET |POST |DELETE )?/[^`]*)`", row):
+            verb, _, path = name.rpartition(" ")
+            method = verb or method
+            documented.add(f"{method} {path.partition('?')[0]}")
+
+    assert documented == api_routes()

@@ -15,6 +15,7 @@ from typing import Final
 from extender.api.caller import Caller
 from extender.kube.client import KubeClient, KubeError
 from extender.kube.token_review import (
+    REVIEW_TIMEOUT_SECONDS,
     Recent,
     TokenRefusedError,
     User,
@@ -39,6 +40,13 @@ MOST_CALLERS: Final = 1000
 MOST_REFUSED: Final = 10_000
 REFUSED_SECONDS: Final = 10.0
 """Time for which a refused token is refused again without a review."""
+
+TOKEN_SECONDS: Final = 60.0
+"""A token is reviewed again after this time: a removed token counts at most twice as long."""
+RIGHTS_SECONDS: Final = 30.0
+"""The right to list a namespace's pods is checked again after this time."""
+REVIEWS_PER_SECOND: Final = 20.0
+"""Most reviews of unknown tokens, on average: guesses must cost the API server little."""
 
 STRANGERS: Final = 8
 QUESTIONS: Final = 24
@@ -82,12 +90,12 @@ class Callers:
             at_once=STRANGERS,
             waiting_each=STRANGERS_WAITING,
             wait_seconds=STRANGERS_SECONDS,
-            per_second=settings.reviews_per_second,
+            per_second=REVIEWS_PER_SECOND,
         )
         self._questions = FairQueue(
             at_once=QUESTIONS,
             waiting_each=QUESTIONS_WAITING,
-            wait_seconds=settings.review_timeout_seconds,
+            wait_seconds=REVIEW_TIMEOUT_SECONDS,
         )
 
     async def admit(self, token: str, address: str) -> Caller:
@@ -190,8 +198,8 @@ class Callers:
             review=review,
             may_list=self._may_list,
             namespaces=self._namespaces,
-            token_seconds=self._settings.token_seconds,
-            rights_seconds=self._settings.rights_seconds,
+            token_seconds=TOKEN_SECONDS,
+            rights_seconds=RIGHTS_SECONDS,
             monotonic=self._monotonic,
         )
 
@@ -210,7 +218,7 @@ class Callers:
             self._client,
             token,
             audience=self._settings.audience,
-            timeout_seconds=self._settings.review_timeout_seconds,
+            timeout_seconds=REVIEW_TIMEOUT_SECONDS,
         )
 
     async def _may_list(self, user: User, namespace: str) -> bool:
@@ -219,10 +227,11 @@ class Callers:
         Raises:
             KubeError: the API server did not answer.
         """
-        seconds = self._settings.review_timeout_seconds
         try:
             async with self._questions.of(user.name):
-                return await may_list_pods(self._client, user, namespace, timeout_seconds=seconds)
+                return await may_list_pods(
+                    self._client, user, namespace, timeout_seconds=REVIEW_TIMEOUT_SECONDS
+                )
         except (BusyError, KubeError) as error:
             unlogged = self._log_throttle.due("rights", user.name)
             if unlogged is not None:

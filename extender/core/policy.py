@@ -1,9 +1,10 @@
-"""Validated settings of the decision, as frozen values."""
+"""Settings and constants of the decision, as frozen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Final, Self
 
 GIB = 1 << 30
 
@@ -40,6 +41,101 @@ class HealthAction(StrEnum):
     """No device of the node can work."""
     EXCLUDE_MULTI_GPU = "exclude-multi-gpu"
     """The device cannot work for pods with several GPUs; for others it gets the penalty."""
+
+
+class HealthSign(StrEnum):
+    """Sign of ill health whose action can be set.
+
+    Each value is the name of an attribute of `Health`, which holds the default action.
+
+    Attributes:
+        description: when the sign applies.
+    """
+
+    description: str
+
+    def __new__(cls, name: str, description: str) -> Self:
+        """Create a member from its name and description."""
+        sign = str.__new__(cls, name)
+        sign._value_ = name
+        sign.description = description
+        return sign
+
+    UNKNOWN_XID = "unknown_xid", "an XID that no table lists"
+    ROW_REMAP_FAILURE = "row_remap_failure", "remapping of a bad memory row failed"
+    ROW_REMAP_PENDING = "row_remap_pending", "a remapped memory row waits for a reset"
+    DOUBLE_BIT_ERROR = "double_bit_error", "an uncorrectable memory error since the last reset"
+    RETIRED_PAGES_PENDING = (
+        "retired_pages_pending",
+        "a memory page waits for a reset to be retired (before Ampere)",
+    )
+    WORN_MEMORY = (
+        "worn_memory",
+        "512 memory rows are remapped or 63 pages retired, as for DCGM",
+    )
+    RECOVERY_RESET = (
+        "recovery_reset",
+        "the driver's recovery action is a reset of the GPU or a reboot",
+    )
+    RECOVERY_DRAIN_P2P = (
+        "recovery_drain_p2p",
+        "the driver's recovery action is to drain peer-to-peer traffic",
+    )
+    RECOVERY_IMEX = "recovery_imex", "the driver's recovery action is to recover IMEX"
+    DCGM_FAIL = "dcgm_fail", "DCGM's health status is failure (20)"
+    DCGM_WARN = "dcgm_warn", "DCGM's health status is warning (10)"
+    FABRIC_MANAGER_FAILED = (
+        "fabric_manager_failed",
+        "the fabric manager of an NVSwitch system failed, so CUDA cannot start",
+    )
+    FABRIC_MANAGER_STARTING = (
+        "fabric_manager_starting",
+        "the fabric manager of an NVSwitch system is not ready yet",
+    )
+    SRAM_ERRORS = (
+        "sram_errors",
+        "the node agent sees more uncorrectable SRAM errors than the driver tolerates",
+    )
+    FABRIC_UNHEALTHY = (
+        "fabric_unhealthy",
+        "the driver reports to the node agent that the NVLink fabric is unhealthy",
+    )
+    FABRIC_LIMITED = (
+        "fabric_limited",
+        "the driver reports to the node agent that the NVLink fabric has limited capacity",
+    )
+    NVLINK_DOWN = "nvlink_down", "an NVLink that the node agent saw up has gone down"
+    NVLINK_ERRORS = (
+        "nvlink_errors",
+        "NVLinks of a GPU had to recover in the last 5 minutes, or have 100 checksum errors a "
+        "second, all links together (since NVLink 5: errors of packets or symbols)",
+    )
+    LINK_REPLAYS = (
+        "link_replays",
+        "a GPU resends more packets over PCIe or NVLink than health.link_replays_per_minute",
+    )
+    INFOROM_CORRUPTED = (
+        "inforom_corrupted",
+        "the node agent sees that a GPU's infoROM is damaged",
+    )
+    SHUTDOWN_TEMPERATURE = (
+        "shutdown_temperature",
+        "the node agent reports that a GPU has the temperature at which it switches itself off",
+    )
+    MISSING_DEVICE = (
+        "missing_device",
+        "telemetry lacks a GPU, although it shows others of its node",
+    )
+    NOT_OFFERED = (
+        "not_offered",
+        "the kubelet offers fewer GPUs than the node has, and the broken ones are unknown: applies "
+        "to each GPU of the node",
+    )
+
+
+WARN_CELSIUS: Final = 10.0
+"""Range below the highest temperature in which a device loses score. Our own estimate: NVIDIA
+publishes limits, but no warning temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,45 +219,24 @@ class EarlyFailures:
 class Health:
     """Action and limit for each sign of ill health.
 
+    Each attribute that is not listed here is the action for the `HealthSign` of its name.
+
     Attributes:
         xid: action by XID number.
-        unknown_xid: action for an XID that is not listed.
         xid_seconds: time that a sticky XID counts after it first appeared.
         penalty: share of its certainty that a device under penalty loses, 0 to 1.
-        row_remap_failure: remapping of a bad memory row failed.
-        row_remap_pending: a remapped row waits for a reset.
-        double_bit_error: an uncorrectable memory error since the last reset.
         remapped_rows_per_day: uncorrectable rows remapped within a day that cause the penalty;
             fewer cause half of it. Our own estimate.
         remapped_rows_limit: total of uncorrectable remapped rows from which memory is worn out.
-        retired_pages_pending: a memory page waits to be retired.
         retired_pages_warn: number of retired memory pages that causes the penalty.
         retired_pages_limit: number of retired memory pages from which memory is worn out.
-        worn_memory: the memory is worn out.
-        recovery_reset: the driver requests a reset of the device, or a reboot.
-        recovery_drain_p2p: the driver requests that peer-to-peer traffic be drained.
-        recovery_imex: the driver requests that IMEX be recovered.
-        dcgm_fail: DCGM's health verdict is failure.
-        dcgm_warn: DCGM's health verdict is warning.
-        fabric_manager_failed: CUDA cannot start on an NVSwitch system.
-        fabric_manager_starting: the fabric manager is not ready yet.
-        sram_errors: the SRAM has more uncorrectable errors than the driver tolerates.
-        fabric_unhealthy: the driver reports the NVLink fabric as unhealthy.
-        fabric_limited: the driver reports the NVLink fabric as limited in capacity.
-        nvlink_down: an NVLink has gone down.
-        nvlink_errors: NVLinks had to recover recently, or exceed `nvlink_crc_per_second`.
         nvlink_crc_per_second: limit of CRC errors, from DCGM_LIMIT_MAX_NVLINK_CRC_ERROR. DCGM
             tolerates no NVLink 5 error at all; applying this limit to them is our choice.
-        link_replays: PCIe or NVLink packets are resent, more than `link_replays_per_minute`.
         link_replays_per_minute: limit of replays. For PCIe it is NVIDIA's own maximum
             (DCGM_LIMIT_MAX_PCIREPLAY_RATE). DCGM's health check allows one wrong bit in 10^12 per
             lane (GetExpectedPcieReplayRate in DcgmHealthWatch.cpp): 8 for PCIe 3.0 x16, 16 for 4.0
             x16, 31 for 5.0 x16. The same limit for NVLink is our choice: DCGM tolerates no NVLink
             replay.
-        inforom_corrupted: the card's infoROM, its stored configuration, is corrupted.
-        shutdown_temperature: the card has reached its shutdown temperature.
-        missing_device: the device is absent from telemetry that shows its siblings.
-        not_offered: the kubelet offers fewer devices than the node has, for no visible cause.
         temperature_warn_celsius: temperature from which a device loses score, if its slowdown
             temperature is unknown.
         temperature_high_celsius: temperature at which it loses most.
@@ -281,7 +356,10 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """All settings of a decision.
+    """All settings and constants of a decision.
+
+    No setting changes `window_seconds`, the times of fading, forgetting and early failures, the
+    number of readings for foreign use, and most limits of `Health`: they hold in every cluster.
 
     Activity of the last `recent_seconds` decides whether a device with tenants is idle or busy.
     Activity of the last `window_seconds` only orders devices.

@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH, PeerLink
+from extender.effects.peer_link import PATH, PeerLink
 from extender.effects.peer_wire import (
     MAX_BYTES,
     Message,
@@ -69,11 +69,18 @@ class Delay:
 logger = logging.getLogger(__name__)
 
 MAX_PEERS: Final = 32
+INTERVAL_SECONDS: Final = 0.01
+"""Shortest time between two messages to one replica: the shorter it is, the better several replicas
+spread pods that they place at once."""
+RESOLVE_SECONDS: Final = 5.0
+"""Time between two look-ups of the addresses; a Service's DNS records live about as long."""
+TIMEOUT_SECONDS: Final = 2.0
+"""Limit for the answer to one message; a slower replica counts as gone, and that is safe."""
 LAST_WORDS_SECONDS: Final = 0.5
 """Time at shutdown to send the last records."""
 
 SILENT_SECONDS: Final = 5.0
-"""Silence after which a replica may be gone, if it is also longer than three intervals."""
+"""Silence after which a replica may be gone: it has missed more than three heartbeats."""
 
 Address = tuple[str, int]
 
@@ -105,7 +112,7 @@ class Peers:
     Everything runs on the event loop's thread, and no webhook request waits for it.
 
     Args:
-        settings: addresses and intervals.
+        settings: addresses of the replicas.
         take: receives each record of another replica.
         metrics: counts messages.
         listen: host on which all replicas listen; it selects IPv4 or IPv6 addresses of a service.
@@ -187,9 +194,7 @@ class Peers:
         ]
 
     def _is_silent(self, heard: _Heard) -> bool:
-        interval_seconds = self._settings.interval_seconds + HEARTBEAT_SECONDS
-        silent_seconds = max(SILENT_SECONDS, 3 * interval_seconds)
-        return self._monotonic() - heard.at >= silent_seconds
+        return self._monotonic() - heard.at >= SILENT_SECONDS
 
     async def ask(self, path: str) -> dict[str, bytes | None]:
         """Send a GET request to all other replicas; return bodies by address, None for failures.
@@ -222,13 +227,13 @@ class Peers:
         for address in tuple(self._links):
             self._tasks.pop(address).cancel()
             self._drop(address)
-        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     while True:
                         await self._resolve(group, session)
-                        await asyncio.sleep(self._settings.resolve_seconds)
+                        await asyncio.sleep(RESOLVE_SECONDS)
             finally:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_WORDS_SECONDS):
@@ -261,7 +266,7 @@ class Peers:
                 address,
                 session,
                 instance=self.instance,
-                interval_seconds=self._settings.interval_seconds,
+                interval_seconds=INTERVAL_SECONDS,
                 monotonic=self._monotonic,
                 count=self._count_sent,
                 tls=self._tls,

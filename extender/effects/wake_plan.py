@@ -16,7 +16,6 @@ from extender.core.nodes.node_affinity import may_go
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.request.request import GpuRequest, PodRef
-from extender.settings.wake import Wake
 
 # Select the waiting pods that one check examines, so that every pod is examined in time.
 #
@@ -112,6 +111,33 @@ QUIET_INTERVALS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WakePace:
+    """Limits of the rate and the repetition of wakes.
+
+    No setting changes them: kube-scheduler's own back-off, 1 to 10 s, and its retry after five
+    minutes are the same in every cluster.
+
+    Attributes:
+        check_seconds: time between two checks of the waiting pods.
+        confirmations: checks in a row that must find a node for a pod before it is woken.
+        min_interval_seconds: shortest time between two wakes.
+        max_interval_seconds: longest time between two wakes, reached by doubling while they help no
+            pod.
+        repeat_seconds: first pause before a pod is woken for the same nodes again; doubled each
+            time up to `MAX_REPEAT_SECONDS`.
+    """
+
+    check_seconds: float = 0.5
+    confirmations: int = 2
+    min_interval_seconds: float = 2.0
+    max_interval_seconds: float = 30.0
+    repeat_seconds: float = 10.0
+
+
+PACE: Final = WakePace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WakeNeed:
     """Requirements of a waiting pod.
 
@@ -177,13 +203,15 @@ class WakePlan:
     """Selects the pods to wake.
 
     Args:
-        settings: limits of rate and repetition.
+        retry_share: share of kube-scheduler's time that retries may take.
+        pace: limits of rate and repetition.
     """
 
-    def __init__(self, settings: Wake) -> None:
+    def __init__(self, retry_share: float, pace: WakePace = PACE) -> None:
         self.helped = 0
         """Number of pods that were bound after a wake for them."""
-        self.settings = settings
+        self.retry_share = retry_share
+        self._pace = pace
         self._pods: dict[str, _Past] = {}
         self._hoping: set[str] = set()
         self._useless = 0
@@ -191,10 +219,6 @@ class WakePlan:
         self._last_at = float("-inf")
         self._not_before = float("-inf")
         self._retry_seconds = FIRST_RETRY_SECONDS
-
-    def adopt(self, settings: Wake) -> None:
-        """Apply new limits."""
-        self.settings = settings
 
     def note_retries(self, at: Sequence[float]) -> None:
         """Measure kube-scheduler's time for one retry from the times of the retries after a wake.
@@ -240,7 +264,7 @@ class WakePlan:
                 continue
             # The doubled pause is forgotten after as much time again without a wake.
             is_fresh = now > past.repeat_at + past.repeat_seconds
-            doubled = self.settings.repeat_seconds if is_fresh else past.repeat_seconds * 2
+            doubled = self._pace.repeat_seconds if is_fresh else past.repeat_seconds * 2
             past.repeat_seconds = min(doubled, MAX_REPEAT_SECONDS)
             past.repeat_at = now + past.repeat_seconds
             past.tried |= hope.nodes
@@ -278,15 +302,14 @@ class WakePlan:
         """Return the earliest time of the next wake."""
         # While woken pods still wait, the last wake counts as useless.
         useless = self._useless + bool(self._hoping)
-        retries = waiting * self._retry_seconds / self.settings.retry_share
+        retries = waiting * self._retry_seconds / self.retry_share
         interval = max(self._interval(useless - 1), min(retries, MAX_REPEAT_SECONDS))
         return max(self._last_at + interval, self._not_before)
 
     def _interval(self, doublings: int) -> float:
         """Return the shortest time between two wakes, in seconds, after that many doublings."""
-        shortest = self.settings.min_interval_seconds
-        longest = max(self.settings.max_interval_seconds, shortest)
-        return min(shortest * 2.0 ** max(doublings, 0), longest)
+        shortest = self._pace.min_interval_seconds
+        return min(shortest * 2.0 ** max(doublings, 0), self._pace.max_interval_seconds)
 
     def _hopes(self, prospect: Prospect, now: float) -> Iterator[Hope]:
         """Yield the pods with a suitable node for which they were not woken recently."""
@@ -301,7 +324,7 @@ class WakePlan:
                 untried[past.tried] = [node for node in prospect.nodes if node not in past.tried]
             nodes = untried[past.tried]
             past.streak = past.streak + 1 if nodes else 0
-            if nodes and past.streak >= self.settings.confirmations:
+            if nodes and past.streak >= self._pace.confirmations:
                 yield Hope(pod=pod, node=nodes[number % len(nodes)], nodes=every)
 
 

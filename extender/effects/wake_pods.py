@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from extender.settings.wake import Wake
+from extender.effects.wake_plan import PACE, WakePace
 
 MOST_NODES: Final = 256
 """Most suitable nodes that are remembered between checks, the best ones."""
@@ -57,24 +57,20 @@ class PodWakes:
     """Selects the pods to wake, and the node for each.
 
     Args:
-        settings: limits of rate and repetition.
+        pace: limits of rate and repetition.
 
     Attributes:
         helped: number of pods that were bound after a wake for them.
     """
 
-    def __init__(self, settings: Wake) -> None:
+    def __init__(self, pace: WakePace = PACE) -> None:
         self.helped = 0
-        self.settings = settings
+        self._pace = pace
         self._pods: dict[str, _Pod] = {}
         self._nodes: dict[str, _Node] = {}
         self._streaks: dict[object, dict[str, int]] = {}
         self._failures = 0
         self._not_before = float("-inf")
-
-    def adopt(self, settings: Wake) -> None:
-        """Apply new limits."""
-        self.settings = settings
 
     def forget(self) -> None:
         """Forget everything, because another replica takes over waking."""
@@ -121,7 +117,7 @@ class PodWakes:
         before = self._streaks.get(need, {})
         best = [node for node, _ in zip(nodes, range(MOST_NODES), strict=False)]
         streaks = self._streaks[need] = {node: before.get(node, 0) + 1 for node in best}
-        confirmed = (node for node in best if streaks[node] >= self.settings.confirmations)
+        confirmed = (node for node in best if streaks[node] >= self._pace.confirmations)
         return self.open_nodes(confirmed, now)
 
     def open_nodes(self, nodes: Iterable[str], now: float) -> list[str]:
@@ -169,12 +165,11 @@ class PodWakes:
         node.failures = min(node.failures + 1, MAX_DOUBLINGS)
         node.tried.add(uid)
         pod.tried = {name: until for name, until in pod.tried.items() if until > now}
-        repeat_seconds = self.settings.repeat_seconds * 2.0**pod.failures
+        repeat_seconds = self._pace.repeat_seconds * 2.0**pod.failures
         pod.tried[pod.node] = now + min(repeat_seconds, MAX_REPEAT_SECONDS)
         pod.failures = min(pod.failures + 1, MAX_DOUBLINGS)
 
     def _pause(self, doublings: int) -> float:
         """Return the pause after wakes in vain, in seconds, after that many doublings."""
-        shortest = self.settings.min_interval_seconds
-        longest = max(self.settings.max_interval_seconds, shortest)
-        return min(shortest * 2.0**doublings, longest)
+        shortest = self._pace.min_interval_seconds
+        return min(shortest * 2.0**doublings, self._pace.max_interval_seconds)

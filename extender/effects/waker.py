@@ -26,10 +26,12 @@ from extender.core.request.scheduled_condition import GATE
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.effects.wake_plan import (
     MAX_NEEDS,
+    PACE,
     Hope,
     LookOrder,
     Prospect,
     WakeNeed,
+    WakePace,
     WakePlan,
     nodes_with_room,
     open_to,
@@ -52,6 +54,8 @@ POD_ANNOTATION: Final = "wake.idlegpu.io/state"
 """Annotation of pods; keys under idlegpu.io/ are reserved for the pods' owners."""
 OBJECT_NAME: Final = "idlegpu-state"
 LEASE_NAME: Final = "idlegpu-wake"
+LEASE_SECONDS: Final = 15.0
+"""Time after which another replica takes over from one that died: as for kube-scheduler's Lease."""
 STORAGE_CLASS: Final = "idlegpu.io-no-storage"
 """A name that no storage class has, so the object has no effect on storage."""
 
@@ -140,9 +144,10 @@ class Waker:
     Args:
         client: client of the API server.
         placer: evaluates nodes for a pod.
-        settings: intervals, limits and the object to change.
+        settings: the object to change, and the share of kube-scheduler's time.
         namespace: namespace of the object to change.
         leader: elects the replica that wakes pods.
+        pace: limits of rate and repetition.
         monotonic: returns a monotonic time in seconds.
     """
 
@@ -154,6 +159,7 @@ class Waker:
         *,
         namespace: str,
         leader: Leader,
+        pace: WakePace = PACE,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = WakeCounts()
@@ -163,8 +169,9 @@ class Waker:
         self._settings = settings
         self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"
         self._monotonic = monotonic
-        self.plan = WakePlan(settings)
-        self.pods = PodWakes(settings)
+        self._pace = pace
+        self.plan = WakePlan(settings.retry_share, pace)
+        self.pods = PodWakes(pace)
         self._woken_number = 0
         self._requests = WaitingRequests()
         self.order = LookOrder()
@@ -177,8 +184,7 @@ class Waker:
         """Take over the counts and the history of a waker with other settings."""
         self.counts, self.order = before.counts, before.order
         self.plan, self.pods = before.plan, before.pods
-        self.plan.adopt(self._settings)
-        self.pods.adopt(self._settings)
+        self.plan.retry_share = self._settings.retry_share
 
     @property
     def helped(self) -> int:
@@ -193,7 +199,7 @@ class Waker:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.check_seconds)
+            await asyncio.sleep(self._pace.check_seconds)
             if not self.leader.is_held:
                 self.counts.waiting = 0
                 self.plan.forget()
@@ -546,7 +552,7 @@ def build_waker(
         client,
         namespace=namespace,
         name=LEASE_NAME,
-        duration_seconds=settings.lease_seconds,
+        duration_seconds=LEASE_SECONDS,
     )
     waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
     if before is not None:

@@ -21,6 +21,8 @@ from extender.settings.config import Settings
 
 logger = logging.getLogger(__name__)
 
+SAMPLE_SECONDS: Final = 30.0
+"""Time between two samples of the activity of all GPUs; an hour's mean needs no more."""
 TAKE_SECONDS: Final = 0.05
 """Pause between two bound pods that the regret watch reads, so that webhooks come first."""
 
@@ -119,7 +121,7 @@ class ShadowMode:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.regret.sample_seconds)
+            await asyncio.sleep(SAMPLE_SECONDS)
             watch = self.regret
             if not self._settings.regret.pods:
                 continue

@@ -16,6 +16,9 @@ REVIEW_ACCESS: Final = "create subjectaccessreviews.authorization.k8s.io"
 
 ALL_NAMESPACES: Final = ""
 
+REVIEW_TIMEOUT_SECONDS: Final = 5.0
+"""Limit for one review: an API server that works answers within milliseconds."""
+
 Value = TypeVar("Value")
 
 

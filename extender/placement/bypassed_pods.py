@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 0.5
 LOG_SECONDS: Final = 60.0
 
+GRACE_SECONDS: Final = 5.0
+"""Shortest time after its binding before a pod without a known answer is judged: other replicas
+report their requests within milliseconds, and watches may be seconds late."""
 MAX_WAIT_SECONDS: Final = 600.0
 """A pod stays unjudged where another replica was silent for so long after its binding."""
 
@@ -136,6 +139,7 @@ class BypassedPods:
         *,
         peers: PeerReports | None = None,
         is_ready: Callable[[], bool] = lambda: True,
+        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.unjudged = 0
         self._request_log = request_log
@@ -144,6 +148,7 @@ class BypassedPods:
         self._peers = peers or Alone()
         self._has_peers = peers is not None
         self._is_ready = is_ready
+        self._grace_seconds = grace_seconds
         self._ready_at: float | None = None
         self._waiting: dict[str, float] = {}
         self._bound: deque[_Bound] = deque()
@@ -241,7 +246,7 @@ class BypassedPods:
         if verdict is BypassVerdict.ASKED:
             self._judge(bound, verdict)
             return True
-        if waited_seconds < self._settings.grace_seconds:
+        if waited_seconds < self._grace_seconds:
             return False
         is_forgotten = bound.since <= self._request_log.forgotten_until
         if bound.since < self._peers.since or (is_forgotten and not self._is_known(bound)):

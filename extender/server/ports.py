@@ -18,10 +18,14 @@ from typing_extensions import override  # in typing from Python 3.12 on
 from extender.runtime.log_throttle import ThrottledLogger
 from extender.server.listener import RESERVED_DESCRIPTORS, Factory, Listener, spare_for
 from extender.server.tls import Certificates, ServerContext, follow_certificate
+from extender.settings.admission import MAX_CONNECTIONS
 from extender.settings.config import Settings
 
 logger = logging.getLogger(__name__)
 
+KEEPALIVE_SECONDS: Final = 120.0
+"""Time after which an idle connection is closed: kube-scheduler closes its own after 90 s, and
+loses a call if the server closes first."""
 FINISH_SECONDS: Final = 2.0
 """Time to finish sending answers at shutdown, after all accepted requests have been handled."""
 
@@ -67,12 +71,12 @@ class ServerPorts:
         watch: Watch = lambda connection: connection,
     ) -> None:
         heads = _Heads()
-        self._runner = _runner(settings, webhooks, heads)
-        self._status = _runner(settings, status, heads) if status is not None else None
-        self._admission = _runner(settings, admission, heads) if admission is not None else None
+        self._runner = _runner(webhooks, heads)
+        self._status = _runner(status, heads) if status is not None else None
+        self._admission = _runner(admission, heads) if admission is not None else None
         self._certificates = Certificates(settings.tls) if settings.tls.is_used else None
         if self._certificates is not None:
-            self._certificates.end_dropped_connections(webhooks, settings.keepalive_seconds)
+            self._certificates.end_dropped_connections(webhooks, KEEPALIVE_SECONDS)
         self._admission_certificate = (
             follow_certificate(*settings.admission.files(settings.tls))
             if admission is not None
@@ -96,7 +100,7 @@ class ServerPorts:
                 "admission",
                 settings.admission.address,
                 _factory(self._admission, heads),
-                most=lambda: settings.admission.max_connections,
+                most=lambda: MAX_CONNECTIONS,
                 tls=self._admission_certificate.context,
                 spare=spare,
             )
@@ -331,13 +335,13 @@ class _Timed(asyncio.Protocol):
         self._inner.resume_writing()
 
 
-def _runner(settings: Settings, app: web.Application, heads: _Heads) -> web.AppRunner:
+def _runner(app: web.Application, heads: _Heads) -> web.AppRunner:
     app.middlewares[:0] = [heads.note, _guard_body]
     return web.AppRunner(
         app,
         access_log=None,
         logger=ThrottledLogger(logger),
-        keepalive_timeout=settings.keepalive_seconds,
+        keepalive_timeout=KEEPALIVE_SECONDS,
         shutdown_timeout=FINISH_SECONDS,
         handler_cancellation=False,
         auto_decompress=False,

@@ -45,6 +45,8 @@ class SourceStatus:
     is_unreadable_in_part: bool = False
 
 
+BEHIND_SECONDS: Final = 30.0
+"""Time without success after which a source counts as not reached: sources are asked every 10 s."""
 PROBE_SECONDS: Final = 30.0
 """A replica that was not probed for this long gets no requests. Kubelets probe more often, and
 Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
@@ -177,10 +179,9 @@ class Readiness:
         return self._failing() | frozenset(self._unconfigured())
 
     def _failing(self) -> frozenset[str]:
-        """Return the sources that have failed for `ready.behind_seconds` without a success."""
+        """Return the sources that have failed for `BEHIND_SECONDS` without a success."""
         now = self._monotonic()
         failing = {state.name for state in self._states() if state.error and not state.is_partial}
         self._failing_since = {name: self._failing_since.get(name, now) for name in failing}
-        behind_seconds = self._settings().ready.behind_seconds
         since = self._failing_since.items()
-        return frozenset(name for name, at in since if now - at >= behind_seconds)
+        return frozenset(name for name, at in since if now - at >= BEHIND_SECONDS)

@@ -9,6 +9,9 @@ from extender.settings.peers import ADDRESS_FORM, split_address
 from extender.settings.section import Section, ValueForm
 from extender.settings.tls import Tls
 
+MAX_CONNECTIONS: Final = 500
+"""Most connections at a time to the admission webhook: only API servers connect, a few each."""
+
 NAME: Final = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 
@@ -49,17 +52,6 @@ class Admission(Section):
         pattern=NAMESPACE,
         description="namespace of the Lease; empty: the pod's own, or idlegpu if a kubeconfig is "
         "set",
-    )
-    lease_check_seconds: float = Field(
-        default=2.0, ge=0.2, le=60, description="time between two reads of the Lease"
-    )
-
-    max_connections: int = Field(
-        default=500,
-        ge=10,
-        le=100_000,
-        description="most connections at a time; when they run out, the address that holds the "
-        "most loses one to a client from another address",
     )
 
     @field_validator("listen")

@@ -51,29 +51,12 @@ class Agents(Section):
         le=600,
         description="a connection without a message for this long is closed",
     )
-    batch_seconds: float = Field(
-        default=0.2,
-        ge=0.02,
-        le=5,
-        description="time between two batches in which agents' reports are applied",
-    )
-    token_seconds: float = Field(
-        default=3600.0,
-        ge=60,
-        le=86_400,
-        description="a token is reviewed again when it expires, and at least this often",
-    )
-    reviews_per_second: float = Field(
-        default=200.0,
-        ge=1,
-        le=1000,
-        description="most token reviews that are sent to the API server, on average",
-    )
-    review_timeout_seconds: float = Field(
-        default=5.0, ge=0.1, le=60, description="limit for one token review"
-    )
     max_connections: int = Field(
-        default=10_000, ge=1, le=100_000, description="most connections at a time"
+        default=10_000,
+        ge=1,
+        le=100_000,
+        description="most connections at a time to agents.listen, one for each node; if the port "
+        "is full, as for max_connections",
     )
 
     @field_validator("listen")

@@ -63,30 +63,12 @@ class ApiSettings(Section):
         " of the API server, whose proxy passes no user's token, so the right to the "
         "proxy decides",
     )
-    token_seconds: float = Field(
-        default=60.0, ge=1, le=3600, description="a token is reviewed again after this time"
-    )
-    rights_seconds: float = Field(
-        default=30.0,
-        ge=1,
-        le=3600,
-        description="the right to list a namespace's pods is checked again after this time",
-    )
-    reviews_per_second: float = Field(
-        default=20.0,
-        ge=0.1,
-        le=1000,
-        description="most reviews of unknown tokens that are sent to the API server, on average",
-    )
-    review_timeout_seconds: float = Field(
-        default=5.0, ge=0.1, le=60, description="time limit for one request to the API server"
-    )
     max_connections: int = Field(
         default=500,
         ge=10,
         le=100_000,
-        description="most connections at a time to status_listen; when they run out, the address "
-        "that holds the most loses one to a client from another address",
+        description="most connections at a time to status_listen; if the port is full, as for "
+        "max_connections",
     )
     hosts: Annotated[tuple[str, ...], ValueForm("a list of host names, without a port")] = Field(
         default=(),

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from extender.core.policy import Policy, PriceMode, Prices, SharedPolicy, Strategy
 from extender.core.request.gpu_resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service, shadow_mode
-from extender.settings.admission import Admission
+from extender.settings.admission import MAX_CONNECTIONS, Admission
 from extender.settings.agents import Agents
 from extender.settings.api import ApiSettings
 from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC0414 - re-exported
@@ -74,12 +74,6 @@ class Settings(Section):
         default=decision.DEFAULT.mps_share_bytes,
         description="memory that a pod on an MPS share may use; empty: an even share",
     )
-    window_seconds: float = Field(
-        default=decision.DEFAULT.window_seconds,
-        ge=60,
-        le=86_400,
-        description="time over which a GPU's activity is averaged to order GPUs with tenants",
-    )
     recent_seconds: float = Field(
         default=decision.DEFAULT.recent_seconds,
         ge=10,
@@ -117,23 +111,12 @@ class Settings(Section):
     )
     pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
     log: service.Log = service.Log()
-    max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
-        default=256 * MIB,
-        description="largest body of a request; once the nodes are known, 8Mi plus 64Ki for each "
-        "node is a limit as well",
-    )
     max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
         default=1000,
-        description="most connections at a time to listen; other ports have their own limits, "
-        "and leave it that many file descriptors. At the limit, connections without a certificate "
-        "are closed first, then those of the address that holds the most",
-    )
-    keepalive_seconds: float = Field(
-        default=120.0,
-        gt=90,
-        le=3600,
-        description="time after which an idle connection is closed; kube-scheduler closes its "
-        "own after 90 s, and loses a call if the server closes first",
+        description="most connections at a time to listen. If the port is full, a new connection "
+        "replaces one that has sent nothing or not finished its TLS handshake, else one of the "
+        "address that holds the most: first the one that is silent longest. The other ports leave "
+        "this one as many file descriptors",
     )
     drain_seconds: float = Field(
         default=5.0,
@@ -239,7 +222,7 @@ class Settings(Section):
         return (
             self.max_connections
             + (self.api.max_connections if self.status_listen else 0)
-            + (self.admission.max_connections if self.admission.listen else 0)
+            + (MAX_CONNECTIONS if self.admission.listen else 0)
             + (self.agents.max_connections if self.agents.listen else 0)
         )
 
@@ -260,7 +243,6 @@ class Settings(Section):
                 mode=self.price, entries=MappingProxyType(self.prices), spot_share=self.spot_share
             ),
             mps_share_bytes=self.mps_share,
-            window_seconds=self.window_seconds,
             recent_seconds=self.recent_seconds,
         )
 

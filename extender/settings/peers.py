@@ -60,23 +60,6 @@ class PeersSettings(Section):
         description="file with a secret that all replicas share, for replicas without TLS: "
         "messages without it are ignored; with TLS, certificates decide",
     )
-    interval_seconds: float = Field(
-        default=0.01,
-        ge=0.001,
-        le=10,
-        description="least time between two messages to one replica; news in between is sent "
-        "together. The shorter this is, the better several replicas spread pods that they place "
-        "at once",
-    )
-    resolve_seconds: float = Field(
-        default=5.0,
-        ge=0.1,
-        le=300,
-        description="time between two look-ups of the service's addresses",
-    )
-    timeout_seconds: float = Field(
-        default=2.0, ge=0.1, le=60, description="time limit for the answer to one message"
-    )
 
     @field_validator("service")
     @classmethod
@@ -127,11 +110,4 @@ class BypassSettings(Section):
         default=(),
         description="values of spec.schedulerName whose pods the extender should be asked about; "
         "empty: all",
-    )
-    grace_seconds: float = Field(
-        default=5.0,
-        ge=1,
-        le=60,
-        description="shortest time after its binding before a pod without a known answer is "
-        "judged; other replicas must have reported their requests, too",
     )

@@ -66,6 +66,9 @@ def _setting_at(
 
 def _place(loc: tuple[int | str, ...], origin: Origin, setting: Setting | None) -> str:
     """Name the variable, or the file and the path in it."""
+    path = tuple(str(part) for part in loc)
+    if path in origin.variables:
+        return origin.variables[path]
     if setting is not None and setting.path in origin.variables:
         inner = _dotted(loc[len(setting.path) :], setting)
         return f"{origin.variables[setting.path]}{' ' if inner else ''}{inner}"

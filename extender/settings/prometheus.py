@@ -33,7 +33,13 @@ class Prometheus(Section):
     interval_seconds: float = Field(
         default=10.0, ge=0.5, le=300, description="time between two queries"
     )
-    timeout_seconds: float = Field(default=5.0, ge=0.1, le=60, description="limit for one query")
+    timeout_seconds: float = Field(
+        default=5.0,
+        ge=0.1,
+        le=60,
+        description="limit for one query; all queries of one round together may take four times "
+        "as long",
+    )
     exporter_interval_seconds: float = Field(
         default=30.0,
         ge=0,
@@ -78,13 +84,6 @@ class Prometheus(Section):
     metrics: dict[str, MetricRow | None] = Field(
         default={},
         description="rows added to the table of metrics, by metric name; null removes a row",
-    )
-    round_timeout_seconds: float = Field(
-        default=20.0, ge=0.5, le=300, description="limit for all queries of one round together"
-    )
-    parallel_queries: int = Field(default=4, ge=1, le=32, description="queries at the same time")
-    max_answer_mib: int = Field(
-        default=256, ge=1, le=4096, description="largest answer that is read"
     )
 
     @field_validator("url")

@@ -24,7 +24,6 @@ LIVE: Final = frozenset(
         "strategy",
         "shared_policy",
         "mps_share",
-        "window_seconds",
         "recent_seconds",
         "prometheus",
         "freshness",
@@ -49,7 +48,6 @@ LIVE: Final = frozenset(
         "unasked",
         "decisions",
         "log",
-        "max_body_bytes",
         "drain_seconds",
         "shutdown_seconds",
     }
@@ -64,10 +62,6 @@ LIVE_PARTS: Final = {
             "service_accounts",
             "hold_seconds",
             "silence_seconds",
-            "batch_seconds",
-            "token_seconds",
-            "reviews_per_second",
-            "review_timeout_seconds",
             "max_connections",
         }
     )

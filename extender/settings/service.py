@@ -46,32 +46,11 @@ class Ready(Section):
         "readings, and has messages from other replicas; for readings and messages it waits at "
         "most this long",
     )
-    behind_seconds: float = Field(
-        default=30.0,
-        ge=1,
-        le=3600,
-        description="a replica that has not reached the API server, Prometheus or any agent for "
-        "this long is not ready while one of `peers` reaches all its sources and at least one more",
-    )
 
 
 class ClusterSettings(Section):
     """Settings of the lists and watches of nodes and pods."""
 
-    page_size: int = Field(default=100, ge=10, le=5000, description="objects in one page of a list")
-    page_timeout_seconds: float = Field(
-        default=30.0, ge=1, le=600, description="limit for one page"
-    )
-    resync_seconds: float = Field(
-        default=600.0, ge=10, le=86_400, description="time between two complete lists"
-    )
-    inactivity_timeout_seconds: float = Field(
-        default=150.0,
-        ge=5,
-        le=3600,
-        description="a watch without an event for this long is restarted; API servers send a "
-        "bookmark about every minute",
-    )
     max_backoff_seconds: float = Field(
         default=30.0, ge=1, le=600, description="longest wait before the next try after failures"
     )

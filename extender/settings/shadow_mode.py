@@ -1,9 +1,9 @@
 """Settings of shadow mode, the decision log and the regret watch."""
 
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from extender.settings.section import MIB, TIB, Quantity, Section
 
@@ -64,18 +64,3 @@ class RegretSettings(Section):
         description="time after a pod's binding at which its GPUs are compared with those of the "
         "first choice and of the best node in hindsight",
     )
-    sample_seconds: float = Field(
-        default=30.0,
-        ge=1,
-        le=600,
-        description="time between two samples of the activity of all GPUs",
-    )
-
-    @model_validator(mode="after")
-    def _check_samples(self) -> Self:
-        if self.sample_seconds * 2 > self.after_seconds:
-            raise ValueError(
-                f"sample_seconds ({self.sample_seconds:g}) must be at most half of after_seconds "
-                f"({self.after_seconds:g})"
-            )
-        return self

@@ -1,14 +1,13 @@
-"""Render the settings as a Markdown table for docs/settings.md."""
+"""Render settings and health signs as Markdown tables for docs/settings.md."""
 
 from collections.abc import Iterable
 from typing import Final
 
+from extender.core.policy import Health, HealthSign
 from extender.settings.spec import Setting, SettingKind
 
-BEGIN: Final = "<!-- settings:begin -->"
-END: Final = "<!-- settings:end -->"
-
 _HEADER: Final = "| setting | unit or type | default | bounds | meaning |\n|---|---|---|---|---|"
+_SIGNS_HEADER: Final = "| sign | default action | applies if |\n|---|---|---|"
 _TYPES: Final = {
     SettingKind.BOOLEAN: "true or false",
     SettingKind.CHOICE: "choice",
@@ -25,6 +24,16 @@ _TYPES: Final = {
 def render_table(settings: Iterable[Setting]) -> str:
     """Render a Markdown table with one row for each setting."""
     return "\n".join([_HEADER, *map(_row, settings)]) + "\n"
+
+
+def render_signs(health: Health) -> str:
+    """Render a Markdown table with one row for each health sign.
+
+    Args:
+        health: the default actions.
+    """
+    rows = (f"| `{sign}` | `{getattr(health, sign)}` | {sign.description} |" for sign in HealthSign)
+    return "\n".join([_SIGNS_HEADER, *rows]) + "\n"
 
 
 def _row(setting: Setting) -> str:

@@ -40,41 +40,10 @@ class Wake(Section):
         description="namespace of that object and of the Lease; empty: the pod's own, or idlegpu "
         "if a kubeconfig is set",
     )
-    check_seconds: float = Field(
-        default=0.5, ge=0.1, le=60, description="time between two checks of the waiting pods"
-    )
-    confirmations: int = Field(
-        default=2,
-        ge=1,
-        le=100,
-        description="number of checks in a row that must find a node for a pod before it is woken",
-    )
-    min_interval_seconds: float = Field(
-        default=2.0, ge=0.1, le=3600, description="least time between two wakes ..."
-    )
-    max_interval_seconds: float = Field(
-        default=30.0,
-        ge=0.1,
-        le=3600,
-        description="... doubled up to this while wakes help no pod",
-    )
     retry_share: Annotated[float, Unit("ratio")] = Field(
         default=0.25,
         ge=0.01,
         le=1,
         description="share of kube-scheduler's time that retries of woken pods may take, as "
         "measured: a wake makes it try all waiting pods, and other pods wait behind them",
-    )
-    repeat_seconds: float = Field(
-        default=10.0,
-        ge=0.1,
-        le=3600,
-        description="a pod that a wake did not help is not woken for the same nodes again for "
-        "this long, doubled each time up to five minutes",
-    )
-    lease_seconds: float = Field(
-        default=15.0,
-        ge=5,
-        le=600,
-        description="time after which another replica takes over waking from one that died",
     )

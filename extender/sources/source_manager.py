@@ -73,7 +73,7 @@ class SourceManager:
             client,
             sink,
             resources=settings.resource_patterns,
-            early_seconds=settings.early_failures.within_seconds,
+            early_seconds=settings.policy().early_failures.within_seconds,
             settings=_reflector_settings(settings),
             clock=clock,
             yield_control=yield_control,
@@ -103,7 +103,7 @@ class SourceManager:
             deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
             deliver_history=lambda past: self._deliver(self._fleet.history_in_steps(past)),
             clock=self._clock,
-            window_seconds=settings.window_seconds,
+            window_seconds=settings.policy().window_seconds,
         )
 
     async def _deliver(self, steps: Steps[None]) -> None:
@@ -136,18 +136,16 @@ class SourceManager:
 
     def _is_history_due(self) -> bool:
         """Return whether the windows are still to be filled from Prometheus's history."""
-        if self.prometheus is None or not self._settings.window_seconds:
-            return False
-        return not self.prometheus.status().has_history
+        return self.prometheus is not None and not self.prometheus.status().has_history
 
     async def adopt(self, settings: Settings) -> None:
         """Apply new settings; a source whose settings are unchanged is not restarted."""
         before, self._settings = self._settings, settings
-        if _pod_settings(settings) != _pod_settings(before) or settings.cluster != before.cluster:
+        if settings.resources != before.resources or settings.cluster != before.cluster:
             await self._tasks.stop(INVENTORY)
             self.cluster.change(
                 resources=settings.resource_patterns,
-                early_seconds=settings.early_failures.within_seconds,
+                early_seconds=settings.policy().early_failures.within_seconds,
                 settings=_reflector_settings(settings),
             )
             self._tasks.start(INVENTORY, self.cluster.run)
@@ -162,10 +160,8 @@ class SourceManager:
                 return
             if self.prometheus is None:
                 self.prometheus = self._prometheus_source(settings)
-            self.prometheus.change(settings.prometheus, settings.window_seconds)
+            self.prometheus.change(settings.prometheus, settings.policy().window_seconds)
             self._tasks.start(PROMETHEUS, self.prometheus.run)
-        elif self.prometheus is not None:
-            self.prometheus.change(settings.prometheus, settings.window_seconds)
 
     async def adopt_policy(self, policy: Policy) -> None:
         """Apply a policy to the fleet; return when the fleet decides by it.
@@ -271,19 +267,10 @@ def _agents_certificate(settings: Agents) -> ServerContext | None:
     return follow_certificate(settings.cert_file, settings.key_file)
 
 
-def _pod_settings(settings: Settings) -> tuple[object, ...]:
-    """Return the settings outside `cluster` that decide which pod and node fields are stored."""
-    return settings.resources, settings.early_failures.within_seconds
-
-
 def _reflector_settings(settings: Settings) -> ReflectorSettings:
     cluster = settings.cluster
     return ReflectorSettings(
-        page_size=cluster.page_size,
-        page_timeout_seconds=cluster.page_timeout_seconds,
         exporter_words=cluster.exporter_words,
-        silence_seconds=cluster.inactivity_timeout_seconds,
-        resync_seconds=cluster.resync_seconds,
         backoff_max_seconds=cluster.max_backoff_seconds,
     )
 

@@ -156,6 +156,9 @@ NO_SCORES: Final = b"[]"
 
 INTERNAL_ERROR: Final = "internal error: see the extender's log"
 
+MAX_BODY_BYTES: Final = 256 << 20
+"""Largest body of a request while the nodes are unknown. Once they are known, the limit is
+`BODY_BYTES` plus `NODE_BYTES` for each node if that is less."""
 BODY_BYTES: Final = 8 << 20
 NODE_BYTES: Final = 64 << 10
 """A request body may have `BODY_BYTES` plus `NODE_BYTES` for each known node, enough even for whole
@@ -182,7 +185,6 @@ class Webhooks:
         warn_annotation: writes an event about an invalid annotation.
         request_log: log of the pods of all requests.
         expect: called when a prioritize request will follow.
-        max_body_bytes: largest body that is read; None for the application's limit.
         requests: parses GPU requests of pods that the inventory knows.
     """
 
@@ -195,7 +197,6 @@ class Webhooks:
     warn_annotation: WarnAnnotation
     request_log: RequestLog
     expect: Callable[[], None] = lambda: None
-    max_body_bytes: int | None = None
     requests: WaitingRequests = field(default_factory=WaitingRequests)
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
     """Last parsed pod and its inputs, because prioritize follows filter for the same pod."""
@@ -209,7 +210,6 @@ class Webhooks:
         """Apply new settings from the next request on."""
         self.max_score = settings.wire.max_score
         self.shortlist = settings.wire.shortlist
-        self.max_body_bytes = settings.max_body_bytes
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the verbs."""
@@ -463,7 +463,7 @@ class Webhooks:
             RequestPayloadError: it is malformed.
             OSError: the client has disconnected.
         """
-        limit = request.client_max_size if self.max_body_bytes is None else self.max_body_bytes
+        limit = request.client_max_size
         if self.is_ready():
             limit = min(limit, BODY_BYTES + len(self.placer.fleet.nodes) * NODE_BYTES)
         length = request.content_length
@@ -482,7 +482,7 @@ class Webhooks:
                 body = await self._body(request)
             except web.HTTPRequestEntityTooLarge as error:
                 outcome, response = _malformed(
-                    verb, f"{_CANNOT_READ}: {error.text}: see the setting max_body_bytes", 413
+                    verb, f"{_CANNOT_READ}: {error.text}: {_SEND_NAMES}", 413
                 )
             except web.RequestPayloadError as error:
                 outcome, response = _malformed(verb, f"{_CANNOT_READ}: {error}")
@@ -502,6 +502,7 @@ class Webhooks:
 
 
 _CANNOT_READ = "cannot read the question"
+_SEND_NAMES = "with nodeCacheCapable: true kube-scheduler sends the nodes' names alone"
 
 
 def _left_alone(parsed: ParsedRequest) -> RequestOutcome:

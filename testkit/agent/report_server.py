@@ -36,9 +36,7 @@ NAMES = ("gpu-1", "gpu-2")
 
 
 def settings(**changes: Any) -> Agents:
-    return Agents.model_validate(
-        {"listen": f"127.0.0.1:{free_port()}", "batch_seconds": 0.02, **changes}
-    )
+    return Agents.model_validate({"listen": f"127.0.0.1:{free_port()}", **changes})
 
 
 @dataclass

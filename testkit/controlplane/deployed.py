@@ -62,8 +62,8 @@ def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
     """Merge settings, section by section.
 
     Example:
-        >>> merged({"wake": {"enabled": True}}, {"wake": {"lease_seconds": 5}})
-        {'wake': {'enabled': True, 'lease_seconds': 5}}
+        >>> merged({"wake": {"enabled": True}}, {"wake": {"target": "pod"}})
+        {'wake': {'enabled': True, 'target': 'pod'}}
     """
     result: Object = dict(base)
     for name, value in over.items():

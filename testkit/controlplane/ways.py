@@ -13,7 +13,7 @@ from typing import Final
 from typing_extensions import override
 
 from testkit.controlplane.client import ApiClient, ApiError
-from testkit.controlplane.deployed import SCHEDULER_CONFIG, Manner, grant_rights, merged
+from testkit.controlplane.deployed import SCHEDULER_CONFIG, Manner, grant_rights
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object
 from testkit.controlplane.plane import ADMIN, SCHEDULER, ControlPlane
@@ -25,11 +25,6 @@ VARIABLE: Final = "E2E_WAY"
 SECOND_NAME: Final = "idlegpu-scheduler"
 DIVISION: Final = "idlegpu.io/scheduler"
 """Label and taint of the second scheduler's nodes."""
-
-PATIENCE: Final[Mapping[str, object]] = {
-    "api": {"token_seconds": 3600, "rights_seconds": 3600},
-}
-"""What differs from the shipped settings besides: scenarios halt the API server, and still ask."""
 
 NO_AGENTS: Final[Mapping[str, str]] = {
     f"IDLEGPU_AGENTS_{name}": "" for name in ("LISTEN", "CERT_FILE", "KEY_FILE")
@@ -118,7 +113,7 @@ async def set_up(plane: ControlPlane, way: Way) -> Setup:
         manner = await shipped_manner(installation, certificates, NO_AGENTS)
         setup = Setup(
             way=way,
-            manner=replace(manner, settings=merged(manner.settings, PATIENCE)),
+            manner=manner,
             certificates=certificates,
             scheduler_kubeconfig=plane.kubeconfig(SCHEDULER),
             items=tuple(installation.items),

@@ -38,11 +38,11 @@ def test_a_variable_overrides_the_file(tmp_path: Path) -> None:
 
 def test_a_map_in_a_variable_replaces_the_map_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
-    file.write_text("health: {xid: {94: exclude}, penalty: 0.9}\n")
+    file.write_text("health: {xid: {94: exclude}, xid_seconds: 60}\n")
 
     health = load_settings(file, {"IDLEGPU_AGENT_HEALTH_XID": "{13: penalty}"}).health
 
-    assert (health.xid, health.penalty) == ({13: HealthAction.PENALTY}, 0.9)
+    assert (health.xid, health.xid_seconds) == ({13: HealthAction.PENALTY}, 60)
 
 
 def test_the_extenders_variables_do_not_apply_to_the_agent() -> None:
@@ -68,7 +68,7 @@ def test_the_extenders_variables_do_not_apply_to_the_agent() -> None:
         ),
         (
             {"IDLEGPU_AGENT_HEALTH_DOUBLE_BIT_ERROR": "shout"},
-            "IDLEGPU_AGENT_HEALTH_DOUBLE_BIT_ERROR: 'shout' is not allowed: must be one of",
+            "IDLEGPU_AGENT_HEALTH_DOUBLE_BIT_ERROR: 'shout' is not allowed: must be ignore",
         ),
     ],
 )

@@ -158,7 +158,7 @@ async def test_a_pod_that_waits_is_bound_once_an_agent_has_seen_its_gpu_idle(
         agents_on(world, tokens, node, reports=ONLY_NEWS),
     ):
         settings = {**WITHOUT_PROMETHEUS, **taking(tokens, **PATIENT)}
-        await world.start({**settings, "wake": {"lease_seconds": 5}})
+        await world.start(settings)
         world.fleet.set_foreign(node, 0, Load(utilization=0.8, memory_bytes=20 * GIB))
         await world.wait_state(node, 0, "foreign")
         patient = pod("patient", annotations={"idlegpu.io/require-idle": "true"})

@@ -95,7 +95,6 @@ async def start(world: World, tokens: Tokens) -> None:
     told: Object = {
         "prometheus": {"url": ""},
         "agents": {**tokens.settings, "hold_seconds": 25, "silence_seconds": 35},
-        "wake": {"lease_seconds": 5},
     }
     await services.extender.ensure(merged(SETTINGS, told))
     await services.ensure_scheduler(

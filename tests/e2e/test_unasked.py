@@ -22,7 +22,6 @@ from tests.e2e.alternating import alternating
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-GRACE: Final = {"unasked": {"grace_seconds": 1}}
 SHARED: Final = "nvidia.com/gpu.shared"
 MESSAGE: Final = "pods bound without our answer"
 
@@ -109,7 +108,7 @@ async def test_kube_scheduler_without_an_extender_entry_is_noticed(
 ) -> None:
     world.add("any", 4)
     await watched.restart()
-    await world.start(GRACE)
+    await world.start()
     await without_extenders(world)
 
     await world.place_all([pod(f"unasked-{number}") for number in range(3)])
@@ -133,7 +132,7 @@ async def test_resource_that_managed_resources_lacks_is_named(
     )  # fmt: skip
     await watched.restart()
     managed = [{"name": SHARED, "ignoredByScheduler": False}]
-    await world.start(GRACE, extender={"managedResources": managed})
+    await world.start(extender={"managedResources": managed})
 
     await world.place_all([pod(f"asked-{number}", {SHARED: 1}) for number in range(2)])
     await watched.judged(2)
@@ -154,7 +153,7 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
 ) -> None:
     world.add("any", 4)
     await watched.restart()
-    await world.start(GRACE, extender={"httpTimeout": "300ms", "ignorable": True})
+    await world.start(extender={"httpTimeout": "300ms", "ignorable": True})
     extender = world.services.extender.process
 
     # It keeps the connection: over TLS a question on a new one would never get here.
@@ -176,7 +175,7 @@ async def test_wrong_path_in_url_prefix_is_named(world: World, watched: Watched)
     world.add("any", 4)
     await watched.restart()
     url = f"{world.services.extender.webhooks}/scheduler"
-    await world.start(GRACE, extender={"urlPrefix": url})
+    await world.start(extender={"urlPrefix": url})
 
     await world.place(pod("unasked"))
     report = await watched.judged(1)
@@ -189,7 +188,7 @@ async def test_scores_that_are_never_asked_for_are_noticed(world: World, watched
     world.add("one", 4)
     world.add("other", 4)
     await watched.restart()
-    await world.start(GRACE, extender={"prioritizeVerb": ""})
+    await world.start(extender={"prioritizeVerb": ""})
 
     await world.place(pod("unscored"))
     report = await watched.judged(1)
@@ -204,7 +203,7 @@ async def test_with_the_shipped_configuration_a_burst_counts_nothing(
     for number in range(2):
         world.add_shared(f"equal-{number}", cards=2, replicas=8)
     await watched.restart()
-    await world.start(GRACE)
+    await world.start()
 
     await world.place_all([pod(f"burst-{number}") for number in range(32)])
     report = await watched.judged(32)
@@ -221,7 +220,7 @@ async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[
     other = services.replica("e2e-second-extender")
     servers = [services.extender, other]
     addresses = [urlsplit(server.webhooks).netloc for server in servers]
-    settings = {**GRACE, **({"peers": {"addresses": addresses}} if are_told else {})}
+    settings = {"peers": {"addresses": addresses}} if are_told else {}
     watched = [Watched(server) for server in servers]
     port = free_port()
     certificates = services.setup.certificates

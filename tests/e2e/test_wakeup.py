@@ -114,7 +114,7 @@ async def holds_lease(world: World, server: ExtenderServer) -> None:
 async def start(world: World, **wake: Any) -> str:
     """Start with one node of one GPU that somebody outside Kubernetes uses."""
     node = world.add("only", cards=1)
-    await world.start({"wake": {"lease_seconds": 5, **wake}})
+    await world.start({"wake": wake})
     await make_busy(world, node)
     return node
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from extender.effects import peers as module
 from extender.effects.peer_link import PATH
 from extender.effects.peer_wire import MAX_BYTES
 from extender.effects.peers import Peers as PeerDirectory
@@ -149,9 +150,10 @@ async def test_a_replica_that_starts_later_receives_earlier_requests() -> None:
             await second.until_assumed(pod, node)
 
 
-async def test_a_replica_that_ends_sends_its_last_requests() -> None:
+async def test_a_replica_that_ends_sends_its_last_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     # So long an interval that nothing but the end makes it tell.
-    async with described(2, interval_seconds=10.0) as replicas, replicas.start(0) as first:
+    monkeypatch.setattr(module, "INTERVAL_SECONDS", 10.0)
+    async with described(2) as replicas, replicas.start(0) as first:
         async with replicas.start(1) as second:
             pods = [replicas.cluster.control.create_pod(pod_object(name)) for name in "ab"]
             await eventually(lambda: second.count("idlegpu_peers", state="known"))
@@ -176,7 +178,8 @@ async def test_a_restarted_replica_receives_all_again_and_counts_from_then_on() 
             await second.until_assumed(pod, node)
 
 
-async def test_replica_that_hangs_delays_no_answer() -> None:
+async def test_replica_that_hangs_delays_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 60.0)
     asked, given_up = asyncio.Event(), asyncio.Event()
 
     async def hang(_: web.Request) -> web.Response:
@@ -191,7 +194,7 @@ async def test_replica_that_hangs_delays_no_answer() -> None:
     app.add_routes([web.post(PATH, hang)])
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    async with described(2, timeout_seconds=60.0) as replicas:
+    async with described(2) as replicas:
         host, port = replicas.addresses[1].split(":")
         await web.TCPSite(runner, host, int(port)).start()
         async with replicas.start(0) as first:
@@ -209,7 +212,7 @@ async def test_replica_that_hangs_delays_no_answer() -> None:
 async def test_replicas_are_found_by_the_name_of_their_service() -> None:
     async with described(2) as replicas, replicas.start(1) as second:
         port = replicas.addresses[1].rpartition(":")[2]
-        found = replicas.peers(service=f"localhost:{port}", resolve_seconds=0.1)
+        found = replicas.peers(service=f"localhost:{port}")
         async with replicas.start(0, found) as first:
             await first.hear_all()
             pod = replicas.cluster.control.create_pod(pod_object("a"))
@@ -231,7 +234,7 @@ async def test_a_name_without_addresses_is_logged_once_and_nothing_counts_as_kno
     monkeypatch.setattr(PeerDirectory, "_addresses", nowhere)
     ready = Ready(wait_seconds=0)
     async with described(1) as replicas:
-        peers = replicas.peers(service="peers.invalid:8888", resolve_seconds=0.1)
+        peers = replicas.peers(service="peers.invalid:8888")
         async with replicas.start(0, peers, ready=ready) as first:
             await eventually(lambda: lookups >= 5, deadline_seconds=DEADLINE_SECONDS)
 

@@ -39,7 +39,7 @@ from extender.sources.agents.states import AgentState, readings_of
 from extender.sources.agents.tokens import Sender
 from extender.sources.kubernetes.cluster import ClusterSource
 from extender.sources.kubernetes.reflector import Reflector
-from extender.sources.prometheus import frames
+from extender.sources.prometheus import frames, http
 from extender.sources.prometheus.collector import Collector
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.frames import Frame
@@ -178,7 +178,8 @@ def prometheus(runner: asyncio.Runner) -> Target:
 
     What comes of them goes the way that it goes from the worker process into the fleet.
     """
-    settings = Prometheus(url="http://prometheus.test", parallel_queries=1)
+    http.PARALLEL_QUERIES = 1
+    settings = Prometheus(url="http://prometheus.test")
     adapter, client, collector = _Answer(), PrometheusClient(settings), Collector(settings)
     for each in (client, *collector._queries._clients):
         each._connect._session.mount("http://prometheus.test", adapter)

@@ -158,10 +158,7 @@ async def in_force(
     await ensure_namespace(admin, MANAGED, {"idlegpu.io/managed": "true"})
     await ensure_namespace(admin, OTHER, {"idlegpu.io/managed": "false"})
     port = free_port()
-    variables = {
-        "IDLEGPU_ADMISSION_LISTEN": f"127.0.0.1:{port}",
-        "IDLEGPU_ADMISSION_LEASE_CHECK_SECONDS": "0.3",
-    }
+    variables = {"IDLEGPU_ADMISSION_LISTEN": f"127.0.0.1:{port}"}
     scheduler = SecondScheduler(admin)
     async with (
         scheduler.running(),

@@ -112,7 +112,6 @@ async def everything_watched(world: World, folder: Path) -> AsyncIterator[Watche
         settings: Object = {
             "peers": {"addresses": addresses},
             "agents": tokens.settings,
-            "unasked": {"grace_seconds": 1},
         }
         await world.register()
         await tokens.issue_all([node])

@@ -7,11 +7,11 @@ class Failure(Enum):
     """Kind of a failure; its value is the exit status of the command line."""
 
     NOT_FOUND = 1
-    """The requested thing does not exist."""
+    """The requested thing does not exist, no node is suitable, or the doctor finds an error."""
     BAD_REQUEST = 2
     """The request is invalid: a parameter, a manifest, a setting of the client."""
     UNREACHABLE = 3
-    """The server does not answer, or not in time."""
+    """The server does not answer in time. Before Kubernetes 1.37 a missing Service gives 1."""
     REFUSED = 4
     """The caller has no right to it."""
     FAULT = 5

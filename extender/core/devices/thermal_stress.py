@@ -8,11 +8,7 @@ import numpy as np
 
 from extender.core.devices.readings import Column, Signal
 from extender.core.nodes.snapshot import Ratios
-from extender.core.policy import Health
-
-SLOWDOWN_RAMP_CELSIUS: Final = 10.0
-"""Range below the slowdown temperature in which stress rises. Our own estimate: NVIDIA publishes
-limits, but no warning temperature."""
+from extender.core.policy import WARN_CELSIUS, Health
 
 _SW_THERMAL: Final = 0x20
 HARD_SLOWDOWN: Final = 0x8 | 0x40 | 0x80
@@ -45,10 +41,10 @@ def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Rati
     """
     missing = np.full(count, np.nan)
     slowdown = columns.get(Signal.TEMPERATURE_SLOWDOWN, missing)
-    is_known = slowdown > SLOWDOWN_RAMP_CELSIUS
+    is_known = slowdown > WARN_CELSIUS
     heat = _heat(
         columns.get(Signal.TEMPERATURE, missing),
-        np.where(is_known, slowdown - SLOWDOWN_RAMP_CELSIUS, health.temperature_warn_celsius),
+        np.where(is_known, slowdown - WARN_CELSIUS, health.temperature_warn_celsius),
         np.where(is_known, slowdown, health.temperature_high_celsius),
     )
     memory_heat = _heat(
@@ -102,8 +98,8 @@ def _causes(reading: Mapping[str, float], health: Health) -> Iterator[str]:
         yield throttling
     celsius = reading.get(Signal.TEMPERATURE, 0.0)
     slowdown = reading.get(Signal.TEMPERATURE_SLOWDOWN, 0.0)
-    if slowdown > SLOWDOWN_RAMP_CELSIUS:
-        if celsius > slowdown - SLOWDOWN_RAMP_CELSIUS:
+    if slowdown > WARN_CELSIUS:
+        if celsius > slowdown - WARN_CELSIUS:
             yield f"{celsius:.0f} °C, its clocks are held back from {slowdown:.0f} °C on"
     elif celsius > health.temperature_warn_celsius:
         yield f"{celsius:.0f} °C"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from extender.core.devices.readings import Column, DeviceKey, Signal
 from extender.sources.prometheus import promql
-from extender.sources.prometheus.common import PrometheusError, table_of
+from extender.sources.prometheus.common import ROUND_TIMEOUTS, PrometheusError, table_of
 from extender.sources.prometheus.dcgm import (
     FAULT_SIGNALS,
     IDENTITY_SIGNALS,
@@ -258,7 +258,7 @@ class Collector:
             PrometheusError: no usable answer came; the state is unchanged.
         """
         started, partial_before = time.monotonic(), self._queries.partial_answers
-        self._queries.begin(self._settings.round_timeout_seconds)
+        self._queries.begin(ROUND_TIMEOUTS * self._settings.timeout_seconds)
         self._discover_metrics(now)
         metrics = [metric for metric in self._table if metric.name in self._names]
         identity_metrics = _identity_names(metrics)

@@ -20,6 +20,10 @@ T = TypeVar("T")
 PATH_SETTINGS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
 """Names of the settings that are paths."""
 
+ROUND_TIMEOUTS: Final = 4
+"""Limit for a round, in limits of one query: a round has some ten queries, four of them at the same
+time, and most take far less than their limit."""
+
 
 class PrometheusError(Exception):
     """Prometheus gave no usable answer; the message says what failed, why, and what to do."""

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PARALLEL_QUERIES = 4
+"""Queries at the same time: Prometheus answers 20 by default, for all its clients."""
+MAX_ANSWER_MIB: Final = 256
+"""Largest answer that is read: far above one metric of 40,000 GPUs with all its labels."""
 _CHUNK_BYTES: Final = 1 << 16
 _EXCERPT_CHARACTERS: Final = 200
 _MIB: Final = 1 << 20
@@ -228,7 +232,6 @@ class PrometheusClient:
         return response
 
     def _read(self, response: requests.Response) -> bytearray:
-        limit = self._settings.max_answer_mib * _MIB
         body = bytearray()
         while True:
             # read1 returns the bytes that have arrived. read would wait for a full chunk, and each
@@ -237,10 +240,10 @@ class PrometheusClient:
             if not chunk:
                 return body
             body += chunk
-            if len(body) > limit:
+            if len(body) > MAX_ANSWER_MIB * _MIB:
                 raise self._error(
-                    f"the answer is larger than {self._settings.max_answer_mib} MiB",
-                    "narrow prometheus.selector, or raise prometheus.max_answer_mib",
+                    f"the answer is larger than {MAX_ANSWER_MIB} MiB",
+                    "narrow prometheus.selector",
                 )
             if time.monotonic() > self._deadline:
                 raise self._timeout_error()
@@ -335,14 +338,13 @@ class QueryPool:
     """
 
     def __init__(self, settings: "Prometheus") -> None:
-        count = settings.parallel_queries
         self._timeout_seconds = settings.timeout_seconds
         self._deadline = 0.0
-        self._clients = [PrometheusClient(settings) for _ in range(count)]
+        self._clients = [PrometheusClient(settings) for _ in range(PARALLEL_QUERIES)]
         self._idle_clients: queue.SimpleQueue[PrometheusClient] = queue.SimpleQueue()
         for client in self._clients:
             self._idle_clients.put(client)
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="query")
+        self._threads = ThreadPoolExecutor(PARALLEL_QUERIES, thread_name_prefix="query")
 
     @property
     def partial_answers(self) -> int:
@@ -379,7 +381,7 @@ class QueryPool:
         if remaining_seconds <= 0:
             raise PrometheusError(
                 "cannot run all queries: the time of the round is over: raise "
-                "prometheus.round_timeout_seconds or parallel_queries, or relieve the server"
+                "prometheus.timeout_seconds, or relieve the server"
             )
         client = self._idle_clients.get()
         try:

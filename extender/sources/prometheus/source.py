@@ -20,7 +20,7 @@ from extender.core.devices.readings import (
     Signal,
 )
 from extender.settings.config import Prometheus
-from extender.sources.prometheus.common import PrometheusError
+from extender.sources.prometheus.common import ROUND_TIMEOUTS, PrometheusError
 from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
@@ -339,7 +339,8 @@ class PrometheusSource:
                 "addresses": dict(identity.addresses),
                 "exporter_pods": dict(identity.exporter_pods),
             }
-        limit_seconds = self._settings.round_timeout_seconds + _GRACE_SECONDS + _START_SECONDS
+        round_seconds = ROUND_TIMEOUTS * self._settings.timeout_seconds
+        limit_seconds = round_seconds + _GRACE_SECONDS + _START_SECONDS
         answer = await self._worker.ask(request, limit_seconds)
         self._sent_identity = identity
         if "error" in answer[-1].header:

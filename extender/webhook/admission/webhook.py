@@ -33,6 +33,8 @@ from extender.webhook.admission.review import (
     patch_pod,
 )
 
+LEASE_CHECK_SECONDS: Final = 2.0
+"""Time between two reads of the Lease; the shortest usual duration of a Lease is 15 s."""
 DURATION_SECONDS: Final = 15.0
 """Assumed duration of a Lease that states none: kube-scheduler's default."""
 MAX_DURATION_SECONDS: Final = 3600.0
@@ -378,7 +380,7 @@ def build_webhook(
         client,
         namespace=settings.lease_namespace or own_namespace,
         name=settings.lease_name,
-        check_seconds=settings.lease_check_seconds,
+        check_seconds=LEASE_CHECK_SECONDS,
     )
     return AdmissionWebhook(
         settings.scheduler_name,

@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
+from extender.api import caller_cache
 from extender.api.access import COOKIE, MAX_COOKIE, make_access
 from extender.api.caller import GRACE
 from extender.api.caller_cache import HEADER, REFUSED_SECONDS
@@ -127,7 +128,7 @@ async def test_rights_are_asked_for_once_until_they_are_old(door: Door) -> None:
     await shown(client)
     assert door.reviewers.rights_asked == asked
 
-    door.now += ApiSettings().rights_seconds
+    door.now += caller_cache.RIGHTS_SECONDS
     door.reviewers.rights["alice"] = {"blue"}
     assert await shown(client) == ["blue/a", "another pod"]
     assert len(door.reviewers.rights_asked) == 2 * len(asked)
@@ -141,22 +142,23 @@ async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(door: 
     await shown(client)
     assert len(door.reviewers.tokens_asked) == 1
 
-    door.now += ApiSettings().token_seconds
+    door.now += caller_cache.TOKEN_SECONDS
     assert (await client.get("/v1/pods", headers=BEARER)).status == 401
 
 
 async def test_rights_that_cannot_be_found_out_count_for_a_while_and_then_no_more(
-    door: Door,
+    door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(caller_cache, "TOKEN_SECONDS", 3600.0)
     door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await door.open(token_seconds=3600)
+    client = await door.open()
     await shown(client)
     door.reviewers.is_down = True
 
-    door.now += ApiSettings().rights_seconds + 1
+    door.now += caller_cache.RIGHTS_SECONDS + 1
     assert await shown(client) == ["blue/a", "red/b"]
 
-    door.now += GRACE * ApiSettings().rights_seconds
+    door.now += GRACE * caller_cache.RIGHTS_SECONDS
     assert await shown(client) == ["another pod", "another pod"]
 
 

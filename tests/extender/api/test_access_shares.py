@@ -48,7 +48,8 @@ async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
 ) -> None:
     monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 0.1)
     door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await door.open(reviews_per_second=5)
+    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 5.0)
+    client = await door.open()
     clock = asyncio.get_running_loop().time
     begun = clock()
     await shown(client)
@@ -64,7 +65,8 @@ async def test_who_guesses_tokens_does_not_block_another_address(
 ) -> None:
     monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 20.0)
     door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await door.open(reviews_per_second=5)
+    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 5.0)
+    client = await door.open()
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(connector=connector) as greedy:
 
@@ -96,7 +98,8 @@ async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
 ) -> None:
     monkeypatch.setattr(caller_cache, "MOST_CALLERS", 5)
     door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await door.open(reviews_per_second=1000)
+    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 1000.0)
+    client = await door.open()
     await shown(client)
     for number in range(10):
         door.reviewers.users[f"mallory{number}"] = "mallory"
@@ -115,7 +118,8 @@ async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
     for number in range(8):
         door.reviewers.users[f"mallory{number}"] = "mallory"
     door.reviewers.hold = asyncio.Event()
-    client = await door.open(reviews_per_second=1000)
+    monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 1000.0)
+    client = await door.open()
 
     def get(token: str) -> asyncio.Task[object]:
         headers = {"Authorization": f"Bearer {token}"}

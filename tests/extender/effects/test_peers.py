@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
+from extender.effects import peers as module
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.effects.peers import SILENT_SECONDS, Address, Peers
@@ -34,12 +35,10 @@ def clock() -> Clock:
     return Clock()
 
 
-async def listening(
-    make_client: MakeClient, clock: Clock, interval_seconds: float
-) -> tuple[Peers, Tell]:
-    """Return what hears replicas that tell so often, and a way to tell it what is wrong."""
+async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Tell]:
+    """Return what hears replicas, and a way to tell it what is wrong."""
     peers = Peers(
-        settings.PeersSettings(interval_seconds=interval_seconds),
+        settings.PeersSettings(),
         lambda _: None,
         Metrics(),
         monotonic=clock,
@@ -64,20 +63,14 @@ async def listening(
     return peers, tell
 
 
-@pytest.mark.parametrize(
-    ("interval_seconds", "silent_seconds"),
-    [
-        pytest.param(0.01, SILENT_SECONDS, id="by default"),
-        pytest.param(10.0, 3 * (10.0 + HEARTBEAT_SECONDS), id="where replicas seldom tell"),
-    ],
-)
 async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_messages(
-    aiohttp_client: MakeClient, clock: Clock, interval_seconds: float, silent_seconds: float
+    aiohttp_client: MakeClient, clock: Clock
 ) -> None:
-    peers, tell = await listening(aiohttp_client, clock, interval_seconds)
+    peers, tell = await listening(aiohttp_client, clock)
     await tell("them", ["prometheus"])
 
-    clock.now += silent_seconds - 0.1
+    assert SILENT_SECONDS > 3 * HEARTBEAT_SECONDS
+    clock.now += SILENT_SECONDS - 0.1
     assert peers.peer_faults() == [frozenset({"prometheus"})]
 
     clock.now += 0.2
@@ -87,7 +80,7 @@ async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_message
 async def test_a_replica_that_sends_again_counts_by_its_last_message(
     aiohttp_client: MakeClient, clock: Clock
 ) -> None:
-    peers, tell = await listening(aiohttp_client, clock, 10.0)
+    peers, tell = await listening(aiohttp_client, clock)
     await tell("them", ["prometheus"])
     clock.now += 100.0
 
@@ -97,7 +90,7 @@ async def test_a_replica_that_sends_again_counts_by_its_last_message(
 
 
 async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, clock: Clock) -> None:
-    peers, tell = await listening(aiohttp_client, clock, 0.01)
+    peers, tell = await listening(aiohttp_client, clock)
 
     await tell("starting", None)
     await tell("us", [])
@@ -130,6 +123,7 @@ async def test_after_a_failure_every_replica_is_told_again(
     aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(module, "RESOLVE_SECONDS", 1.0)
     told: list[bytes] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -140,9 +134,7 @@ async def test_after_a_failure_every_replica_is_told_again(
     app.add_routes([web.post(PATH, take)])
     client = await aiohttp_client(app)
     addresses = (f"127.0.0.1:{client.port}",)
-    peers = Peers(
-        settings.PeersSettings(addresses=addresses, resolve_seconds=1.0), lambda _: None, Metrics()
-    )
+    peers = Peers(settings.PeersSettings(addresses=addresses), lambda _: None, Metrics())
     look_up = peers._addresses
 
     async def fail() -> set[Address]:

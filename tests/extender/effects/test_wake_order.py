@@ -1,6 +1,7 @@
 """Every waiting pod gets its turn, however many others need something else."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from testkit.world import World
 from tests.extender.effects.waking import (
     EAGER,
     IDLE_ONLY,
+    QUICK,
     Clock,
     Recorder,
     count_ranks,
@@ -75,8 +77,7 @@ async def test_pods_that_fit_nowhere_keep_no_gated_pod_waiting(
     for number in range(count):
         waits(world, f"never-{number:03}", created_at=float(number), **{**GATED, **wants(number)})
     waits(world, "fits", created_at=1e3, **GATED)
-    settings = EACH.model_copy(update={"confirmations": confirmations})
-    waking = waker(client, world, settings)
+    waking = waker(client, world, EACH, replace(QUICK, confirmations=confirmations))
     await look(waking, 2)
     turn_idle(world, "y")
 
@@ -109,7 +110,7 @@ async def test_room_goes_to_the_most_urgent_pod_in_every_check(
             world, f"p-{number:03}", created_at=float(number), **{**GATED, **little_memory(number)}
         )
     waits(world, "urgent", created_at=1e3, priority=1, **{**GATED, **little_memory(1000)})
-    waking = waker(client, world, EACH.model_copy(update={"confirmations": 2}))
+    waking = waker(client, world, EACH, replace(QUICK, confirmations=2))
     await look(waking, looks)
     turn_idle(world, "y")
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,22 +17,16 @@ from extender.effects.wake_plan import (
     MAX_REPEAT_SECONDS,
     Hope,
     Prospect,
+    WakePace,
     WakePlan,
     nodes_with_room,
     open_to,
 )
-from extender.settings.wake import Wake
 from testkit.builders import GPU, pod_ref, request
 from testkit.world import World
 
 NO_DISK = Requirement(key="disk", operator=Operator.DOES_NOT_EXIST)
-SETTINGS = Wake(
-    confirmations=1,
-    min_interval_seconds=2,
-    max_interval_seconds=30,
-    repeat_seconds=10,
-    retry_share=0.25,
-)
+PACE = WakePace(confirmations=1, min_interval_seconds=2, max_interval_seconds=30, repeat_seconds=10)
 A, B = pod_ref("a"), pod_ref("b")
 
 
@@ -42,8 +37,8 @@ def prospect(*nodes: str, pods: tuple[PodRef, ...] = (A,), **changes: Any) -> Pr
 class Planned:
     """A plan, the pods that wait, and a clock."""
 
-    def __init__(self, settings: Wake = SETTINGS, *waiting: PodRef) -> None:
-        self.plan = WakePlan(settings)
+    def __init__(self, pace: WakePace = PACE, *waiting: PodRef) -> None:
+        self.plan = WakePlan(0.25, pace)
         self.waiting = {pod.uid for pod in waiting or (A, B)}
         self.now = 1000.0
 
@@ -80,7 +75,7 @@ def test_pods_alike_are_not_all_promised_the_same_node() -> None:
 
 
 def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
-    planned = Planned(SETTINGS.model_copy(update={"confirmations": 3}))
+    planned = Planned(replace(PACE, confirmations=3))
 
     looks = [planned.look(prospect(*nodes)) for nodes in (["x"], ["x"], [], ["x"], ["x"], ["x"])]
 
@@ -132,7 +127,7 @@ def test_wakes_keep_their_distance() -> None:
 
 def test_wakes_that_help_no_pod_become_rare_for_all_pods() -> None:
     pods = [pod_ref(f"p{number}") for number in range(200)]
-    planned = Planned(SETTINGS, *pods)
+    planned = Planned(PACE, *pods)
     woken: list[float] = []
     for number, pod in enumerate(pods):  # one after another is found to fit somewhere
         if planned.look(prospect(f"node-{number}", pods=(pod,))):
@@ -146,7 +141,7 @@ def test_wakes_that_help_no_pod_become_rare_for_all_pods() -> None:
 
 def test_a_wake_that_helped_ends_the_back_off_for_all_and_for_pods_alike() -> None:
     c = pod_ref("c")
-    planned = Planned(SETTINGS, A, B, c)
+    planned = Planned(PACE, A, B, c)
     odd = prospect("x", pods=(c,), count=4)
     planned.wakes(40, prospect("x", pods=(A, B)), odd)
     planned.gone(A)
@@ -187,7 +182,7 @@ def test_pods_that_are_deleted_and_created_again_keep_wakes_rare() -> None:
 
 
 def test_many_waiting_pods_make_wakes_rarer() -> None:
-    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
+    planned = Planned(PACE, *(pod_ref(str(number)) for number in range(500)))
     planned.look(prospect("x", pods=(pod_ref("0"),)))
 
     # Until it is measured a try takes 5 ms; all of them may take a quarter of the time.
@@ -200,7 +195,7 @@ def test_many_waiting_pods_make_wakes_rarer() -> None:
 def test_the_slower_kube_scheduler_tries_pods_the_rarer_wakes_are(
     try_seconds: float, apart_seconds: float
 ) -> None:
-    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
+    planned = Planned(PACE, *(pod_ref(str(number)) for number in range(500)))
     planned.look(prospect("x", pods=(pod_ref("0"),)))
     tried = [7.0 + number * try_seconds for number in range(400)]
 
@@ -211,7 +206,7 @@ def test_the_slower_kube_scheduler_tries_pods_the_rarer_wakes_are(
 
 
 def test_a_few_tries_say_nothing_of_the_pace() -> None:
-    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
+    planned = Planned(PACE, *(pod_ref(str(number)) for number in range(500)))
     planned.look(prospect("x", pods=(pod_ref("0"),)))
 
     planned.plan.note_retries([float(number) for number in range(10)])
@@ -232,7 +227,7 @@ def test_a_wake_that_failed_is_tried_again_ever_more_slowly() -> None:
 
 
 def test_what_is_remembered_goes_with_the_pods() -> None:
-    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(100)))
+    planned = Planned(PACE, *(pod_ref(str(number)) for number in range(100)))
     planned.look(prospect("x", pods=tuple(pod_ref(str(number)) for number in range(100))))
     assert planned.plan._pods
     assert planned.plan._hoping
@@ -245,7 +240,7 @@ def test_what_is_remembered_goes_with_the_pods() -> None:
 
 
 def test_a_woken_pod_that_is_already_gone_is_ignored() -> None:
-    WakePlan(SETTINGS).note_woken([Hope(pod=A, node="x", nodes=frozenset({"x"}))], 0.0)
+    WakePlan(0.25, PACE).note_woken([Hope(pod=A, node="x", nodes=frozenset({"x"}))], 0.0)
 
 
 # --- what waits, and where there is room --------------------------------------------------------

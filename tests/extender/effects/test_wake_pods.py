@@ -14,7 +14,7 @@ from extender.settings.wake import WakeTarget
 from testkit.builders import GPU
 from testkit.fake_kube import FakeKube, refusal
 from testkit.world import World
-from tests.extender.effects.waking import EAGER, Clock, Leading, turn_idle, waits, waker
+from tests.extender.effects.waking import EAGER, QUICK, Clock, Leading, turn_idle, waits, waker
 
 EACH = EAGER.model_copy(update={"target": WakeTarget.POD})
 PODS = "/api/v1/namespaces/ns/pods"
@@ -170,9 +170,7 @@ async def test_a_pod_that_came_makes_room_for_no_other_and_helped(
 
 
 def test_a_node_to_which_no_pod_comes_is_tried_less_and_less_often() -> None:
-    plan = PodWakes(
-        EACH.model_copy(update={"min_interval_seconds": 2.0, "max_interval_seconds": 30.0})
-    )
+    plan = PodWakes(replace(QUICK, min_interval_seconds=2.0, max_interval_seconds=30.0))
     uids = [f"uid-{number}" for number in range(20)]
     at, tried = list[float](), list[str]()
     for tick in range(4 * 3600):
@@ -206,14 +204,14 @@ async def test_a_node_that_urgent_pods_do_not_come_to_is_offered_to_all_others_b
         await waking.look()
         for pod in woken(kube):  # what kube-scheduler has found by now: too little CPU
             world.fleet.ledger.drop(f"uid-{pod}")
-        clock.now += EACH.max_interval_seconds
+        clock.now += QUICK.max_interval_seconds
         assert len(woken(kube)) <= count + 1
 
     assert woken(kube) == [*(f"p{number:02}" for number in range(count)), "last"]
 
 
 def test_once_a_pod_came_to_a_node_all_count_as_untried_there_again() -> None:
-    plan = PodWakes(EACH)
+    plan = PodWakes(QUICK)
     now = 0.0
 
     def wait(*waiting: str) -> None:
@@ -263,7 +261,7 @@ async def test_without_the_right_the_log_says_so_and_the_room_stays_free(
     await waking.look()
     assert len(kube.writes) == 1
 
-    clock.now += EACH.min_interval_seconds
+    clock.now += QUICK.min_interval_seconds
     await waking.look()
     assert woken(kube) == ["p", "p"]
 
@@ -281,7 +279,7 @@ async def test_a_replica_that_does_not_lead_any_more_wakes_no_pod(
 
 
 def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
-    plan = PodWakes(EACH.model_copy(update={"confirmations": 2}))
+    plan = PodWakes(replace(QUICK, confirmations=2))
 
     looks = [plan.confirm("need", nodes, 0.0) for nodes in (["x"], ["x", "y"], ["y"], ["x", "y"])]
 
@@ -289,7 +287,7 @@ def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
 
 
 def test_what_no_pod_needs_is_forgotten() -> None:
-    plan = PodWakes(EACH.model_copy(update={"confirmations": 2}))
+    plan = PodWakes(replace(QUICK, confirmations=2))
     plan.confirm("need", ["x"], 0.0)
 
     plan.keep_needs(set())

@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from extender.core.nodes.inventory import PodRecord
+from extender.effects.wake_plan import WakePace
 from extender.effects.waker import Waker
 from extender.kube.client import KubeClient
 from extender.settings.wake import Wake
@@ -17,7 +18,8 @@ from testkit.fake_kube import FakeKube
 from testkit.world import IDLE, World
 
 OBJECTS = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities"
-EAGER = Wake(confirmations=1, check_seconds=0.1, min_interval_seconds=0.1)
+EAGER = Wake()
+QUICK = WakePace(confirmations=1, check_seconds=0.1, min_interval_seconds=0.1)
 IDLE_ONLY = (("idlegpu.io/require-idle", "true"),)
 
 
@@ -89,6 +91,7 @@ def waker(
     client: KubeClient,
     world: World,
     settings: Wake = EAGER,
+    pace: WakePace = QUICK,
     *,
     leading: Leading | None = None,
     clock: Clock | None = None,
@@ -99,6 +102,7 @@ def waker(
         settings,
         namespace="ours",
         leader=leading or Leading(),
+        pace=pace,
         monotonic=clock or Clock(),
     )
 

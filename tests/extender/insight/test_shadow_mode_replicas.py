@@ -44,7 +44,7 @@ class Replica(World):
         self.request_log.answered.subscribe(self.untold.append)
         self.ears = Ears(until=self.now)
         self.bypassed_pods = BypassedPods(
-            self.request_log, self.metrics, BypassSettings(grace_seconds=1), peers=self.ears
+            self.request_log, self.metrics, BypassSettings(), peers=self.ears, grace_seconds=1.0
         )
         self.binding_attribution = BindingAttribution(
             self.request_log,

@@ -158,8 +158,9 @@ class Replica:
         self.bypassed_pods = BypassedPods(
             self.request_log,
             self.metrics,
-            settings.BypassSettings(grace_seconds=GRACE_SECONDS),
+            settings.BypassSettings(),
             peers=self.peers,
+            grace_seconds=GRACE_SECONDS,
         )
         self.seen_by: set[Replica] = set()
         self._messages: dict[Address, bytes] = {}

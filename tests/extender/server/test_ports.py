@@ -19,7 +19,7 @@ from typing_extensions import override
 from extender.api.metrics_route import export_ports
 from extender.runtime.metrics import Metrics
 from extender.server import ports as ports_module
-from extender.server.ports import ServerPorts
+from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts
 from extender.server.tls import only_known
 from extender.server.tls_errors import TlsFailure
 from extender.settings.admission import Admission
@@ -76,14 +76,16 @@ async def is_answered(url: str, source: str, context: ssl.SSLContext | None = No
         return False
 
 
-async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(folder: Path) -> None:
+async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = folder / "extender"
     admission = Admission(
         listen=f"127.0.0.1:{free_port()}",
         cert_file=own / "tls.crt",
         key_file=own / "tls.key",
-        max_connections=10,
     )
+    monkeypatch.setattr(ports_module, "MAX_CONNECTIONS", 10)
     async with ports_with(
         tls=settings_for(folder), api=ApiSettings(max_connections=10), admission=admission
     ) as (server_ports, metrics):
@@ -185,12 +187,12 @@ REQUEST: Final = b"GET / HTTP/1.1\r\nHost: it\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[tuple[asyncio.Protocol, Wire]]:
+async def connected() -> AsyncIterator[tuple[asyncio.Protocol, Wire]]:
     """Yield the protocol of a connection, and its transport."""
     app = web.Application()
     app.add_routes([web.get("/", answer)])
     heads = ports_module._Heads()
-    runner = ports_module._runner(settings, app, heads)
+    runner = ports_module._runner(app, heads)
     await runner.setup()
     wire, connection = Wire(), ports_module._factory(runner, heads)(lambda: None)
     assert isinstance(connection, asyncio.Protocol)
@@ -202,22 +204,21 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[asyncio.Protocol,
 @pytest.mark.looptime
 async def test_a_connection_is_kept_longer_than_kube_scheduler_keeps_an_idle_one() -> None:
     """Go's client repeats no POST whose connection ended under it."""
-    settings = Settings()
-    async with connected(settings) as (connection, wire):
+    async with connected() as (connection, wire):
         connection.data_received(REQUEST)
         await asyncio.sleep(GO_IDLE_SECONDS)
 
         assert wire.written.endswith(b"an answer")
         assert wire.closed_at is None
-        await asyncio.sleep(settings.keepalive_seconds)
-        assert wire.closed_at == pytest.approx(settings.keepalive_seconds)
+        await asyncio.sleep(KEEPALIVE_SECONDS)
+        assert wire.closed_at == pytest.approx(KEEPALIVE_SECONDS)
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("requests", [0, 1], ids=["first", "later"])
 async def test_a_request_whose_head_comes_byte_by_byte_ends_its_connection(requests: int) -> None:
     loop = asyncio.get_running_loop()
-    async with connected(Settings()) as (connection, wire):
+    async with connected() as (connection, wire):
         for _ in range(requests):
             connection.data_received(REQUEST)
             await asyncio.sleep(60.0)
@@ -234,7 +235,7 @@ async def test_a_request_whose_head_comes_byte_by_byte_ends_its_connection(reque
 
 @pytest.mark.looptime
 async def test_the_rest_of_a_body_after_the_answer_ends_no_connection() -> None:
-    async with connected(Settings()) as (connection, wire):
+    async with connected() as (connection, wire):
         connection.data_received(b"GET / HTTP/1.1\r\nHost: it\r\nContent-Length: 2\r\n\r\n1")
         await asyncio.sleep(1.0)
         assert wire.written.endswith(b"an answer")

@@ -11,7 +11,7 @@ from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 from extender.settings.service import Ready
 
-SETTINGS = Settings(ready=Ready(wait_seconds=20, behind_seconds=30))
+SETTINGS = Settings(ready=Ready(wait_seconds=20))
 
 
 class Replica:

@@ -23,7 +23,7 @@ from testkit.replicas import Replica, Replicas, described, equal_nodes
 from tests.extender.server.gates import Gate, gate
 
 DEADLINE_SECONDS = 20.0
-PATIENT = Ready(wait_seconds=300, behind_seconds=1)
+PATIENT = Ready(wait_seconds=300)
 QUICK = ClusterSettings(max_backoff_seconds=1)
 
 
@@ -37,6 +37,11 @@ async def until_allocated(extender: Extender) -> None:
 
 async def until_state(extender: Extender, state: ReadyState) -> None:
     await eventually(lambda: extender.readiness.state is state, deadline_seconds=DEADLINE_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def quickly_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEHIND_SECONDS", 1.0)
 
 
 @pytest_asyncio.fixture

@@ -26,7 +26,7 @@ from extender.server.certificates.issuing import (
     without_previous,
 )
 from extender.server.certificates.storing import read_folder
-from extender.server.ports import ServerPorts
+from extender.server.ports import KEEPALIVE_SECONDS, ServerPorts
 from extender.server.tls import Certificates, TlsError, only_known
 from extender.settings.api import ApiSettings
 from extender.settings.config import ConfigError, Settings, load_settings
@@ -294,7 +294,7 @@ async def test_a_connection_of_a_dropped_ca_is_refused_after_the_grace_period(
         try:
             issue(folder, files=new)
             await are_taken_over(caplog)
-            later = time.monotonic() + Settings().keepalive_seconds + 1.0
+            later = time.monotonic() + KEEPALIVE_SECONDS + 1.0
             monkeypatch.setattr(tls_module, "time", SimpleNamespace(monotonic=lambda: later))
 
             writer.write(b"GET /filter HTTP/1.1\r\nHost: a\r\n\r\n")

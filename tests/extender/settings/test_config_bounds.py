@@ -1,5 +1,4 @@
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,10 +7,9 @@ from hypothesis import strategies as st
 from extender.core.quantity import parse_bytes
 from extender.settings.config import ConfigError, all_settings, load_settings
 from extender.settings.spec import Setting, SettingKind
-from extender.settings.table import BEGIN, END, render_table
+from extender.settings.table import render_table
 from tests.extender.settings.settings_files import write_settings
 
-ROOT = Path(__file__).parents[3]
 NUMERIC = {SettingKind.NUMBER, SettingKind.WHOLE, SettingKind.QUANTITY}
 BOUNDED = [setting for setting in all_settings().values() if setting.kind in NUMERIC]
 
@@ -91,16 +89,4 @@ def test_every_setting_is_one_row_of_the_table() -> None:
     assert (
         "| `thresholds.utilization` | percent | `30` | 1 to 100 | a GPU is idle while it is busy "
         "for less than this share of time, and ... |" in rows
-    )
-
-
-def test_the_table_of_the_reference_is_up_to_date() -> None:
-    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert BEGIN in text
-    assert END in text
-
-    shown = text.partition(BEGIN)[2].partition(END)[0]
-
-    assert shown.strip() == render_table(all_settings().values()).strip(), (
-        "run: python -m extender --settings-table"
     )

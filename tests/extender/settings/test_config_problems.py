@@ -44,12 +44,8 @@ from tests.extender.settings.settings_files import load, problems
             "decisions.history: true is not allowed: must be a whole number from 1 to 100000",
         ),
         (
-            "window_seconds: .nan",
-            "window_seconds: nan is not allowed: must be a number from 60 to 86400 seconds",
-        ),
-        (
-            "keepalive_seconds: 90",
-            "keepalive_seconds: 90 is out of bounds: must be more than 90, at most 3600 seconds",
+            "recent_seconds: .nan",
+            "recent_seconds: nan is not allowed: must be a number from 10 to 3600 seconds",
         ),
         (
             "listen: 8888",
@@ -63,12 +59,8 @@ from tests.extender.settings.settings_files import load, problems
         ("health: {xid: {-1: ignore}}", "health.xid.-1: -1 is not allowed: must be greater than"),
         ("health: {xid: {79: x}}", "health.xid.79: 'x' is not allowed: must be ignore, penalty, "),
         (
-            "health: {temperature_warn_celsius: 95}",
-            "health: temperature_warn_celsius (95) must be below temperature_high_celsius (90)",
-        ),
-        (
-            "freshness: {forget_seconds: 100}",
-            "freshness: forget_seconds (100) must be at least max_age_seconds (120)",
+            "health: {actions: {dcgm_warm: ignore}}",
+            "health.actions.dcgm_warm: 'dcgm_warm' is not allowed: must be unknown_xid, ",
         ),
         (
             "prometheus: {metrics: {A: {signal: gpu_utilization_ratio}}}",

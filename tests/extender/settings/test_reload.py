@@ -238,19 +238,19 @@ async def test_setting_that_needs_a_restart_keeps_its_value_and_says_so(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with source_manager(Following(path)) as part:
-        rewrite(path, threshold(60) + "listen: 127.0.0.1:9999\nkeepalive_seconds: 200\n")
+        rewrite(path, threshold(60) + "listen: 127.0.0.1:9999\nmax_connections: 200\n")
         await until(lambda: part.adopted)
         assert part.adopted[0].listen == part.settings.listen
         assert part.busy == 60
         assert part.value("restart_needed") == 2
-        rewrite(path, threshold(70) + "listen: 127.0.0.1:9999\nkeepalive_seconds: 200\n")
+        rewrite(path, threshold(70) + "listen: 127.0.0.1:9999\nmax_connections: 200\n")
         await until(lambda: part.busy == 70)
 
         lines = lines_of(caplog, "settings wait for a restart")
         assert [line.levelname for line in lines] == ["WARNING"], "said once, not at each change"
         assert lines[0].waiting == {
             "listen": "127.0.0.1:8888 -> 127.0.0.1:9999",
-            "keepalive_seconds": "120 -> 200",
+            "max_connections": "1000 -> 200",
         }
 
         rewrite(path, threshold(70))
@@ -270,7 +270,6 @@ def test_only_what_is_made_once_needs_a_restart() -> None:
         "tls",
         "kubeconfig",
         "max_connections",
-        "keepalive_seconds",
         "peers",
         "agents",
         "api",

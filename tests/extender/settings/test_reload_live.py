@@ -60,13 +60,13 @@ async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
             changes: list[dict[str, Any]] = [
                 {"thresholds": {"utilization": 60}, "strategy": "pack"},
                 {"shared_policy": "packed", "assumed": {"warm_up_seconds": 5}},
-                {"window_seconds": 600, "foreign": {"memory": "4Gi"}},
+                {"recent_seconds": 600, "foreign": {"memory": "4Gi"}},
                 {"prometheus": {**prometheus, "interval_seconds": 1.0}},
-                {"cluster": {"page_size": 10, "exporter_words": ["exporter"]}},
+                {"cluster": {"exporter_words": ["exporter"]}},
                 {"resources": ["nvidia.com/gpu", "nvidia.com/*"]},
                 {"wake": {"enabled": False}, "events": {"enabled": False}},
-                {"wake": {"enabled": True, "check_seconds": 0.2}},
-                {"decisions": {"history": 10, "detailed_nodes": 2}, "max_body_bytes": "1Mi"},
+                {"wake": {"enabled": True, "retry_share": 0.5}},
+                {"decisions": {"history": 10, "detailed_nodes": 2}},
                 {"wire": {"max_score": 100, "shortlist": 3}},
             ]
             for change in changes:
@@ -188,13 +188,13 @@ async def test_sources_that_nothing_changed_for_are_left_alone(tmp_path: Path) -
         assert prometheus is not None
         worker = prometheus._worker
         await part.change(
-            thresholds={"utilization": 60}, window_seconds=600, wake={"enabled": False}
+            thresholds={"utilization": 60}, recent_seconds=600, wake={"enabled": False}
         )
         assert (source_manager.prometheus, prometheus._worker) == (prometheus, worker)
         assert worker.starts == 1
         assert watches() == starts
 
-        await part.change(cluster={"resync_seconds": 100})
+        await part.change(cluster={"max_backoff_seconds": 10})
         await eventually(lambda: watches() > starts, deadline_seconds=DEADLINE_SECONDS)
         assert prometheus._worker is worker
         assert [status[resource].lists for resource in ("nodes", "pods")] == [1, 1]
@@ -236,10 +236,10 @@ async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path:
         waker = part.extender.waker_runner.waker
         assert waker is not None
         waker.counts.wakes = 7
-        await part.change(wake={"check_seconds": 0.1})
+        await part.change(wake={"retry_share": 0.1})
         other = part.extender.waker_runner.waker
         assert other is not None
-        assert (other is waker, other.counts.wakes, other.plan.settings.check_seconds) == (
+        assert (other is waker, other.counts.wakes, other.plan.retry_share) == (
             False,
             7,
             0.1,
@@ -253,21 +253,6 @@ async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path:
         await part.change(wake=None)
         assert part.extender.waker_runner.waker is not None
         assert "waker" in {task.get_name() for task in asyncio.all_tasks()}
-
-
-async def test_largest_body_is_the_one_that_is_set_now(tmp_path: Path) -> None:
-    big = pod_object("big", annotations={"note": "x" * (2 << 20)})
-
-    async with live(tmp_path, max_body_bytes="1Mi") as part:
-        refused = await part.filter(big, IDLE)
-        await part.change(max_body_bytes="8Mi")
-        taken = await part.filter(big, IDLE)
-        await part.change(max_body_bytes="1Mi")
-        again = await part.filter(big, IDLE)
-
-    assert "max_body_bytes" in refused["Error"]
-    assert "max_body_bytes" in again["Error"]
-    assert taken["NodeNames"] == [IDLE]
 
 
 async def test_fewer_decisions_are_remembered_in_less_detail(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from extender.settings.config import Prometheus
+from extender.sources.prometheus import http
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.rows import Recognized, Row, Rows
@@ -17,6 +18,11 @@ from testkit.fake_prometheus import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5
 PATIENCE = 60.0  # for tests that do not time out
+
+
+@pytest.fixture(autouse=True)
+def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_ANSWER_MIB", 1)
 
 
 @pytest.fixture
@@ -28,9 +34,7 @@ async def prometheus() -> AsyncIterator[FakePrometheus]:
 
 
 def settings(url: str, **values: object) -> Prometheus:
-    return Prometheus.model_validate(
-        {"url": url, "timeout_seconds": PATIENCE, "max_answer_mib": 1, **values}
-    )
+    return Prometheus.model_validate({"url": url, "timeout_seconds": PATIENCE, **values})
 
 
 async def ask(settings: Prometheus, limit_seconds: float = PATIENCE) -> Sequence[Row]:

@@ -56,7 +56,7 @@ async def running(
     window_seconds: float = 0,
     **values: object,
 ) -> AsyncIterator[Delivered]:
-    base = {"url": url, "interval_seconds": 0.5, "timeout_seconds": 1, "round_timeout_seconds": 2}
+    base = {"url": url, "interval_seconds": 0.5, "timeout_seconds": 1}
     readings: list[Readings] = []
     history: list[History] = []
 

@@ -161,13 +161,14 @@ async def test_tenants_are_newer_than_the_load_and_not_newer_than_their_query(
 
 
 async def test_a_hanging_metric_does_not_cost_the_tenants(
-    fake: FakePrometheus,
+    fake: FakePrometheus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("extender.sources.prometheus.collector.ROUND_TIMEOUTS", 1)
     hanging = "DCGM_FI_DEV_POWER_USAGE"
     fake.series = [util(0, pod="a", namespace="ns"), series(hanging, 70, UUID="GPU-1")]
     fake.hanging = {f"({hanging}"}
 
-    found = await CollectorState(fake.url, timeout_seconds=2, round_timeout_seconds=2).round(NOW)
+    found = await CollectorState(fake.url, timeout_seconds=2).round(NOW)
 
     assert set(found.failed) == {hanging}
     assert found.tenants == {DeviceKey(("GPU-1", "")): ("ns/a",)}

@@ -151,7 +151,7 @@ async def test_a_request_with_a_wrong_content_encoding_is_malformed(
 @pytest.mark.parametrize(
     ("verb", "status"), [("filter", 200), ("prioritize", 413), ("preempt", 413)]
 )
-async def test_the_error_of_a_body_over_the_limit_names_the_setting(
+async def test_the_error_of_a_body_over_the_limit_names_the_remedy(
     world: World, aiohttp_client: MakeClient, verb: str, status: int
 ) -> None:
     client = await aiohttp_client(world.build_app(max_body_bytes=1000))
@@ -159,7 +159,7 @@ async def test_the_error_of_a_body_over_the_limit_names_the_setting(
     response = await client.post(f"/{verb}", data=b" " * 1001)
 
     assert response.status == status
-    assert "max_body_bytes" in (await response.json())["Error"]
+    assert "nodeCacheCapable" in (await response.json())["Error"]
     assert world.count("idlegpu_requests_total", verb=verb, outcome="malformed") == 1
 
 

@@ -74,8 +74,7 @@ async def test_connections_that_a_change_does_not_affect_continue(
         change(
             server,
             service_accounts=("ml/agent", *server.settings.service_accounts),
-            batch_seconds=0.05,
-            reviews_per_second=10.0,
+            hold_seconds=20.0,
         )
         before = server.source.status().reports
         await eventually(lambda: server.source.status().reports >= before + 6)

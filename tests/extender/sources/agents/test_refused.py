@@ -258,7 +258,7 @@ async def test_an_update_sent_byte_by_byte_is_accepted(tmp_path: Path) -> None:
 
 
 async def test_a_flooding_agent_is_read_no_faster_than_batches(tmp_path: Path) -> None:
-    async with report_server(tmp_path, batch_seconds=0.1) as server:
+    async with report_server(tmp_path) as server:
         _, writer = await connected(server)
         again = frame(update(layout=None, values=bytes(8)))
         writer.write(frame(update()))
@@ -266,7 +266,7 @@ async def test_a_flooding_agent_is_read_no_faster_than_batches(tmp_path: Path) -
         begun = asyncio.get_running_loop().time()
         await eventually(lambda: server.source.status().reports > 3 * MAX_UPDATES)
 
-        batches = (asyncio.get_running_loop().time() - begun) / 0.1 + 2
+        batches = (asyncio.get_running_loop().time() - begun) / source.BATCH_SECONDS + 2
         assert server.source.status().reports <= batches * MAX_UPDATES
         assert writer.transport.get_write_buffer_size() > 1 << 20  # the data waits at the sender
 
@@ -282,10 +282,11 @@ async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
 
 
 async def test_forged_tokens_do_not_block_agents_of_other_addresses(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("extender.sources.agents.tokens.REVIEWS_PER_SECOND", 20.0)
     async with reviewing(tmp_path) as (reviews, client):
-        tokens = TokenReviewer(client, settings(reviews_per_second=20), clock=FLEET_CLOCK)
+        tokens = TokenReviewer(client, settings(), clock=FLEET_CLOCK)
         forged = [token("gpu-9", expires_at=FLEET_CLOCK() + 60 + more) for more in range(300)]
         flood = [asyncio.create_task(tokens.review(one, "10.0.0.9")) for one in forged]
         await eventually(lambda: len(reviews.asked) > 20)  # one second's worth is used up

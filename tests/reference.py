@@ -1,0 +1,196 @@
+"""Write the generated parts of the reference pages: `python -m tests.reference`.
+
+A generated part stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. `tests/test_docs.py`
+compares each with the code.
+"""
+
+import ast
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+from prometheus_client import Metric
+from prometheus_client.registry import CollectorRegistry
+
+from agent import config as agent_config
+from agent import exporter
+from agent.options import Options
+from agent.sampler import Sampler
+from extender.api.metrics_route import export_ports
+from extender.app import Extender
+from extender.core.policy import Health
+from extender.kube.client import KubeClient
+from extender.settings.config import Settings, all_settings
+from extender.settings.table import render_signs, render_table
+from testkit.agent.scripted import ScriptedBackend, ScriptedCard
+from tests.test_layout import ROOT
+
+PROGRAMS: Final = {
+    "python -m extender": "extender/__main__.py",
+    "python -m agent": "agent/command_line.py",
+    "idlegpu": "extender/cli/remote/errors.py",
+}
+"""Module that documents the exit statuses of each program."""
+
+
+def main() -> int:
+    """Write every generated part; return the exit status."""
+    for path, names in PAGES.items():
+        page = ROOT / path
+        text = page.read_text(encoding="utf-8")
+        for name in names:
+            text = replace_part(text, name, PARTS[name]())
+        page.write_text(text, encoding="utf-8")
+    return 0
+
+
+def part_of(text: str, name: str) -> str:
+    """Return the generated part of a page.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    found = re.search(_pattern(name), text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no part {name}")
+    return found[2]
+
+
+def replace_part(text: str, name: str, part: str) -> str:
+    """Return a page with another generated part.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    part_of(text, name)
+    return re.sub(_pattern(name), lambda found: found[1] + part + found[3], text, flags=re.DOTALL)
+
+
+def _pattern(name: str) -> str:
+    return rf"(<!-- {name}:begin -->\n)(.*?)(<!-- {name}:end -->)"
+
+
+def extender() -> Extender:
+    """Build an extender that is not started; nothing here asks the API server."""
+    made = Extender(Settings(), KubeClient.__new__(KubeClient))
+    made.build_app()
+    export_ports(made.metrics, [])
+    return made
+
+
+def api_routes() -> set[str]:
+    """Return the routes for clients, such as `GET /v1/nodes`: none of replicas and the page."""
+
+    async def collect() -> set[str]:
+        app = Extender(Settings(), KubeClient.__new__(KubeClient)).build_app()
+        return {
+            f"{route.method} {route.resource.canonical}"
+            for route in app.router.routes()
+            if route.resource is not None and route.method != "HEAD"
+        }
+
+    internal = ("/v1/peers/", "/v1/page/", "/page", "/filter", "/prioritize", "/preempt")
+    found = asyncio.run(collect())
+    return {one for one in found if not one.partition(" ")[2].startswith(internal)} - {"GET /"}
+
+
+def render_extender_metrics() -> str:
+    """Render the table of the extender's metrics."""
+
+    async def collect() -> CollectorRegistry:
+        return extender().metrics.registry
+
+    return _render_metrics(asyncio.run(collect()))
+
+
+def render_agent_metrics() -> str:
+    """Render the table of the agent's own metrics; a GPU need not report all of them."""
+    sampler = Sampler(ScriptedBackend(ScriptedCard("GPU-0")), Options(node="node"))
+    asyncio.run(sampler.sample())
+    sampler.close()
+    registry = CollectorRegistry()
+    report = sampler.latest.report
+    assert report is not None
+    registry.register(exporter.AgentCollector(sampler, lambda: report.at))
+    signals = {exporter.PREFIX + name: text for name, text in exporter._HELP.items()}
+    return _render_metrics(registry, signals)
+
+
+def _render_metrics(registry: CollectorRegistry, more: Mapping[str, str] | None = None) -> str:
+    rows: dict[str, str] = {}
+    for family in registry.collect():
+        labels = _labels_of(family, registry)
+        shown = ", ".join(f"`{label}`" for label in labels)
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows[name] = f"| `{name}` | {family.type} | {shown} | {_cell(family.documentation)} |"
+    for name, text in (more or {}).items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        rows[name] = f"| `{name}` | {kind} | as `idlegpu_agent_device_idle` | {_cell(text)} |"
+    header = "| metric | type | labels | meaning |\n|---|---|---|---|"
+    return "\n".join([header, *(rows[name] for name in sorted(rows))]) + "\n"
+
+
+def _labels_of(family: Metric, registry: CollectorRegistry) -> tuple[str, ...]:
+    own: Any = getattr(family, "_labelnames", None)
+    if own is None:  # not of a collector: the metric itself knows them
+        own = getattr(registry._names_to_collectors[family.name], "_labelnames", ())
+    return tuple(own)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def render_exit_statuses() -> str:
+    """Render the table of exit statuses of every program."""
+    rows = ["| program | status | meaning |\n|---|---|---|"]
+    for program, module in PROGRAMS.items():
+        if program == "idlegpu":
+            rows.append("| `idlegpu` | 0 | Success. |")
+        tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+        rows += [f"| `{program}` | {value} | {text} |" for value, text in _documented(tree)]
+    return "\n".join(rows) + "\n"
+
+
+def _documented(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield value and docstring of the exit statuses of a module, in order."""
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    for body in bodies:
+        for statement, following in pairwise(body):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=int(value))),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ) if name.startswith("EXIT_"):
+                    yield value, " ".join(text.split())
+                case (
+                    ast.Assign(targets=[ast.Name()], value=ast.Constant(value=int(value))),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    yield value, " ".join(text.split())
+                case _:
+                    pass
+
+
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "settings": lambda: render_table(all_settings().values()),
+    "signs": lambda: render_signs(Health()),
+    "agent-settings": lambda: render_table(agent_config.all_settings().values()),
+    "metrics": render_extender_metrics,
+    "agent-metrics": render_agent_metrics,
+    "exit-statuses": render_exit_statuses,
+}
+"""Renders each generated part, by name."""
+
+PAGES: Final = {
+    "docs/settings.md": ("settings", "signs", "agent-settings"),
+    "docs/metrics.md": ("metrics", "agent-metrics"),
+    "docs/command-line.md": ("exit-statuses",),
+}
+"""Generated parts of each page."""
+
+if __name__ == "__main__":
+    sys.exit(main())
