@@ -21,7 +21,7 @@ from extender.settings.loading import ConfigError as ConfigError  # noqa: PLC041
 from extender.settings.loading import Loaded, load_model
 from extender.settings.peers import MAX_PORT, BypassSettings, PeersSettings
 from extender.settings.prometheus import Prometheus as Prometheus  # noqa: PLC0414 - re-exported
-from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, ValueForm
+from extender.settings.section import MIB, TIB, AnyCase, Quantity, Section, Unit, ValueForm
 from extender.settings.spec import Setting, list_settings
 from extender.settings.tls import Tls, is_loopback
 from extender.settings.wake import Wake
@@ -106,7 +106,7 @@ class Settings(Section):
     price: Annotated[PriceMode, AnyCase] = Field(
         default=PriceMode.IGNORE, description=service.PRICE
     )
-    spot_share: Annotated[float, Field(gt=0, le=1)] = Field(
+    spot_share: Annotated[float, Field(gt=0, le=1), Unit("ratio")] = Field(
         default=1.0, description=service.SPOT_SHARE
     )
     pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)

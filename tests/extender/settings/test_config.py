@@ -28,6 +28,8 @@ health:
   temperature_high_celsius: 85
 weights: {utilization: 0.4, memory: 0.4}
 load_filter: {enabled: true}
+prices: {H100: 2.5}
+price: prefer
 prometheus: {url: "http://prometheus:9090"}
 """
 
