@@ -13,8 +13,8 @@ from aiohttp import web
 
 from simulation.control import AbsentError, ConflictError, SimulatedControlPlane
 from simulation.objects import JsonObject, Kind, child
-from simulation.serving import serve
 from testkit.apiserver import json_response, refused
+from testkit.serving import serve
 
 CONTROL: Final = web.AppKey("control", SimulatedControlPlane)
 

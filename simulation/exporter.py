@@ -12,7 +12,7 @@ from simulation.dcgm import CONTENT_TYPE, render
 from simulation.demo_fleet import big_fleet, demo_fleet
 from simulation.fleet import SimulatedFleet
 from simulation.nodes import ExporterState, FleetError, SimulatedNode
-from simulation.serving import serve
+from testkit.serving import serve
 
 FLEET: Final = web.AppKey("fleet", SimulatedFleet)
 

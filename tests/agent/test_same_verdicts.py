@@ -25,7 +25,7 @@ from extender.sources.prometheus.dcgm import build_table
 from testkit.agent.replay import Replay, error
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from testkit.collecting import NOW, CollectorState
-from testkit.fake_prometheus import FakePrometheus, series, util
+from testkit.prometheus.fake import FakePrometheus, series, util
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=1.0))
 SECONDS = 60.0

@@ -14,13 +14,13 @@ from typing import Final
 import pytest
 from aiohttp import web
 
-from simulation.serving import serve
 from testkit.controlplane.client import ApiClient
 from testkit.controlplane.deployed import scheduler_config
 from testkit.controlplane.objects import node, pod
 from testkit.controlplane.plane import ControlPlane
 from testkit.controlplane.scheduler import kube_scheduler
 from testkit.controlplane.waiting import wait_for
+from testkit.serving import serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

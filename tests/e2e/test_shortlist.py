@@ -7,10 +7,10 @@ import pytest
 from aiohttp import web
 
 from simulation.devices import Loss
-from simulation.serving import serve
 from testkit.controlplane.objects import GPU, Object, pod
 from testkit.controlplane.scheduler import extender
 from testkit.controlplane.world import World, spread
+from testkit.serving import serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -14,9 +14,9 @@ from simulation.exporter import instance_of, run_exporter
 from simulation.fleet import SimulatedFleet
 from simulation.nodes import ExporterState
 from simulation.prometheus import SimulatedPrometheus, build_app
-from simulation.serving import serve
 from testkit.controlplane.telemetry import PrometheusServer
 from testkit.controlplane.waiting import wait_for
+from testkit.serving import serve
 
 pytestmark = pytest.mark.prometheus
 

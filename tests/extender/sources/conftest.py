@@ -7,7 +7,7 @@ import pytest
 
 from extender.sources.prometheus.rows import Rows
 from testkit.collecting import NOW
-from testkit.fake_prometheus import FakePrometheus
+from testkit.prometheus.fake import FakePrometheus
 
 
 @pytest.fixture

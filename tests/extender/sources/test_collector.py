@@ -10,7 +10,7 @@ from extender.core.devices.readings import DeviceKey, Signal
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.dcgm_devices import DeviceRow
 from testkit.collecting import NOW, PLAIN, CollectorState
-from testkit.fake_prometheus import FakePrometheus, read_sample, series, util
+from testkit.prometheus.fake import FakePrometheus, read_sample, series, util
 
 GIB: Final = 1 << 30
 

@@ -14,7 +14,7 @@ from extender.sources.prometheus import http
 from extender.sources.prometheus.common import PrometheusError
 from extender.sources.prometheus.http import PrometheusClient
 from extender.sources.prometheus.rows import Recognized, Row, Rows
-from testkit.fake_prometheus import FakePrometheus, Handler, series
+from testkit.prometheus.fake import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5
 PATIENCE = 60.0  # for tests that do not time out

@@ -21,7 +21,7 @@ from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
 from extender.sources.prometheus.source import PrometheusSource
 from extender.sources.prometheus.worker import ITEMS_PER_FRAME
-from testkit.fake_prometheus import FakePrometheus, series
+from testkit.prometheus.fake import FakePrometheus, series
 
 DEADLINE_SECONDS = 20.0
 NODES = NodeIdentity(names=frozenset({"gpu-1"}))
@@ -252,11 +252,7 @@ async def test_a_failed_query_of_the_past_does_not_delay_readings(fake: FakeProm
         if request.path.endswith("/query_range"):
             seen.append(request.path)
             await asyncio.sleep(30)
-        fake.handler = None
-        try:
-            return await fake._handle(request)
-        finally:
-            fake.handler = handler
+        return await fake.answer(request)
 
     fake.handler = handler
     async with running(fake.url, window_seconds=600) as delivered:

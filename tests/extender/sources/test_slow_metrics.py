@@ -11,7 +11,7 @@ from extender.core.devices.readings import Column, Signal
 from extender.sources.prometheus.collector import FULL_SECONDS, SlowColumns
 from extender.sources.prometheus.dcgm import DEFAULT_METRICS, Metric
 from testkit.collecting import NOW, CollectorState
-from testkit.fake_prometheus import FakePrometheus, Series, series, util
+from testkit.prometheus.fake import FakePrometheus, Series, series, util
 
 NAN = float("nan")
 XID, TOTAL, TEMPERATURE = (

@@ -10,7 +10,7 @@ import pytest
 from extender.core.devices.readings import History, Readings
 from extender.settings.config import Prometheus
 from extender.sources.prometheus.source import PrometheusSource
-from testkit.fake_prometheus import FakePrometheus, series
+from testkit.prometheus.fake import FakePrometheus, series
 from tests.extender.sources.test_prometheus_source import NODES, until
 
 

@@ -19,7 +19,7 @@ from testkit.collecting import EXPORTER, CollectorState
 from testkit.controlplane.process import ServerProcess
 from testkit.controlplane.scraping import Job, Pages, prometheus_process
 from testkit.controlplane.waiting import wait_for
-from testkit.fake_prometheus import SAMPLES
+from testkit.prometheus.fake import SAMPLES
 
 pytestmark = pytest.mark.prometheus
 

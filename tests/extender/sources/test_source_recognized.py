@@ -18,7 +18,7 @@ from extender.sources.prometheus.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus.response_template import Vector
 from extender.sources.prometheus.rows import Recognized, parse_document, recognize_rows
 from testkit.collecting import NOW, CollectorState
-from testkit.fake_prometheus import FakePrometheus
+from testkit.prometheus.fake import FakePrometheus
 
 Labels = dict[str, str]
 

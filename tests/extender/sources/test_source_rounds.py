@@ -4,7 +4,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
 from testkit.collecting import NOW, CollectorState
-from testkit.fake_prometheus import FakePrometheus, Series, util
+from testkit.prometheus.fake import FakePrometheus, Series, util
 
 
 def devices_questions(fake: FakePrometheus) -> int:
@@ -17,6 +17,7 @@ async def test_only_the_ages_of_known_devices_are_queried(fake: FakePrometheus) 
     state = CollectorState(fake.url)
     await state.round(NOW)
     fake.series = [util(number + 10, at=NOW + 15, UUID=f"GPU-{number}") for number in (1, 2)]
+    fake.clock = lambda: NOW + 20
 
     found = await state.round(NOW + 20)
 

@@ -6,7 +6,7 @@ import pytest
 
 from extender.core.devices.readings import DeviceKey, Signal
 from testkit.collecting import EXPORTER, NODES, NOW, PLAIN, CollectorState
-from testkit.fake_prometheus import FakePrometheus, Series, read_sample, series, util
+from testkit.prometheus.fake import FakePrometheus, Series, read_sample, series, util
 
 
 def _up(target: dict[str, str]) -> Series:
@@ -61,7 +61,7 @@ async def test_exporters_with_the_usual_name_are_not_in_the_answer(
     await CollectorState(fake.url).round(NOW)
 
     (plain,) = (question for question in fake.questions if 'exported_pod=""' in question)
-    assert list(fake._evaluate(plain)) == []
+    assert fake.evaluate(plain, fake.clock()) == []
 
 
 async def test_pods_of_an_old_exporter_are_found(fake: FakePrometheus) -> None:

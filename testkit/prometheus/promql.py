@@ -1,4 +1,4 @@
-"""Parse and evaluate the subset of PromQL that the simulated Prometheus supports.
+"""Parse and evaluate a subset of PromQL: what the extender asks, and a little more.
 
 The subset: selectors with matchers, timestamp(), last_over_time(), max_over_time(), rate(), max,
 min, sum, avg, count and group with `by`, `or`, `and` with `on`, `-` of two vectors, `offset`, and
@@ -8,9 +8,9 @@ min, sum, avg, count and group with `by`, `or`, `and` with `on`, `-` of two vect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
-from simulation.promql_nodes import (
+from testkit.prometheus.promql_nodes import (
     Aggregation,
     Call,
     Difference,
@@ -22,7 +22,26 @@ from simulation.promql_nodes import (
     SetOperation,
     Vector,
 )
-from simulation.samples import LOOKBACK_SECONDS, NAME, SampleStore, Series
+from testkit.prometheus.samples import LOOKBACK_SECONDS, NAME
+
+
+class Series(Protocol):
+    """One series; see `samples.Series`."""
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+    def at(self, time: float, window_seconds: float = ...) -> tuple[float, float] | None: ...
+
+    def most(self, time: float, window_seconds: float) -> float | None: ...
+
+    def rate(self, time: float, window_seconds: float) -> float | None: ...
+
+
+class Store(Protocol):
+    """Series by the name of their metric, or all of them."""
+
+    def select(self, name: str = "") -> Iterator[Series]: ...
 
 
 class PromqlError(ValueError):
@@ -231,7 +250,7 @@ class _Parser:
         return tuple(labels)
 
 
-def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
+def evaluate(expression: Expression, store: Store, at: float) -> Vector:
     """Evaluate a query.
 
     Args:
@@ -266,19 +285,19 @@ def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
             return _combined(expression, left, evaluate(expression.right, store, at))
 
 
-def _selected(selector: Selector, store: SampleStore) -> Iterator[Series]:
+def _selected(selector: Selector, store: Store) -> Iterator[Series]:
     for series in store.select(selector.name):
         if all(matcher.accepts(series.labels) for matcher in selector.matchers):
             yield series
 
 
-def _call(call: Call, store: SampleStore, at: float) -> Vector:
+def _call(call: Call, store: Store, at: float) -> Vector:
     if call.function in {"rate", "max_over_time"}:
-        reduce = Series.rate if call.function == "rate" else Series.most
+        name = "rate" if call.function == "rate" else "most"
         return [
             Element(_without_name(series.labels), value)
             for series in _selected(call.selector, store)
-            if (value := reduce(series, at, call.selector.window_seconds or 0.0)) is not None
+            if (value := getattr(series, name)(at, call.selector.window_seconds or 0.0)) is not None
         ]
     found = [
         (series.labels, sample)
