@@ -185,10 +185,10 @@ class NodeAllocations:
         """Use other sources for nodes whose agents are silent; return these nodes."""
         return set(self._holder_sources.expire(now, self._policy.freshness.max_age_seconds))
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
         for dated in (self._holder_sources, self._unattributed_ends, self.offers, self.departures):
-            dated.put_back(seconds)
+            dated.shift_back(seconds)
         for ended in self._ended.values():
             ended.update({key: at - seconds for key, at in ended.items()})
         self._loaded_at.update(dict.fromkeys(self._loaded_at, 0.0))

@@ -111,7 +111,7 @@ class PodClocks:
         is_late = before is not None and now - last > AGREE_SECONDS
         self._works_since[pod.uid] = now if is_late else min(last, now)
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move corrected times back after our clock was set back by this many seconds."""
         for reported_times in (self._bound_at, self._failed_at):
             for uid, time in reported_times.items():

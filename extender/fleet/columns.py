@@ -140,16 +140,16 @@ class DeviceColumns:
         for name, counts in self.counts.items():
             self.counts[name] = _padded(counts, self.capacity)
 
-    def put_back(self, seconds: float, now: float) -> None:
+    def shift_back(self, seconds: float, now: float) -> None:
         """Move all times back after the clock was set back, and none beyond now.
 
         Args:
             seconds: how far the clock was set back.
             now: current time, seconds since the epoch.
         """
-        self.latest.put_back(seconds, now)
-        self.windows.put_back(seconds)
-        self.recent.put_back(seconds)
+        self.latest.shift_back(seconds, now)
+        self.windows.shift_back(seconds)
+        self.recent.shift_back(seconds)
         for name in _TIMES:
             times = self.numbers[name]
             np.minimum(times - seconds, now, out=times)

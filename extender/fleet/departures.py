@@ -57,7 +57,7 @@ class UnattributedEnds:
         """Forget a removed node."""
         self._ends.pop(node, None)
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
         self._ends = {
             node: tuple(
@@ -263,7 +263,7 @@ class Departures:
                 was_active=self._store.was_active(row),
             )
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
         for ended_pods in self._ended_pods.values():
             for uid, pod in ended_pods.items():

@@ -50,7 +50,7 @@ class _Failure:
         device_at = self.device_at
         return self.at if device_at is None else device_at
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move all times back by this many seconds."""
         self.at -= seconds
         self.last_at -= seconds
@@ -96,11 +96,11 @@ class FailureLog:
         if pod.is_device_fault:
             failure.reported_at = max(at, failure.reported_at or at)
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
         for failures in self._by_node.values():
             for failure in failures.values():
-                failure.put_back(seconds)
+                failure.shift_back(seconds)
 
     def forget(self, node: str) -> None:
         """Forget a removed node."""

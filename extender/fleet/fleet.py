@@ -222,7 +222,7 @@ class Fleet:
             yield from self.settle_in_steps()
         applied = yield from self.store.apply_in_steps(readings, now)
         if (later := self._time()) < now:  # the clock was set back meanwhile
-            self.store.put_back(0.0, later)
+            self.store.shift_back(0.0, later)
         self._late |= applied.changed_nodes
         yield
         if own is not None:
@@ -499,11 +499,11 @@ class Fleet:
         if now < before - STEP_SECONDS:
             # Otherwise noted times would lie in the future for as long as the step.
             seconds = before - now
-            self.store.put_back(seconds, now)
-            self.ledger.put_back(seconds)
-            self._allocations.put_back(seconds)
-            self._failures.put_back(seconds)
-            self._clocks.put_back(seconds)
+            self.store.shift_back(seconds, now)
+            self.ledger.shift_back(seconds)
+            self._allocations.shift_back(seconds)
+            self._failures.shift_back(seconds)
+            self._clocks.shift_back(seconds)
             self._snapshots.mark_stale()
         return now
 

@@ -121,7 +121,7 @@ class HolderSources:
             before.pods != holders.pods or before.uids != holders.uids
         )
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
         self._at -= seconds
         self._own = {

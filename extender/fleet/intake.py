@@ -175,30 +175,30 @@ class Intake:
         self, readings: Readings, rows: Rows, answer: Mapping[Signal, Column], now: float
     ) -> Steps[None]:
         """Apply the signals that do not depend on other signals."""
-        origin, taken = self.number(readings.source), 0
+        origin, applied = self.number(readings.source), 0
         for signal in sorted({*self._latest.columns, *answer} - {*UTILIZATION, *MEMORY_SIGNALS}):
             before = self._latest.column(signal)[rows]
             self._latest.apply(signal, rows, answer.get(signal), readings.measured_at, now, origin)
             if signal is Signal.XID:
                 self._date_xids(readings, rows, before, now)
-            taken += len(rows)
-            if taken >= PIECE_VALUES:
-                taken = 0
+            applied += len(rows)
+            if applied >= PIECE_VALUES:
+                applied = 0
                 yield
 
     def _date_xids(self, readings: Readings, rows: Rows, before: Column, now: float) -> None:
         """Record when each sticky XID happened: as reported, else when it was first reported."""
         xids = np.nan_to_num(self._latest.column(Signal.XID)[rows])
         since = self._float["xid_since"]
-        seen, is_news = np.full(len(rows), now), xids != np.nan_to_num(before)
+        seen, is_new_xid = np.full(len(rows), now), xids != np.nan_to_num(before)
         if readings.own is not None:
             # If the node's clock was set back, its XIDs lie in the future: their time is unknown.
             age = np.where(readings.own.xid_age >= 0, readings.own.xid_age, np.nan)
             happened = readings.measured_at - age
             seen = np.where(np.isnan(happened), seen, happened)
-            is_news |= happened > since[rows] + XID_AGAIN_SECONDS
+            is_new_xid |= happened > since[rows] + XID_AGAIN_SECONDS
         first_seen = np.where(xids > 0, seen, np.nan)
-        since[rows] = np.where(is_news, first_seen, since[rows])
+        since[rows] = np.where(is_new_xid, first_seen, since[rows])
 
     def _note_reported(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
         """Record the devices' memory sizes and when their activity and memory were measured."""
@@ -269,11 +269,11 @@ class Intake:
                 windows.add(at, rows[is_new], busy[is_new])
             return
         # A mean that began before the tenants changed includes the former tenants.
-        is_mean = self._float["tenants_since"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
+        is_own_mean = self._float["tenants_since"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
         has_mean = is_new & ~np.isnan(own.mean)
         for windows, busy in fed:
-            values = np.where(is_mean, np.minimum(own.mean, 1.0), busy)[has_mean]
-            squares = np.where(is_mean, np.minimum(own.mean_square, 1.0), busy * busy)[has_mean]
+            values = np.where(is_own_mean, np.minimum(own.mean, 1.0), busy)[has_mean]
+            squares = np.where(is_own_mean, np.minimum(own.mean_square, 1.0), busy * busy)[has_mean]
             windows.add(at, rows[has_mean], values, squares)
 
     def _note_rest(self, rows: Rows, power: Column, measured: Column) -> None:

@@ -250,7 +250,7 @@ class LatestValues:
                 columns[signal] = np.concatenate([column, more])
         self._capacity = capacity
 
-    def put_back(self, seconds: float, now: float) -> None:
+    def shift_back(self, seconds: float, now: float) -> None:
         """Move all times back after the clock was set back, and none beyond now."""
         for times in self._times.values():
             np.minimum(times - seconds, now, out=times)

@@ -25,7 +25,7 @@ class OfferChanges:
         self._at = {name: at for name, at in self._at.items() if at > oldest}
         self._at[node] = now
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Move all noted times back after the clock was set back by this many seconds."""
         self._at = {name: at - seconds for name, at in self._at.items()}
 
@@ -79,11 +79,11 @@ class ShareEvidence:
         Args:
             replicas: replicas by node and MIG profile, as agents report.
         """
-        news = {
+        changed = {
             node for node, by_profile in replicas.items() if self._replicas.get(node) != by_profile
         }
         self._replicas.update(replicas)
-        return news
+        return changed
 
     def replicas_on(self, node: str) -> Mapping[str, int]:
         """Return the replicas of each device that a node's kubelet offers, by MIG profile."""
@@ -101,9 +101,9 @@ class ShareEvidence:
         rows = (self._store.row_of(device) for device in devices)
         infos = (self._store.info(row) for row in rows if row is not None)
         names = {info.node for info in infos if info is not None} & nodes.keys()
-        news = {name for name in names if self._by_pods.get(name) != nodes[name].capacity}
-        self._by_pods.update({name: nodes[name].capacity for name in news})
-        return news
+        changed = {name for name in names if self._by_pods.get(name) != nodes[name].capacity}
+        self._by_pods.update({name: nodes[name].capacity for name in changed})
+        return changed
 
     def note(self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
         """Record whether two pods of a node hold the same device.

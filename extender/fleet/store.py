@@ -63,9 +63,9 @@ class DeviceStore:
         yield from self._columns.adopt_in_steps(self._policy, policy)
         self._policy = self._intake.policy = policy
 
-    def put_back(self, seconds: float, now: float) -> None:
+    def shift_back(self, seconds: float, now: float) -> None:
         """Move all noted times back after the clock was set back, and none beyond now."""
-        self._columns.put_back(seconds, now)
+        self._columns.shift_back(seconds, now)
 
     def prefer(self, source: str, seconds: float) -> None:
         """Prefer a source to newer readings of another one for this many seconds."""

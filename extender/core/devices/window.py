@@ -92,7 +92,7 @@ class Windows:
         self._count[part, at_rows] += 1
         self._total_count[at_rows] += 1
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Shift all readings back in time, after the clock was set back by `seconds`."""
         steps = round(seconds / self.step_seconds)
         if self._step < 0 or not steps:

@@ -143,7 +143,7 @@ class Ledger:
         self.drop(uid)
         self._gone[uid] = until
 
-    def put_back(self, seconds: float) -> None:
+    def shift_back(self, seconds: float) -> None:
         """Shift all times back, after the clock was set back by `seconds`."""
         self._gone = {uid: until - seconds for uid, until in self._gone.items()}
         for uid, assumption in self._by_uid.items():

@@ -146,7 +146,7 @@ def test_a_step_does_not_extend_a_tentative_pod() -> None:
     )
     ledger.end("q", NOW + 30.0)
 
-    ledger.put_back(STEP)
+    ledger.shift_back(STEP)
     ledger.expire(NOW + 31.0 - STEP)
 
     assert (ledger.get("p"), ledger._gone) == (None, {})
@@ -159,7 +159,7 @@ def test_a_failure_fades_as_usual_after_a_step() -> None:
     log.note(pod, NOW)
     before = log.suspicion(NOW + 60.0)
 
-    log.put_back(STEP)
+    log.shift_back(STEP)
 
     assert log.suspicion(NOW + 60.0 - STEP) == before
 
@@ -179,7 +179,7 @@ def test_windows_keep_their_values_over_the_step(
         for offset in sorted(at):
             windows.add(NOW + offset, np.array([0]), np.array([offset / 600.0]))
 
-    moved.put_back(seconds)
+    moved.shift_back(seconds)
     for windows, end in ((moved, NOW + later - steps * 15.0), (same, NOW + later)):
         windows.add(end, np.array([0]), np.array([0.5]))
 
