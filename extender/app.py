@@ -17,7 +17,7 @@ from extender.api.metrics_route import export_ports, export_state, metrics_route
 from extender.api.page.routes import STREAM, PageRoutes
 from extender.effects.annotation_warnings import AnnotationWarnings
 from extender.effects.events import EventWriter
-from extender.effects.peers import Peers
+from extender.effects.peers import build_peers
 from extender.effects.placement_events import PlacementEvents
 from extender.effects.waker import own_namespace
 from extender.effects.waker_runner import WakerRunner
@@ -112,7 +112,7 @@ class Extender:
     # --- build ----------------------------------------------------------------------------------
 
     def _build_placement(self) -> None:
-        """Build what decides: the state of the fleet, the placer and its records."""
+        """Build the state of the fleet, the placer and the records of its answers."""
         settings, clock = self.settings, self._clock
         self.fleet = Fleet(settings.policy(), clock, in_steps=True)
         self.history = DecisionHistory(settings.decisions.history, clock)
@@ -121,10 +121,17 @@ class Extender:
         self.request_log = RequestLog(self.fleet, clock=clock, monotonic=time.monotonic)
 
     def _build_effects(self) -> None:
-        """Build what writes to the API server and to other replicas."""
+        """Build the parts that write to the API server and to other replicas."""
         settings = self.settings
         self.instance = make_identity()
-        self.peers = self._build_peers() if settings.peers.is_used else None
+        self.peers = build_peers(
+            settings,
+            self.request_log,
+            self.metrics,
+            instance=self.instance,
+            tls=lambda: self.server_ports.client_context,
+            faults=lambda: self.readiness.faults(),  # noqa: PLW0108 - it is built later
+        )
         self.events = EventWriter(self._client, instance=socket.gethostname(), clock=self._clock)
         self.events.adopt(settings)
         self.placement_events = PlacementEvents(
@@ -137,22 +144,8 @@ class Extender:
         )
         self.waker_runner = WakerRunner(self._client, self.placer, self.tasks, settings)
 
-    def _build_peers(self) -> Peers:
-        peers = Peers(
-            self.settings.peers,
-            self.request_log.take,
-            self.metrics,
-            listen=self.settings.listen_address[0],
-            instance=self.instance,
-            secret=self.settings.peer_secret(),
-            tls=lambda: self.server_ports.client_context,
-            faults=lambda: self.readiness.faults(),  # noqa: PLW0108 - it is built later
-        )
-        self.request_log.answered.subscribe(peers.report)
-        return peers
-
     def _build_bookkeeping(self) -> None:
-        """Build what follows a pod after its answer: bypassed pods, regret, attribution."""
+        """Build the parts that follow a pod after its answer, up to its binding."""
         self.bypassed_pods = BypassedPods(
             self.request_log,
             self.metrics,
@@ -173,7 +166,7 @@ class Extender:
         )
 
     def _build_sources(self) -> None:
-        """Build what reads: the API server, Prometheus, agents; and readiness, which needs them."""
+        """Build the sources, and readiness, which depends on them."""
         tap = InventoryTap(
             self.fleet,
             self.history,
@@ -201,7 +194,7 @@ class Extender:
         )
 
     def _build_webhooks(self) -> None:
-        """Build what answers kube-scheduler and the API server, and computes ahead for it."""
+        """Build the webhooks, and the precomputation for their answers."""
         settings = self.settings
         self.webhooks = Webhooks(
             placer=self.placer,
@@ -233,7 +226,7 @@ class Extender:
         )
 
     def _build_api(self) -> None:
-        """Build what answers people: API, page and metrics."""
+        """Build the API, the page and the metrics."""
         settings, clock = self.settings, self._clock
         self.access = make_access(
             self._client, settings, self.fleet, self.history, self.metrics.api_requests

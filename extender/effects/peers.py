@@ -27,9 +27,10 @@ from extender.effects.peer_wire import (
     questions_in,
 )
 from extender.kube.lease import make_identity
-from extender.placement.request_log import AnsweredQuestion
+from extender.placement.request_log import AnsweredQuestion, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.runtime.supervision import keep
+from extender.settings.config import Settings
 from extender.settings.peers import PeersSettings, split_address
 
 # Estimate the delay of messages from a replica whose clock differs.
@@ -367,6 +368,32 @@ class Peers:
         )
         if len(self._heard) > 2 * MAX_PEERS:
             self._lose(next(iter(self._heard)))
+
+
+def build_peers(
+    settings: Settings,
+    request_log: RequestLog,
+    metrics: Metrics,
+    *,
+    instance: str,
+    tls: Callable[[], ssl.SSLContext | None],
+    faults: Callable[[], Collection[str] | None],
+) -> Peers | None:
+    """Connect the request log with those of other replicas; None if no replicas are configured."""
+    if not settings.peers.is_used:
+        return None
+    peers = Peers(
+        settings.peers,
+        request_log.take,
+        metrics,
+        listen=settings.listen_address[0],
+        instance=instance,
+        secret=settings.peer_secret(),
+        tls=tls,
+        faults=faults,
+    )
+    request_log.answered.subscribe(peers.report)
+    return peers
 
 
 def name_address(address: Address) -> str:

@@ -143,7 +143,7 @@ class SourceManager:
         before, self._settings = self._settings, settings
         if settings.resources != before.resources or settings.cluster != before.cluster:
             await self._tasks.stop(INVENTORY)
-            self.cluster.change(
+            self.cluster.adopt(
                 resources=settings.resource_patterns,
                 early_seconds=settings.policy().early_failures.within_seconds,
                 settings=_reflector_settings(settings),
@@ -151,7 +151,7 @@ class SourceManager:
             self._tasks.start(INVENTORY, self.cluster.run)
         if self.agents is not None and settings.agents != before.agents:
             self._fleet.prefer(SOURCE, settings.agents.hold_seconds)
-            self.agents.change(settings.agents)
+            self.agents.adopt(settings.agents)
         if settings.prometheus != before.prometheus:
             async with self._delivering:  # a delivery in progress is completed first
                 await self._tasks.stop(PROMETHEUS)
@@ -160,7 +160,7 @@ class SourceManager:
                 return
             if self.prometheus is None:
                 self.prometheus = self._prometheus_source(settings)
-            self.prometheus.change(settings.prometheus, settings.policy().window_seconds)
+            self.prometheus.adopt(settings.prometheus, settings.policy().window_seconds)
             self._tasks.start(PROMETHEUS, self.prometheus.run)
 
     async def adopt_policy(self, policy: Policy) -> None:

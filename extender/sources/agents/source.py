@@ -182,13 +182,13 @@ class AgentSource:
             await self.port.end()
             await asyncio.sleep(0)
 
-    def change(self, settings: Agents) -> None:
+    def adopt(self, settings: Agents) -> None:
         """Apply new settings, except the address.
 
         Connections of service accounts that are no longer accepted end within a second.
         """
         self._settings = settings
-        self._reviewer.change(settings)
+        self._reviewer.adopt(settings)
 
     def status(self) -> AgentStatus:
         """Return the status of the agents' reports."""

@@ -102,7 +102,7 @@ class TokenReviewer:
             per_second=REVIEWS_PER_SECOND,
         )
 
-    def change(self, settings: Agents) -> None:
+    def adopt(self, settings: Agents) -> None:
         """Apply new settings; rejected tokens are reviewed again."""
         self._settings = settings
         self._rejected.clear()

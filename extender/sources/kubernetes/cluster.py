@@ -315,7 +315,7 @@ class ClusterSource:
             for kind, feed in feeds
         }
 
-    def change(
+    def adopt(
         self, *, resources: ResourceNames, early_seconds: float, settings: ReflectorSettings
     ) -> None:
         """Apply new settings with the next `run`; call it only while the source does not run.
@@ -333,7 +333,7 @@ class ClusterSource:
         are_pods_outdated = self._pods.configure(resources, early_seconds, settings.exporter_words)
         outdated = {NODES.resource: are_nodes_outdated, PODS.resource: are_pods_outdated}
         for resource, reflector in self._reflectors.items():
-            reflector.change(settings, is_outdated=outdated.get(resource, False))
+            reflector.adopt(settings, is_outdated=outdated.get(resource, False))
         self._configured_resources = resources
         if self._listed_resources.covers(resources) or not self._is_outdated:
             self._set_listed_resources(resources)

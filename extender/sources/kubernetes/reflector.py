@@ -162,7 +162,7 @@ class Reflector:
         self._list_error = ""
         self._throttle = LogThrottle(most=MAX_UNREADABLE_LINES)
 
-    def change(self, settings: ReflectorSettings, *, is_outdated: bool) -> None:
+    def adopt(self, settings: ReflectorSettings, *, is_outdated: bool) -> None:
         """Apply new settings with the next `run`; records stay.
 
         Args:

@@ -260,7 +260,7 @@ class PrometheusSource:
         """Return the status of the source."""
         return self._status
 
-    def change(self, settings: Prometheus, window_seconds: float) -> None:
+    def adopt(self, settings: Prometheus, window_seconds: float) -> None:
         """Apply new settings; call it while `run` does not run, unless `settings` is unchanged.
 
         The status stays, and past readings are queried only if they have not been delivered.

@@ -55,7 +55,7 @@ class Restarted:
         settings: ReflectorSettings = FAST,
     ) -> None:
         names = ResourceNames(resources) if resources else ResourceNames()
-        self.source.change(resources=names, early_seconds=early_seconds, settings=settings)
+        self.source.adopt(resources=names, early_seconds=early_seconds, settings=settings)
         self._task = asyncio.create_task(self.source.run(), name="source")
 
     async def watching(self) -> None:

@@ -49,7 +49,7 @@ class Restarted:
     async def change(self, **changes: object) -> None:
         await self.stop()
         self.settings = self.settings.model_copy(update=changes)
-        self.source.change(self.settings, 600.0)
+        self.source.adopt(self.settings, 600.0)
         self.start()
 
     async def more(self) -> None:

@@ -29,7 +29,7 @@ def fleet() -> SimulatedFleet:
 def change(server: ReportServer, **changes: object) -> None:
     """Apply changed settings."""
     server.settings = server.settings.model_copy(update=changes)
-    server.source.change(server.settings)
+    server.source.adopt(server.settings)
 
 
 async def status_of(server: ReportServer, text: str) -> int:
