@@ -15,7 +15,7 @@ PARTS := "(prometheus or page or e2e) and not neighbours"
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check room cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants graph pictures arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check room cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants graph pictures images arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -129,6 +129,9 @@ bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's 
 
 fuzz: $(VENV)/.dev ## every decoder, guided by coverage, for MINUTES=10; Linux on x86-64 alone
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
+
+images: ## build the images and push them to REGISTRY=registry.example.com/team
+	@images/push.sh "$(REGISTRY)"
 
 arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator; needs apt with Debian 12
 	@$(BIN)/python -m tests.images.arm64

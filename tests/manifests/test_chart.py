@@ -182,6 +182,18 @@ def time_to_end(settings: Settings) -> float:
     return settings.drain_seconds + settings.shutdown_seconds
 
 
+def test_our_images_come_from_one_registry(tmp_path: Path) -> None:
+    items = rendered({"images": {"registry": "r.example.com/team/"}}, tmp_path)
+
+    images = {
+        find(items, kind, name)["spec"]["template"]["spec"]["containers"][0]["image"]
+        for kind, name in (("Deployment", EXTENDER), ("DaemonSet", "idlegpu-agent"))
+    }
+    assert {image.partition(":")[0] for image in images} == {
+        "r.example.com/team/idlegpu-extender", "r.example.com/team/idlegpu-agent",
+    }  # fmt: skip
+
+
 def test_images_come_from_where_the_values_say(tmp_path: Path) -> None:
     items = rendered(
         {

@@ -81,7 +81,10 @@
 {{- $image := index $images (splitList ":" $container.image | first | base | trimPrefix "idlegpu-" | trimPrefix "kube-") }}
 {{- $version := printf ":%s" (default $.root.Chart.AppVersion $image.tag) }}
 {{- if $image.digest }}{{ $version = printf "@%s" $image.digest }}{{ end }}
-{{- $_ := set $container "image" (printf "%s%s" $image.repository $version) }}
+{{- $registry := "" }}
+{{- if hasPrefix "idlegpu-" $image.repository }}{{ $registry = default "" $images.registry }}{{ end }}
+{{- if $registry }}{{ $registry = printf "%s/" (trimSuffix "/" $registry) }}{{ end }}
+{{- $_ := set $container "image" (printf "%s%s%s" $registry $image.repository $version) }}
 {{- if $images.pullPolicy }}{{ $_ := set $container "imagePullPolicy" $images.pullPolicy }}{{ end }}
 {{- end }}
 {{- if $images.pullSecrets }}

@@ -1,0 +1,109 @@
+"""Test that images are built and pushed, and that manifests take the registry in one place."""
+
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.images.dockerfile import ROOT
+
+PUSH = ROOT / "images" / "push.sh"
+RENDER = ROOT / "manifests" / "render.sh"
+
+
+def run(
+    script: Path, *arguments: str, programs: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with fake programs before the real ones on PATH."""
+    variables = {"PATH": f"{programs}:/usr/bin:/bin", **environment}
+    return subprocess.run(
+        [script, *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def fake(programs: Path, name: str, body: str) -> None:
+    """Install a program that runs a shell script and logs its arguments."""
+    file = programs / name
+    file.write_text(f'#!/bin/sh\necho "{name} $*" >>"{programs}/log"\n{body}\n')
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+
+
+def logged(programs: Path) -> list[str]:
+    return [
+        line.replace(str(ROOT), ".")
+        for line in (programs / "log").read_text().splitlines()
+        if "version" not in line
+    ]
+
+
+def test_docker_builds_and_pushes_both_images(programs: Path) -> None:
+    fake(programs, "docker", "exit 0")
+
+    done = run(PUSH, "r.example.com/team", programs=programs, TAG="1.2.3")
+
+    assert done.returncode == 0, done.stderr
+    assert logged(programs) == [
+        f"docker buildx build --platform linux/amd64,linux/arm64 --file ./images/{name}.Dockerfile "
+        f"--tag r.example.com/team/idlegpu-{name}:1.2.3 --push ."
+        for name in ("extender", "agent")
+    ]
+
+
+def test_podman_does_so_where_docker_has_no_buildx(programs: Path) -> None:
+    fake(programs, "docker", "exit 1")
+    fake(programs, "podman", "exit 0")
+
+    done = run(PUSH, "r", programs=programs, TAG="1", PLATFORMS="linux/arm64")
+
+    assert done.returncode == 0, done.stderr
+    assert [line for line in logged(programs) if "agent" in line and "podman" in line] == [
+        "podman build --platform linux/arm64 --file ./images/agent.Dockerfile --manifest "
+        "r/idlegpu-agent:1 .",
+        "podman manifest push --all r/idlegpu-agent:1 docker://r/idlegpu-agent:1",
+    ]
+
+
+def test_what_is_missing_is_named(programs: Path) -> None:
+    no_builder = run(PUSH, "r", programs=programs)
+    assert (no_builder.returncode, "neither docker buildx nor podman" in no_builder.stderr) == (
+        1,
+        True,
+    )
+    for script in (PUSH, RENDER):
+        no_registry = run(script, programs=programs)
+        assert (no_registry.returncode, "name your registry" in no_registry.stderr) == (2, True)
+    no_variant = run(RENDER, "r", "kubedm", programs=programs)
+    assert no_variant.returncode == 2
+    assert "kubedm is no variant: must be one of admission" in no_variant.stderr
+
+
+def test_only_our_images_get_the_registry(programs: Path) -> None:
+    rendered = """\
+      image: idlegpu-extender:0.1.0
+        image: idlegpu-agent:0.1.0
+      image: registry.k8s.io/kube-scheduler:v1.37.2
+    # image: idlegpu-agent:0.1.0 in words"""
+    fake(programs, "kubectl", f"cat <<'EOF'\n{rendered}\nEOF")
+
+    done = run(RENDER, "r.example.com/team", "kubeadm", programs=programs)
+    tagged = run(RENDER, "r", programs=programs, TAG="7")
+
+    assert done.stdout.splitlines() == [
+        "      image: r.example.com/team/idlegpu-extender:0.1.0",
+        "        image: r.example.com/team/idlegpu-agent:0.1.0",
+        "      image: registry.k8s.io/kube-scheduler:v1.37.2",
+        "    # image: idlegpu-agent:0.1.0 in words",
+    ]
+    assert "image: r/idlegpu-extender:7" in tagged.stdout
+    assert logged(programs) == [
+        "kubectl kustomize ./manifests/overlays/kubeadm",
+        "kubectl kustomize ./manifests",
+    ]
