@@ -11,17 +11,17 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, compress
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from bench.backend_fleet import BenchFleet
+from bench.backend_fleet import BenchDevice, FleetSpec
 from extender.sources.prometheus.promql import MODEL_LABEL, SHARE_LABEL
 
 Codes = npt.NDArray[np.intp]
@@ -94,6 +94,24 @@ METRICS: Final = {
 """What dcgm-exporter's default list and docs/install.md's additions come to."""
 
 
+class Fleet(Protocol):
+    """The devices of a cluster, and what their pods do; see `bench.backend_fleet`.
+
+    Attributes:
+        nodes: nodes, with name and address.
+        tenants: pods of each device, with namespace and name.
+    """
+
+    spec: FleetSpec
+    devices: list[BenchDevice]
+    load: Codes
+    nodes: Any
+    tenants: Any
+
+    def refresh(self) -> Iterable[int]:
+        """Let the next readings show what the pods do now; return the devices that changed."""
+
+
 class Prometheus:
     """Answers about a fleet as it was when `refresh` was last called.
 
@@ -106,7 +124,7 @@ class Prometheus:
         scrape_seconds: each exporter is scraped so often, each at its own time.
     """
 
-    def __init__(self, fleet: BenchFleet, *, scrape_seconds: float) -> None:
+    def __init__(self, fleet: Fleet, *, scrape_seconds: float) -> None:
         self.queries = 0
         self.sent_bytes = 0
         self._fleet = fleet

@@ -103,7 +103,7 @@ def prometheus_server(folder: Path, nodes: int) -> tuple[ServerProcess, str]:
         ready_url=f"{url}/-/ready",
         environment={"PYTHONPATH": str(ROOT)},
     )
-    return process, url
+    return process, f"{url}/prometheus"
 
 
 class Bindings:
