@@ -16,6 +16,10 @@ from extender.core.policy import Freshness
 from extender.fleet.device_holders import TenantsByRow, may_hold
 from extender.fleet.store import DeviceStore
 
+LATE_SECONDS: Final = 60.0
+"""Time after a pod's end during which readings may still show its memory. Drivers free it late, and
+exporters repeat values."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnattributedEnd:
@@ -120,11 +124,6 @@ class UnattributedEnds:
             just_freed=sum(end.count for end in ends),
             is_presumed=all(end.is_clean for end in ends),
         )
-
-
-LATE_SECONDS: Final = 60.0
-"""Time after a pod's end during which readings may still show its memory. Drivers free it late, and
-exporters repeat values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,23 @@ from extender.core.nodes.pod_owners import Kin
 LEAST_SAMPLES: Final = 15
 """Minimum number of samples: a quarter of an hour at one per minute."""
 
+SAMPLE_SECONDS: Final = 50.0
+"""Minimum time between two samples. Agents report once a minute."""
+
+MOST_ALIKE: Final = 8
+"""Maximum number of similar pods whose memory is remembered: the last ones."""
+
+MOST_KEYS: Final = 4096
+"""Maximum number of keys of similar pods."""
+
+MOST_DEVICES: Final = 128
+"""Maximum number of devices remembered for a pod: 16 cards of 7 instances each, and a reserve."""
+
+Value = TypeVar("Value")
+
+Share = tuple[DeviceKey, str, int]
+"""Device, pod UID, and the bytes of the device's memory that the pod's processes use."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
@@ -40,24 +57,6 @@ class Use:
         """Whether the samples suffice for advice."""
         is_known = self.activity_ratio is not None and self.memory_bytes is not None
         return is_known and self.samples >= LEAST_SAMPLES
-
-
-SAMPLE_SECONDS: Final = 50.0
-"""Minimum time between two samples. Agents report once a minute."""
-
-MOST_ALIKE: Final = 8
-"""Maximum number of similar pods whose memory is remembered: the last ones."""
-
-MOST_KEYS: Final = 4096
-"""Maximum number of keys of similar pods."""
-
-MOST_DEVICES: Final = 128
-"""Maximum number of devices remembered for a pod: 16 cards of 7 instances each, and a reserve."""
-
-Value = TypeVar("Value")
-
-Share = tuple[DeviceKey, str, int]
-"""Device, pod UID, and the bytes of the device's memory that the pod's processes use."""
 
 
 @dataclass(slots=True)

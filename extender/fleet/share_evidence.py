@@ -9,6 +9,9 @@ from extender.core.policy import Freshness
 from extender.fleet.device_holders import TenantsByRow
 from extender.fleet.store import DeviceStore
 
+Offered = Mapping[str, int]
+"""`status.capacity` of a node, by resource."""
+
 
 class OfferChanges:
     """When each node last began to offer fewer devices, or came back.
@@ -47,10 +50,6 @@ class OfferChanges:
         if not is_late:
             self._at.pop(node, None)
         return is_late
-
-
-Offered = Mapping[str, int]
-"""`status.capacity` of a node, by resource."""
 
 
 class ShareEvidence:

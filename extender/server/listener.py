@@ -25,6 +25,8 @@ from extender.runtime.log_throttle import LogThrottle
 from extender.server.connection_limits import connections_to_close
 from extender.server.tls_errors import CLIENT_FAILURES, HINTS, UNLOGGED, TlsFailure, failure_of
 
+logger = logging.getLogger(__name__)
+
 # Avoid BBR on sockets, because BBR delays answers on connections that are often idle.
 #
 # BBR paces packets at the rate that it has measured on a connection. A connection of kube-scheduler
@@ -36,6 +38,30 @@ BBR: Final = "bbr"
 ALTERNATIVES: Final = ("cubic", "reno")
 """Algorithms without pacing, tried in this order; every kernel has reno."""
 _NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX
+
+BACKLOG: Final = 128
+ACCEPTED_AT_ONCE: Final = 32
+"""Connections that are accepted before the event loop runs other work."""
+HANDSHAKE_SECONDS: Final = 10.0
+TLS_CLOSE_SECONDS: Final = 5.0
+"""Time for a client to answer the end of a TLS connection before the connection is closed."""
+RETRY_SECONDS: Final = 0.5
+"""Pause after `accept` failed for lack of descriptors or memory."""
+UNLIMITED: Final = 1 << 30
+ALLOWED_UNUSED: Final = 8
+"""Unused connections that a normal client may hold: a Go client keeps two for each server."""
+SILENT_SECONDS: Final = 30.0
+"""A connection that sent bytes within this time is not closed in favor of silent ones."""
+RESERVED_DESCRIPTORS: Final = 100
+"""File descriptors reserved for the extender's own connections to other servers, and for files."""
+FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Retry-After: 5\r\nConnection: close\r\nContent-Length: 38\r\n\r\n"
+    b"too many connections: try again later\n"
+)
+
+Factory = Callable[[Callable[[], None]], asyncio.BaseProtocol]
+"""Creates the protocol of a connection, which calls the argument whenever bytes arrive."""
 
 
 def replace_bbr(one: socket.socket) -> None:
@@ -58,34 +84,6 @@ def congestion_control(one: socket.socket) -> str:
     except OSError:
         return ""
     return name.rstrip(b"\0").decode()
-
-
-logger = logging.getLogger(__name__)
-
-BACKLOG: Final = 128
-ACCEPTED_AT_ONCE: Final = 32
-"""Connections that are accepted before the event loop runs other work."""
-HANDSHAKE_SECONDS: Final = 10.0
-TLS_CLOSE_SECONDS: Final = 5.0
-"""Time for a client to answer the end of a TLS connection before the connection is closed."""
-RETRY_SECONDS: Final = 0.5
-"""Pause after `accept` failed for lack of descriptors or memory."""
-UNLIMITED: Final = 1 << 30
-ALLOWED_UNUSED: Final = 8
-"""Unused connections that a normal client may hold: a Go client keeps two for each server."""
-SILENT_SECONDS: Final = 30.0
-"""A connection that sent bytes within this time is not closed in favor of silent ones."""
-RESERVED_DESCRIPTORS: Final = 100
-"""File descriptors reserved for the extender's own connections to other servers, and for files."""
-
-FULL: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    b"Retry-After: 5\r\nConnection: close\r\nContent-Length: 38\r\n\r\n"
-    b"too many connections: try again later\n"
-)
-
-Factory = Callable[[Callable[[], None]], asyncio.BaseProtocol]
-"""Creates the protocol of a connection, which calls the argument whenever bytes arrive."""
 
 
 class ConnectionRefusal(StrEnum):

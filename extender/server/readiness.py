@@ -15,6 +15,12 @@ from typing import Final
 from extender.server.request_tracker import RequestTracker
 from extender.settings.config import Settings
 
+BEHIND_SECONDS: Final = 30.0
+"""Time without success after which a source counts as not reached: sources are asked every 10 s."""
+PROBE_SECONDS: Final = 30.0
+"""A replica that was not probed for this long gets no requests. Kubelets probe more often, and
+Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
@@ -43,13 +49,6 @@ class SourceStatus:
     is_partial: bool = False
     unreadable: int = 0
     is_unreadable_in_part: bool = False
-
-
-BEHIND_SECONDS: Final = 30.0
-"""Time without success after which a source counts as not reached: sources are asked every 10 s."""
-PROBE_SECONDS: Final = 30.0
-"""A replica that was not probed for this long gets no requests. Kubelets probe more often, and
-Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
 
 
 class ReadyState(StrEnum):

@@ -35,6 +35,8 @@ from extender.webhook.abandoned import is_gone
 from extender.webhook.go_json import WireError
 from extender.webhook.prefetch import FilteredRequest, Prefetch
 
+logger = logging.getLogger(__name__)
+
 # Label values of the webhook metrics; create every series at 0 at start.
 #
 # A counter that appears with its first event shows no increase: `increase()` and alerts built on it
@@ -47,6 +49,22 @@ FAULTY: Final = (*VERBS, "prefetch", "explain", "report")
 
 UNKNOWN: Final = "unknown"
 """Label for all unknown annotations, because pods can have any names."""
+
+WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
+
+NO_SCORES: Final = b"[]"
+INTERNAL_ERROR: Final = "internal error: see the extender's log"
+MAX_BODY_BYTES: Final = 256 << 20
+"""Largest body of a request while the nodes are unknown. Once they are known, the limit is
+`BODY_BYTES` plus `NODE_BYTES` for each node if that is less."""
+BODY_BYTES: Final = 8 << 20
+NODE_BYTES: Final = 64 << 10
+"""A request body may have `BODY_BYTES` plus `NODE_BYTES` for each known node, enough even for whole
+Node objects."""
+BETWEEN_VERBS_SECONDS: Final = 0.02
+"""Longest expected time from filter's answer to the prioritize request of the same pod."""
+_CANNOT_READ = "cannot read the request"
+_SEND_NAMES = "with nodeCacheCapable: true kube-scheduler sends the nodes' names alone"
 
 
 class RequestOutcome(StrEnum):
@@ -146,26 +164,6 @@ class About:
 
 ABOUT: Final = web.ResponseKey("about", About)
 """Key of the `About` of an answer about a pod."""
-
-
-logger = logging.getLogger(__name__)
-
-WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
-
-NO_SCORES: Final = b"[]"
-
-INTERNAL_ERROR: Final = "internal error: see the extender's log"
-
-MAX_BODY_BYTES: Final = 256 << 20
-"""Largest body of a request while the nodes are unknown. Once they are known, the limit is
-`BODY_BYTES` plus `NODE_BYTES` for each node if that is less."""
-BODY_BYTES: Final = 8 << 20
-NODE_BYTES: Final = 64 << 10
-"""A request body may have `BODY_BYTES` plus `NODE_BYTES` for each known node, enough even for whole
-Node objects."""
-
-BETWEEN_VERBS_SECONDS: Final = 0.02
-"""Longest expected time from filter's answer to the prioritize request of the same pod."""
 
 
 Answer = tuple[RequestOutcome, web.Response]
@@ -501,10 +499,6 @@ class Webhooks:
         return handle
 
 
-_CANNOT_READ = "cannot read the question"
-_SEND_NAMES = "with nodeCacheCapable: true kube-scheduler sends the nodes' names alone"
-
-
 def _left_alone(parsed: ParsedRequest) -> RequestOutcome:
     """Return the outcome for a pod without a GPU request."""
     return RequestOutcome.DISABLED if parsed.is_disabled else RequestOutcome.NO_GPU
@@ -520,7 +514,7 @@ def _json(body: bytes, status: int = 200, *, about: About | None = None) -> web.
 
 def _malformed(verb: str, error: str, status: int = 400) -> Answer:
     """Build the answer to a malformed request; only filter has a field for the reason."""
-    logger.warning("malformed question", extra={"verb": verb, "error": error})
+    logger.warning("malformed request", extra={"verb": verb, "error": error})
     if verb == "filter":
         return RequestOutcome.MALFORMED, _json(wire.encode_filter_error(error))
     return RequestOutcome.MALFORMED, _json(wire.encode_error(error), status)

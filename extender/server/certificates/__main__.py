@@ -56,6 +56,14 @@ PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfiguratio
 RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 
 
+DEFAULT_NAMESPACE: Final = "idlegpu"
+TRIES: Final = 10
+"""Attempts to write the Secrets while other runs change them."""
+PAUSE_SECONDS: Final = (0.1, 0.5)
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+
+
 async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
     """Set the `caBundle` of every webhook in a MutatingWebhookConfiguration; keep its other fields.
 
@@ -100,16 +108,6 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
         timeout_seconds=TIMEOUT_SECONDS,
     )
     return True
-
-
-DEFAULT_NAMESPACE: Final = "idlegpu"
-
-TRIES: Final = 10
-"""Attempts to write the Secrets while other runs change them."""
-PAUSE_SECONDS: Final = (0.1, 0.5)
-
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

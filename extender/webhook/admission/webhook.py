@@ -33,15 +33,32 @@ from extender.webhook.admission.review import (
     patch_pod,
 )
 
+logger = logging.getLogger(__name__)
+
+PATH: Final = "/admit"
+LABEL: Final = "idlegpu.io/scheduler"
+"""Label of the nodes that a scheduler places pods on; its value is the scheduler's name. The
+scheduler's `addedAffinity` requires it."""
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+UNREADABLE: Final = "idlegpu could not read this pod; it is created unchanged"
+
+MAX_BODY_BYTES: Final = 4 << 20
+"""etcd stores objects of at most 1.5 MiB, and the API server reads at most 3 MiB."""
+MAX_READING: Final = 64
+MAX_READING_EACH: Final = 16
+"""Maximum number of reviews that are read at once, in total and from one address. Any client that
+reaches the port may send many of them, slowly."""
+READ_SECONDS: Final = 5.0
+"""The API server no longer waits for an answer after this time."""
+
 LEASE_CHECK_SECONDS: Final = 2.0
 """Time between two reads of the Lease; the shortest usual duration of a Lease is 15 s."""
+LEASE_TIMEOUT_SECONDS: Final = 5.0
+LEASE_LIMIT_BYTES: Final = 1 << 20
+LEASE_ACTION: Final = "get leases.coordination.k8s.io"
 DURATION_SECONDS: Final = 15.0
 """Assumed duration of a Lease that states none: kube-scheduler's default."""
 MAX_DURATION_SECONDS: Final = 3600.0
-
-TIMEOUT_SECONDS: Final = 5.0
-LIMIT_BYTES: Final = 1 << 20
-ACTION: Final = "get leases.coordination.k8s.io"
 
 
 class SchedulerLease:
@@ -96,9 +113,9 @@ class SchedulerLease:
             lease = await self._client.get(
                 self._path,
                 {},
-                action=ACTION,
-                timeout_seconds=TIMEOUT_SECONDS,
-                limit_bytes=LIMIT_BYTES,
+                action=LEASE_ACTION,
+                timeout_seconds=LEASE_TIMEOUT_SECONDS,
+                limit_bytes=LEASE_LIMIT_BYTES,
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
@@ -144,11 +161,6 @@ class SchedulerLease:
         logger.info(message, extra={"lease": self._name})
 
 
-LABEL: Final = "idlegpu.io/scheduler"
-"""Label of the nodes that a scheduler places pods on; its value is the scheduler's name. The
-scheduler's `addedAffinity` requires it."""
-
-
 def is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
     """Return whether a pod is tied to nodes by name, or belongs to a DaemonSet.
 
@@ -183,22 +195,6 @@ def may_use_nodes_of(scheduler: str, selection: Selection) -> bool:
         ),
     )
     return selects(about_label, NodeRecord(name="", labels={LABEL: scheduler}))
-
-
-logger = logging.getLogger(__name__)
-
-PATH: Final = "/admit"
-MAX_BODY_BYTES: Final = 4 << 20
-"""etcd stores objects of at most 1.5 MiB, and the API server reads at most 3 MiB."""
-MAX_READING: Final = 64
-MAX_READING_EACH: Final = 16
-"""Maximum number of reviews that are read at once, in total and from one address. Any client that
-reaches the port may send many of them, slowly."""
-READ_SECONDS: Final = 5.0
-"""The API server no longer waits for an answer after this time."""
-
-DEFAULT_SCHEDULER: Final = "default-scheduler"
-UNREADABLE: Final = "idlegpu could not read this pod; it is created as it is"
 
 
 class AdmissionOutcome(StrEnum):

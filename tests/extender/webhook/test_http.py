@@ -145,7 +145,7 @@ async def test_a_request_with_a_wrong_content_encoding_is_malformed(
     response = await client.post(f"/{verb}", data=b"{}{}{}", headers={"Content-Encoding": "gzip"})
 
     assert response.status == status
-    assert (await response.json())["Error"].startswith("cannot read the question")
+    assert (await response.json())["Error"].startswith("cannot read the request")
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ async def test_an_unreadable_review_allows_the_pod_and_is_counted_and_logged(
     response = await served.admit(body)
 
     assert "patch" not in response
-    assert response["warnings"] == ["idlegpu could not read this pod; it is created as it is"]
+    assert response["warnings"] == ["idlegpu could not read this pod; it is created unchanged"]
     assert served.count("unreadable") == 1
 
 
