@@ -259,7 +259,7 @@ def _why_unread(evidence: BypassEvidence, pods: int) -> Iterable[BypassCause]:
             field="nodeCacheCapable",
             pods=min(pods, evidence.unreadable),
             text=f"{evidence.unreadable} questions could not be read: the log says why "
-            "(malformed question); too large ones become small with nodeCacheCapable: true",
+            "(malformed request); too large ones become small with nodeCacheCapable: true",
         )
 
 
