@@ -26,14 +26,14 @@ class Admission(Section):
     )
     cert_file: Path | None = Field(
         default=None,
-        description="certificate of that port, with its intermediate certificates; empty: that "
-        "of tls",
+        description="certificate of admission.listen, with its intermediate certificates; empty: "
+        "that of tls",
     )
-    key_file: Path | None = Field(default=None, description="key of that certificate")
+    key_file: Path | None = Field(default=None, description="key of admission.cert_file")
     scheduler_name: str = Field(
         default="idlegpu-scheduler",
         pattern=NAME,
-        description="spec.schedulerName for GPU pods that have default-scheduler",
+        description="spec.schedulerName that the webhook gives to GPU pods with default-scheduler",
     )
     taint_key: str = Field(
         default="idlegpu.io/scheduler",
@@ -44,8 +44,8 @@ class Admission(Section):
     lease_name: str = Field(
         default="idlegpu-scheduler",
         pattern=NAME,
-        description="Lease of that scheduler: pods are assigned to the scheduler only while its "
-        "Lease is renewed",
+        description="name of that scheduler's Lease; pods are assigned to the scheduler only "
+        "while the Lease is renewed",
     )
     lease_namespace: str = Field(
         default="",

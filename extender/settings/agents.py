@@ -24,10 +24,10 @@ class Agents(Section):
         "CA that agents trust; may be that of the webhooks. Changes in the files apply within "
         "seconds",
     )
-    key_file: Path | None = Field(default=None, description="key of that certificate")
+    key_file: Path | None = Field(default=None, description="key of agents.cert_file")
     allow_plain: bool = Field(
         default=False,
-        description="accept reports without TLS from other machines, too: tokens cross the "
+        description="accept reports without TLS from other machines too; tokens then cross the "
         "network unencrypted",
     )
     audience: Annotated[str, Field(min_length=1)] = Field(
@@ -42,14 +42,16 @@ class Agents(Section):
         default=25.0,
         ge=1,
         le=600,
-        description="an agent's report is preferred to another source's reading that is newer by "
-        "less than this; without changes agents report every 10 s",
+        description="an agent's report is preferred to a reading of another source that is newer "
+        "by less than this; agents report at least every reports.heartbeat_seconds, 10 s by "
+        "default",
     )
     silence_seconds: float = Field(
         default=35.0,
         ge=2,
         le=600,
-        description="a connection without a message for this long is closed",
+        description="a connection without a message for this long is closed; must be longer than "
+        "the agents' reports.heartbeat_seconds",
     )
     max_connections: int = Field(
         default=10_000,

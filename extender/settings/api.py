@@ -38,18 +38,18 @@ class ApiSettings(Section):
         description="certificate of status_listen, with its intermediate certificates; empty: "
         "that of tls. Changes in the files apply within seconds",
     )
-    key_file: Path | None = Field(default=None, description="key of that certificate")
+    key_file: Path | None = Field(default=None, description="key of api.cert_file")
     allow_plain: bool = Field(
         default=False,
-        description="serve status_listen without TLS to other machines, too, if api.cert_file is "
-        "not set: tokens cross the network unencrypted",
+        description="serve status_listen without TLS to other machines too if api.cert_file is "
+        "not set; tokens then cross the network unencrypted",
     )
     access: Annotated[ApiAccess, AnyCase] = Field(
         default=ApiAccess.AUTO,
-        description="token: a client with a token of the cluster reads the API, and sees the pods"
-        " of the namespaces in which it may list pods; open: every client that "
-        "reaches the port sees everything; auto: open if the port is on loopback, "
-        "otherwise token. Health and metrics are open",
+        description="auto: open if the port is on loopback, otherwise token. token: a client "
+        "needs a token of the cluster, and sees the pods of the namespaces in which it may list "
+        "pods. open: every client that reaches the port sees everything. Health and metrics are "
+        "always open",
     )
     audience: str = Field(
         default="idlegpu-api",
@@ -59,9 +59,9 @@ class ApiSettings(Section):
     )
     proxies: Annotated[tuple[str, ...], ValueForm(PROXIES_FORM)] = Field(
         default=(),
-        description="a client from these addresses sees everything without a token: the addresses"
-        " of the API server, whose proxy passes no user's token, so the right to the "
-        "proxy decides",
+        description="addresses of the API server; a client from these addresses sees everything "
+        "without a token. The API server's proxy does not forward a user's token, so the right "
+        "to use the proxy decides",
     )
     max_connections: int = Field(
         default=500,
@@ -72,9 +72,9 @@ class ApiSettings(Section):
     )
     hosts: Annotated[tuple[str, ...], ValueForm("a list of host names, without a port")] = Field(
         default=(),
-        description="host names that requests may use if the port is on loopback and takes no "
-        "tokens, besides localhost, loopback addresses and the port's address: otherwise another "
-        "site's page could point its own name here and read the API",
+        description="further host names that requests may use if the port is on loopback and "
+        "needs no token. Other names are refused, because another site could point its own name "
+        "at this port and read the API",
     )
 
     @field_validator("proxies")

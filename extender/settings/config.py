@@ -32,8 +32,8 @@ class Settings(Section):
 
     listen: Annotated[str, ValueForm("host:port with a port from 0 to 65535")] = Field(
         default="127.0.0.1:8888",
-        description="host:port of the webhooks, and of health, metrics and API unless these have "
-        "status_listen; in a pod 0.0.0.0:8888 or [::]:8888, with tls",
+        description="host:port of the webhooks, and of health, metrics, API and page if "
+        "status_listen is not set; in a pod 0.0.0.0:8888 or [::]:8888, with tls",
     )
     status_listen: Annotated[str, ValueForm("host:port with a port from 0 to 65535")] = Field(
         default="",
@@ -43,12 +43,12 @@ class Settings(Section):
     )
     allow_plain: bool = Field(
         default=False,
-        description="serve webhooks without TLS to other machines, too: every client that reaches"
-        " the port may call, and send messages as another replica",
+        description="serve the webhooks without TLS to other machines too; every client that "
+        "reaches the port can then call them, and can send messages as a replica",
     )
     tls: Tls = Tls()
     kubeconfig: Path | None = Field(
-        default=None, description="kubeconfig file; without one, the service account of the pod"
+        default=None, description="kubeconfig file; empty: the service account of the pod"
     )
     resources: Annotated[tuple[str, ...], ValueForm("a list of at least one name")] = Field(
         default=DEFAULT_NAMES,
@@ -61,25 +61,27 @@ class Settings(Section):
     thresholds: decision.ThresholdSettings = decision.ThresholdSettings()
     strategy: Annotated[Strategy, AnyCase] = Field(
         default=decision.DEFAULT.strategy,
-        description="preferred node among nodes equally certain to have idle GPUs: auto leaves "
-        "the fewest usable whole GPUs over and spreads shared ones by load, spread takes the "
-        "idlest, pack the fullest by count",
+        description="order of nodes that are equally certain to have idle GPUs. auto: whole GPUs "
+        "go where the fewest usable ones are left over, shared GPUs where the load is lowest; "
+        "spread: most idle GPUs first; pack: fewest free GPUs first",
     )
     shared_policy: Annotated[SharedPolicy, AnyCase] = Field(
         default=decision.DEFAULT.shared_policy,
-        description="which shared GPU the device plugin hands out first: its "
-        "shared-devices-allocation-policy",
+        description="order in which the device plugin hands out shared GPUs, as in its "
+        "shared-devices-allocation-policy. distributed: fewest replicas in use first; packed: "
+        "most replicas in use first",
     )
     mps_share: Annotated[Quantity, Field(ge=MIB, le=TIB)] | None = Field(
         default=decision.DEFAULT.mps_share_bytes,
-        description="memory that a pod on an MPS share may use; empty: an even share",
+        description="memory that a pod may use of a GPU that is shared with MPS; empty: an even "
+        "share",
     )
     recent_seconds: float = Field(
         default=decision.DEFAULT.recent_seconds,
         ge=10,
         le=3600,
-        description="time over which a GPU's activity is averaged to call a GPU with tenants "
-        "idle or busy",
+        description="time over which activity is averaged to decide whether a GPU with tenants "
+        "is idle or busy",
     )
     prometheus: Prometheus = Prometheus()
     agents: Agents = Agents()
@@ -114,24 +116,25 @@ class Settings(Section):
     max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
         default=1000,
         description="most connections at a time to listen. If the port is full, a new connection "
-        "replaces one that has sent nothing or not finished its TLS handshake, else one of the "
-        "address that holds the most: first the one that is silent longest. The other ports leave "
-        "this one as many file descriptors",
+        "replaces one that has sent nothing or has not finished its TLS handshake; otherwise one "
+        "of the address that holds the most connections, the one that is silent longest first. "
+        "The other ports reserve file descriptors for this number",
     )
     drain_seconds: float = Field(
         default=5.0,
         ge=0,
         le=300,
-        description="time after SIGTERM during which requests are answered, each as the last of "
-        "its connection, because a Service needs time to send new ones elsewhere; 0: stop at once",
+        description="time after SIGTERM during which new requests are still answered, because a "
+        "Service keeps sending them for a while; each answer closes its connection. 0: stop at "
+        "once",
     )
     shutdown_seconds: float = Field(
         default=95.0,
         ge=0,
         le=300,
         description="time after drain_seconds to answer accepted requests, and for "
-        "kube-scheduler to close idle connections, as it does after 90 s; the sum must be less "
-        "than the pod's terminationGracePeriodSeconds",
+        "kube-scheduler to close idle connections, which takes 90 s; drain_seconds plus this "
+        "must be less than the pod's terminationGracePeriodSeconds",
     )
 
     @field_validator("listen", "status_listen")

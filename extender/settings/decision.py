@@ -33,11 +33,12 @@ class ThresholdSettings(Section):
 
     utilization: Percent = Field(
         default=DEFAULT.thresholds.utilization * 100,
-        description="a GPU is idle while it is busy for less than this share of time, and ...",
+        description="a GPU is idle if it is busy for less than this share of time, and uses less "
+        "memory than thresholds.memory",
     )
     memory: Percent = Field(
         default=DEFAULT.thresholds.memory * 100,
-        description="... uses less than this share of its memory",
+        description="a GPU is idle only if it uses less than this share of its memory",
     )
 
     def value(self) -> policy.Thresholds:
@@ -68,12 +69,12 @@ class ForeignSettings(Section):
 
     memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=DEFAULT.foreign.memory_bytes,
-        description="memory in use above this on a GPU that no pod holds is foreign use",
+        description="a GPU that no pod holds is in foreign use if more memory than this is in use",
     )
     utilization: Percent = Field(
         default=DEFAULT.foreign.utilization * 100,
-        description="activity above this on such a GPU is foreign use, too, if two signals "
-        "agree; power is one of them",
+        description="a GPU that no pod holds is in foreign use if its activity is above this and "
+        "a second signal, such as power, agrees",
     )
 
     def value(self) -> policy.Foreign:
@@ -92,22 +93,22 @@ class AssumedSettings(Section):
         default=DEFAULT.assumed.tentative_seconds,
         ge=1,
         le=600,
-        description="time after the answer during which a pod that is not bound counts",
+        description="a pod that is not bound counts on its node for this long after the answer",
     )
     warm_up_seconds: float = Field(
         default=DEFAULT.assumed.warm_up_seconds,
         ge=1,  # the API server keeps whole seconds: the real start may be so much later
         le=3600,
-        description="a pod counts as assumed until readings measured this long after its start "
-        "arrive",
+        description="a pod's load is estimated until readings arrive that were measured this "
+        "long after its start",
     )
     loading_seconds: float = Field(
         default=DEFAULT.assumed.loading_seconds,
         ge=0,
         le=86_400,
-        description="time after the last start of its containers during which a pod on a shared "
-        "GPU counts with its estimated load if the GPU shows less activity: it may still be "
-        "loading data",
+        description="a pod on a shared GPU counts with its estimated load for this long after "
+        "the last start of its containers if the GPU shows less activity, because the pod may "
+        "still load data",
     )
 
     def value(self) -> policy.Assumed:
@@ -125,9 +126,9 @@ class EarlyFailureSettings(Section):
 
     weight: Share = Field(
         default=DEFAULT.early_failures.weight,
-        description="share of a node's certainty that is lost if pods of one owner fail there "
-        "within a minute after their start; the loss halves every ten minutes, and the first owner "
-        "does not count unless a device was the cause",
+        description="share of its certainty that a node loses if pods fail there within a minute "
+        "of their start. The loss halves every ten minutes. Pods of the first owner that fails "
+        "count only if a device was the cause",
     )
 
     def value(self) -> policy.EarlyFailures:
@@ -140,14 +141,14 @@ class HealthSettings(Section):
 
     actions: Annotated[dict[HealthSign, Action], ValueForm("a map of sign to action")] = Field(
         default={},
-        description="action by sign of ill health, which overrides the default: ignore, penalty, "
-        "exclude, exclude-node or exclude-multi-gpu; e.g. {dcgm_warn: ignore}. The signs are "
-        "listed below",
+        description="action by sign of ill health, which overrides the default action: ignore, "
+        "penalty, exclude, exclude-node or exclude-multi-gpu, e.g. {dcgm_warn: ignore}; "
+        "docs/settings.md lists the signs",
     )
     xid: Annotated[dict[Xid, Action], ValueForm(f"a map of XID (0 to {LARGEST_XID}) to action")] = (
         Field(
             default={},
-            description="action by XID number, which overrides the built-in table; e.g. {94: "
+            description="action by XID number, which overrides the built-in table, e.g. {94: "
             "exclude, 109: penalty}",
         )
     )
@@ -155,26 +156,27 @@ class HealthSettings(Section):
         default=DEFAULT.health.xid_seconds,
         ge=1,
         le=604_800,
-        description="time for which the last XID, which stays in telemetry forever, counts after "
-        "it was first seen",
+        description="time for which an XID counts after it was first seen; telemetry shows the "
+        "last XID forever",
     )
     link_replays_per_minute: float = Field(
         default=DEFAULT.health.link_replays_per_minute,
         ge=0.1,
         le=1_000_000,
-        description="packets that a GPU resends over PCIe or NVLink from which the sign "
-        "link_replays applies; 8 is DCGM's limit for PCIe 3.0 x16. Its limit is 16 for 4.0 x16 and "
-        "31 for 5.0 x16, so raise this if all GPUs have those",
+        description="packets resent over PCIe or NVLink above which the sign link_replays "
+        "applies. 8 is DCGM's limit for PCIe 3.0 x16; set 16 if all GPUs have 4.0 x16, 31 for "
+        "5.0 x16",
     )
     temperature_high_celsius: Celsius = Field(
         default=DEFAULT.health.temperature_high_celsius,
-        description="temperature from which a GPU counts least; it counts less from 10 degrees "
-        "below. The temperature at which clocks slow down applies instead if the node agent "
-        "reports it",
+        description="temperature at which a GPU loses the most score; the loss starts 10 degrees "
+        "below. If the node agent reports the temperature at which clocks slow down, that "
+        "applies instead",
     )
     memory_temperature_high_celsius: Celsius = Field(
         default=DEFAULT.health.memory_temperature_high_celsius,
-        description="the same for the temperature of the memory (HBM)",
+        description="temperature of the memory (HBM) at which a GPU loses the most score; the "
+        "loss starts 10 degrees below",
     )
 
     def value(self) -> policy.Health:
@@ -200,8 +202,8 @@ class WeightSettings(Section):
 
     utilization: Weight = Field(
         default=DEFAULT.weights.utilization,
-        description="weight of low mean activity; these weights order nodes with shared GPUs, "
-        "and nodes with whole GPUs of equal fit; only their ratios matter",
+        description="weight of low mean activity. The weights order nodes with shared GPUs, and "
+        "nodes with whole GPUs of equal fit; only their ratios matter",
     )
     memory: Weight = Field(default=DEFAULT.weights.memory, description="weight of free memory")
     sharing: Weight = Field(
@@ -232,7 +234,7 @@ class LoadFilterSettings(Section):
     enabled: bool = Field(
         default=DEFAULT.load_filter.is_enabled,
         description="refuse nodes that are unlikely to give a pod idle GPUs while other nodes "
-        "pass; by default load only orders nodes",
+        "pass; false: load only orders nodes",
     )
 
     def value(self) -> policy.LoadFilter:

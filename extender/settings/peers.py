@@ -57,8 +57,8 @@ class PeersSettings(Section):
     )
     secret_file: Path | None = Field(
         default=None,
-        description="file with a secret that all replicas share, for replicas without TLS: "
-        "messages without it are ignored; with TLS, certificates decide",
+        description="file with a secret that all replicas share; replicas without TLS need it, "
+        "and ignore messages without it. With TLS, certificates identify replicas",
     )
 
     @field_validator("service")
@@ -104,10 +104,12 @@ class BypassSettings(Section):
     """Settings of the check for pods that were bound without a request to any replica."""
 
     enabled: bool = Field(
-        default=True, description="count GPU pods that were bound although no replica was asked"
+        default=True,
+        description="count GPU pods that were bound although kube-scheduler called no replica "
+        "for them",
     )
     schedulers: tuple[str, ...] = Field(
         default=(),
-        description="values of spec.schedulerName whose pods the extender should be asked about; "
+        description="values of spec.schedulerName whose pods the extender should be called for; "
         "empty: all",
     )

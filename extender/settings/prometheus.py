@@ -44,8 +44,8 @@ class Prometheus(Section):
         default=30.0,
         ge=0,
         le=600,
-        description="collection interval of dcgm-exporter; its values may be that much older "
-        "than their scrape",
+        description="collection interval of dcgm-exporter; a value may be older than its scrape "
+        "by this time",
     )
     bearer_token_file: Path | None = Field(
         default=None, description="file with a bearer token, read again for each request"
@@ -61,7 +61,7 @@ class Prometheus(Section):
         default=None, description="CA bundle for https; empty: the system's"
     )
     cert_file: Path | None = Field(default=None, description="client certificate for https")
-    key_file: Path | None = Field(default=None, description="key of the client certificate")
+    key_file: Path | None = Field(default=None, description="key of prometheus.cert_file")
     insecure_skip_verify: bool = Field(
         default=False, description="do not verify the server's certificate"
     )
@@ -78,8 +78,8 @@ class Prometheus(Section):
             "exported_hostname",
             "instance",
         ),
-        description="labels that may name the node, in order; a value counts only if it is the "
-        "name or address of a node, or the address of a pod on it",
+        description="labels that may name the node, tried in order; a value counts only if it is "
+        "the name or an address of a node, or the address of a pod on it",
     )
     metrics: dict[str, MetricRow | None] = Field(
         default={},

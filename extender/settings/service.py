@@ -20,18 +20,18 @@ class Wire(Section):
         default=400,
         ge=1,
         le=1_000_000,
-        description="score of the first choice; kube-scheduler adds score x weight x 10 to the "
+        description="score of the best node. kube-scheduler adds score x weight x 10 to the "
         "points of its own plugins: with 400 and weight 1 one GPU of fit is 40 points, and idle "
-        "instead of busy is more than all other points (docs/decision.md); twice the score counts "
-        "twice",
+        "instead of busy is more than all other points (docs/decision.md)",
     )
     shortlist: int = Field(
         default=100,
         ge=0,
         le=100_000,
-        description="number of best nodes that filter passes, so that kube-scheduler scores only "
-        "them; above 1 also all nodes that the pod's soft spread or preferred affinity could pick. "
-        "0 passes all: set it if another extender comes after this one and may refuse nodes",
+        description="number of best nodes that pass filter, so that kube-scheduler scores only "
+        "these; above 1 also every node that the pod's soft spread or preferred affinity could "
+        "favor. 0: all nodes pass, which is needed if an extender that refuses nodes is called "
+        "after this one",
     )
 
 
@@ -42,9 +42,8 @@ class Ready(Section):
         default=10.0,  # beside some 3 s for 5,000 nodes: ready within 15 s without Prometheus too
         ge=0,
         le=300,
-        description="a replica that starts is ready once it knows nodes and pods, has first "
-        "readings, and has messages from other replicas; for readings and messages it waits at "
-        "most this long",
+        description="longest time that a starting replica waits for first readings and for "
+        "messages of other replicas before it is ready; it always waits for nodes and pods",
     )
 
 
@@ -52,26 +51,29 @@ class ClusterSettings(Section):
     """Settings of the lists and watches of nodes and pods."""
 
     max_backoff_seconds: float = Field(
-        default=30.0, ge=1, le=600, description="longest wait before the next try after failures"
+        default=30.0,
+        ge=1,
+        le=600,
+        description="longest wait before the next attempt to reach the API server after failures",
     )
     exporter_words: tuple[str, ...] = Field(
         default=("dcgm-exporter",),
-        description="pods whose name or app label contains one of these export telemetry: their "
-        "names and addresses identify the node of a series",
+        description="words in the name or app label of pods that export telemetry; the names and "
+        "addresses of these pods identify the node of a series",
     )
 
 
 class Events(Section):
     """Settings of the Events that explain decisions in `kubectl describe pod`."""
 
-    enabled: bool = Field(default=True, description="write events")
+    enabled: bool = Field(default=True, description="write Events that explain decisions")
     placements: bool = Field(
         default=True,
-        description="write one event on each bound pod that says where and why; if more pods are "
-        "bound than `rate_per_second` allows, only on some",
+        description="write one Event on each bound pod that says where it was placed and why; "
+        "above events.rate_per_second only on some pods",
     )
     rate_per_second: float = Field(
-        default=5.0, ge=0.01, le=1000, description="most events that are written, on average"
+        default=5.0, ge=0.01, le=1000, description="most Events that are written, on average"
     )
 
     @property
@@ -84,13 +86,13 @@ class DecisionsSettings(Section):
     """Settings of the history behind `GET /v1/decisions`."""
 
     history: int = Field(
-        default=1000, ge=1, le=100_000, description="number of remembered decisions"
+        default=1000, ge=1, le=100_000, description="number of decisions that are remembered"
     )
     detailed_nodes: int = Field(
         default=20,
         ge=1,
         le=1000,
-        description="number of best nodes that are remembered in full for each decision",
+        description="number of best nodes that are remembered with all details for each decision",
     )
 
 
@@ -136,8 +138,8 @@ PoolLabels = Annotated[
 ]
 
 POOL_LABELS: Final = (
-    "labels of nodes that say which pool they are of, for the page's groups and the metrics by "
-    "pool; they come before the labels of clouds, which are known anyway"
+    "labels whose value names a node's pool, for groups on the page and for metrics by pool; they "
+    "are checked before the labels of cloud providers, which are built in"
 )
 
 
@@ -145,7 +147,7 @@ class Log(Section):
     """Settings of the log."""
 
     level: Annotated[LogLevel, AnyCase] = Field(
-        default=LogLevel.INFO, description="lowest level that is written"
+        default=LogLevel.INFO, description="lowest level of the lines that are written"
     )
     format: Annotated[LogFormat, AnyCase] = Field(
         default=LogFormat.JSON, description="one JSON object for each line, or text for people"

@@ -20,9 +20,8 @@ class Mode(StrEnum):
 
 
 MODE: Final = (
-    "shadow: every candidate passes and none gets a score, so that kube-scheduler places pods as "
-    "without the extender, while decisions are made and recorded; active: answers filter and "
-    "score nodes"
+    "active: answers filter and score nodes. shadow: decisions are made and recorded, but every "
+    "candidate passes without a score, so that kube-scheduler places pods as without the extender"
 )
 
 
@@ -31,13 +30,13 @@ class DecisionLog(Section):
 
     path: str = Field(
         default="",
-        description="file that gets one line of JSON for each decision, and for the state of the "
-        "fleet behind it; -: standard output; empty: none",
+        description="file that gets one line of JSON for each decision and each state of the "
+        "fleet; -: standard output; empty: no log",
     )
     max_size: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=256 * MIB,
-        description="a file that would grow larger is renamed to PATH.1, and a new one is "
-        "started; standard output has no limit",
+        description="size at which the file is renamed to PATH.1 and a new one is started; "
+        "standard output has no limit",
     )
     files: int = Field(
         default=4,
@@ -54,13 +53,13 @@ class RegretSettings(Section):
         default=1000,
         ge=0,
         le=100_000,
-        description="most pods that are watched after their binding, and most results that are "
-        "kept; 0: none",
+        description="largest number of pods that are watched after their binding, and of results "
+        "that are kept; 0: none",
     )
     after_seconds: float = Field(
         default=3600.0,
         ge=60,
         le=86_400,
         description="time after a pod's binding at which its GPUs are compared with those of the "
-        "first choice and of the best node in hindsight",
+        "first choice, and with the best node in hindsight",
     )

@@ -17,23 +17,22 @@ class Tls(Section):
         description="certificate of the webhooks' port, with its intermediate certificates; "
         "changes in the three files apply within seconds",
     )
-    key_file: Path | None = Field(default=None, description="key of that certificate")
+    key_file: Path | None = Field(default=None, description="key of tls.cert_file")
     client_ca_file: Path | None = Field(
         default=None,
-        description="CAs of the certificates of kube-scheduler and of other replicas: CAs for "
-        "this purpose only, never the cluster's",
+        description="CAs of the certificates of kube-scheduler and of other replicas; use CAs "
+        "made for this purpose, never the cluster's CA",
     )
     clients: Annotated[tuple[str, ...], ValueForm("a list of at least one name")] = Field(
         default=("idlegpu-kube-scheduler",),
         min_length=1,
-        description="common names or alternative names; a client's certificate must have one of "
-        "them to call the webhooks",
+        description="names of clients that may call the webhooks: one must be the common name or "
+        "an alternative name in the client's certificate",
     )
     peers: Annotated[tuple[str, ...], ValueForm("a list of at least one name")] = Field(
         default=("idlegpu-extender",),
         min_length=1,
-        description="names; a client's certificate must have one of them to send messages as "
-        "another replica",
+        description="names of clients that may send messages as a replica, checked in the same way",
     )
 
     @model_validator(mode="after")

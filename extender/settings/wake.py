@@ -24,26 +24,25 @@ class Wake(Section):
 
     enabled: bool = Field(
         default=True,
-        description="wake rejected pods once a node has room for them; otherwise they wait for "
-        "any change in the cluster, or five minutes",
+        description="wake rejected pods once a node has room for them; false: they wait for "
+        "another change in the cluster, or for five minutes",
     )
     target: Annotated[WakeTarget, AnyCase] = Field(
         default=WakeTarget.OBJECT,
-        description="object that is changed: object and node change an annotation of our "
-        "CSIStorageCapacity object or of a node, so that kube-scheduler tries all pods that we "
-        "refused; pod changes each pod with room for it, wakes only that pod and removes its gate "
-        "idlegpu.io/room",
+        description="object that is changed to wake pods. object: our CSIStorageCapacity object; "
+        "node: a node; both make kube-scheduler try all pods that the extender rejected. pod: "
+        "each pod that has room; wakes only that pod, and removes its gate idlegpu.io/room",
     )
     namespace: str = Field(
         default="",
         pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
-        description="namespace of that object and of the Lease; empty: the pod's own, or idlegpu "
-        "if a kubeconfig is set",
+        description="namespace of the CSIStorageCapacity object and of the Lease; empty: the "
+        "pod's own, or idlegpu if a kubeconfig is set",
     )
     retry_share: Annotated[float, Unit("ratio")] = Field(
         default=0.25,
         ge=0.01,
         le=1,
-        description="share of kube-scheduler's time that retries of woken pods may take, as "
-        "measured: a wake makes it try all waiting pods, and other pods wait behind them",
+        description="largest share of kube-scheduler's time that retries of woken pods may take, "
+        "as measured; other pods wait during these retries",
     )

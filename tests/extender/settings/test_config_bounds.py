@@ -87,6 +87,6 @@ def test_every_setting_is_one_row_of_the_table() -> None:
     assert len(rows) == len(all_settings()) + 2
     assert {row.count(" | ") for row in rows[2:]} <= {4, 5}
     assert (
-        "| `thresholds.utilization` | percent | `30` | 1 to 100 | a GPU is idle while it is busy "
-        "for less than this share of time, and ... |" in rows
+        "| `thresholds.utilization` | percent | `30` | 1 to 100 | a GPU is idle if it is busy for "
+        "less than this share of time, and uses less memory than thresholds.memory |" in rows
     )

@@ -2,14 +2,18 @@
 
 import pytest
 
+from extender.cli.doctor.checks.schedulers import MAX_SCORE, SHORTLIST
 from extender.cli.doctor.checks.telemetry import (
     EXPORTER_SECONDS,
     MAX_AGE_SECONDS,
     QUERY_SECONDS,
 )
 from extender.cli.doctor.facts import Facts
+from extender.cli.doctor.objects import EXPORTER_WORDS
 from extender.core.policy import Freshness
 from extender.settings.config import Prometheus
+from extender.settings.service import ClusterSettings, Wire
+from extender.sources.kubernetes.reflector import ReflectorSettings
 from tests.extender.cli.doctor.things import (
     NOW,
     evidence,
@@ -115,3 +119,5 @@ def test_the_defaults_are_those_of_the_settings() -> None:
     assert Freshness().max_age_seconds == MAX_AGE_SECONDS
     assert Prometheus().exporter_interval_seconds == EXPORTER_SECONDS
     assert Prometheus().interval_seconds == QUERY_SECONDS
+    assert ClusterSettings().exporter_words == EXPORTER_WORDS == ReflectorSettings().exporter_words
+    assert (Wire().max_score, Wire().shortlist) == (MAX_SCORE, SHORTLIST)
