@@ -151,7 +151,6 @@ class Extender:
             self.metrics,
             self.settings.unasked,
             peers=self.peers,
-            is_ready=lambda: self.is_ready,
         )
         self.shadow_mode = ShadowMode(
             self.settings, self.placer, self.metrics, self._clock, self.request_tracker
@@ -249,7 +248,7 @@ class Extender:
             prices=settings.policy().prices,
         )
         self.regret_table = self.shadow_mode.regret_table(replicas)
-        self.bypassed_pods_table = BypassedPodsTable(self.bypassed_pods, replicas)
+        self.bypassed_pods_table = BypassedPodsTable(self.bypassed_pods)
         self.page = PageRoutes(
             self.fleet,
             self.history,
@@ -283,7 +282,6 @@ class Extender:
         peer_parts = (
             self.regret_table,
             self.page.lost,
-            self.bypassed_pods_table,
             self.fleet_routes.decisions,
             self.explain_routes,
         )

@@ -6,7 +6,7 @@ from typing import Any
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.binding_attribution import BindingAttribution
 from extender.placement.bindings import InventoryTap
-from extender.placement.bypassed_pods import GRACE_SECONDS, START_SECONDS, BypassedPods
+from extender.placement.bypassed_pods import GRACE_SECONDS, BypassedPods
 from extender.placement.request_log import FILTER, AnsweredQuestion
 from extender.settings.peers import BypassSettings
 from testkit.builders import GPU
@@ -37,7 +37,6 @@ class Part:
             self.world.metrics,
             self.settings,
             peers=self.ears,
-            is_ready=lambda: self.world.is_ready,
         )
         self.binding_attribution = BindingAttribution(
             self.world.request_log, self.world.history, self.world.metrics, peers=self.ears
@@ -46,7 +45,6 @@ class Part:
             self.world.fleet, self.world.history, self.binding_attribution, self.bypassed_pods
         )
         self.bypassed_pods.sweep()
-        self.world.now += START_SECONDS
 
     def pod(self, name: str = "p", **rest: Any) -> PodRecord:
         values: dict[str, Any] = {"resources": {GPU: 1}, **rest}

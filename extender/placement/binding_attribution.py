@@ -8,14 +8,9 @@ from itertools import islice
 from typing import Final
 
 from extender.core.steps import Steps, finish
-from extender.placement.bypassed_pods import (
-    MAX_BOUND,
-    MAX_WAIT_SECONDS,
-    SWEEP_SECONDS,
-    PeerReports,
-)
+from extender.placement.bypassed_pods import MAX_BOUND, MAX_WAIT_SECONDS, SWEEP_SECONDS
 from extender.placement.history import Choice, DecisionHistory, DecisionRecord
-from extender.placement.request_log import RequestLog, comes_later
+from extender.placement.request_log import PeerReports, RequestLog, comes_later
 from extender.runtime.cooperative import YieldControl, run_in_steps, yield_to_loop
 from extender.runtime.metrics import Metrics
 

@@ -3,11 +3,11 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from enum import Flag, StrEnum, auto
+from typing import Final, Protocol
 
 from extender.core.nodes.assumed_pods import Assumption
 from extender.fleet.fleet import Fleet
-from extender.placement.bypass_causes import SILENCE_SECONDS, Answers, BypassVerdict, judge
 from extender.runtime.topic import Topic
 
 FILTER: Final = "filter"
@@ -25,12 +25,71 @@ ORDER_SECONDS: Final = 0.05
 is known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retries a pod after a
 second, but from 1.33 on at once if no other pod waits."""
 
-SLOW_SECONDS: Final = 1.0
-"""`httpTimeout` of the shipped configuration: kube-scheduler does not read a slower answer."""
-
 MAX_INCIDENTS: Final = 1000
 MAX_PATHS: Final = 10
 SHOWN_PATH: Final = 100
+
+SILENCE_SECONDS: Final = 900.0
+"""Time without any request after which kube-scheduler counts as silent."""
+
+
+class PeerReports(Protocol):
+    """The time for which the requests to all other replicas are known, monotonic seconds."""
+
+    @property
+    def since(self) -> float:
+        """Start; earlier requests are lost for good."""
+
+    @property
+    def until(self) -> float:
+        """End, from reports that each replica sent after it."""
+
+
+class BypassVerdict(StrEnum):
+    """Outcome of our answers for a bound pod."""
+
+    ASKED = "asked"
+    """A request came, and kube-scheduler read the answer."""
+    NOT_ASKED = "not-asked"
+    """No replica got a request, or no further one after filter had refused every node."""
+    ANSWER_LOST = "answer-lost"
+    """A request came, and kube-scheduler disconnected before the answer."""
+    NOT_SCORED = "not-scored"
+    """Filter left several nodes, and prioritize is never called: scores have no effect."""
+
+
+class Answers(Flag):
+    """Our answers about a pod: read by kube-scheduler, or lost because it had disconnected."""
+
+    NONE = 0
+    SCORED = auto()
+    LEFT_ONE = auto()
+    """Filter left one node; kube-scheduler then requests no scores."""
+    LEFT_SEVERAL = auto()
+    REFUSED = auto()
+    SCORES_LOST = auto()
+    FILTER_LOST = auto()
+
+
+def judge(answers: Answers, *, is_scoring: bool) -> BypassVerdict:
+    """Return the outcome of our answers for a bound pod.
+
+    One useful answer is enough, whether or not it was the last: replicas exchange answers late, so
+    their order is uncertain.
+
+    Args:
+        answers: answers of all replicas in all attempts.
+        is_scoring: whether prioritize is called at all.
+    """
+    if answers & (Answers.SCORED | Answers.LEFT_ONE):
+        return BypassVerdict.ASKED
+    if answers & Answers.SCORES_LOST:
+        return BypassVerdict.ANSWER_LOST
+    if answers & Answers.LEFT_SEVERAL:
+        # Another extender may have left one node.
+        return BypassVerdict.ASKED if is_scoring else BypassVerdict.NOT_SCORED
+    # After a refusal kube-scheduler sends another request before it binds the pod.
+    return BypassVerdict.ANSWER_LOST if answers & Answers.FILTER_LOST else BypassVerdict.NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +206,6 @@ class RequestLog:
         self._pods: OrderedDict[str, _Asked] = OrderedDict()
         self._scored_at = float("-inf")
         self._lost: deque[tuple[float, float]] = deque(maxlen=MAX_INCIDENTS)
-        self._slow: deque[tuple[float, float]] = deque(maxlen=MAX_INCIDENTS)
         self._unreadable: deque[float] = deque(maxlen=MAX_INCIDENTS)
 
     def __len__(self) -> int:
@@ -166,11 +224,9 @@ class RequestLog:
             self.answered.publish(question)
 
     def note_answer(self, seconds: float, *, is_lost: bool) -> None:
-        """Count an answer that was too slow, or that kube-scheduler no longer read."""
+        """Count an answer that kube-scheduler no longer read."""
         if is_lost:
             self._lost.append((self.monotonic(), seconds))
-        elif seconds >= SLOW_SECONDS:
-            self._slow.append((self.monotonic(), seconds))
 
     def note_unreadable(self) -> None:
         """Count a malformed request."""
@@ -257,19 +313,18 @@ class RequestLog:
                 break
             del self._pods[uid]
             self.forgotten_until = max(self.forgotten_until, oldest.at)
-        for incidents in (self._lost, self._slow):
-            while incidents and now - incidents[0][0] > SILENCE_SECONDS:
-                incidents.popleft()
+        while self._lost and now - self._lost[0][0] > SILENCE_SECONDS:
+            self._lost.popleft()
         while self._unreadable and now - self._unreadable[0] > SILENCE_SECONDS:
             self._unreadable.popleft()
         for path in [path for path, at in self.wrong_paths.items() if now - at > SILENCE_SECONDS]:
             del self.wrong_paths[path]
 
     @property
-    def incidents(self) -> tuple[int, int, int, float]:
-        """Number of lost answers, slow answers, malformed requests; slowest answer in seconds."""
-        slowest = max((seconds for _, seconds in (*self._lost, *self._slow)), default=0.0)
-        return len(self._lost), len(self._slow), len(self._unreadable), slowest
+    def incidents(self) -> tuple[int, int, float]:
+        """Number of lost answers and malformed requests; seconds of the slowest lost answer."""
+        slowest = max((seconds for _, seconds in self._lost), default=0.0)
+        return len(self._lost), len(self._unreadable), slowest
 
     def _remember(self, question: AnsweredQuestion, *, is_elsewhere: bool) -> bool:
         """Log a request; return whether it is the latest about its pod."""

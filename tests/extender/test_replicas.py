@@ -27,7 +27,7 @@ async def until_judged(*replicas: Replica, count: int = 1) -> None:
     def are_judged() -> bool:
         reports = [replica.extender.bypassed_pods.report() for replica in replicas]
         return all(
-            sum(group.count for group in report.bound) + report.unjudged >= count
+            sum(group.count for group in report.pods) + report.unjudged >= count
             for report in reports
         )
 
@@ -96,28 +96,6 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
     ]
     assert told["likely_causes"][0]["field"] == "extenders"
     assert "pods bound without our answer" in caplog.messages
-
-
-async def test_a_replica_that_starts_later_shows_pods_bypassed_before() -> None:
-    async with described(2) as replicas:
-        alone = replicas.peers(replicas.addresses[:1])
-        async with replicas.start(0, peers=alone) as first:
-            await until_heard_for(WATCH_SECONDS, first)
-            replicas.cluster.control.create_pod(pod_object("silent"))
-            await eventually(lambda: any(first.extender.fleet.pods.values()))
-            replicas.cluster.control.bind("default", "silent", NODES[0])
-            await until_judged(first)
-
-            ready = Ready(wait_seconds=0)  # the first does not know it, and tells it nothing
-            async with (
-                replicas.start(1, ready=ready) as second,
-                second.session.get(f"{second.url}/v1/unasked") as answer,
-            ):
-                told = await answer.json()
-
-    assert second.extender.bypassed_pods.report().bound == ()
-    assert [(it["example"], it["count"]) for it in told["bound"]] == [("default/silent", 1)]
-    assert told["unreachable"] == []
 
 
 async def test_burst_asked_alternately_is_spread() -> None:

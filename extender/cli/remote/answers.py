@@ -388,13 +388,9 @@ class Cause(Answer):
 
 
 class BypassedAnswer(Answer):
-    """Pods that were bound without our answer, and schedulers that call the extender.
-
-    `unreachable` names the replicas that did not answer.
-    """
+    """Pods that were bound without our answer, and schedulers that call the extender."""
 
     unjudged: int
     bound: list[BypassedGroup]
     likely_causes: list[Cause]
     asked_by: list[str] = []
-    unreachable: list[str] = []

@@ -15,7 +15,7 @@ from aiohttp import web
 from extender.api.page.routes import STREAM
 from extender.app import Extender
 from extender.core.nodes.inventory import PodPhase, PodRecord
-from extender.placement.bypass_causes import BypassVerdict
+from extender.placement.request_log import BypassVerdict
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.builders import GPU
@@ -120,7 +120,7 @@ def _bind_unasked(extender: Extender) -> None:
     bypassed_pods.see(record)
     bypassed_pods.see(hush_pod("hush-unasked", "node-b"))
     bypassed_pods._judge(bypassed_pods._bound.popleft(), BypassVerdict.NOT_ASKED)
-    assert bypassed_pods.report().bound[0].example == f"{NAMESPACE}/hush-unasked"
+    assert bypassed_pods.report().pods[0].example == f"{NAMESPACE}/hush-unasked"
 
 
 async def _decide(client: Client, name: str, namespace: str) -> None:

@@ -14,14 +14,22 @@ from extender.effects.peer_link import PeerLink
 from extender.effects.peer_wire import decode_message, decode_receipt, encode_receipt
 from extender.effects.peers import Address, Peers
 from extender.fleet.fleet import Fleet
-from extender.placement.bypass_causes import Answers, BypassVerdict
-from extender.placement.bypassed_pods import START_SECONDS, BypassedPods
-from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
+from extender.placement.bypassed_pods import BypassedPods
+from extender.placement.request_log import (
+    FILTER,
+    PRIORITIZE,
+    AnsweredQuestion,
+    Answers,
+    BypassVerdict,
+    RequestLog,
+)
 from extender.runtime.metrics import Metrics
 from extender.settings import peers as settings
 from testkit.builders import GPU, NOW
 
 GRACE_SECONDS = 1.0
+UP_SECONDS = 30.0
+"""Time since the start of every replica."""
 
 
 @dataclass(slots=True)
@@ -167,7 +175,7 @@ class Replica:
         self._receipts: dict[Address, bytes] = {}
 
     def monotonic(self) -> float:
-        return self.truth.now - NOW + START_SECONDS + self._clock_ahead
+        return self.truth.now - NOW + UP_SECONDS + self._clock_ahead
 
     # --- what it is asked, and sees -----------------------------------------------------------
 
@@ -263,12 +271,12 @@ class Replica:
     @property
     def accused(self) -> list[str]:
         """Names of the pods that it says were not asked about, or in vain."""
-        groups = self.bypassed_pods.report().bound
+        groups = self.bypassed_pods.report().pods
         return [group.scheduler for group in groups if group.verdict is not BypassVerdict.ASKED]
 
     @property
     def unjudged(self) -> int:
-        return self.bypassed_pods.unjudged
+        return self.bypassed_pods.report().unjudged
 
 
 def meet(truth: Truth, *clocks_ahead: float) -> list[Replica]:

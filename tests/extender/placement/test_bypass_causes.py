@@ -1,21 +1,16 @@
 """The likely causes why pods were bound unasked, as a table; and what a bound pod got from us."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from extender.placement.bypass_causes import (
-    SILENCE_SECONDS,
-    Answers,
     BoundPods,
     BypassEvidence,
-    BypassVerdict,
     CauseKind,
-    judge,
     likely_causes,
-    merge,
 )
+from extender.placement.request_log import SILENCE_SECONDS, Answers, BypassVerdict, judge
 
 GPU, MIG, SHARED = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
 DEFAULT, BATCH = "default-scheduler", "batch"
@@ -26,18 +21,13 @@ def pods(
     count: int = 1,
     *resources: str,
     scheduler: str = DEFAULT,
-    early: bool = False,
-    at: tuple[float, float] = (0.0, 100.0),
 ) -> BoundPods:
     return BoundPods(
         scheduler=scheduler,
         resources=resources or (GPU,),
         verdict=verdict,
-        is_early=early,
         count=count,
         example="team/a",
-        first_at=at[0],
-        last_at=at[1],
     )
 
 
@@ -48,8 +38,7 @@ UNSCORED = pods(BypassVerdict.NOT_SCORED, 4)
 
 
 def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> BypassEvidence:
-    values: dict[str, Any] = {"has_peers": True, "silence_seconds": silence, **rest}
-    return BypassEvidence(pods=groups, **values)
+    return BypassEvidence(pods=groups, silence_seconds=silence, **rest)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +60,6 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
             evidence(MISSED, silence=None, wrong_paths=("/idlegpu/filter",)),
             [(CauseKind.WRONG_PATH, "urlPrefix", 3), (CauseKind.NO_EXTENDER, "extenders", 3)],
             id="questions-come-to-another-path",
-        ),
-        pytest.param(
-            evidence(replace(MISSED, is_early=True), silence=None),
-            [
-                (CauseKind.NO_EXTENDER, "extenders", 3),
-                (CauseKind.STARTED_LATE, "ignorable", 3),
-            ],
-            id="nobody-asked-since-we-started",
         ),
         pytest.param(
             evidence(ASKED, pods(BypassVerdict.NOT_ASKED, 5, MIG)),
@@ -117,7 +98,7 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
             id="answers-come-too-late",
         ),
         pytest.param(
-            evidence(ASKED, MISSED, slow_answers=1, slowest_seconds=1.5),
+            evidence(ASKED, MISSED, lost_answers=1, slowest_seconds=1.5),
             [
                 (CauseKind.HTTP_TIMEOUT, "httpTimeout", 3),
                 (CauseKind.UNREACHABLE, "ignorable", 3),
@@ -128,38 +109,6 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
             evidence(ASKED, MISSED),
             [(CauseKind.UNREACHABLE, "ignorable", 3)],
             id="some-of-equal-pods-are-missed",
-        ),
-        pytest.param(
-            evidence(ASKED, MISSED, has_peers=False),
-            [
-                (CauseKind.OTHER_REPLICA, "peers.service", 3),
-                (CauseKind.UNREACHABLE, "ignorable", 3),
-            ],
-            id="another-replica-may-have-been-asked",
-        ),
-        pytest.param(
-            evidence(ASKED, replace(MISSED, is_early=True)),
-            [(CauseKind.STARTED_LATE, "ignorable", 3)],
-            id="we-were-late",
-        ),
-        pytest.param(
-            evidence(
-                pods(BypassVerdict.ASKED, 10, at=(0.0, 50.0)),
-                pods(BypassVerdict.NOT_ASKED, 3, at=(60, 90)),
-            ),
-            [
-                (CauseKind.NO_EXTENDER, "extenders", 3),
-                (CauseKind.UNREACHABLE, "ignorable", 3),
-            ],
-            id="from-one-pod-on-nobody-asks",
-        ),
-        pytest.param(
-            evidence(replace(MISSED, were_refused=True)),
-            [
-                (CauseKind.NO_EXTENDER, "extenders", 3),
-                (CauseKind.UNREACHABLE, "ignorable", 3),
-            ],
-            id="nobody-asks-again-about-pods-that-were-refused",
         ),
         pytest.param(
             evidence(ASKED, UNSCORED),
@@ -250,36 +199,3 @@ def test_verdict(answers: Answers, verdict: BypassVerdict) -> None:
 def test_scores_that_are_never_asked_for_are_missed_only_where_there_is_a_choice() -> None:
     assert judge(A.LEFT_SEVERAL, is_scoring=False) is BypassVerdict.NOT_SCORED
     assert judge(A.LEFT_ONE, is_scoring=False) is BypassVerdict.ASKED
-
-
-def test_of_pods_alike_those_count_that_one_replica_judged_most_of() -> None:
-    early = replace(MISSED, is_early=True, count=1)
-    fewer = evidence(replace(MISSED, count=2), early, replace(LOST, last_at=200.0))
-
-    together = merge([evidence(), fewer, evidence(replace(MISSED, count=4), ASKED)])
-
-    assert together.pods == (replace(MISSED, count=4), ASKED, replace(LOST, last_at=200.0))
-    # As early and as late ones they are the same pods.
-    assert merge([fewer, evidence(MISSED)]).pods == fewer.pods
-
-
-def test_what_went_wrong_at_any_replica_is_known_together() -> None:
-    one = evidence(silence=None, lost_answers=2, slowest_seconds=0.5, wrong_paths=("/a",))
-    other = evidence(silence=7.0, lost_answers=1, slow_answers=3, slowest_seconds=1.5)
-
-    together = merge([one, replace(other, unreadable=4, wrong_paths=("/b", "/a"))])
-
-    assert together == evidence(
-        silence=7.0,
-        lost_answers=3,
-        slow_answers=3,
-        slowest_seconds=1.5,
-        unreadable=4,
-        wrong_paths=("/a", "/b"),
-    )
-
-
-def test_what_one_replica_knows_stays_as_it_is_without_others() -> None:
-    known = evidence(MISSED, replace(LOST, last_at=200.0), silence=None, slow_answers=1)
-
-    assert merge([known]) == known

@@ -116,7 +116,7 @@ def test_pod_that_we_were_asked_about_waits_for_no_replica(truth: Truth) -> None
     truth.bind(pod)
     truth.talk(0.5, without=(far,))
 
-    assert [group.scheduler for group in near.bypassed_pods.report().bound] == ["p"]
+    assert [group.scheduler for group in near.bypassed_pods.report().pods] == ["p"]
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "another in its place"])
@@ -204,7 +204,7 @@ def test_replica_that_is_asked_still_when_it_has_no_address_any_more_is_waited_f
     near.sweep()
 
     assert results(near) == [([], 0)]
-    assert sum(group.count for group in near.bypassed_pods.report().bound) == 1
+    assert sum(group.count for group in near.bypassed_pods.report().pods) == 1
 
 
 def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:

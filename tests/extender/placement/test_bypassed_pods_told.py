@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 
-from extender.placement.bypass_causes import CauseKind
 from extender.placement.bypassed_pods import (
     LOG_SECONDS,
     MAX_WAIT_SECONDS,
-    START_SECONDS,
     WATCH_SECONDS,
 )
-from extender.placement.request_log import PRIORITIZE
 from testkit.builders import GPU
 from testkit.judging import DEFAULT, Ears, Part
 
@@ -81,7 +78,7 @@ def test_pod_whose_question_may_be_forgotten_is_not_accused(part: Part) -> None:
     part.judge()
 
     assert (part.counted(), part.unjudged) == (0, 1)
-    assert sum(group.count for group in part.bypassed_pods.report().bound) == 1
+    assert sum(group.count for group in part.bypassed_pods.report().pods) == 1
 
 
 def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
@@ -93,7 +90,7 @@ def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
     part.judge()
 
     assert (part.counted(), part.unjudged) == (0, 0)
-    assert sum(group.count for group in part.bypassed_pods.report().bound) == 1
+    assert sum(group.count for group in part.bypassed_pods.report().pods) == 1
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
@@ -139,17 +136,3 @@ def test_log_is_silent_where_all_is_well(part: Part, caplog: pytest.LogCaptureFi
     part.judge()
 
     assert lines(caplog) == []
-
-
-def test_pods_bound_when_we_had_just_started_are_told_as_such() -> None:
-    part = Part()
-    part.world.now -= START_SECONDS
-    part.create(part.pod("early"))
-    part.bind(part.pod("early"))
-    part.ask("later", PRIORITIZE)
-    part.create(part.pod("later"))
-    part.bind(part.pod("later"))
-    part.judge()
-
-    (cause,) = part.bypassed_pods.report().causes
-    assert cause.kind is CauseKind.STARTED_LATE

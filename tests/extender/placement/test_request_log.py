@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from extender.core.nodes.inventory import PodRecord
-from extender.placement.bypass_causes import SILENCE_SECONDS, BypassVerdict
 from extender.placement.request_log import (
     FILTER,
     KEPT_SECONDS,
     MAX_PATHS,
     PRIORITIZE,
-    SLOW_SECONDS,
+    SILENCE_SECONDS,
     AnsweredQuestion,
+    BypassVerdict,
     RequestLog,
 )
 from testkit.builders import GPU
@@ -234,20 +234,20 @@ def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: Worl
 
 
 def test_incidents_count_until_nothing_was_heard_of_them_for_long(world: World) -> None:
-    assert world.request_log.incidents == (0, 0, 0, 0.0)
+    assert world.request_log.incidents == (0, 0, 0.0)
     world.request_log.note_answer(0.5, is_lost=True)
-    world.request_log.note_answer(SLOW_SECONDS, is_lost=False)
+    world.request_log.note_answer(9.0, is_lost=False)
     world.request_log.note_unreadable()
 
     world.now += SILENCE_SECONDS
     world.request_log.expire()
 
-    assert world.request_log.incidents == (1, 1, 1, SLOW_SECONDS)
+    assert world.request_log.incidents == (1, 1, 0.5)
 
     world.now += 0.1
     world.request_log.expire()
 
-    assert world.request_log.incidents == (0, 0, 0, 0.0)
+    assert world.request_log.incidents == (0, 0, 0.0)
 
 
 def test_the_latest_wrong_paths_are_remembered(world: World) -> None:

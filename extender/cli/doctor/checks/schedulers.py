@@ -58,7 +58,7 @@ OTHERS: Final = {
     "managed-resources": "IG006",
 }
 """Likely causes of /v1/unasked that other checks report, by code."""
-MILD: Final = frozenset({"started-late", "other-replica", "other-scheduler"})
+MILD: Final = frozenset({"other-scheduler"})
 
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|us|µs|ns|s|m|h)")
 _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -154,10 +154,6 @@ def _remedy(kind: str) -> str:
         "wrong-path": "urlPrefix: https://ADDRESS:8888 (no path), filterVerb: filter, "
         "prioritizeVerb: prioritize, preemptVerb: preempt",
         "unreadable": "nodeCacheCapable: true",
-        "other-replica": "set peers.service in the extender's settings; in kube-scheduler's file "
-        "ignorable: true",
-        "started-late": "replicas: 2 in the extender's Deployment; in kube-scheduler's file "
-        "ignorable: false, if pods should wait instead",
         "other-scheduler": "unasked.schedulers: [NAMES] in the extender's settings if that is "
         "intended; else the entry under extenders of scheduler-config/kube-scheduler.yaml",
     }

@@ -17,8 +17,8 @@ from extender.cli.remote.answers import Answer
 from extender.insight.bypassed_pods import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
-from extender.placement.bypass_causes import BoundPods, BypassEvidence, BypassVerdict
-from extender.placement.bypassed_pods import BypassReport
+from extender.placement.bypass_causes import BoundPods, BypassEvidence
+from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
 from testkit.cli_serving import ask, build_fleet, serving
 from testkit.webhook_questions import pod
@@ -54,16 +54,14 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
 class Bypassed:
     """Reports a pod that was bound without us."""
 
-    def report(self) -> BypassReport:
+    def report(self) -> BypassEvidence:
         group = BoundPods(
             scheduler="default-scheduler",
             resources=(GPU,),
             verdict=BypassVerdict.NOT_ASKED,
             example="team/quiet",
         )
-        return BypassReport(
-            at=10.0, unjudged=0, evidence=BypassEvidence(pods=(group,)), asked_by=("a",)
-        )
+        return BypassEvidence(pods=(group,), at=10.0, asked_by=("a",))
 
 
 @pytest.fixture(scope="module")

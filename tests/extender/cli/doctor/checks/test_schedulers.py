@@ -58,7 +58,7 @@ def test_one_scheduler_that_asks_is_enough() -> None:
 @pytest.mark.parametrize(
     ("kind", "severity"),
     [("no-extender", "error"), ("wrong-path", "error"), ("unreachable", "error"),
-     ("started-late", "warning"), ("other-scheduler", "warning")],
+     ("other-scheduler", "warning")],
 )  # fmt: skip
 def test_the_causes_that_the_extender_reports_are_found(kind: str, severity: str) -> None:
     facts = Facts(at=NOW, unasked=unasked(kind))
