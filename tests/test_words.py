@@ -40,8 +40,7 @@ KEPT_NAMES: Final = re.compile(
 LEFT: Final[dict[str, int]] = {
     "bench": 163,
     "extender/cli": 12,
-    "extender/effects": 30,
-    "extender/placement": 29,
+    "extender/placement": 8,
     "extender/runtime": 2,
     "testkit": 66,
     "tests": 384,

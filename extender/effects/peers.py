@@ -87,7 +87,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Heard:
+class _Received:
     """State of the messages from one replica, in seconds of our monotonic clock.
 
     Attributes:
@@ -148,7 +148,7 @@ class Peers:
         self._monotonic = monotonic
         self._links: dict[Address, PeerLink] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
-        self._heard: OrderedDict[str, _Heard] = OrderedDict()
+        self._received: OrderedDict[str, _Received] = OrderedDict()
         self._looked_up_at = -math.inf
         self._lost_at = math.inf
         self._lookup_error = ""
@@ -169,33 +169,37 @@ class Peers:
         Records of a replica that is gone, or from before its first message, are lost.
         """
         others = [link.instance for link in self._others()]
-        if any(instance not in self._heard for instance in others):
+        if any(instance not in self._received for instance in others):
             return math.inf
-        return max(self._lost_at, *(heard.since for heard in self._heard.values()), -math.inf)
+        return max(
+            self._lost_at, *(received.since for received in self._received.values()), -math.inf
+        )
 
     @property
     def until(self) -> float:
         """End of that time; a replica that appears later has no earlier records."""
-        return min(self._looked_up_at, *(heard.until for heard in self._heard.values()), math.inf)
+        return min(
+            self._looked_up_at, *(received.until for received in self._received.values()), math.inf
+        )
 
     @property
     def are_pending(self) -> bool:
         """Whether the first message of a known replica has not arrived, but may soon."""
         return self._looked_up_at == -math.inf or any(
-            link.is_untried or (link.is_answering and link.instance not in self._heard)
+            link.is_untried or (link.is_answering and link.instance not in self._received)
             for link in self._others()
         )
 
     def peer_faults(self) -> list[frozenset[str]]:
-        """Return the unreached sources of each replica that is ready and was heard recently."""
+        """Return the unreached sources of each ready replica that sent a message recently."""
         return [
-            heard.faults
-            for heard in self._heard.values()
-            if heard.faults is not None and not self._is_silent(heard)
+            received.faults
+            for received in self._received.values()
+            if received.faults is not None and not self._is_silent(received)
         ]
 
-    def _is_silent(self, heard: _Heard) -> bool:
-        return self._monotonic() - heard.at >= SILENT_SECONDS
+    def _is_silent(self, received: _Received) -> bool:
+        return self._monotonic() - received.at >= SILENT_SECONDS
 
     async def ask(self, path: str) -> dict[str, bytes | None]:
         """Send a GET request to all other replicas; return bodies by address, None for failures.
@@ -282,7 +286,7 @@ class Peers:
     def _drop(self, address: Address) -> None:
         """Close the link to an address; records of a replica that never sent a message are lost."""
         link = self._links.pop(address)
-        if not link.is_self and link.instance not in self._heard:
+        if not link.is_self and link.instance not in self._received:
             self._lost_at = self._monotonic()
 
     def _note_members(self, asked_at: float) -> None:
@@ -291,14 +295,14 @@ class Peers:
             self._lost_at = asked_at
         self._looked_up_at = asked_at
         linked = {link.instance for link in self._links.values()}
-        for instance, heard in tuple(self._heard.items()):
+        for instance, received in tuple(self._received.items()):
             # A replica in shutdown still answers and sends after its address is removed.
-            if instance not in linked and self._is_silent(heard):
+            if instance not in linked and self._is_silent(received):
                 self._lose(instance)
 
     def _lose(self, instance: str) -> None:
         """Forget a replica: the records that it did not send are lost."""
-        del self._heard[instance]
+        del self._received[instance]
         self._lost_at = self._monotonic()
 
     async def _addresses(self) -> set[Address]:
@@ -347,7 +351,7 @@ class Peers:
     def receive(self, message: Message) -> None:
         """Store the records of a message, and update the state of its sender."""
         now = self._monotonic()
-        before = self._heard.pop(message.instance, None)
+        before = self._received.pop(message.instance, None)
         delay = Delay() if before is None else before.delay
         sent_at = now if message.sent_at is None else now - delay.of(message.sent_at, now)
         for question in questions_in(message, sent_at):
@@ -358,7 +362,7 @@ class Peers:
         until = -math.inf if before is None else before.until
         if message.to == self.instance and message.mark is not None:
             until = max(until, message.mark)
-        self._heard[message.instance] = _Heard(
+        self._received[message.instance] = _Received(
             since=since,
             until=until,
             gap_at=gap_at,
@@ -366,8 +370,8 @@ class Peers:
             faults=None if message.faults is None else frozenset(message.faults),
             delay=delay,
         )
-        if len(self._heard) > 2 * MAX_PEERS:
-            self._lose(next(iter(self._heard)))
+        if len(self._received) > 2 * MAX_PEERS:
+            self._lose(next(iter(self._received)))
 
 
 def build_peers(

@@ -102,11 +102,11 @@ class PlacedEvidence:
         of_activity = ReportedSignal(
             self.sources[at], age, "" if busiest is None else busiest.value
         )
-        told = {} if np.isnan(age) else {"utilization": of_activity}
+        reported = {} if np.isnan(age) else {"utilization": of_activity}
         for name, word in {**self.shown.sources(at), "health": self.health.get(at)}.items():
             if word is not None:
-                told[name] = ReportedSignal(word[0], max(self.at - word[1], 0.0))
-        return told
+                reported[name] = ReportedSignal(word[0], max(self.at - word[1], 0.0))
+        return reported
 
 
 def place_evidence(evidence: VerdictEvidence, store: DeviceStore, now: float) -> PlacedEvidence:
@@ -135,10 +135,10 @@ def _of_health(
     evidence: VerdictEvidence, rows: Rows, causes: Rows, store: DeviceStore
 ) -> dict[int, tuple[str, float]]:
     """Return source and time of the reading behind each health cause, by device number."""
-    told = {}
+    reported = {}
     for at in np.flatnonzero(causes).tolist():
         signals, row = shown_by(int(causes[at]), int(rows[at]), evidence.siblings)
         word = store.reported(signals, row)
         if word is not None:
-            told[at] = word
-    return told
+            reported[at] = word
+    return reported
