@@ -104,7 +104,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         world.report({"node-a": [BUSY, Gpu(tenants=(f"{NAMESPACE}/hush-running",))]})
         world.fleet.snapshot()
         extender.readiness.mark_allocated()
-        _bind_unasked(extender)
+        _note_bypassed_pod(extender)
         app = extender.build_app()
         client = await aiohttp_client(app)
         await _decide(client, "hush-waiting", NAMESPACE)
@@ -112,10 +112,9 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         yield Cluster(client, extender, app)
 
 
-def _bind_unasked(extender: Extender) -> None:
-    """Have a pod of the other tenant noticed that was bound unasked, in a group's example."""
+def _note_bypassed_pod(extender: Extender) -> None:
+    """Let a pod of the other tenant bypass the extender, as the example of a group."""
     bypassed_pods = extender.bypassed_pods
-    bypassed_pods._ready_at = float("-inf")
     record = hush_pod("hush-unasked", "")
     bypassed_pods.see(record)
     bypassed_pods.see(hush_pod("hush-unasked", "node-b"))
