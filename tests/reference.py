@@ -26,7 +26,7 @@ from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings
 from extender.settings.table import render_signs, render_table
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
-from tests.test_layout import ROOT
+from tests.files import ROOT
 
 PROGRAMS: Final = {
     "python -m extender": "extender/__main__.py",

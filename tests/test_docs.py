@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
+from tests.files import ROOT, tracked
 from tests.reference import PAGES as PAGES_WITH_PARTS
 from tests.reference import PARTS, api_routes, part_of
-from tests.test_layout import ROOT, tracked
 
 LONGEST_README: Final = 220
 BLOCK: Final = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)

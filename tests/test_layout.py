@@ -7,21 +7,9 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-ROOT = Path(__file__).parent.parent
+from tests.files import ROOT, tracked
+
 LONGEST = 600
-
-
-def tracked(*patterns: str) -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],  # noqa: S607 - whichever git there is
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.splitlines()
-    return [ROOT / name for name in listed if (ROOT / name).exists()] or [
-        path for pattern in patterns for path in ROOT.rglob(pattern)
-    ]
 
 
 def test_no_file_is_too_long_to_read_in_one_go() -> None:

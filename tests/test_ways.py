@@ -15,7 +15,7 @@ from extender.sources.kubernetes.records import reduce_pod
 from testkit.cards import IDLE
 from testkit.webhook_questions import pod
 from testkit.world import World
-from tests.test_layout import ROOT
+from tests.files import ROOT
 
 STATION: Final = re.compile(r"^\d+\. `(?P<path>[\w/]+)\.py` `(?P<name>[\w.]+)`: ", re.MULTILINE)
 SECTION: Final = re.compile(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.test_layout import ROOT, tracked
+from tests.files import ROOT, tracked
 
 RETIRED: Final = {
     r"seldom": "rarely; log throttle",

@@ -5,7 +5,7 @@ import sys
 
 import worker_device
 from agent.device import device_for_worker
-from tests.test_layout import ROOT
+from tests.files import ROOT
 
 
 def test_the_former_name_still_works() -> None:

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
+from testkit.agent.pushing import Extender, eventually, extender, reporting
 from testkit.agent.report_server import ReportServer, raw_connection, report_server
 from testkit.agent.reviews import token
-from tests.agent.test_push import Extender, eventually, extender, reporting
 from tests.contract.handshake import (
     FAREWELL,
     GRANT,

@@ -7,64 +7,28 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 from typing import Any, Final
 
 import pytest
 
 from extender.core.request.scheduled_condition import GATE
 from extender.effects.waker import POD_ANNOTATION
-from simulation.devices import Load
-from simulation.models import GIB
 from testkit.controlplane.deployed import ExtenderServer
 from testkit.controlplane.objects import Object, pod
 from testkit.controlplane.plane import EXTENDER
 from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World
+from tests.e2e.waking import PATIENT, make_busy, make_idle, refused, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 WATCHED_SECONDS: Final = 6.0  # far longer than a wake takes: see bench/results/wakeup.md
 
-FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
-PATIENT: Final = {"idlegpu.io/require-idle": "true"}
 STATE: Final[Object] = {
     "kind": "CSIStorageCapacity",
     "metadata": {"name": "idlegpu-state", "namespace": "idlegpu"},
 }
 LEASE: Final = "/apis/coordination.k8s.io/v1/namespaces/idlegpu/leases/idlegpu-wake"
-
-
-async def make_busy(world: World, node: str) -> None:
-    """Start a foreign process, and wait until the extender knows."""
-    world.fleet.set_foreign(node, 0, FOREIGN)
-    await world.wait_state(node, 0, "foreign")
-
-
-async def make_idle(world: World, node: str) -> None:
-    """End the foreign process, and wait until the extender knows."""
-    world.fleet.set_foreign(node, 0, None)
-    await world.wait_state(node, 0, "idle")
-
-
-async def refused(world: World, name: str = "patient", **spec: Any) -> Object:
-    """Create a pod that is refused, and wait until kube-scheduler would try it again at once."""
-    patient = pod(name, annotations=PATIENT, **spec)
-    await world.client.create(patient)
-    assert "node(s) had" in await world.client.wait_unschedulable(patient)
-    await world.decided(patient, more_than=0)
-    longest_backoff_seconds = 1.0
-
-    async def is_backed_off() -> bool:
-        latest = (await world.decisions(patient))[0]
-        return time.time() - _seconds(latest["at"]) > longest_backoff_seconds
-
-    await wait_for(is_backed_off, "the pod's back-off is over")
-    return patient
-
-
-def _seconds(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp()
 
 
 async def stays_waiting(world: World, patient: Object) -> None:
@@ -109,14 +73,6 @@ async def holds_lease(world: World, server: ExtenderServer) -> None:
         return lease["spec"].get("holderIdentity") in taken
 
     await wait_for(is_holder, "the extender holds the lease")
-
-
-async def start(world: World, **wake: Any) -> str:
-    """Start with one node of one GPU that somebody outside Kubernetes uses."""
-    node = world.add("only", cards=1)
-    await world.start({"wake": wake})
-    await make_busy(world, node)
-    return node
 
 
 @asynccontextmanager

@@ -12,14 +12,14 @@ from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.placement.request_log import AnsweredQuestion
 from extender.sources.agents.states import _ROWS
 from testkit.builders import NOW
-from testkit.webhook_questions import meta, names_question, objects_question, pod
-from tests.extender.sources.test_hostile_objects import (
+from testkit.hostile_objects import (
     CLAIM_OBJECT,
     NODE_OBJECT,
     POD_OBJECT,
     REVIEW_OBJECT,
     SLICE_OBJECT,
 )
+from testkit.webhook_questions import meta, names_question, objects_question, pod
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden"
 REPORTS: Final = Path(__file__).parents[1] / "data" / "reports"

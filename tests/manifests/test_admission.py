@@ -28,7 +28,7 @@ from testkit.controlplane.shipped import (
     find,
 )
 from testkit.controlplane.waiting import wait_for
-from tests.manifests.test_issued import issued, issuing
+from tests.manifests.issuing import issued, issuing
 
 OVERLAY: Final = OVERLAYS / "admission"
 MANAGED, OTHER = "managed", "unmanaged"

@@ -30,8 +30,7 @@ from testkit.controlplane.shipped import (
 )
 from testkit.controlplane.waiting import wait_for
 from tests.manifests.issuers import secrets_of_ones_own
-from tests.manifests.test_certificates import ONES_OWN
-from tests.manifests.test_issued import create
+from tests.manifests.issuing import ONES_OWN, create
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

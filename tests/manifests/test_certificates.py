@@ -24,28 +24,13 @@ from testkit.controlplane.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG
 from testkit.fake_kube import eventually
 from testkit.replicas import DEADLINE_SECONDS, equal_nodes
 from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
+from tests.manifests.issuing import EXTENDER, ONES_OWN, SCHEDULER
 
-SERVICE: Final = "idlegpu-extender.idlegpu.svc"
-EXTENDER: Final = SECRETS["extender"]
-SCHEDULER: Final = SECRETS["kube-scheduler"]
 TO_THE_CLUSTER: Final = ("--secrets", "--ca-namespace")
 """Where the Job keeps them; the rest of its arguments says what is made."""
 KEYS: Final = {"tls.crt", "tls.key", "ca.crt"}
 SCHEDULER_FILES: Final = ("kube-scheduler.yaml", "second-scheduler/kube-scheduler.yaml")
 
-ONES_OWN: Final[Mapping[str, Object]] = {
-    EXTENDER: {
-        "commonName": "idlegpu-extender",
-        "dnsNames": [SERVICE],
-        "usages": ["digital signature", "server auth", "client auth"],
-    },
-    SCHEDULER: {
-        "commonName": "idlegpu-kube-scheduler",
-        "dnsNames": ["idlegpu-kube-scheduler"],
-        "usages": ["digital signature", "client auth"],
-    },
-}
-"""What docs/install.md asks of certificates that somebody brings."""
 
 Secrets = Mapping[str, Mapping[str, bytes]]
 

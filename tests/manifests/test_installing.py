@@ -8,7 +8,6 @@ from testkit.controlplane.client import ApiError
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import (
-    COMPONENTS,
     MANIFESTS,
     OVERLAYS,
     SECOND_SCHEDULER,
@@ -17,11 +16,9 @@ from testkit.controlplane.shipped import (
     find,
     with_components,
 )
+from tests.manifests.variants import EVERY_COMPONENT, VARIANTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-
-VARIANTS = [MANIFESTS, MANIFESTS / "rbac", *sorted(OVERLAYS.iterdir())]
-EVERY_COMPONENT = sorted(folder.name for folder in COMPONENTS.iterdir())
 
 
 async def exists(installation: Installation, item: Object) -> bool:

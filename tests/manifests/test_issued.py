@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,41 +13,25 @@ import pytest
 from extender.server.certificates.__main__ import main as make_certificates
 from extender.server.certificates.issuing import EXTENDER_NAME
 from extender.server.certificates.storing import CA_SECRET, SECRETS
-from testkit.controlplane.certmanager import cert_manager
 from testkit.controlplane.deployed import scheduler_config
 from testkit.controlplane.fixtures import StartScheduler
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.running import (
-    SECRETS_PATH,
     Certify,
     remove_certificates,
     running_extender,
 )
-from testkit.controlplane.shipped import EXTENDER_NAMESPACE, OVERLAYS, ROOT
+from testkit.controlplane.shipped import OVERLAYS, ROOT
 from testkit.controlplane.waiting import wait_for
 from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
-from tests.manifests.test_certificates import ONES_OWN
+from tests.manifests.issuing import CERT_MANAGER_PATH, ONES_OWN, create, issued, issuing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SCHEDULER_SIDE: Final = "kube-scheduler"
-CERT_MANAGER_PATH: Final = f"/apis/cert-manager.io/v1/namespaces/{EXTENDER_NAMESPACE}"
 MERGE: Final = "application/merge-patch+json"
 PROTOCOLS: Final = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
-
-
-async def create(installation: Installation, secrets: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Create Secrets as cert-manager does."""
-    for name, data in secrets.items():
-        secret: Object = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name},
-            "type": "kubernetes.io/tls",
-            "data": {key: b64encode(content).decode() for key, content in data.items()},
-        }
-        await installation.admin.request("POST", SECRETS_PATH, secret)
 
 
 async def as_cert_manager(installation: Installation) -> None:
@@ -57,38 +39,10 @@ async def as_cert_manager(installation: Installation) -> None:
     await create(installation, secrets_of_cert_manager(installation.items))
 
 
-@asynccontextmanager
-async def issuing(folder: Path, installation: Installation) -> AsyncIterator[None]:
-    """Run cert-manager, once it has issued what the objects that were applied ask for."""
-    program = cert_manager(installation.plane, folder)
-    await program.start()
-
-    async def are_issued() -> bool:
-        return (await issued(installation)).keys() >= {CA_SECRET, *SECRETS.values()}
-
-    try:
-        await wait_for(are_issued, "cert-manager has issued all certificates")
-        yield
-    finally:
-        await program.stop()  # else it would make anew what is deleted after the test
-        # Nobody here deletes what belongs to Certificates that go; the next ones' has its names.
-        await installation.admin.request("DELETE", f"{CERT_MANAGER_PATH}/certificaterequests")
-
-
 async def by_cert_manager(folder: Path, installation: Installation) -> None:
     """Have cert-manager issue what the objects that were applied ask for."""
     async with issuing(folder, installation):
         pass
-
-
-async def issued(installation: Installation) -> dict[str, dict[str, bytes]]:
-    """Return the Secrets that hold certificates by now."""
-    listed = (await installation.admin.request("GET", SECRETS_PATH))["items"]
-    return {
-        item["metadata"]["name"]: {key: b64decode(text) for key, text in item["data"].items()}
-        for item in listed
-        if item.get("data", {}).get("tls.crt")
-    }
 
 
 async def with_ones_own_ca(installation: Installation) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from extender.core.request.scheduled_condition import GATE
 from extender.effects.waker import POD_ANNOTATION
-from testkit.controlplane.client import ApiClient, ApiError
+from testkit.controlplane.client import ApiError
 from testkit.controlplane.installing import Installation, may, rights, wait_authorized
 from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.shipped import (
@@ -22,6 +22,7 @@ from testkit.controlplane.shipped import (
     with_components,
 )
 from testkit.controlplane.waiting import wait_for
+from tests.manifests.rights import COORDINATION, EVENTS, STORAGE, everybody, lease, patch, refused
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -30,7 +31,6 @@ AGENT = (AGENT_NAMESPACE, "idlegpu-agent")
 SCHEDULER = (EXTENDER_NAMESPACE, "idlegpu-scheduler")
 CERTS = (EXTENDER_NAMESPACE, "idlegpu-certs")
 
-STORAGE, COORDINATION, EVENTS = "storage.k8s.io", "coordination.k8s.io", "events.k8s.io"
 RESOURCE = "resource.k8s.io"
 AUTHENTICATION, AUTHORIZATION = "authentication.k8s.io", "authorization.k8s.io"
 
@@ -77,31 +77,6 @@ OUT_OF_REACH = (
 )
 
 
-async def everybody(installation: Installation, namespace: str) -> frozenset[tuple[str, ...]]:
-    """Return what any service account may do."""
-    account = {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": {"name": "nobody", "namespace": namespace},
-    }
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    await installation.admin.request("POST", path, account)
-    try:
-        async with await installation.client(namespace, "nobody") as client:
-            return await rights(client, namespace)
-    finally:
-        await installation.admin.request("DELETE", f"{path}/nobody")
-
-
-def lease(name: str) -> Object:
-    return {
-        "apiVersion": f"{COORDINATION}/v1",
-        "kind": "Lease",
-        "metadata": {"name": name},
-        "spec": {"holderIdentity": "a"},
-    }
-
-
 def capacity(name: str) -> Object:
     return {
         "apiVersion": f"{STORAGE}/v1",
@@ -125,21 +100,6 @@ def event(name: str) -> Object:
         "reportingInstance": "a",
         "regarding": {"kind": "Pod", "name": "a", "namespace": "default"},
     }
-
-
-async def patch(client: ApiClient, path: str, change: Object) -> None:
-    await client.request("PATCH", path, change, content_type="application/merge-patch+json")
-
-
-async def refused(
-    client: ApiClient, method: str, path: str, body: Object | None = None, status: int = 403
-) -> bool:
-    kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-    try:
-        await client.request(method, path, body, content_type=kind)
-    except ApiError as error:
-        return error.status == status
-    return False
 
 
 async def test_the_extender_has_exactly_the_rights_that_it_uses(

@@ -20,7 +20,7 @@ from testkit.controlplane.shipped import (
     OVERLAYS,
     SECOND_SCHEDULER,
 )
-from tests.manifests.test_rights import everybody, lease, patch, refused
+from tests.manifests.rights import everybody, lease, patch, refused
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

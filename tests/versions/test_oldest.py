@@ -29,8 +29,8 @@ from tests.e2e.test_preemption import (
     test_a_preemptor_evicts_where_gpus_can_work,
     test_nobody_is_evicted_for_load,
 )
-from tests.e2e.test_wakeup import make_idle, refused, start
-from tests.manifests.test_installing import EVERY_COMPONENT, VARIANTS
+from tests.e2e.waking import make_idle, refused, start
+from tests.manifests.variants import EVERY_COMPONENT, VARIANTS
 
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from extender.cli.client import Client
-from testkit.cards import card
 from testkit.cli_serving import Run, runner, serving
-from testkit.world import SHARED, World
-from tests.extender.cli.test_tables import missing
+from testkit.world import World
+from tests.extender.cli.advised import build
+from tests.extender.cli.answers import missing
 
 TABLE = """\
 CARD   MODEL            SOLD AS   IN USE   ACTIVITY   MEMORY GiB   ADVICE         BETTER   HOW
@@ -24,20 +24,6 @@ team/big   w         1         5%       8.0/80   asks-too-much         40       
 team/big   w         1         5%       8.0/80   uses-a-tenth          40            -
 based on up to 60 samples of each of 3 GPUs, over 59m (memory); at least 15 are needed
 """  # noqa: E501 - as people see it
-
-
-def build() -> World:
-    world = World()
-    world.add_shared("s", 4, gpus=2)
-    world.register_node("w", gpus=1)
-    names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(2)]
-    big = world.have("big", "w", memory_bytes=40 << 30)
-    shown = {
-        "s": [card(*names, busy=1.0, used_gib=20.0), card()],
-        "w": [card(big, busy=0.05, used_gib=8.0)],
-    }
-    world.live(shown, 3600)
-    return world
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from extender.cli.tables import sheet
 from testkit.cards import IDLE, Gpu
 from testkit.cli_serving import Run, ask, build_fleet, runner, serving
 from testkit.world import World
+from tests.extender.cli.answers import missing
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 
@@ -98,22 +99,6 @@ def test_the_typed_answers_leave_nothing_out(url: str, path: str) -> None:
     typed = msgspec.to_builtins(PATHS[path](client))
 
     assert missing(client.get(path), typed) == []
-
-
-def missing(reported: object, typed: object, at: str = "") -> list[str]:
-    """Return where the typed answer lacks something, or says otherwise."""
-    if isinstance(reported, dict) and isinstance(typed, dict):
-        return [
-            place
-            for key, value in reported.items()
-            for place in (
-                missing(value, typed[key], f"{at}.{key}") if key in typed else [f"{at}.{key}"]
-            )
-        ]
-    if isinstance(reported, list) and isinstance(typed, list) and len(reported) == len(typed):
-        pairs = enumerate(zip(reported, typed, strict=True))
-        return [place for n, (one, two) in pairs for place in missing(one, two, f"{at}[{n}]")]
-    return [] if reported == typed else [at]
 
 
 def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run) -> None:

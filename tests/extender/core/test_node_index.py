@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from extender.core.nodes.node_index import FEW_BYTES, FEW_NAMES, NodeIndex
 from extender.core.nodes.node_names import MOST_STRANGERS, NamesAt
 from extender.core.steps import finish
-from tests.extender.core.test_node_names import node_names, written
+from tests.extender.core.name_lists import node_names, written
 
 NODES = [f"gpu-node-{number:05}" for number in range(2000)]
 

@@ -11,24 +11,7 @@ from hypothesis import strategies as st
 from extender.core.nodes.json_name_list import JsonNameList
 from extender.core.nodes.node_names import MOST_STRANGERS, Found, NameTable
 from extender.core.steps import finish
-
-PLAIN = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='",\\')
-"""What Go writes into a list as it is, but for the comma; names of nodes are made of these."""
-
-node_names = st.integers(6, 40).flatmap(
-    lambda shortest: st.lists(
-        st.text(PLAIN, min_size=shortest, max_size=(shortest + 2) // 8 * 16 - 2),
-        min_size=1,
-        max_size=60,
-        unique=True,
-    )
-)
-"""Names of nodes of a cluster, about equally long."""
-
-
-def written(names: Sequence[str]) -> bytes:
-    """Return names as kube-scheduler lists them."""
-    return json.dumps(list(names), separators=(",", ":")).encode()
+from tests.extender.core.name_lists import PLAIN, node_names, written
 
 
 def found(

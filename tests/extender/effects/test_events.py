@@ -12,14 +12,8 @@ from extender.effects.events import EventSettings, EventType, EventWriter, event
 from extender.kube.client import KubeClient
 from testkit.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.effects.waking import Recorder
+from tests.extender.effects.warned import POD, PROBLEM
 
-POD = PodRef(uid="u1", namespace="ns", name="train")
-PROBLEM = AnnotationProblem(
-    annotation="idlegpu.io/strategy",
-    value="sprad",
-    allowed="auto, spread or pack",
-    default_used="auto",
-)
 FAST = EventSettings(per_second=10_000.0, repeat_seconds=60.0)
 EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
 

@@ -26,8 +26,8 @@ from testkit.cards import BUSY, IDLE, Gpu
 from testkit.fake_kube import FakeKube, eventually
 from testkit.webhook_questions import names_question, pod
 from testkit.world import World
-from tests.extender.effects.test_events import POD, PROBLEM
 from tests.extender.effects.waking import Recorder
+from tests.extender.effects.warned import POD, PROBLEM
 
 HELD = Gpu(busy=0.9, used_gib=60.0, tenants=("team/tenant",))
 CARDS = {

@@ -29,7 +29,7 @@ from extender.fleet import fleet as fleets
 from extender.fleet import staged_policy as drafting
 from testkit.builders import GIB, GPU, request
 from testkit.world import BUSY, World, one_node, time_sliced
-from tests.extender.fleet.test_steps import CHANGES, change, columns
+from tests.extender.fleet.changes import CHANGES, change, columns
 
 DEFAULT = Policy()
 SHAPING_LAYOUTS = (

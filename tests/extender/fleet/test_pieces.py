@@ -15,7 +15,7 @@ from extender.fleet.fleet import PIECE_NODES
 from extender.fleet.snapshots import REFRESH_SECONDS
 from testkit.builders import GPU, request
 from testkit.world import World
-from tests.extender.fleet.test_steps import bulk, node_record
+from tests.extender.fleet.changes import bulk, node_record
 
 
 def test_pods_that_end_in_bulk_wait_for_the_steps_and_a_new_pod_does_not() -> None:

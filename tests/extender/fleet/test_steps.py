@@ -1,9 +1,7 @@
 """Test that bulk work runs in steps, updated snapshots are exact, and nothing grows."""
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from extender.core.decision.scoring import PLACES, unknown_score
 from extender.core.devices.readings import Readings, Signal
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.inventory import NodeRecord, PodRecord
-from extender.core.nodes.snapshot import Batch, Telemetry
 from extender.core.steps import finish
 from extender.fleet import snapshots
 from extender.fleet.allocation import MAX_DEVICES
@@ -23,6 +20,7 @@ from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from testkit.builders import GPU, pod_ref, request
 from testkit.world import World, one_node
+from tests.extender.fleet.changes import CHANGES, bulk, change, columns, node_record
 
 
 def answer(world: World, **values: float) -> Readings:
@@ -43,16 +41,6 @@ class _Recorder:
 
     def apply_readings(self, readings: Readings) -> None:
         self._taken.append(readings)
-
-
-def columns(*parts: Telemetry | Batch) -> dict[str, list[object]]:
-    """Return all columns of telemetry and batches as lists."""
-    return {
-        f"{type(part).__name__}.{column.name}": np.asarray(getattr(part, column.name)).tolist()
-        for part in parts
-        for column in fields(part)
-        if column.compare and column.name != "telemetry"
-    }
 
 
 # --- in steps -------------------------------------------------------------------------------------
@@ -94,14 +82,6 @@ def test_a_row_reused_between_two_steps_takes_no_value_of_the_answer() -> None:
     assert steps_taken > 5
 
 
-def node_record(number: int, gpus: int = 8) -> NodeRecord:
-    return NodeRecord(name=f"node-{number}", allocatable={GPU: gpus}, capacity={GPU: gpus})
-
-
-def bulk(world: World, count: int, gpus: int = 8) -> None:
-    world.fleet.replace_nodes([node_record(number, gpus) for number in range(count)])
-
-
 def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -> None:
     world = World()
     fleet = world.fleet = Fleet(world.policy, world.clock, in_steps=True)
@@ -120,37 +100,6 @@ def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -
 
 
 # --- updated snapshots ----------------------------------------------------------------------------
-
-CHANGES = ("bind", "end", "read", "show", "add", "remove", "widen", "fail", "place", "ask")
-
-
-def change(world: World, what: str, number: int, pods: list[PodRecord]) -> None:
-    """Apply one change."""
-    node = f"node-{number % 4}"
-    known = node in world.fleet.nodes
-    if what == "bind" and known:
-        device = [world.card(node, number % 2)] if number % 3 else []
-        pods.append(world.bind(f"pod-{len(pods)}", node, on=device))
-    elif what == "end" and pods:
-        world.end(pods.pop(number % len(pods)))
-    elif what == "read":
-        world.clock.now += 30
-        world.read(GRAPHICS_ACTIVE=number / 20, XID=79.0 if number == 13 else 0.0)
-    elif what == "show":
-        world.card(node, 1).is_shown = not world.card(node, 1).is_shown
-    elif what == "add":
-        world.fleet.apply_node(node_record(number % 7, gpus=2))
-    elif what == "remove":
-        world.fleet.remove_node(node)
-    elif what == "widen" and known:
-        record = replace(world.fleet.nodes[node], allocatable={GPU: 2 + number % 3}, capacity={})
-        world.fleet.apply_node(record)
-    elif what == "fail" and known:
-        world.bind(f"bad-{number}", node, is_failed_early=True)
-    elif what == "place":
-        world.place(f"assumed-{number}")
-    else:
-        world.rank(request(1 + number % 2))
 
 
 @settings(max_examples=60, deadline=None)

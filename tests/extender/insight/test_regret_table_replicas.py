@@ -12,9 +12,9 @@ from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
 from testkit.http_questions import get
 from testkit.others import FAR, NEAR, Far, LearnsTeam, serve_to
+from testkit.outcomes import outcome
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
-from tests.extender.insight.test_regret_table import outcome
 
 
 def secret() -> PlacementOutcome:

@@ -2,15 +2,7 @@
 
 import pytest
 
-from tests.extender.placement.test_room import (
-    LATER,
-    REFUSED,
-    refused,
-    room,
-    sliced,
-    tenant,
-    use,
-)
+from tests.extender.placement.rooms import LATER, REFUSED, refused, room, sliced, tenant, use
 
 
 @pytest.mark.parametrize("seconds", [100.0, 300.0, 500.0, 800.0])

@@ -17,10 +17,10 @@ from extender.settings.config import Prometheus
 from extender.sources.prometheus import past_use
 from extender.sources.prometheus.history import USE_STEP_SECONDS
 from extender.sources.prometheus.past_use import PastUse
+from testkit.app import running
 from testkit.controlplane.backfilling import Line, backfill
 from testkit.controlplane.scraping import prometheus_process
 from testkit.fake_kube import eventually
-from tests.extender.test_app import running
 
 HOUR: Final = 3600.0
 UTILIZATION, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"

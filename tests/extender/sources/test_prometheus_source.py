@@ -22,15 +22,7 @@ from extender.sources.prometheus.process import WorkerError, WorkerProcess
 from extender.sources.prometheus.source import PrometheusSource
 from extender.sources.prometheus.worker import ITEMS_PER_FRAME
 from testkit.prometheus.fake import FakePrometheus, series
-
-DEADLINE_SECONDS = 20.0
-NODES = NodeIdentity(names=frozenset({"gpu-1"}))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # the conditions have no event to wait for
-            await asyncio.sleep(0.02)
+from tests.extender.sources.delivered import DEADLINE_SECONDS, NODES, until
 
 
 @dataclass(kw_only=True)

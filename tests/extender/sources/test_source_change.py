@@ -11,7 +11,7 @@ from extender.core.devices.readings import History, Readings
 from extender.settings.config import Prometheus
 from extender.sources.prometheus.source import PrometheusSource
 from testkit.prometheus.fake import FakePrometheus, series
-from tests.extender.sources.test_prometheus_source import NODES, until
+from tests.extender.sources.delivered import NODES, until
 
 
 class Restarted:

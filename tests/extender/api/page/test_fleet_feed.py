@@ -1,5 +1,4 @@
 import base64
-import json
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,9 @@ from testkit.cards import BUSY, IDLE
 from testkit.page.small_world import CARDS, ZONE, small_world
 from testkit.webhook_questions import MakeClient
 from testkit.world import World
+from tests.extender.api.page.feeds import read
 
 WITHOUT_A_FRESH_READING = {"stale": "stale", "missing": "unknown"}
-
-
-def read(reported: bytes) -> tuple[str, dict[str, Any]]:
-    """Return the name and the document of an event."""
-    name, data, *_ = reported.decode().split("\n")
-    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
 def column(document: dict[str, Any], name: str, kind: str = "u1") -> list[int]:

@@ -1,17 +1,16 @@
 """Idle holders: which device of a node is theirs, and who uses some of what they hold."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from playwright.async_api import Browser, expect
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
-from testkit.cards import BUSY, CARD_BYTES, IDLE, Gpu
+from testkit.cards import BUSY, CARD_BYTES, IDLE
 from testkit.page.acting import live
 from testkit.page.serving import looking, serving
 from testkit.world import World
+from tests.extender.api.page.feeds import held_by
 
 pytestmark = pytest.mark.page
 
@@ -89,10 +88,6 @@ async def test_a_holders_node_opens_at_the_device_that_it_holds(
         shown = page.locator("#detail section.gpu")
         await expect(shown.locator("h3")).to_contain_text(name)
         await expect(shown).to_contain_text(uuid)
-
-
-def held_by(pod: str, like: Gpu) -> Gpu:
-    return replace(like, tenants=(f"team/{pod}",))
 
 
 async def test_who_uses_some_of_its_gpus_is_listed_and_distinguished(browser: Browser) -> None:

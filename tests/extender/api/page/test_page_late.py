@@ -10,8 +10,7 @@ from testkit.page.acting import choose, decide, hold, live
 from testkit.page.serving import Server, looking, serving
 from testkit.page.small_world import CARDS
 from testkit.world import World
-from tests.extender.api.page.test_page_holders import held_by
-from tests.extender.api.page.test_stream import until
+from tests.extender.api.page.feeds import held_by, until
 
 pytestmark = pytest.mark.page
 

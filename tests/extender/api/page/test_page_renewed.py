@@ -8,7 +8,7 @@ from testkit.page.acting import choose, live, stop_clock
 from testkit.page.serving import Server, looking, serving
 from testkit.page.small_world import CARDS, wait_for_gpus
 from testkit.world import World
-from tests.extender.api.page.test_page_holders import held_by
+from tests.extender.api.page.feeds import held_by
 
 pytestmark = pytest.mark.page
 

@@ -2,7 +2,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from testkit.page.serving import Server, serving
 from testkit.page.small_world import CARDS, wait_for_gpus
 from testkit.webhook_questions import names_question, pod
 from testkit.world import World
-from tests.extender.api.page.test_fleet_feed import read
+from tests.extender.api.page.feeds import read, until
 
 STREAM = "/v1/page/stream"
 
@@ -47,12 +47,6 @@ async def event(content: aiohttp.StreamReader, name: str) -> dict[str, Any]:
             reported, document = read(block)
             if reported == name:
                 return document
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_viewer_receives_the_fleet_and_then_the_changes(

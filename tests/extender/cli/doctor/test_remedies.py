@@ -8,7 +8,7 @@ import pytest
 
 from extender.cli.doctor.findings import examine
 from extender.cli.doctor.table import CHECKS
-from tests.extender.cli.doctor.test_each_fault import FAULTS, HEALTHY, MPS_NODE, beside
+from tests.extender.cli.doctor.faults import FAULTS, HEALTHY, MPS_NODE, beside
 from tests.extender.cli.doctor.things import pod
 
 

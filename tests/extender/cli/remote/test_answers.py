@@ -21,9 +21,9 @@ from extender.placement.bypass_causes import BoundPods, BypassEvidence
 from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
 from testkit.cli_serving import ask, build_fleet, serving
+from testkit.outcomes import OUTCOMES
 from testkit.webhook_questions import pod
-from tests.extender.cli.test_advise import build as build_advising
-from tests.extender.insight.test_regret_table import OUTCOMES
+from tests.extender.cli.advised import build as build_advising
 
 Seen = set[tuple[type[Answer], str]]
 

@@ -23,7 +23,7 @@ from extender.webhook.admission.webhook import (
 )
 from testkit.fake_kube import eventually
 from testkit.webhook_questions import Client, MakeClient, pod
-from tests.extender.webhook.admission.test_review import review
+from tests.extender.webhook.admission.reviews import review
 
 GPU_CONTAINER = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 LABEL = "idlegpu.io/scheduler"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.extender.cli.doctor.checks.test_nodes import MIG, REPLICAS, SHARED, at, bare
+from tests.extender.cli.doctor.described import MIG, REPLICAS, SHARED, at, bare
 from tests.extender.cli.doctor.things import (
     GPU,
     device,

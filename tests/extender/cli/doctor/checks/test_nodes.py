@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from extender.cli.doctor.facts import Facts
+from tests.extender.cli.doctor.described import MIG, REPLICAS, SHARED, STRATEGY, at, bare
 from tests.extender.cli.doctor.things import (
     GPU,
-    NOW,
     evidence,
     found,
     node,
@@ -15,14 +14,7 @@ from tests.extender.cli.doctor.things import (
     severities,
 )
 
-REPLICAS, STRATEGY = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
 CONFIG = "nvidia.com/device-plugin.config"
-SHARED = "nvidia.com/gpu.shared"
-MIG = "nvidia.com/mig-1g.10gb"
-
-
-def at(one: dict[str, Any], *pods: Any, **facts: Any) -> Facts:
-    return Facts(at=NOW, nodes=(one,), pods=pods, **facts)
 
 
 # --- IG201 --------------------------------------------------------------------------------------
@@ -35,13 +27,6 @@ def test_a_node_with_gpus_that_offers_none_is_reported(capacity: dict[str, str])
     assert severities("IG201", facts) == ["error"]
     assert "team/nvidia-device-plugin-x is Pending" in evidence("IG201", facts)
     assert "no pod of the device plugin" in evidence("IG201", at(node(capacity=capacity)))
-
-
-def bare(capacity: dict[str, str]) -> dict[str, Any]:
-    """Return a node without any label."""
-    one = node(capacity=capacity)
-    one["metadata"]["labels"] = {}
-    return one
 
 
 def test_a_node_that_offered_gpus_once_is_reported_without_labels_too() -> None:

@@ -7,17 +7,8 @@ import pytest
 from extender.cli.doctor.checks.replicas import DRAIN_SECONDS, SHUTDOWN_SECONDS
 from extender.cli.doctor.facts import Facts
 from extender.settings.config import Settings, all_settings
-from tests.extender.cli.doctor.things import NOW, evidence, found, pod, severities
-
-
-def replica(
-    suffix: str = "x", *, grace_seconds: int = 110, template: str = "1", **changes: Any
-) -> dict[str, Any]:
-    """Return a pod of the extender; what changes is as for any pod."""
-    labels = {"app.kubernetes.io/name": "idlegpu-extender", "pod-template-hash": template}
-    made = pod(f"idlegpu-extender-{suffix}", namespace="idlegpu", labels=labels, **changes)
-    made["spec"]["terminationGracePeriodSeconds"] = grace_seconds
-    return made
+from tests.extender.cli.doctor.described import replica
+from tests.extender.cli.doctor.things import NOW, evidence, found, severities
 
 
 def facts_of(*pods: dict[str, Any], **settings: object) -> Facts:

@@ -6,6 +6,7 @@ import pytest
 
 from extender.cli.doctor.checks.schedulers import our_entry, plugin_weights
 from extender.cli.doctor.facts import Facts, Object
+from tests.extender.cli.doctor.described import bypassed
 from tests.extender.cli.doctor.things import (
     GPU,
     NOW,
@@ -18,25 +19,11 @@ from tests.extender.cli.doctor.things import (
     severities,
 )
 
-GROUP = {
-    "scheduler": "default-scheduler",
-    "resources": [GPU],
-    "verdict": "not-asked",
-    "count": 3,
-    "example": "team/train",
-}
-
-
-def unasked(kind: str | None = None, **group: object) -> Object:
-    causes = [] if kind is None else [{"kind": kind, "field": "x", "pods": 3, "text": "because"}]
-    return {"bound": [{**GROUP, **group}] if kind else [], "likely_causes": causes}
+# --- IG001 --------------------------------------------------------------------------------------
 
 
 def at(*entries: Object, **facts: Any) -> Facts:
     return Facts(at=NOW, schedulers=(scheduler(*entries),), **facts)
-
-
-# --- IG001 --------------------------------------------------------------------------------------
 
 
 def test_a_scheduler_without_an_entry_for_us_does_not_ask() -> None:
@@ -61,7 +48,7 @@ def test_one_scheduler_that_asks_is_enough() -> None:
      ("other-scheduler", "warning")],
 )  # fmt: skip
 def test_the_causes_that_the_extender_reports_are_found(kind: str, severity: str) -> None:
-    facts = Facts(at=NOW, unasked=unasked(kind))
+    facts = Facts(at=NOW, unasked=bypassed(kind))
 
     assert severities("IG001", facts) == [severity]
     assert "3 pods of default-scheduler that request nvidia.com/gpu: not-asked" in evidence(
@@ -71,7 +58,7 @@ def test_the_causes_that_the_extender_reports_are_found(kind: str, severity: str
 
 
 def test_where_every_pod_is_asked_about_nothing_is_found() -> None:
-    facts = at(entry(), unasked=unasked())
+    facts = at(entry(), unasked=bypassed())
 
     for code in ("IG001", "IG002", "IG005"):
         assert found(code, facts) == []
@@ -83,7 +70,7 @@ def test_a_cause_is_reported_by_one_check_alone() -> None:
         ("prioritize-verb", "IG005"),
         ("managed-resources", "IG006"),
     ):
-        facts = Facts(at=NOW, unasked=unasked(kind), nodes=())
+        facts = Facts(at=NOW, unasked=bypassed(kind), nodes=())
 
         assert severities(code, facts) == ["error"]
         assert found("IG001", facts) == []

@@ -3,8 +3,9 @@
 import pytest
 
 from extender.cli.doctor.checks.service import DAY, EVERYDAY
-from extender.cli.doctor.facts import Certificate, Facts, Right, Sample
+from extender.cli.doctor.facts import Certificate, Facts, Sample
 from extender.sources.agents import refusal
+from tests.extender.cli.doctor.described import right
 from tests.extender.cli.doctor.things import (
     NOW,
     evidence,
@@ -72,19 +73,6 @@ def test_the_evidence_says_which_and_when() -> None:
         "Secret idlegpu/x tls.crt (CN=x): ends in 6 days, 2027-01-21 08:00 UTC"
     )
     assert "has ended" in evidence("IG402", ends_in(-1))
-
-
-def right(*, is_allowed: bool) -> Right:
-    return Right(
-        account="idlegpu/idlegpu-extender",
-        verb="watch",
-        group="",
-        resource="pods",
-        namespace="",
-        name="",
-        is_allowed=is_allowed,
-        manifest="manifests/rbac",
-    )
 
 
 def test_a_right_that_is_missing_is_reported() -> None:
