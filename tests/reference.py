@@ -8,6 +8,7 @@ import ast
 import asyncio
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Final
@@ -24,6 +25,8 @@ from extender.app import Extender
 from extender.core.policy import Health
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings
+from extender.settings.reload import LIVE, LIVE_PARTS
+from extender.settings.section import Section
 from extender.settings.table import render_signs, render_table
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from tests.files import ROOT
@@ -175,7 +178,25 @@ def _documented(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     pass
 
 
+def render_restart() -> str:
+    """Render the list of the settings that need a restart."""
+    names = []
+    for name, field in Settings.model_fields.items():
+        kind = field.annotation
+        section = kind if isinstance(kind, type) and issubclass(kind, Section) else None
+        if name in LIVE:
+            continue
+        if section is not None and name in LIVE_PARTS:
+            parts = [part for part in section.model_fields if part not in LIVE_PARTS[name]]
+            names += [f"{name}.{part}" for part in parts]
+        else:
+            names.append(name if section is None else f"{name}.*")
+    text = ", ".join(f"`{name}`" for name in names)
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "restart": render_restart,
     "settings": lambda: render_table(all_settings().values()),
     "signs": lambda: render_signs(Health()),
     "agent-settings": lambda: render_table(agent_config.all_settings().values()),
@@ -186,7 +207,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
 """Renders each generated part, by name."""
 
 PAGES: Final = {
-    "docs/settings.md": ("settings", "signs", "agent-settings"),
+    "docs/settings.md": ("restart", "settings", "signs", "agent-settings"),
     "docs/metrics.md": ("metrics", "agent-metrics"),
     "docs/command-line.md": ("exit-statuses",),
 }
