@@ -90,7 +90,7 @@ def _head(answer: Explanation) -> Iterable[RenderableType]:
         yield line(_asked(decision.request))
     if decision is not None:
         filtered = answer.filter or decision
-        summary = f"{filtered.feasible} of {filtered.candidates} candidates would do"
+        summary = f"{filtered.feasible} of {filtered.candidates} candidates suitable"
         yield line(f"{summary}{_about(decision)}")
         if decision.is_shadow:
             yield line(formatting.SHADOW, "yellow")
@@ -102,7 +102,7 @@ def _outcome(answer: Explanation) -> str:
     decision = answer.decision
     chosen = decision.node if decision else None
     if answer.is_hypothetical:
-        return f"would go to {chosen}" if chosen else "no node would do"
+        return f"would go to {chosen}" if chosen else "no node is suitable"
     if answer.bound_node:
         choice = {True: "our first choice", False: f"not our first choice, {chosen}"}
         text = choice.get(bool(answer.is_followed), "") if decision else NOT_KNOWN

@@ -16,33 +16,37 @@ from extender.settings.config import Settings
 from testkit.reviewers import EVERYWHERE
 from testkit.webhook_questions import MakeClient
 from testkit.world import World
-from tests.extender.api.door import BEARER, TOKEN, Door, door_in, shown
+from tests.extender.api.guarded_api import BEARER, TOKEN, GuardedApi, guarded_api, shown
 
 
 @pytest_asyncio.fixture
-async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
-    async with door_in(tmp_path, aiohttp_client) as found:
+async def guarded(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[GuardedApi]:
+    async with guarded_api(tmp_path, aiohttp_client) as found:
         yield found
 
 
-async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(door: Door) -> None:
-    door.reviewers.rights["alice"] = {"red"}
-    client = await door.open()
+async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(
+    guarded: GuardedApi,
+) -> None:
+    guarded.reviewers.rights["alice"] = {"red"}
+    client = await guarded.open()
 
     assert await shown(client) == ["another pod", "red/b"]
-    assert door.count("admitted") == 1
+    assert guarded.count("admitted") == 1
 
 
-async def test_who_may_list_all_pods_sees_all_and_is_asked_about_once(door: Door) -> None:
-    door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await door.open()
+async def test_who_may_list_all_pods_sees_all_and_is_asked_about_once(guarded: GuardedApi) -> None:
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await guarded.open()
 
     assert await shown(client) == ["blue/a", "red/b"]
-    assert door.reviewers.rights_asked == [("alice", "")]
+    assert guarded.reviewers.rights_asked == [("alice", "")]
 
 
-async def test_who_may_list_nothing_sees_that_there_are_pods_and_no_more(door: Door) -> None:
-    client = await door.open()
+async def test_who_may_list_nothing_sees_that_there_are_pods_and_no_more(
+    guarded: GuardedApi,
+) -> None:
+    client = await guarded.open()
 
     assert await shown(client) == ["another pod", "another pod"]
 
@@ -59,9 +63,9 @@ async def test_who_may_list_nothing_sees_that_there_are_pods_and_no_more(door: D
     ],
 )
 async def test_without_a_good_token_nothing_is_reported(
-    door: Door, headers: dict[str, str]
+    guarded: GuardedApi, headers: dict[str, str]
 ) -> None:
-    client = await door.open()
+    client = await guarded.open()
 
     for path in ("/v1/pods", "/v1/session"):
         response = await client.get(path, headers=headers)
@@ -72,30 +76,30 @@ async def test_without_a_good_token_nothing_is_reported(
 
 
 async def test_health_the_pages_files_and_paths_that_look_after_themselves_need_no_token(
-    door: Door,
+    guarded: GuardedApi,
 ) -> None:
-    client = await door.open()
+    client = await guarded.open()
 
-    door.reviewers.rights["alice"] = {EVERYWHERE}
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
     assert await shown(client) == ["blue/a", "red/b"]  # on the connection that is used again
     for path in ("/healthz", "/page/app.js", "/webhook"):
         response = await client.get(path)
 
         assert response.status == 200
-        # Nobody said who asks: whatever is in there, no pod is.
+        # The caller is unknown, so no pod may be in the answer.
         assert (await response.json())["pods"] == ["another pod", "another pod"]
 
 
-async def test_an_unknown_path_is_404_only_for_callers_who_may_read(door: Door) -> None:
-    client = await door.open()
+async def test_an_unknown_path_is_404_only_for_callers_who_may_read(guarded: GuardedApi) -> None:
+    client = await guarded.open()
 
     assert (await client.get("/v1/nothing")).status == 401
     assert (await client.get("/v1/nothing", headers=BEARER)).status == 404
 
 
-async def test_a_token_for_another_caller_is_refused(door: Door) -> None:
-    door.reviewers.knows_audiences = False  # as a token for the API server itself is answered
-    client = await door.open()
+async def test_a_token_for_another_caller_is_refused(guarded: GuardedApi) -> None:
+    guarded.reviewers.knows_audiences = False  # as a token for the API server itself is answered
+    client = await guarded.open()
 
     response = await client.get("/v1/pods", headers=BEARER)
 
@@ -103,105 +107,111 @@ async def test_a_token_for_another_caller_is_refused(door: Door) -> None:
     assert "it is not for 'idlegpu-api'" in await response.text()
 
 
-async def test_tokens_for_the_api_server_are_taken_where_that_is_set(door: Door) -> None:
-    door.reviewers.knows_audiences = False
-    door.reviewers.rights["alice"] = {"blue"}
-    client = await door.open(audience="")
+async def test_tokens_for_the_api_server_are_taken_where_that_is_set(guarded: GuardedApi) -> None:
+    guarded.reviewers.knows_audiences = False
+    guarded.reviewers.rights["alice"] = {"blue"}
+    client = await guarded.open(audience="")
 
     assert await shown(client) == ["blue/a", "another pod"]
 
 
-async def test_a_token_in_the_own_header_passes_where_a_proxy_keeps_the_other(door: Door) -> None:
-    door.reviewers.rights["alice"] = {"blue"}
-    client = await door.open()
+async def test_a_token_in_the_own_header_passes_where_a_proxy_keeps_the_other(
+    guarded: GuardedApi,
+) -> None:
+    guarded.reviewers.rights["alice"] = {"blue"}
+    client = await guarded.open()
 
     assert await shown(client, **{HEADER: TOKEN}) == ["blue/a", "another pod"]
 
 
-async def test_rights_are_asked_for_once_until_they_are_old(door: Door) -> None:
-    door.reviewers.rights["alice"] = {"red"}
-    client = await door.open()
+async def test_rights_are_asked_for_once_until_they_are_old(guarded: GuardedApi) -> None:
+    guarded.reviewers.rights["alice"] = {"red"}
+    client = await guarded.open()
     await shown(client)
-    asked = list(door.reviewers.rights_asked)
+    asked = list(guarded.reviewers.rights_asked)
     assert sorted(asked) == [("alice", ""), ("alice", "blue"), ("alice", "red")]
 
     await shown(client)
-    assert door.reviewers.rights_asked == asked
+    assert guarded.reviewers.rights_asked == asked
 
-    door.now += caller_cache.RIGHTS_SECONDS
-    door.reviewers.rights["alice"] = {"blue"}
+    guarded.now += caller_cache.RIGHTS_SECONDS
+    guarded.reviewers.rights["alice"] = {"blue"}
     assert await shown(client) == ["blue/a", "another pod"]
-    assert len(door.reviewers.rights_asked) == 2 * len(asked)
+    assert len(guarded.reviewers.rights_asked) == 2 * len(asked)
 
 
-async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(door: Door) -> None:
-    client = await door.open()
+async def test_a_token_that_was_revoked_is_refused_once_its_review_is_old(
+    guarded: GuardedApi,
+) -> None:
+    client = await guarded.open()
     await shown(client)
-    del door.reviewers.users[TOKEN]
+    del guarded.reviewers.users[TOKEN]
 
     await shown(client)
-    assert len(door.reviewers.tokens_asked) == 1
+    assert len(guarded.reviewers.tokens_asked) == 1
 
-    door.now += caller_cache.TOKEN_SECONDS
+    guarded.now += caller_cache.TOKEN_SECONDS
     assert (await client.get("/v1/pods", headers=BEARER)).status == 401
 
 
 async def test_rights_that_cannot_be_found_out_count_for_a_while_and_then_no_more(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "TOKEN_SECONDS", 3600.0)
-    door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await door.open()
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await guarded.open()
     await shown(client)
-    door.reviewers.is_down = True
+    guarded.reviewers.is_down = True
 
-    door.now += caller_cache.RIGHTS_SECONDS + 1
+    guarded.now += caller_cache.RIGHTS_SECONDS + 1
     assert await shown(client) == ["blue/a", "red/b"]
 
-    door.now += GRACE * caller_cache.RIGHTS_SECONDS
+    guarded.now += GRACE * caller_cache.RIGHTS_SECONDS
     assert await shown(client) == ["another pod", "another pod"]
 
 
-async def test_where_the_api_server_does_not_answer_no_new_caller_is_admitted(door: Door) -> None:
-    door.reviewers.is_down = True
-    client = await door.open()
+async def test_where_the_api_server_does_not_answer_no_new_caller_is_admitted(
+    guarded: GuardedApi,
+) -> None:
+    guarded.reviewers.is_down = True
+    client = await guarded.open()
 
     response = await client.get("/v1/pods", headers=BEARER)
 
     assert response.status == 503
     assert "cannot review the token" in await response.text()
-    assert door.count("unknown") == 1
+    assert guarded.count("unknown") == 1
 
 
-async def test_what_was_refused_is_not_asked_about_again_at_once(door: Door) -> None:
-    client = await door.open()
+async def test_what_was_refused_is_not_asked_about_again_at_once(guarded: GuardedApi) -> None:
+    client = await guarded.open()
     stolen = {"Authorization": "Bearer stolen"}
 
     for _ in range(5):
         assert (await client.get("/v1/pods", headers=stolen)).status == 401
-    assert door.reviewers.tokens_asked == ["stolen"]
+    assert guarded.reviewers.tokens_asked == ["stolen"]
 
-    door.now += REFUSED_SECONDS
+    guarded.now += REFUSED_SECONDS
     await client.get("/v1/pods", headers=stolen)
-    assert door.reviewers.tokens_asked == ["stolen"] * 2
+    assert guarded.reviewers.tokens_asked == ["stolen"] * 2
 
 
-async def test_what_turns_up_late_is_asked_about_before_it_is_shown(door: Door) -> None:
-    door.reviewers.rights["alice"] = {"green"}
-    client = await door.open()
+async def test_what_turns_up_late_is_asked_about_before_it_is_shown(guarded: GuardedApi) -> None:
+    guarded.reviewers.rights["alice"] = {"green"}
+    client = await guarded.open()
 
     response = await client.get("/v1/late", headers=BEARER)
 
     assert (await response.json())["pods"] == ["green/c"]
 
 
-async def test_where_it_is_open_no_token_is_required(door: Door) -> None:
-    client = await door.open(is_open=True)
+async def test_where_it_is_open_no_token_is_required(guarded: GuardedApi) -> None:
+    client = await guarded.open(is_open=True)
 
     response = await client.get("/v1/pods")
 
     assert (await response.json())["pods"] == ["blue/a", "red/b"]
-    assert door.reviewers.tokens_asked == []
+    assert guarded.reviewers.tokens_asked == []
 
 
 @pytest.mark.parametrize(
@@ -212,16 +222,16 @@ async def test_where_it_is_open_no_token_is_required(door: Door) -> None:
     ],
 )
 async def test_who_comes_from_the_api_servers_proxy_was_let_in_by_it(
-    door: Door, proxies: tuple[str, ...], status: int
+    guarded: GuardedApi, proxies: tuple[str, ...], status: int
 ) -> None:
-    client = await door.open(proxies=proxies)
+    client = await guarded.open(proxies=proxies)
 
     assert (await client.get("/v1/pods")).status == status
 
 
-async def test_a_token_says_what_is_seen_where_the_proxy_would_see_all(door: Door) -> None:
-    door.reviewers.rights["alice"] = {"red"}
-    client = await door.open(proxies=("127.0.0.0/8",))
+async def test_a_token_says_what_is_seen_where_the_proxy_would_see_all(guarded: GuardedApi) -> None:
+    guarded.reviewers.rights["alice"] = {"red"}
+    client = await guarded.open(proxies=("127.0.0.0/8",))
 
     assert await shown(client, **{HEADER: TOKEN}) == ["another pod", "red/b"]
     stolen = await client.get("/v1/pods", headers={HEADER: "stolen"})
@@ -229,10 +239,10 @@ async def test_a_token_says_what_is_seen_where_the_proxy_would_see_all(door: Doo
 
 
 async def test_a_browser_shows_its_token_once_and_keeps_it_where_no_script_reads_it(
-    door: Door,
+    guarded: GuardedApi,
 ) -> None:
-    door.reviewers.rights["alice"] = {"red"}
-    client = await door.open()
+    guarded.reviewers.rights["alice"] = {"red"}
+    client = await guarded.open()
 
     response = await client.post("/v1/session", json={"token": TOKEN})
 
@@ -267,9 +277,9 @@ async def test_a_browser_shows_its_token_once_and_keeps_it_where_no_script_reads
     ],
 )
 async def test_what_is_no_good_token_is_not_kept(
-    door: Door, body: bytes, kind: str, status: int
+    guarded: GuardedApi, body: bytes, kind: str, status: int
 ) -> None:
-    client = await door.open()
+    client = await guarded.open()
 
     response = await client.post("/v1/session", data=body, headers={"Content-Type": kind})
 
@@ -310,7 +320,7 @@ def test_a_proxy_that_is_no_address_is_refused(proxy: str) -> None:
     ],
 )
 async def test_an_api_that_is_open_to_other_machines_says_so_in_the_log(
-    door: Door, caplog: pytest.LogCaptureFixture, status_listen: str, warnings: int
+    guarded: GuardedApi, caplog: pytest.LogCaptureFixture, status_listen: str, warnings: int
 ) -> None:
     settings = Settings(
         status_listen=status_listen, api=ApiSettings(access=ApiAccess.OPEN, allow_plain=True)
@@ -318,7 +328,7 @@ async def test_an_api_that_is_open_to_other_machines_says_so_in_the_log(
     world = World()
 
     access = make_access(
-        door.kube, settings, world.fleet, world.history, world.metrics.api_requests
+        guarded.kube, settings, world.fleet, world.history, world.metrics.api_requests
     )
 
     assert access.is_open

@@ -22,17 +22,17 @@ from testkit.fake_kube import eventually
 from testkit.reviewers import EVERYWHERE
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
-from tests.extender.api.door import BEARER, TOKEN, Door, door_in, shown
+from tests.extender.api.guarded_api import BEARER, TOKEN, GuardedApi, guarded_api, shown
 
 
 @pytest_asyncio.fixture
-async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
-    async with door_in(tmp_path, aiohttp_client) as found:
+async def guarded(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[GuardedApi]:
+    async with guarded_api(tmp_path, aiohttp_client) as found:
         yield found
 
 
 async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
-    """Show so many tokens that nobody has, all at once; return the answers' statuses."""
+    """Send some unknown tokens at once; return the statuses of the answers."""
 
     async def one(number: int) -> int:
         headers = {"Authorization": f"Bearer guess{source}{number}"}
@@ -44,29 +44,29 @@ async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
 
 
 async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 0.1)
-    door.reviewers.rights["alice"] = {EVERYWHERE}
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
     monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 5.0)
-    client = await door.open()
+    client = await guarded.open()
     clock = asyncio.get_running_loop().time
     begun = clock()
     await shown(client)
 
     assert set(await guess(client, 50)) == {401, 429}
     # One second's worth, of which alice had one, and what has become due since.
-    assert len(door.reviewers.tokens_asked) <= 5 + 5 * (clock() - begun) + 1
+    assert len(guarded.reviewers.tokens_asked) <= 5 + 5 * (clock() - begun) + 1
     assert await shown(client) == ["blue/a", "red/b"]  # who is known is not kept out
 
 
 async def test_who_guesses_tokens_does_not_block_another_address(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "STRANGERS_SECONDS", 20.0)
-    door.reviewers.rights["alice"] = {EVERYWHERE}
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
     monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 5.0)
-    client = await door.open()
+    client = await guarded.open()
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(connector=connector) as greedy:
 
@@ -79,11 +79,11 @@ async def test_who_guesses_tokens_does_not_block_another_address(
                     await response.read()
 
         guessing = [asyncio.create_task(guess_on(who)) for who in range(40)]
-        await eventually(lambda: len(door.reviewers.tokens_asked) > 5)  # the burst is used up
+        await eventually(lambda: len(guarded.reviewers.tokens_asked) > 5)  # the burst is used up
 
-        before = len(door.reviewers.tokens_asked)
+        before = len(guarded.reviewers.tokens_asked)
         assert await shown(client) == ["blue/a", "red/b"]
-        after = door.reviewers.tokens_asked[before:]
+        after = guarded.reviewers.tokens_asked[before:]
         for task in guessing:
             task.cancel()
         await asyncio.wait(guessing)
@@ -94,46 +94,46 @@ async def test_who_guesses_tokens_does_not_block_another_address(
 
 
 async def test_a_user_with_many_tokens_does_not_have_others_forgotten(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "MOST_CALLERS", 5)
-    door.reviewers.rights["alice"] = {EVERYWHERE}
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
     monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 1000.0)
-    client = await door.open()
+    client = await guarded.open()
     await shown(client)
     for number in range(10):
-        door.reviewers.users[f"mallory{number}"] = "mallory"
+        guarded.reviewers.users[f"mallory{number}"] = "mallory"
         await client.get("/v1/pods", headers={"Authorization": f"Bearer mallory{number}"})
 
-    asked = list(door.reviewers.tokens_asked)
+    asked = list(guarded.reviewers.tokens_asked)
     assert await shown(client) == ["blue/a", "red/b"]
-    assert door.reviewers.tokens_asked == asked
+    assert guarded.reviewers.tokens_asked == asked
 
 
 async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caller_cache, "QUESTIONS", 2)
-    door.reviewers.rights["alice"] = {EVERYWHERE}
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
     for number in range(8):
-        door.reviewers.users[f"mallory{number}"] = "mallory"
-    door.reviewers.hold = asyncio.Event()
+        guarded.reviewers.users[f"mallory{number}"] = "mallory"
+    guarded.reviewers.hold = asyncio.Event()
     monkeypatch.setattr(caller_cache, "REVIEWS_PER_SECOND", 1000.0)
-    client = await door.open()
+    client = await guarded.open()
 
     def get(token: str) -> asyncio.Task[object]:
         headers = {"Authorization": f"Bearer {token}"}
         return asyncio.create_task(client.get("/v1/pods", headers=headers))
 
     greedy = [get(f"mallory{number}") for number in range(8)]
-    await eventually(lambda: len(door.reviewers.rights_asked) == 2)  # as many as may
+    await eventually(lambda: len(guarded.reviewers.rights_asked) == 2)  # as many as may
     modest = get(TOKEN)
-    await eventually(lambda: TOKEN in door.reviewers.tokens_asked)
-    door.reviewers.hold.set()
+    await eventually(lambda: TOKEN in guarded.reviewers.tokens_asked)
+    guarded.reviewers.hold.set()
     await asyncio.wait([modest, *greedy])
 
     # alice's one question comes before those that mallory's other tokens have.
-    assert ("alice", "") in door.reviewers.rights_asked[:5]
+    assert ("alice", "") in guarded.reviewers.rights_asked[:5]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
     ],
 )
 async def test_on_this_machine_alone_another_sites_name_is_not_answered(
-    door: Door, aiohttp_client: MakeClient, host: str, status: int
+    guarded: GuardedApi, aiohttp_client: MakeClient, host: str, status: int
 ) -> None:
     settings = Settings(api=ApiSettings(hosts=("gpus.example.com",)))
-    client = await aiohttp_client(app_of(door, settings))
+    client = await aiohttp_client(app_of(guarded, settings))
 
     for path in ("/v1/pods", "/metrics"):
         response = await client.get(path, headers={"Host": host})
@@ -181,21 +181,21 @@ async def test_on_this_machine_alone_another_sites_name_is_not_answered(
     ],
 )
 async def test_where_a_token_is_needed_any_name_is_answered(
-    door: Door, aiohttp_client: MakeClient, settings: dict[str, Any]
+    guarded: GuardedApi, aiohttp_client: MakeClient, settings: dict[str, Any]
 ) -> None:
-    door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await aiohttp_client(app_of(door, Settings(**settings)))
+    guarded.reviewers.rights["alice"] = {EVERYWHERE}
+    client = await aiohttp_client(app_of(guarded, Settings(**settings)))
 
     assert await shown(client, **BEARER, Host="gpus.example.com") == ["blue/a"]
 
 
 async def test_a_pod_is_shown_at_once_in_a_namespace_that_has_just_come(
-    door: Door, aiohttp_client: MakeClient
+    guarded: GuardedApi, aiohttp_client: MakeClient
 ) -> None:
-    door.reviewers.rights["alice"] = {"blue"}
+    guarded.reviewers.rights["alice"] = {"blue"}
     world = World()
     client = await aiohttp_client(
-        app_of(door, Settings(api=ApiSettings(access=ApiAccess.TOKEN)), world)
+        app_of(guarded, Settings(api=ApiSettings(access=ApiAccess.TOKEN)), world)
     )
     assert await shown(client, **BEARER) == [ANOTHER_POD]
 
@@ -204,11 +204,11 @@ async def test_a_pod_is_shown_at_once_in_a_namespace_that_has_just_come(
     assert await shown(client, **BEARER) == ["blue/a"]
 
 
-def app_of(door: Door, settings: Settings, world: World | None = None) -> web.Application:
+def app_of(guarded: GuardedApi, settings: Settings, world: World | None = None) -> web.Application:
     """Return the API as it is served by the settings."""
     world = world or World()
     access = make_access(
-        door.kube, settings, world.fleet, world.history, world.metrics.api_requests
+        guarded.kube, settings, world.fleet, world.history, world.metrics.api_requests
     )
 
     async def pods(_: web.Request) -> web.Response:

@@ -29,7 +29,7 @@ async def test_best_is_the_ranking_that_a_pod_would_get_with_reasons(client: Cli
 
 
 async def test_best_takes_what_a_pod_may_say(world: World, client: Client) -> None:
-    # Of the node that is called idle, somebody else uses a GPU.
+    # A foreign process uses a GPU of the node that is called idle.
     world.add({"sure": [IDLE]})
     query = {
         "gpus": "1",

@@ -191,14 +191,14 @@ async def test_nor_is_it_asked_again_and_again_whose_a_token_is(
 
 
 @dataclass
-class Door:
+class GuardedApi:
     reviewers: Reviewers
     client: Client
     now: float = 1000.0
 
 
 @pytest_asyncio.fixture
-async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
+async def guarded(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[GuardedApi]:
     async with reviewing(tmp_path) as (reviewers, kube):
         access = Access(
             kube,
@@ -215,36 +215,40 @@ async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door
         app = web.Application(middlewares=[access.guard()])
         app.add_routes([*access.routes(), web.get("/v1/nothing", nothing)])
         reviewers.users[TOKEN] = "alice"
-        found = Door(reviewers, await aiohttp_client(app))
+        found = GuardedApi(reviewers, await aiohttp_client(app))
         yield found
 
 
-async def test_a_token_that_was_taken_back_is_not_asked_about_at_each_question(door: Door) -> None:
-    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
-    del door.reviewers.users[TOKEN]
-    door.now += 60.0
+async def test_a_token_that_was_taken_back_is_not_asked_about_at_each_question(
+    guarded: GuardedApi,
+) -> None:
+    assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 200
+    del guarded.reviewers.users[TOKEN]
+    guarded.now += 60.0
 
     for _ in range(AT_ONCE):
-        assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 401
+        assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 401
 
-    assert len(door.reviewers.tokens_asked) == 2
-    door.reviewers.users[TOKEN] = "alice"
-    door.now += REFUSED_SECONDS
-    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
+    assert len(guarded.reviewers.tokens_asked) == 2
+    guarded.reviewers.users[TOKEN] = "alice"
+    guarded.now += REFUSED_SECONDS
+    assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 200
 
 
-async def test_a_browser_learns_at_once_that_its_token_was_revoked(door: Door) -> None:
-    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
-    del door.reviewers.users[TOKEN]
-    door.now += 60.0
+async def test_a_browser_learns_at_once_that_its_token_was_revoked(guarded: GuardedApi) -> None:
+    assert (await guarded.client.get("/v1/nothing", headers=BEARER)).status == 200
+    del guarded.reviewers.users[TOKEN]
+    guarded.now += 60.0
 
-    answer = await door.client.post(SESSION_PATH, json={"token": TOKEN})
+    answer = await guarded.client.post(SESSION_PATH, json={"token": TOKEN})
 
     assert answer.status == 401
     assert not answer.cookies
 
 
-async def test_a_token_may_come_in_pieces(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_may_come_in_pieces(
+    guarded: GuardedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, pieces = StreamReader.readany, list[bytes]()
 
     async def readany(self: StreamReader) -> bytes:
@@ -259,18 +263,18 @@ async def test_a_token_may_come_in_pieces(door: Door, monkeypatch: pytest.Monkey
         yield TOKEN.encode() + b'"}'
 
     headers = {"Content-Type": "application/json"}
-    answer = await door.client.post(SESSION_PATH, data=slowly(), headers=headers)
+    answer = await guarded.client.post(SESSION_PATH, data=slowly(), headers=headers)
 
     assert answer.status == 204
     assert pieces[0] == b'{"token": "'
 
 
-async def test_a_body_without_end_is_refused(door: Door) -> None:
+async def test_a_body_without_end_is_refused(guarded: GuardedApi) -> None:
     async def endlessly() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 4096
 
     headers = {"Content-Type": "application/json"}
-    answer = await door.client.post(SESSION_PATH, data=endlessly(), headers=headers)
+    answer = await guarded.client.post(SESSION_PATH, data=endlessly(), headers=headers)
 
     assert answer.status == 413

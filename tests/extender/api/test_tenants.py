@@ -34,7 +34,7 @@ VALUES = {"name": "node-a", "number": "1", "id": "1", "uid": "uid-hush-running",
 """What is put for a parameter in a route's path."""
 
 ABOUT = ("hush-tenant/hush-running", "hush-waiting", "uid-hush-running", "uid-hush-waiting")
-"""What somebody may know or guess of another's pods, and ask about."""
+"""Names and identities of another tenant's pods that a caller may know or guess."""
 
 MESSAGE = (
     '0/2 nodes are available: 1 persistentvolumeclaim "hush-data" not found, 1 node(s) had too few '
@@ -115,11 +115,11 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
 def _note_bypassed_pod(extender: Extender) -> None:
     """Let a pod of the other tenant bypass the extender, as the example of a group."""
     bypassed_pods = extender.bypassed_pods
-    record = hush_pod("hush-unasked", "")
+    record = hush_pod("hush-bypassed", "")
     bypassed_pods.see(record)
-    bypassed_pods.see(hush_pod("hush-unasked", "node-b"))
+    bypassed_pods.see(hush_pod("hush-bypassed", "node-b"))
     bypassed_pods._judge(bypassed_pods._bound.popleft(), BypassVerdict.NOT_ASKED)
-    assert bypassed_pods.report().pods[0].example == f"{NAMESPACE}/hush-unasked"
+    assert bypassed_pods.report().pods[0].example == f"{NAMESPACE}/hush-bypassed"
 
 
 async def _decide(client: Client, name: str, namespace: str) -> None:
@@ -211,13 +211,13 @@ async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) ->
 async def test_asking_for_another_tenants_pod_is_answered_as_for_one_that_is_not_there(
     cluster: Cluster, about: str
 ) -> None:
-    nobody = about.replace("hush", "none")
+    missing = about.replace("hush", "none")
 
     for path in cluster.paths():
         if not path.startswith("/v1/"):
             continue
         for parameter, asked, other in (
-            ("pod", about, nobody),
+            ("pod", about, missing),
             ("namespace", NAMESPACE, "none-tenant"),
         ):
             there = await cluster.read(path, HOSTILE, **{parameter: asked})

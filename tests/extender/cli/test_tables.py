@@ -181,7 +181,7 @@ def test_every_pod_of_a_manifest_is_predicted(run: Run) -> None:
     result = run("explain", "-f", "-", standard_input=manifest)
 
     assert "default/a-pod: would go to node-2" in result.stdout
-    assert "default/a-deployment: no node would do" in result.stdout
+    assert "default/a-deployment: no node is suitable" in result.stdout
     assert "not asked about: 4 node(s) had too few free GPUs" in result.stdout
     assert result.exit_code == 1
 

@@ -50,7 +50,7 @@ def row_of(
     allocatable: int | None = None,
     serving: Mapping[str, Any] = MappingProxyType({}),
 ) -> PoolRow:
-    """Lay out a node.
+    """Build a node with its devices.
 
     Args:
         devices: how many, or per device the names of the pods that the mapping shows.

@@ -53,7 +53,7 @@ def test_a_claim_is_distrusted_only_where_it_may_be_for_a_gpu(
         pytest.param((INSTANCE,), True, 0, id="behind-another-resource"),
         pytest.param((ONE,), True, 0, id="shown"),
         pytest.param((ONE, TWO), False, 1, id="not-all-are-shown"),
-        pytest.param((ONE, replace(TWO, uuid="")), False, 1, id="one-that-no-slice-tells"),
+        pytest.param((ONE, replace(TWO, uuid="")), False, 1, id="one-that-no-slice-names"),
     ],
 )
 def test_of_claims_that_are_known_nothing_is_guessed(

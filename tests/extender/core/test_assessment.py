@@ -147,7 +147,7 @@ def test_a_cap_that_is_set_is_known_and_no_more_than_the_device_has(
         pytest.param((gpu(), gpu(), busy(), busy()), 0, 1, 1 / 2, id="one-of-four"),
         pytest.param((gpu(), gpu(), busy(), busy()), 0, 2, 1 / 6, id="two-of-four"),
         pytest.param((gpu(), busy()), 0, 2, 0.0, id="too-few"),
-        pytest.param((gpu(), gpu(), gpu()), 2, 1, 1.0, id="all-are-good-whoever-holds-them"),
+        pytest.param((gpu(), gpu(), gpu()), 2, 1, 1.0, id="all-are-good-held-or-not"),
         pytest.param((gpu(), gpu(), busy(), busy()), 2, 1, 1 / 2, id="held-ones-change-no-odds"),
     ],
 )

@@ -208,7 +208,7 @@ LEAVES: dict[str, Any] = {"leaving": (0,)}
         pytest.param(
             node(gpu(is_foreign=True, is_in_use=True, used=1), **LEAVES),
             Code.PASSES,
-            id="use-that-nobody-accounts-for-any-more",
+            id="use-that-no-pod-accounts-for-any-more",
         ),
         pytest.param(
             node(busy(is_in_use=True, used=1, was_foreign=True), **LEAVES),

@@ -27,20 +27,20 @@ WHOLE = held(INF)
 
 
 def after(
-    *readings: tuple[MemoryTenancy, float], told: float = NAN, start: Occupancy | None = None
+    *readings: tuple[MemoryTenancy, float], reported: float = NAN, start: Occupancy | None = None
 ) -> tuple[float, float]:
     """Return what others and foreign processes hold after readings of one device."""
     nothing = np.array([NAN])
     found = start or Occupancy(used=nothing, others=nothing, foreign=nothing)
     for tenancy, used in readings:
-        found = account(found, tenancy, np.array([used]), np.array([told]))
+        found = account(found, tenancy, np.array([used]), np.array([reported]))
     return float(found.others[0]), float(found.foreign[0])
 
 
 @pytest.mark.parametrize(
     ("readings", "expected"),
     [
-        pytest.param([(FREE, 40)], (40, 40), id="nobody-there"),
+        pytest.param([(FREE, 40)], (40, 40), id="no-pod-there"),
         pytest.param([(FREE, 40), (held(30), 40)], (40, 40), id="there-before"),
         pytest.param([(FREE, 40), (held(30), 70)], (40, 40), id="the-growth-is-the-tenants"),
         pytest.param([(FREE, 40), (held(30), 75)], (45, 45), id="but-for-more-than-it-declared"),
@@ -67,10 +67,10 @@ def test_each_reading_gives_the_memory_outside_pods_that_declared(
 def test_what_an_agent_knows_to_be_foreign_comes_first() -> None:
     undeclared = held(30, has_undeclared=True)
 
-    assert after((held(30), 40), told=40) == (40, 40)
-    assert after((held(30), 40), told=0) == (10, 0)
-    assert after((WHOLE, 70), told=10) == (10, 10)
-    assert after((FREE, 0), (undeclared, 50), told=10) == (20, 10)
+    assert after((held(30), 40), reported=40) == (40, 40)
+    assert after((held(30), 40), reported=0) == (10, 0)
+    assert after((WHOLE, 70), reported=10) == (10, 10)
+    assert after((FREE, 0), (undeclared, 50), reported=10) == (20, 10)
 
 
 tenancies = st.builds(
@@ -85,11 +85,11 @@ tenancies = st.builds(
 
 @given(st.lists(st.tuples(tenancies, amounts), min_size=1, max_size=6), known)
 def test_others_hold_no_more_than_is_in_use_and_all_that_no_pod_declared(
-    readings: list[tuple[MemoryTenancy, float]], told: float
+    readings: list[tuple[MemoryTenancy, float]], reported: float
 ) -> None:
     tenancy, used = readings[-1]
 
-    others, foreign = after(*readings, told=told)
+    others, foreign = after(*readings, reported=reported)
 
     if not np.isnan(others):
         assert 0 <= others <= used

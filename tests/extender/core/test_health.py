@@ -163,7 +163,7 @@ def test_the_most_severe_cause_is_reported(values: dict[str, Any], cause: str) -
 
 
 def test_xids_are_described_in_words() -> None:
-    told = {xid: words(int(encode(Sign.XID, xid))) for xid in range(200)}
+    described = {xid: words(int(encode(Sign.XID, xid))) for xid in range(200)}
     named = {
         46: "GPU stopped processing",
         48: "double-bit memory error",
@@ -186,7 +186,7 @@ def test_xids_are_described_in_words() -> None:
         168: "reduced memory capacity",
     }
 
-    assert told == {
+    assert described == {
         xid: f"XID {xid}: {named[xid]}" if xid in named else f"XID {xid}" for xid in range(200)
     }
 

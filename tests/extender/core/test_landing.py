@@ -154,7 +154,7 @@ def out(**changes: Any) -> Gpu:
             node(gpu(), out(), allocatable=1, withdrawn=1, is_agreed=False), 1, [0], id="not-agreed"
         ),
         pytest.param(
-            node(gpu(), out(), out(), allocatable=2, withdrawn=1), 1, [0, 1, 2], id="nobody-knows"
+            node(gpu(), out(), out(), allocatable=2, withdrawn=1), 1, [0, 1, 2], id="unknown-which"
         ),
         pytest.param(node(out(), out(), allocatable=0, withdrawn=2), 1, [0, 1], id="all-of-them"),
         pytest.param(node(gpu(), out()), 1, [0, 1], id="none-is-withdrawn"),

@@ -88,7 +88,7 @@ def test_many_names_are_found_by_number_though_some_nodes_are_gone(
         rows = node_index.rows("gpu", numbered)
         assert rows is not None
         assert rows.tolist() == [row_of.get(node, -1) for node in asked]
-        # Numbers go by name, whoever is asked about: ties are decided by them.
+        # Numbers follow the names, whichever nodes are asked about: they decide ties.
         assert [numbered[at] for at in numbered.rows.argsort()] == sorted(asked)
 
 

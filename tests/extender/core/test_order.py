@@ -196,7 +196,7 @@ def of_shared(landing: list[Gpu], band: int) -> Fraction:
 
 
 def without_use(one: Gpu) -> Gpu:
-    """Return a device as nobody would hold it."""
+    """Return a device that no pod holds."""
     return replace(one, used=0)
 
 

@@ -1,4 +1,4 @@
-"""Which owner a pod has: what lasts, not what each revision or run makes anew."""
+"""The owner of a pod is the object that lasts, not the one of each revision or run."""
 
 from typing import Any
 

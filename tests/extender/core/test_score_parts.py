@@ -90,16 +90,16 @@ def test_a_preferred_model_counts_by_its_place() -> None:
 
 
 def test_the_fit_is_named_by_the_strategy_and_of_shares_the_load_is_the_fit() -> None:
-    def told(described: Node, strategy: Strategy) -> list[str]:
+    def names_of(described: Node, strategy: Strategy) -> list[str]:
         (verdict,) = verdicts({"a": described}, request(strategy=strategy))
         return names(verdict)[4:]
 
     for strategy, fit in [
         (Strategy.AUTO, FULLNESS), (Strategy.PACK, FULLNESS), (Strategy.SPREAD, NUMBER)
     ]:  # fmt: skip
-        assert told(node(gpu(), gpu(used=1)), strategy) == [fit, *CALM.values()]
-    assert told(shared(), Strategy.AUTO) == list(CALM.values())
-    assert told(shared(), Strategy.PACK) == [FULLNESS, *CALM.values()]
+        assert names_of(node(gpu(), gpu(used=1)), strategy) == [fit, *CALM.values()]
+    assert names_of(shared(), Strategy.AUTO) == list(CALM.values())
+    assert names_of(shared(), Strategy.PACK) == [FULLNESS, *CALM.values()]
 
 
 def test_doubt_ill_health_and_early_failures_take_their_shares_of_the_certainty() -> None:

@@ -108,7 +108,7 @@ def test_nodes_score_by_the_chance_that_all_devices_are_idle(
 
 
 def chance_of(device: Gpu) -> float:
-    """Return the chance that one device is idle, told from what it is."""
+    """Return the chance that one device is idle."""
     if device.presumed:
         return 0.95
     return 0.5 if not device.freshness else float(device.utilization < 0.3)
@@ -262,7 +262,7 @@ def test_auto_puts_a_share_where_the_card_is_the_least_loaded() -> None:
 
 
 def test_of_cards_that_are_as_busy_the_one_with_fewer_tenants_comes_first() -> None:
-    """Activity ends at 100 %; how many want more of the card tells what each gets."""
+    """Activity ends at 100 %; the number of tenants that want more decides the share of each."""
     nodes = {
         "three": shared(busy(used=3), replicas=4),
         "one": shared(busy(utilization=1.0, used=1), replicas=4),

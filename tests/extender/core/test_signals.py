@@ -1,4 +1,4 @@
-"""From what was read to what is believed."""
+"""Estimates of activity, memory and health from readings."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,7 +49,7 @@ def busy(board_watts: float = 700.0, **values: float) -> float:
         pytest.param({"GRAPHICS_ACTIVE": 0.0, "DRAM_ACTIVE": 0.5}, 0.5, id="memory-traffic"),
         pytest.param({"GPU_UTILIZATION": 0.0, "POWER": 350.0}, 2 / 7, id="power"),
         pytest.param({"GPU_UTILIZATION": 0.0, "POWER": 136.0}, 0.0, id="power-at-rest"),
-        pytest.param({"POWER": 690.0}, NAN, id="power-alone-tells-nothing"),
+        pytest.param({"POWER": 690.0}, NAN, id="power-alone-says-nothing"),
         pytest.param({"GPU_UTILIZATION": 1.7}, 1.0, id="never-above-one"),
         pytest.param(
             {"GPU_UTILIZATION": 0.0, "POWER": 100.0, "POWER_LIMIT": 100.0}, 1.0, id="its-own-limit"
@@ -159,10 +159,10 @@ def test_activity_is_agreed_on_as_far_as_two_signals_say(
     seen = activity(one(**values), np.array([700.0])).agreed[0]
     reading: dict[str, float] = {Signal[name]: value for name, value in values.items()}
     reading[Signal.POWER_LIMIT] = 700.0
-    told = agreed_activity(reading)
+    agreed = agreed_activity(reading)
 
     assert seen == pytest.approx(expected, nan_ok=True)
-    assert (NAN if told is None else told) == pytest.approx(expected, nan_ok=True)
+    assert (NAN if agreed is None else agreed) == pytest.approx(expected, nan_ok=True)
 
 
 signals = st.sampled_from([*MEASURED])
@@ -175,10 +175,10 @@ def test_the_agent_agrees_with_the_extender(values: dict[Signal, float]) -> None
         reading[Signal.POWER] *= 700.0
     columns = {signal: np.array([value]) for signal, value in reading.items()}
 
-    told = agreed_activity({str(signal): value for signal, value in reading.items()})
+    agreed = agreed_activity({str(signal): value for signal, value in reading.items()})
 
     seen = activity(columns, np.array([NAN])).agreed[0]
-    assert (NAN if told is None else told) == pytest.approx(seen, nan_ok=True)
+    assert (NAN if agreed is None else agreed) == pytest.approx(seen, nan_ok=True)
 
 
 def test_use_shows_by_memory_or_by_activity() -> None:
@@ -199,7 +199,7 @@ def test_a_verdict_falls_and_is_lifted_by_as_many_readings() -> None:
     assert verdicts == [False, True, True, True, True, False, False, False]
 
 
-# --- what is believed ---------------------------------------------------------------------------
+# --- estimates -----------------------------------------------------------------------------------
 
 
 def evidence(count: int = 1, **changes: Any) -> SignalEvidence:
@@ -305,7 +305,7 @@ def test_values_from_before_a_device_was_freed_are_ignored() -> None:
             id="fades-as-a-reading-would",
         ),
         pytest.param({"freed_at": np.array([-np.inf])}, 0.0, id="never-freed"),
-        pytest.param({"was_used": np.array([True])}, 0.0, id="somebody-used-it-while-it-was-free"),
+        pytest.param({"was_used": np.array([True])}, 0.0, id="used-while-it-was-free"),
         pytest.param({"has_tenants": np.array([True])}, 0.0, id="held-again"),
         pytest.param({"measured_at": np.array([NOW - 1.0])}, 0.0, id="read-since"),
         pytest.param({"measured_at": np.array([NAN])}, 0.0, id="no-source-ever-showed-it"),
@@ -374,10 +374,10 @@ def test_a_pause_of_foreign_use_makes_a_device_no_more_idle_than_one_of_a_tenant
 
 
 def test_old_ill_health_excludes_no_device_for_ever() -> None:
-    sick = evidence(columns=reading(ROW_REMAP_FAILURE=1.0))
+    broken = evidence(columns=reading(ROW_REMAP_FAILURE=1.0))
 
-    assert estimated(sick, after=899).is_excluded[0]
-    assert not estimated(sick, after=900).is_excluded[0]
+    assert estimated(broken, after=899).is_excluded[0]
+    assert not estimated(broken, after=900).is_excluded[0]
 
 
 def test_a_sticky_xid_counts_for_a_while_after_it_was_first_seen() -> None:
@@ -417,14 +417,14 @@ def test_a_device_that_is_lost_or_silent_among_its_siblings_is_under_penalty_alo
     assert not telemetry.is_excluded.any()
 
 
-def told(telemetry: Telemetry) -> list[str]:
+def causes_of(telemetry: Telemetry) -> list[str]:
     return [words(int(cause)) for cause in telemetry.cause]
 
 
 def test_missing_devices_say_that_they_are_missing() -> None:
     seen = evidence(2, is_lost=np.array([True, False]))
 
-    assert told(estimated(seen)) == ["missing among its siblings", ""]
+    assert causes_of(estimated(seen)) == ["missing among its siblings", ""]
 
 
 def test_what_a_missing_device_means_is_a_setting() -> None:
@@ -440,7 +440,7 @@ def test_devices_of_a_node_of_which_the_kubelet_withdrew_some_are_under_penalty(
     telemetry = estimated(seen)
 
     assert telemetry.penalty.tolist() == [0.5, 0.5, 0.0]
-    assert told(telemetry)[::2] == ["the kubelet offers fewer GPUs than its node has", ""]
+    assert causes_of(telemetry)[::2] == ["the kubelet offers fewer GPUs than its node has", ""]
 
 
 @pytest.mark.parametrize(

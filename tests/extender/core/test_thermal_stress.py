@@ -46,7 +46,7 @@ def words(**values: float) -> str:
 )
 def test_heat_and_throttling_are_stress(values: dict[str, Any], expected: float) -> None:
     assert stress(one(**values), 1, Health())[0] == pytest.approx(expected)
-    assert bool(words(**values)) == bool(expected), "what counts is told, and nothing else"
+    assert bool(words(**values)) == bool(expected), "the words name exactly what counts"
 
 
 def test_temperature_bounds_that_are_equal_are_a_step() -> None:

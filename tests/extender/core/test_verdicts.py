@@ -148,14 +148,14 @@ def test_counts_of_states_match_the_states() -> None:
     )
     batch, assessment = batch_of(*nodes), assessment_of(*nodes)
 
-    told = Counter(
+    counted = Counter(
         state
         for states, present in zip(device_states(batch, assessment), batch.present, strict=True)
         for state, is_there in zip(states, present, strict=True)
         if is_there
     )
 
-    assert count_states(batch, assessment) == dict.fromkeys(STATES, 1) == dict(told)
+    assert count_states(batch, assessment) == dict.fromkeys(STATES, 1) == dict(counted)
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
@@ -164,7 +164,7 @@ def test_scores_alone_are_those_of_the_whole_verdict(strategy: Strategy) -> None
         "idle": node(gpu(), gpu()),
         "mixed": node(gpu(utilization=0.2), busy(), suspicion=0.25),
         "late": node(gpu(freshness=0.5), unknown()),
-        "sick": node(gpu(penalty=0.5), busy()),
+        "penalized": node(gpu(penalty=0.5), busy()),
     }
     snapshot = snapshot_of(nodes)
     about = request(strategy=strategy)

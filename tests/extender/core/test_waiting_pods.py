@@ -18,7 +18,7 @@ REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
 POLICY = Policy(thresholds=Thresholds(utilization=0.1, memory=0.2), strategy=Strategy.PACK)
 
 
-def told(raw: Object) -> PodRecord:
+def record_of(raw: Object) -> PodRecord:
     record = reduce_pod(raw, ResourceNames(), early_seconds=60)
     assert record is not None
     return record
@@ -68,7 +68,7 @@ def with_spec(**changes: Any) -> Object:
 def test_the_record_equals_the_parsed_object(raw: Object) -> None:
     of_object = parse_request(raw, resources=ResourceNames(), defaults=POLICY)
 
-    of_record = read(told(raw))
+    of_record = read(record_of(raw))
 
     assert of_record == of_object
     if of_object.request is not None and of_record.request is not None:
@@ -80,14 +80,14 @@ def test_the_record_equals_the_parsed_object(raw: Object) -> None:
 def test_pods_that_say_the_same_are_read_once() -> None:
     requests = WaitingRequests()
 
-    first = requests.read(told(pod("p", 2)), POLICY)
+    first = requests.read(record_of(pod("p", 2)), POLICY)
 
-    assert requests.read(told(pod("q", 2)), POLICY) is first
-    assert requests.read(told(pod("r", 4)), POLICY) is not first
+    assert requests.read(record_of(pod("q", 2)), POLICY) is first
+    assert requests.read(record_of(pod("r", 4)), POLICY) is not first
 
 
 def test_other_settings_are_read_by_at_once() -> None:
-    requests, record = WaitingRequests(), told(pod("p"))
+    requests, record = WaitingRequests(), record_of(pod("p"))
     requests.read(record, POLICY)
 
     other = requests.read(record, replace(POLICY, strategy=Strategy.SPREAD)).request
@@ -97,7 +97,7 @@ def test_other_settings_are_read_by_at_once() -> None:
 
 
 def test_what_is_remembered_has_an_end() -> None:
-    requests, record = WaitingRequests(), told(pod("p"))
+    requests, record = WaitingRequests(), record_of(pod("p"))
     first = requests.read(record, POLICY)
     for number in range(REMEMBERED):
         requests.read(replace(record, nominated_node=f"n{number}"), POLICY)

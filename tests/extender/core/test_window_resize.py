@@ -28,7 +28,7 @@ def fill(made: Windows, *values: float, start: float = 0.0, apart: float = 60.0)
         made.add(start + number * apart, ROWS, np.array([value, 1.0 - value]))
 
 
-def told(made: Windows) -> list[list[float]]:
+def values_of(made: Windows) -> list[list[float]]:
     return [column.tolist() for column in made.summarize()]
 
 
@@ -41,7 +41,7 @@ def test_a_longer_window_holds_all_that_the_shorter_one_held(
 ) -> None:
     made = windows()
     fill(made, *values)
-    mean, spread, count = told(made)
+    mean, spread, count = values_of(made)
 
     finish(made.resize_in_steps(600.0 * times))
 
@@ -72,7 +72,7 @@ def test_a_shorter_window_drops_what_is_older() -> None:
 
     finish(made.resize_in_steps(180.0))
 
-    mean, _, count = told(made)
+    mean, _, count = values_of(made)
     assert (mean, count) == ([0.0, 1.0], [3, 3])
 
 
@@ -82,10 +82,10 @@ def test_moved_readings_leave_the_resized_window_on_time() -> None:
     finish(made.resize_in_steps(1200.0))
 
     made.add(1100.0, ROWS, np.zeros(2))
-    assert told(made)[2] == [2, 2]
+    assert values_of(made)[2] == [2, 2]
 
     made.add(1300.0, ROWS, np.zeros(2))
-    assert (told(made)[0], told(made)[2]) == ([0.0, 0.0], [2, 2])
+    assert (values_of(made)[0], values_of(made)[2]) == ([0.0, 0.0], [2, 2])
 
 
 def test_devices_that_are_reset_between_the_steps_stay_reset() -> None:
@@ -98,7 +98,7 @@ def test_devices_that_are_reset_between_the_steps_stay_reset() -> None:
             break
         made.reset(np.array([0]))
         finish(steps)
-        assert told(made)[2] == [0, 10], steps_taken
+        assert values_of(made)[2] == [0, 10], steps_taken
         steps_taken += 1
     assert steps_taken > 10
 
@@ -113,7 +113,7 @@ def test_readings_between_the_steps_count_once() -> None:
             break
         made.add(545.0, ROWS, np.ones(2))
         finish(steps)
-        assert told(made)[2] == [10, 10], steps_taken
+        assert values_of(made)[2] == [10, 10], steps_taken
         steps_taken += 1
     assert steps_taken > 10
 
@@ -129,7 +129,7 @@ def test_devices_that_come_between_the_steps_have_room() -> None:
 
     made.add(300.0, np.array([3]), np.array([0.25]))
 
-    assert told(made)[0] == [0.5, 0.5, 0.0, 0.25]
+    assert values_of(made)[0] == [0.5, 0.5, 0.0, 0.25]
 
 
 def test_an_empty_window_takes_the_new_length() -> None:
@@ -139,4 +139,4 @@ def test_an_empty_window_takes_the_new_length() -> None:
 
     assert made.step_seconds == 6.0
     fill(made, 0.5, apart=1.0)
-    assert told(made)[2] == [1, 1]
+    assert values_of(made)[2] == [1, 1]

@@ -46,7 +46,7 @@ def test_of_a_device_that_is_never_read_freshly_nothing_is_known() -> None:
     assert np.isnan(means(stale, stale)).tolist() == [True, False]
 
 
-def test_time_that_nobody_looked_at_counts_as_one_piece_at_most() -> None:
+def test_time_without_samples_counts_as_one_piece_at_most() -> None:
     log = ActivityLog(SPAN)
     for at, busy in ((0.0, 0.0), (EVERY, 0.0), (100 * EVERY, 1.0)):
         log.look(seen(busy, busy), at)

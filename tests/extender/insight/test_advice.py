@@ -236,8 +236,8 @@ async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
     assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
 
 
-def tell(world: World, minutes: int, **used_gib: float) -> None:
-    """Have an agent tell what pods hold of the card, minute by minute; the last has the most."""
+def report_memory(world: World, minutes: int, **used_gib: float) -> None:
+    """Report each minute how much of the card's memory each pod holds; it grows to its maximum."""
     for minute in range(minutes):
         share = 1.0 if minute == minutes - 1 else 0.5
         reported = [
@@ -256,7 +256,7 @@ async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
         for name, asked in (("greedy", 40), ("short", 4), ("right", 10))
     ]
     world.live({"s": [card(*names, used_gib=20.0)]}, HOUR)
-    tell(world, 20, greedy=5.0, short=6.0, right=9.0)
+    report_memory(world, 20, greedy=5.0, short=6.0, right=9.0)
 
     answer = await get(client, "/v1/advice")
 
@@ -281,7 +281,7 @@ async def test_too_few_samples_of_an_agent_give_no_advice(world: World, client: 
         world.have(name, "s", resource=SHARED, memory_bytes=40 * GIB) for name in ("one", "two")
     ]
     world.live({"s": [card(*names, used_gib=3.0)]}, HOUR)
-    tell(world, 14, one=1.0, two=2.0)
+    report_memory(world, 14, one=1.0, two=2.0)
 
     answer = await get(client, "/v1/advice")
 

@@ -28,7 +28,7 @@ def world() -> World:
 
 
 @dataclass
-class Told:
+class PastAnswer:
     times: tuple[float, ...]
     activity: Mapping[DeviceKey, Values]
     memory_bytes: Mapping[DeviceKey, Values]
@@ -48,15 +48,15 @@ class FakePlots:
     async def hour(self, devices: Sequence[DeviceKey]) -> Any:
         raise AssertionError(devices)
 
-    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Told:
+    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> PastAnswer:
         self.asked.append((len(devices), seconds))
         if self.hold is not None:
             await self.hold.wait()
         if self.error:
-            return Told((), {}, {}, self.error)
+            return PastAnswer((), {}, {}, self.error)
         start = self.world.now - seconds
         times = tuple(start + seconds * step / (steps - 1) for step in range(steps))
-        return Told(
+        return PastAnswer(
             times,
             {key: [0.4] * steps for key in devices},
             {key: [30.0 * GIB] * steps for key in devices},

@@ -215,7 +215,7 @@ def test_a_shared_card_that_one_tenant_fills_should_not_be_shared() -> None:
         ("Tesla T4", 14.8, SharingWay.MPS, ""),
         ("NVIDIA-L40S", 44.9, SharingWay.MPS, ""),
         ("Tesla P100-PCIE-16GB", 15.9, SharingWay.TIME_SLICING, ""),
-        ("GeForce of somebody", 8.0, SharingWay.TIME_SLICING, ""),
+        ("GeForce of another maker", 8.0, SharingWay.TIME_SLICING, ""),
         ("NVIDIA H100 of a size that is not listed", 50.0, SharingWay.MPS, ""),
     ],
 )

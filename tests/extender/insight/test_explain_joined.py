@@ -57,7 +57,7 @@ async def ranks(ranking: World, aiohttp_client: MakeClient) -> Client:
     return client
 
 
-def told_whole(answer: Any) -> None:
+def assert_complete(answer: Any) -> None:
     assert answer["decision"]["id"] == "ranks-1"
     assert (answer["filter"]["id"], answer["filter"]["candidates"]) == ("filters-1", 3)
     assert [node["node"] for node in answer["nodes"]] == ["idle", "half", "dead"]
@@ -72,8 +72,8 @@ def told_whole(answer: Any) -> None:
 async def test_the_replica_that_ranked_returns_the_nodes_that_the_other_refused(
     ranks: Client,
 ) -> None:
-    told_whole(await get(ranks, "/v1/explain", pod="team/p"))
-    told_whole(await get(ranks, "/v1/explain", id="ranks-1"))
+    assert_complete(await get(ranks, "/v1/explain", pod="team/p"))
+    assert_complete(await get(ranks, "/v1/explain", id="ranks-1"))
 
 
 async def test_the_replica_that_filtered_returns_the_others_ranking(
@@ -81,7 +81,7 @@ async def test_the_replica_that_filtered_returns_the_others_ranking(
 ) -> None:
     far_of(filtering).clients = {THIRD: ranks}
 
-    told_whole(await get(filters, "/v1/explain", pod="team/p"))
+    assert_complete(await get(filters, "/v1/explain", pod="team/p"))
 
 
 async def test_a_third_replica_returns_both(
@@ -91,7 +91,7 @@ async def test_a_third_replica_returns_both(
         replica("third", Far({FAR: filters, THIRD: ranks})).build_app(viewer=LearnsTeam())
     )
 
-    told_whole(await get(third, "/v1/explain", pod="team/p"))
+    assert_complete(await get(third, "/v1/explain", pod="team/p"))
 
 
 async def test_a_node_that_the_other_refused_may_be_asked_for(ranks: Client) -> None:

@@ -88,7 +88,7 @@ async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
 ) -> None:
     sees = LearnsTeam()
     client = await aiohttp_client(replica_world(far=far).build_app(viewer=sees))
-    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # nobody's pods
+    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # no namespace's pods
 
     for wanted in ({"id": "far-1"}, {"number": "1"}):
         await get(client, "/v1/explain", 404, **wanted)
@@ -130,7 +130,7 @@ async def test_a_replica_that_does_not_answer_is_left_out(
     await decide(client, "a", name="ours")
 
     assert (await get(client, "/v1/explain", pod="ours"))["decision"]["node"] == "a"
-    await get(client, "/v1/explain", 404, pod="nobody")
+    await get(client, "/v1/explain", 404, pod="no-such-pod")
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
@@ -147,7 +147,7 @@ async def test_after_answering_a_replica_the_connection_sees_no_more_than_before
     world = replica_world()
     explain = world.why.explain
 
-    async def tell(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.Request) -> web.StreamResponse:
         whose = LearnsTeam()
         VIEWER.set(whose)
         answer = await explain._answer_peer(request)
@@ -156,10 +156,10 @@ async def test_after_answering_a_replica_the_connection_sees_no_more_than_before
         return answer
 
     app = web.Application()
-    app.router.add_get(PEERS_PATH, tell)
-    await get(await aiohttp_client(app), PEERS_PATH, pod="nobody")
+    app.router.add_get(PEERS_PATH, answer)
+    await get(await aiohttp_client(app), PEERS_PATH, pod="no-such-pod")
     assert len(seen) == 1
 
 
 async def test_what_a_replica_has_not_decided_it_does_not_report(client: Client) -> None:
-    assert await get(client, PEERS_PATH, pod="nobody") == {}
+    assert await get(client, PEERS_PATH, pod="no-such-pod") == {}

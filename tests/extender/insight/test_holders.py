@@ -63,7 +63,7 @@ async def test_a_pod_that_uses_none_of_its_gpus_is_listed(world: World, client: 
         pytest.param(1.0, 3.0, "1 process there, 3.0 GiB of memory held", id="one"),
         pytest.param(2.0, None, "2 processes there, memory unknown", id="two"),
         # Who lists no processes has not seen that there are none.
-        pytest.param(None, 0.0, "almost no memory held", id="nobody-lists-them"),
+        pytest.param(None, 0.0, "almost no memory held", id="not-listed"),
         pytest.param(None, None, "memory unknown", id="nothing-known"),
     ],
 )

@@ -29,7 +29,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 def learn(world: World, *ago: float, is_guess: bool = False, until: float = 0.0) -> None:
-    """Tell the watch when each card was last used, before now."""
+    """Report to the watch how long ago each card was last used."""
     world.why.idleness.learn(
         [FIRST, SECOND][: len(ago)],
         np.array([world.now - one for one in ago]),

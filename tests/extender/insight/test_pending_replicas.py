@@ -40,7 +40,7 @@ class Side:
 
 @pytest.fixture
 async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
-    """Two replicas that see the same pods, and tell each other what they are asked."""
+    """Two replicas that see the same pods, and report their requests to each other."""
     near, far = replica_world(name="near"), replica_world(name="far")
     near.request_log.answered.subscribe(far.request_log.take)
     far.request_log.answered.subscribe(near.request_log.take)

@@ -164,11 +164,11 @@ def test_a_pod_that_ends_early_is_judged_by_the_time_that_it_ran() -> None:
     assert outcome.got == pytest.approx(0.6)
 
 
-def test_a_pod_made_anew_is_judged_by_the_gpus_that_it_got_not_its_predecessor() -> None:
+def test_a_recreated_pod_is_judged_by_the_gpus_that_it_got_not_its_predecessor() -> None:
     part = Watched(cards=2)
     part.place("a", "node-1")
     part.busy("node-1", 0.8, index=1)
-    part.live(120)  # telemetry still tells where the former pod of that name was
+    part.live(120)  # telemetry still shows where the former pod of that name was
     part.world.card("node-1").tenants = ()
     part.world.card("node-1", 1).tenants = ("ns/a",)
     part.live(AFTER)

@@ -60,11 +60,11 @@ async def test_a_log_may_be_begun_moved_and_ended_while_it_runs(tmp_path: Path) 
     await shadow_mode.adopt(Settings())
     world.place("c")
 
-    told = [
+    reported = [
         (line.uid if isinstance(line, LoggedBinding) else line.pod.uid)
         for line in read_log([first, second])
     ]
-    assert told == ["uid-a", "uid-a", "uid-a", "uid-b", "uid-b"]
+    assert reported == ["uid-a", "uid-a", "uid-a", "uid-b", "uid-b"]
     assert [type(line) for line in read_log([first])] == [
         LoggedDecision,
         LoggedDecision,

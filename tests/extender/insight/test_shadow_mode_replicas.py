@@ -33,7 +33,7 @@ class Replica(World):
     def __init__(self) -> None:
         super().__init__()
         self.untold: list[AnsweredQuestion] = []
-        self.told_of: list[DecisionRecord] = []
+        self.own: list[DecisionRecord] = []
         self.shadow_mode = ShadowMode(
             Settings(),
             self.placer,
@@ -51,7 +51,7 @@ class Replica(World):
             self.history,
             self.metrics,
             peers=self.ears,
-            on_own=(self.told_of.append, self.shadow_mode.note_own),
+            on_own=(self.own.append, self.shadow_mode.note_own),
         )
         self.tap = InventoryTap(
             self.fleet,
@@ -88,13 +88,13 @@ class Pair:
     is_cut: bool = False
 
     async def ask(self, at: int, verb: str) -> None:
-        """Ask one of them about the pod; the other hears of it, unless they are cut off."""
+        """Ask one of them about the pod; the other receives a report, unless they are cut off."""
         question = names_question("node-0", "node-1", asker=pod("p"))
         assert (await self.clients[at].post(f"/{verb}", json=question)).status == 200
-        self.tell()
+        self.exchange()
 
-    def tell(self) -> None:
-        """Let each hear what the other was asked until now."""
+    def exchange(self) -> None:
+        """Let each report its requests to the other."""
         for one, other in (self.replicas, self.replicas[::-1]):
             while one.untold and not self.is_cut:
                 other.request_log.take(one.untold.pop(0))
@@ -113,7 +113,7 @@ class Pair:
 
     def sweep_after(self, seconds: float) -> None:
         self.wait(seconds)
-        self.tell()
+        self.exchange()
         for replica in self.replicas:
             replica.sweep()
 
@@ -133,8 +133,8 @@ class Pair:
         return [replica.bound for replica in self.replicas]
 
     @property
-    def told_of(self) -> list[int]:
-        return [len(replica.told_of) for replica in self.replicas]
+    def own(self) -> list[int]:
+        return [len(replica.own) for replica in self.replicas]
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: P
 
     assert pair.live() == [1, 0]
     assert pair.bound == [1, 0]
-    assert pair.told_of == [1, 0]
+    assert pair.own == [1, 0]
 
 
 async def test_a_message_after_the_binding_still_makes_it_one_decision(pair: Pair) -> None:
@@ -188,15 +188,15 @@ async def test_a_pod_tried_at_both_replicas_counts_once_despite_late_messages(pa
         pair.wait(2.0)
     pair.bind()
     pair.sweep_after(MAX_WAIT_SECONDS - 10.0)
-    assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
+    assert (pair.bound, pair.own) == ([0, 0], [0, 0])
 
     pair.is_cut = False
     pair.sweep_after(1.0)
 
-    assert (pair.bound, pair.told_of) == ([0, 1], [0, 1])
+    assert (pair.bound, pair.own) == ([0, 1], [0, 1])
 
 
-async def test_replicas_that_never_hear_each_other_leave_the_pod_out(pair: Pair) -> None:
+async def test_replicas_that_never_reach_each_other_leave_the_pod_out(pair: Pair) -> None:
     pair.is_cut = True
     for at in (NEAR, FAR):
         await pair.ask(at, FILTER)
@@ -204,7 +204,7 @@ async def test_replicas_that_never_hear_each_other_leave_the_pod_out(pair: Pair)
     pair.bind()
 
     assert pair.live() == [0, 0]
-    assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
+    assert (pair.bound, pair.own) == ([0, 0], [0, 0])
     assert [len(replica.binding_attribution) for replica in pair.replicas] == [0, 0]
 
 
@@ -241,7 +241,7 @@ async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
     (late,) = pair.replicas[NEAR].untold
     pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.02)]  # on its way for so long
     pair.is_cut = False
-    pair.tell()
+    pair.exchange()
     pair.bind()
 
     assert pair.live() == [0, 1]

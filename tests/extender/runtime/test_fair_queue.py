@@ -10,7 +10,7 @@ from extender.runtime.fair_queue import BusyError, FairQueue
 
 
 class Many:
-    """Questions that last until they are told to end; keeps who had a turn, in order."""
+    """Requests that last until they are ended; records the order of the turns."""
 
     def __init__(self, turns: FairQueue) -> None:
         self.had: list[str] = []

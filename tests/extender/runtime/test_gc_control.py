@@ -1,4 +1,4 @@
-"""The search for garbage: complete, but only where nobody waits for an answer."""
+"""Garbage collection is complete, but only while no request waits."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ class Knot:
 
 
 def make_knot() -> Callable[[], object]:
-    """Return what tells whether an unreachable cycle is still there."""
+    """Return a check whether an unreachable cycle still exists."""
     return weakref.ref(Knot())
 
 

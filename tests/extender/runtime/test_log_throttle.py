@@ -12,20 +12,20 @@ class Clock:
 
 def test_an_equal_line_is_due_after_a_while_with_the_number_of_skipped_ones() -> None:
     clock = Clock()
-    seldom = LogThrottle(60.0, 10, clock)
+    throttle = LogThrottle(60.0, 10, clock)
 
-    assert [seldom.due("full", "a") for _ in range(4)] == [0, None, None, None]
-    assert seldom.due("full", "b") == 0
+    assert [throttle.due("full", "a") for _ in range(4)] == [0, None, None, None]
+    assert throttle.due("full", "b") == 0
     clock.now = 60.0
-    assert [seldom.due("full", "a") for _ in range(2)] == [3, None]
+    assert [throttle.due("full", "a") for _ in range(2)] == [3, None]
 
 
 def test_however_many_things_there_are_no_more_than_so_many_are_due() -> None:
     clock = Clock()
-    seldom = LogThrottle(60.0, 10, clock)
+    throttle = LogThrottle(60.0, 10, clock)
 
-    assert [seldom.due(thing) for thing in range(1000)].count(0) == 10
+    assert [throttle.due(thing) for thing in range(1000)].count(0) == 10
     clock.now = 60.0
-    assert [seldom.due(thing) for thing in range(1000, 2000)][:2] == [990, 0]
+    assert [throttle.due(thing) for thing in range(1000, 2000)][:2] == [990, 0]
     clock.now = 120.0
-    assert sum(seldom.due(thing) is not None for thing in range(2000, 3000)) == 10
+    assert sum(throttle.due(thing) is not None for thing in range(2000, 3000)) == 10

@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 10.0
 
 
 class SlowStream(io.StringIO):
-    """A stream whose reader has stopped until somebody lets it go on."""
+    """A stream whose reader has stopped until the test lets it continue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def log_to(stream: io.StringIO) -> tuple[logging.Logger, BackgroundHandler]:
     """Return a logger that writes to a stream only."""
     handler = BackgroundHandler(stream)
     handler.setFormatter(JsonFormatter())
-    logger = logging.Logger("test")  # noqa: LOG001 - nobody else shall see it
+    logger = logging.Logger("test")  # noqa: LOG001 - no other logger shall see it
     logger.addHandler(handler)
     return logger, handler
 
@@ -68,7 +68,7 @@ def test_logging_does_not_wait_for_the_reader(stream: SlowStream) -> None:
 
     logger.warning("first")
     assert stream.is_full.wait(DEADLINE_SECONDS)
-    logger.warning("second")  # returns although nobody reads
+    logger.warning("second")  # returns although the reader has stopped
     assert not stream.getvalue()
 
     stream.reads.set()
@@ -103,5 +103,5 @@ def test_a_stream_that_is_gone_ends_nothing() -> None:
     logger, handler = log_to(stream)
     stream.close()
 
-    logger.warning("nobody hears this")
+    logger.warning("this is lost")
     handler.close()

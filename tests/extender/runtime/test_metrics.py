@@ -1,4 +1,4 @@
-"""What an extender exports that nobody has asked anything yet."""
+"""Metrics of an extender without any request yet."""
 
 from typing import Final, NoReturn
 
@@ -18,10 +18,10 @@ ELSEWHERE: Final = {
 
 @pytest_asyncio.fixture
 async def fresh() -> Extender:
-    return Extender(Settings(), KubeClient(_nobody))
+    return Extender(Settings(), KubeClient(_no_login))
 
 
-async def _nobody() -> NoReturn:
+async def _no_login() -> NoReturn:
     raise AssertionError("nothing is asked of the API server here")
 
 

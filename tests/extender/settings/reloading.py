@@ -13,7 +13,7 @@ from testkit.fake_kube import eventually
 
 DEADLINE_SECONDS = 10.0
 FAR = 3600.0
-"""Seconds between two looks: what is found sooner was told by the file system."""
+"""Seconds between two reads; a change found sooner was reported by the file system."""
 NOW = 1_800_000_000.0
 
 
@@ -82,7 +82,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def is_watched(directory: Path) -> bool:
-    """Tell whether this process watches a directory, by inotify."""
+    """Return whether this process watches a directory, by inotify."""
     sign = f" ino:{directory.stat().st_ino:x} "
     for info in Path("/proc/self/fdinfo").iterdir():
         with suppress(FileNotFoundError):

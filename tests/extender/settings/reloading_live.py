@@ -87,9 +87,9 @@ class Live:
         """Wait until a part is degraded, or is not; return what is said of it."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
-                told: dict[str, str] = (await self.get("/readyz"))["degraded"]
-                if (part in told) is is_so:
-                    return told.get(part, "")
+                degraded: dict[str, str] = (await self.get("/readyz"))["degraded"]
+                if (part in degraded) is is_so:
+                    return degraded.get(part, "")
                 await asyncio.sleep(0.05)
 
 

@@ -117,9 +117,9 @@ async def test_fault_midway_leaves_nothing_of_the_new_settings_in_force(
 async def test_bad_file_degrades_and_stays_ready_and_a_good_one_mends_it(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
         part.mounted.write("thresholds: {utilization: 300}")
-        told = await part.degraded("settings", is_so=True)
+        cause = await part.degraded("settings", is_so=True)
 
-        assert "thresholds.utilization" in told
+        assert "thresholds.utilization" in cause
         assert (await part.get("/readyz"))["status"] == "degraded"
         assert part.extender.settings.thresholds.utilization == 30
         assert await part.metric("settings_file_bad") == 1
@@ -160,8 +160,8 @@ async def test_prometheus_gets_new_queries_and_its_readings_stay(tmp_path: Path)
         before, devices = fleet.sources["prometheus"], len(fleet.store)
         down = {"url": "http://127.0.0.1:1", "interval_seconds": 0.5}
         await part.change(prometheus=down)
-        told = await part.degraded("prometheus", is_so=True)
-        assert "http://127.0.0.1:1" in told
+        cause = await part.degraded("prometheus", is_so=True)
+        assert "http://127.0.0.1:1" in cause
         assert len(fleet.store) == devices
 
         await part.change(prometheus=None)
@@ -275,12 +275,12 @@ async def test_events_are_written_or_not_as_is_set_now(tmp_path: Path) -> None:
         control = part.cluster.control
         await part.filter(control.create_pod(typo("silent")), IDLE)
         await part.change(events={"enabled": True, "rate_per_second": 100})
-        await part.filter(control.create_pod(typo("told")), IDLE)
+        await part.filter(control.create_pod(typo("warned")), IDLE)
         await eventually(lambda: control.events, deadline_seconds=DEADLINE_SECONDS)
 
         assert part.extender.events.settings.per_second == 100
         events: list[Any] = list(control.events)
-        assert [event["regarding"]["name"] for event in events] == ["told"]
+        assert [event["regarding"]["name"] for event in events] == ["warned"]
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ async def test_log_is_written_as_is_set_now(tmp_path: Path) -> None:
         assert [type(handler.formatter) for handler in root.handlers] == [logs.TextFormatter]
 
 
-async def test_pods_bound_unasked_are_judged_as_is_set_now(tmp_path: Path) -> None:
+async def test_bypassed_pods_are_judged_as_is_set_now(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
         await part.change(unasked={"schedulers": ["another"]})
         control, bypassed_pods = part.cluster.control, part.extender.bypassed_pods

@@ -175,7 +175,7 @@ async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None
         await until(lambda: part.busy == 80)
 
 
-# --- file systems that tell nothing ---------------------------------------------------------------
+# --- file systems without notifications -----------------------------------------------------------
 
 
 async def test_a_change_without_a_notification_is_found_at_the_next_read(

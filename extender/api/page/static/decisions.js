@@ -9,7 +9,7 @@ const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40, AGAIN_MS = 5000;
 // A row shows up to two decisions, so this many decisions cover all rows.
 const ALL = 2 * KEPT;
 
-const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Would do", "kube-scheduler"];
+const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Suitable", "kube-scheduler"];
 
 export class Decisions {
   constructor(box) {
@@ -158,7 +158,7 @@ export class Decisions {
       h("td", { class: "lead" }, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: one.id }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
       h("td", {}, asked),
       h("td", {}, one.node ? h("button", { type: "button", class: "link", onclick: () => go({ node: one.node, gpu: "0" }, true) }, one.node) : h("span", { class: "trouble" }, "none")),
-      h("td", { class: "lost" }, one.runner_up ? [h("span", {}, one.runner_up), h("span", { class: "muted reason" }, "")] : one.feasible === 1 ? h("span", { class: "muted" }, "no other node would do") : null),
+      h("td", { class: "lost" }, one.runner_up ? [h("span", {}, one.runner_up), h("span", { class: "muted reason" }, "")] : one.feasible === 1 ? h("span", { class: "muted" }, "no other node is suitable") : null),
       h("td", { class: "num" }, `${(took * 1000).toFixed(1)} ms`),
       h("td", { class: "num" }, `${count(first.feasible)} of ${count(first.candidates)}`),
       h("td", { class: "followed" }, ...followed(one)),
@@ -290,14 +290,14 @@ function explained(answer) {
   return [
     closer(),
     h("h3", {}, answer.pod),
-    h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${answer.bound_node ? `; the pod is on ${answer.bound_node}` : ""}.` : `No node of ${decision?.candidates ?? 0} would do.`),
+    h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${answer.bound_node ? `; the pod is on ${answer.bound_node}` : ""}.` : `None of ${plural(decision?.candidates ?? 0, "node")} is suitable.`),
     decision?.is_shadow ? h("p", { class: "muted" }, SHADOW) : null,
     (answer.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), node.is_bound ? " " : null, node.is_bound ? h("span", { class: "state" }, "bound") : null),
       node.rejection ? h("p", { class: "trouble" }, node.rejection) : null,
       node.reason ? h("p", { class: "why" }, node.reason) : null,
       node.lost_by ? h("p", { class: "muted" }, `Behind the first choice: ${node.lost_by}`) : null,
-      h("p", { class: "muted" }, `${node.idle} idle of ${node.landing} it could land on; needs ${node.needed}. ${node.model}`),
-      node.parts?.length ? h("details", {}, h("summary", { class: "muted" }, "What the score is made of"), h("table", { class: "grid small" }, h("tbody", {}, node.parts.map((part) => h("tr", {}, h("th", { scope: "row" }, part.name), h("td", { class: "num" }, percent(part.value)), h("td", { class: "num" }, `× ${part.share.toFixed(6)}`), h("td", { class: "num" }, `+${part.adds.toFixed(6)}`))),
+      h("p", { class: "muted" }, `${node.idle} idle of ${node.landing} possible GPUs; needs ${node.needed}. ${node.model}`),
+      node.parts?.length ? h("details", {}, h("summary", { class: "muted" }, "Parts of the score"), h("table", { class: "grid small" }, h("tbody", {}, node.parts.map((part) => h("tr", {}, h("th", { scope: "row" }, part.name), h("td", { class: "num" }, percent(part.value)), h("td", { class: "num" }, `× ${part.share.toFixed(6)}`), h("td", { class: "num" }, `+${part.adds.toFixed(6)}`))),
         node.factors.filter((one) => one.keeps < 1).map((one) => h("tr", {}, h("th", { scope: "row" }, `certainty without ${one.name}`), h("td", {}, ""), h("td", {}, ""), h("td", { class: "num" }, `× ${one.keeps.toFixed(3)}`)))))) : null,
       h("ul", { class: "plain-list" }, (node.devices ?? []).map((device) => h("li", { class: device.can_land ? null : "muted" }, `GPU ${device.index ?? "?"}${device.gpu_instance_id ? `/${clean(device.gpu_instance_id)}` : ""}: ${device.state}, ${percent(device.utilization_ratio)} busy, ${percent(device.memory_used_ratio)} of memory${device.can_land ? "" : ", not for this pod"}${device.assumed ? `, ${device.assumed} assumed` : ""}`,
         device.health ? h("div", { class: "trouble" }, device.health) : null,

@@ -94,7 +94,7 @@ export class Detail {
     return h("dl", { class: "facts" },
       fact("Model", node.model || "unknown"), fact("Node", status), node.driver_version ? fact("Driver", node.driver_version) : null, zone ? fact("Zone", zone) : null,
       resources.map((text) => fact("GPUs", text)),
-      node.early_failures ? fact("Early failures", `pods of ${plural(node.early_failures, "owner")} died soon after the start: counts against it`) : null,
+      node.early_failures ? fact("Early failures", `pods of ${plural(node.early_failures, "owner")} failed soon after their start, which counts against the node`) : null,
       node.taints.length ? fact("Taints", node.taints.map((taint) => `${taint.key}${taint.value ? `=${taint.value}` : ""}:${taint.effect}`).join(", ")) : null);
   }
 
@@ -129,9 +129,9 @@ export class Detail {
         gpu.replicas > 1 ? fact("Shares", `${gpu.replicas_used} of ${gpu.replicas} in use`) : null,
         gpu.assumed ? fact("Just placed", `${plural(gpu.assumed, "pod")} that the readings do not show yet`) : null,
         fact("Tenants", gpu.tenants.length ? gpu.tenants.join(", ") : "none seen"),
-        fact("Measured", gpu.age_seconds === null ? "never" : `${duration(gpu.age_seconds)} ago by ${gpu.source} (${gpu.freshness})`),
+        fact("Measured", gpu.age_seconds === null ? "never" : `${duration(gpu.age_seconds)} ago by ${gpu.source} (${gpu.freshness === "missing" ? "unknown" : gpu.freshness})`),
         fact("Resource", gpu.resource), gpu.uuid ? fact("UUID", gpu.gpu_instance_id ? `${gpu.uuid}, instance ${gpu.gpu_instance_id}` : gpu.uuid) : null),
-      h("table", { class: "grid small" }, h("caption", {}, "What was read, and when"),
+      h("table", { class: "grid small" }, h("caption", {}, "Readings"),
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Signal"), h("th", { scope: "col", class: "num" }, "Value"), h("th", { scope: "col" }, "Source"), h("th", { scope: "col", class: "num" }, "Age"))),
         h("tbody", {}, gpu.readings.map((one) => h("tr", {}, h("th", { scope: "row" }, nameOfSignal(one.signal)), h("td", { class: "num" }, inUnit(one.signal, one.value)), h("td", {}, one.source), h("td", { class: "num" }, duration(one.age_seconds)))))));
   }

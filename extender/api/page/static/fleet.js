@@ -15,7 +15,7 @@ export const KINDS = [
   { id: "stale", name: "stale", look: STALE, about: "the last reading is too old to be sure" },
   { id: "unknown", name: "unknown", look: UNKNOWN, about: "no usable reading" },
   { id: "unhealthy", name: "unhealthy", look: UNHEALTHY, about: "cannot work: XID errors, broken memory, fallen off the bus, ..." },
-  { id: "foreign", name: "foreign", look: FOREIGN, about: "in use by something that Kubernetes does not know of" },
+  { id: "foreign", name: "foreign", look: FOREIGN, about: "used by a process that no pod accounts for" },
 ];
 const KIND_OF = new Uint8Array(64);
 for (let state = 0; state < 64; state++) {

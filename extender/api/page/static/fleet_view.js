@@ -171,7 +171,7 @@ export class FleetView {
     byId("map").setAttribute("aria-label", `Fleet map: ${text}; ${KINDS.map((kind, at) => (counts[at] ? `${count(counts[at])} ${kind.name}` : "")).filter(Boolean).join(", ")}`);
     const empty = byId("empty");
     empty.hidden = nodes > 0 || !fleet.version;
-    if (!empty.hidden) show(empty, h("p", {}, all ? "No node is like that." : "No node with GPUs is known yet."), all ? h("button", { type: "button", onclick: () => go({ q: "", look: "", model: "" }) }, "Show all nodes") : null);
+    if (!empty.hidden) show(empty, h("p", {}, all ? "No node matches." : "No node with GPUs is known yet."), all ? h("button", { type: "button", onclick: () => go({ q: "", look: "", model: "" }) }, "Show all nodes") : null);
   }
 
   showPick() {

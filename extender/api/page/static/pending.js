@@ -8,7 +8,7 @@ import { go } from "./url.js";
 
 const GAP_MS = 5000;
 const STATES = {
-  refused: "idlegpu refuses nodes to it", unschedulable: "kube-scheduler's own filters leave no node", placing: "placed, the binding is not seen yet",
+  refused: "idlegpu refused nodes", unschedulable: "kube-scheduler's own filters leave no node", placing: "placed, the binding is not seen yet",
   nominated: "preemption makes room", gated: "held back by scheduling gates", untried: "not tried yet", deleting: "is being deleted",
 };
 
@@ -54,6 +54,6 @@ export class Pending {
         h("section", {}, h("h4", {}, "idlegpu refuses"), pod.by_us.length ? reasons(pod.by_us) : h("p", { class: "muted" }, "nothing"))) : null,
       pod.hints.length ? h("section", {}, h("h4", {}, "What would have to change"), h("ul", { class: "plain-list" }, pod.hints.map((hint) => h("li", {}, hint)))) : null,
       pod.message ? h("details", {}, h("summary", {}, "kube-scheduler's words"), h("p", { class: "words" }, pod.message), pod.preemption ? h("p", { class: "words" }, pod.preemption) : null) : null,
-      pod.decision ? h("p", {}, h("button", { type: "button", class: "link", onclick: () => go({ view: "decisions", decision: pod.decision.id }, true) }, `Our last decision (${pod.decision.feasible} of ${plural(pod.decision.candidates, "node")} would do)`)) : null);
+      pod.decision ? h("p", {}, h("button", { type: "button", class: "link", onclick: () => go({ view: "decisions", decision: pod.decision.id }, true) }, `Our last decision (${pod.decision.feasible} of ${plural(pod.decision.candidates, "node")} suitable)`)) : null);
   }
 }

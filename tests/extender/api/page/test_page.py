@@ -102,7 +102,7 @@ async def test_a_search_without_a_match_says_so_and_leads_back(
     browser: Browser, server: Server
 ) -> None:
     async with looking(browser, server, "?q=nowhere") as (page, _):
-        await expect(page.locator("#empty")).to_contain_text("No node is like that")
+        await expect(page.locator("#empty")).to_contain_text("No node matches")
 
         await page.get_by_role("button", name="Show all nodes").click()
 

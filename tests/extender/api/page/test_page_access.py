@@ -73,7 +73,7 @@ async def test_a_wrong_token_is_reported_so_and_the_right_one_opens_the_page(
     async with looking(browser, server, "?node=node-b&gpu=0") as (page, faults):
         faults.allowed = REFUSED
         dialog = page.get_by_role("dialog", name="Sign in")
-        await show_token(page, "token-of-nobody")
+        await show_token(page, "unknown-token")
         await expect(page.locator("#sign-in-why")).to_contain_text("refuses the token")
 
         await show_token(page, TOKEN)
@@ -131,7 +131,7 @@ async def test_that_a_token_is_refused_stays_though_the_page_asks_again_without_
         await expect(why).to_contain_text("there is no token")
         older = await hold(page, "**/page/stream")
         await older.given()
-        await show_token(page, "token-of-nobody")
+        await show_token(page, "unknown-token")
         await expect(why).to_contain_text("refuses the token")
 
         await older.release()

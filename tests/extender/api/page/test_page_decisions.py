@@ -1,4 +1,4 @@
-"""What the decisions show after the page heard nothing for a while."""
+"""The view of decisions after the page received nothing for a while."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -104,7 +104,7 @@ class FromPrometheus:
 
     Attributes:
         world: says what time it is.
-        error: why it tells nothing, "" where it does.
+        error: why it answers nothing, "" if it answers.
     """
 
     world: World
@@ -160,9 +160,9 @@ async def test_without_an_answer_of_prometheus_the_page_shows_reason_and_source(
         serving(world, plots=plots) as server,
         looking(browser, server, "?node=node-a&gpu=0") as (page, _),
     ):
-        told = page.locator("#detail .plots")
-        await expect(told).to_contain_text("as far as this extender has run")
-        await expect(told).to_contain_text("Prometheus does not answer: timed out")
+        shown = page.locator("#detail .plots")
+        await expect(shown).to_contain_text("as far as this extender has run")
+        await expect(shown).to_contain_text("Prometheus does not answer: timed out")
 
 
 async def test_a_decisions_line_says_what_the_runner_up_lost_by_and_how_long_it_took(
@@ -180,8 +180,8 @@ async def test_a_decisions_line_says_what_the_runner_up_lost_by_and_how_long_it_
         newer, older = list(world.history)[:2]
         newer.seconds, older.seconds = 0.0123, 0.0045
         answer = await page.request.get(f"{server.url}/v1/explain?pod=team/asker")
-        told = strict(await answer.text())
-        (runner_up,) = [one for one in told["nodes"] if one["node"] == "next"]
+        explained = strict(await answer.text())
+        (runner_up,) = [one for one in explained["nodes"] if one["node"] == "next"]
         row = page.get_by_role("row", name="team/asker")
 
         await expect(row.locator("td").nth(3)).to_have_text("best")
@@ -189,5 +189,5 @@ async def test_a_decisions_line_says_what_the_runner_up_lost_by_and_how_long_it_
         assert runner_up["lost_by"]
         await expect(row.locator(".reason")).to_have_text(runner_up["lost_by"])
         await expect(row.locator("td.num").nth(1)).to_have_text("2 of 2")
-        await page.reload()  # what was told live was so before the times were set
+        await page.reload()  # live values were shown before the times were set
         await expect(row.locator("td.num").first).to_have_text("16.8 ms")

@@ -177,9 +177,9 @@ async def test_a_zoom_through_many_sizes_changes_the_url_once(
             """() => {
                 window.written = 0;
                 const write = history.replaceState;
-                history.replaceState = (...told) => {
+                history.replaceState = (...parts) => {
                     window.written++;
-                    write.apply(history, told);
+                    write.apply(history, parts);
                 };
             }"""
         )
@@ -236,7 +236,7 @@ async def test_a_phone_shows_holders_without_scrolling_the_page_sideways(
     browser: Browser, by: str
 ) -> None:
     world = World()
-    pod = "a-notebook-with-a-rather-long-name-that-somebody-thought-of-0"
+    pod = "a-notebook-with-a-rather-long-name-that-a-user-made-up-0"
     world.add({"node-with-a-long-name.example.internal": [IDLE]})
     world.add_pod(pod, "node-with-a-long-name.example.internal", started=world.now - 7200.0)
     world.report({"node-with-a-long-name.example.internal": [Gpu(tenants=(f"team/{pod}",))]})
@@ -264,28 +264,28 @@ async def test_a_stale_figure_is_not_crossed_by_its_hatching(
 
         await page.evaluate(
             """() => {
-                window.told = { strokeText: [], fillText: [] };
-                for (const name of Object.keys(window.told)) {
+                window.drawn = { strokeText: [], fillText: [] };
+                for (const name of Object.keys(window.drawn)) {
                     const write = CanvasRenderingContext2D.prototype[name];
                     CanvasRenderingContext2D.prototype[name] = function (...what) {
-                        window.told[name].push(what.join(" "));
+                        window.drawn[name].push(what.join(" "));
                         return write.apply(this, what);
                     };
                 }
             }"""
         )
-        await page.keyboard.press("t")  # has all be drawn anew
-        await page.wait_for_function("window.told.strokeText.length > 0")
-        halos, figures = await page.evaluate("[window.told.strokeText, window.told.fillText]")
+        await page.keyboard.press("t")  # draws everything again
+        await page.wait_for_function("window.drawn.strokeText.length > 0")
+        halos, figures = await page.evaluate("[window.drawn.strokeText, window.drawn.fillText]")
 
     # In the bed's colour, below each figure of the one stale GPU.
-    assert {told.split()[0] for told in halos} == {"50", "8.0"}
+    assert {text.split()[0] for text in halos} == {"50", "8.0"}
     assert set(halos) <= set(figures)
 
 
 async def test_a_model_that_a_label_alone_reports_is_the_same_model(browser: Browser) -> None:
     world = World()
-    world.add({"told": [IDLE]})
+    world.add({"idle": [IDLE]})
     label = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}
     world.register_node("silent", gpus=1, labels=label)
     async with (

@@ -17,8 +17,8 @@ FOREIGN_COLOR = "122,63,208"
 """Of the diamonds in the light theme."""
 
 
-async def told_at(page: Page, x: float, y: float) -> str:
-    """Return what the tip says of a place of the map."""
+async def tip_at(page: Page, x: float, y: float) -> str:
+    """Return the title of the tip at a place of the map, empty without a tip."""
     await page.mouse.move(x, y)
     tip = page.locator("#tip .tip-title span")
     return "" if await page.locator("#tip").is_hidden() else await tip.last.inner_text()
@@ -30,7 +30,7 @@ async def card_of(page: Page) -> tuple[float, float]:
     assert box is not None
     for y in range(10, 160, 10):
         for x in range(0, 60, 2):
-            if await told_at(page, box["x"] + x, box["y"] + y):
+            if await tip_at(page, box["x"] + x, box["y"] + y):
                 return box["x"] + x, box["y"] + y
     raise AssertionError("no card is on the map")
 
@@ -60,9 +60,9 @@ async def test_instances_are_as_wide_as_their_part_of_the_card(browser: Browser)
         await live(page)
         left, y = await card_of(page)
 
-        told = [await told_at(page, left + x, y + 5) for x in range(0, CELL - 2, 2)]
+        tips = [await tip_at(page, left + x, y + 5) for x in range(0, CELL - 2, 2)]
 
-    widths = {name: 2 * told.count(name) for name in dict.fromkeys(told) if name}
+    widths = {name: 2 * tips.count(name) for name in dict.fromkeys(tips) if name}
     assert list(widths) == ["GPU 0 3g.20gb", "GPU 0 2g.10gb", "GPU 0 1g.5gb"]
     assert widths["GPU 0 3g.20gb"] == pytest.approx(CELL * 3 / 7, abs=4)
     assert widths["GPU 0 2g.10gb"] == pytest.approx(CELL * 2 / 7, abs=4)

@@ -130,7 +130,7 @@ async def test_what_stands_otherwise_than_before_is_known_again(
     async with looking(browser, server) as (page, _):
         await live(page)
 
-        told = await page.evaluate(
+        result = await page.evaluate(
             """async () => {
                 const { h, renew } = await import("./dom.js");
                 const row = (key, text, ...more) =>
@@ -155,7 +155,7 @@ async def test_what_stands_otherwise_than_before_is_known_again(
             }"""
         )
 
-        assert told == {
+        assert result == {
             "is_same": True,
             "is_open": True,
             "is_focused": True,

@@ -60,7 +60,7 @@ async def test_an_explanation_has_each_signal_with_its_source_and_age(
             ["utilization (GPU utilization), memory: prometheus, 5 s before"]
         )
 
-        told = await page.evaluate(
+        result = await page.evaluate(
             """async () => (await import("./signals.js")).sourcesOf({ signals: {
                 utilization: { source: "agent", age_seconds: 2, signal: "sm_active_ratio" },
                 memory: { source: "prometheus", age_seconds: 40 },
@@ -69,7 +69,7 @@ async def test_an_explanation_has_each_signal_with_its_source_and_age(
             } })"""
         )
 
-        assert told == [
+        assert result == [
             "utilization (SMs), temperature (71 °C), throttling (power cap, heat): "
             "agent, 2 s before",
             "memory: prometheus, 40 s before",

@@ -72,7 +72,7 @@ async def test_what_was_decided_before_is_not_new_and_each_decision_is_reported_
     assert await feed.batch() is None
 
 
-async def test_a_replica_that_had_decided_nothing_is_heard_from_its_first(
+async def test_a_replica_that_had_decided_nothing_is_read_from_its_first(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(application(*replica("far")))
@@ -134,7 +134,7 @@ async def test_pods_are_hidden_from_those_who_may_not_read_them(
 
 
 @pytest.mark.parametrize("garbage", [None, b"", b"<html>", b'{"version":1}'])
-async def test_a_replica_that_does_not_answer_is_heard_again_later(
+async def test_a_replica_that_does_not_answer_is_asked_again_later(
     feed: FarFeed, far: Far, other: Client, garbage: bytes | None
 ) -> None:
     await feed.batch()
@@ -161,7 +161,7 @@ async def test_replicas_that_are_long_gone_are_asked_after_no_more(
     feed: FarFeed, far: Far, other: Client
 ) -> None:
     news: list[str] = []
-    for number in range(MOST_REPLICAS + 5):  # one that starts anew again and again
+    for number in range(MOST_REPLICAS + 5):  # a replica that restarts again and again
         at = "2027-01-15T08:00:00+00:00"
         views = [{"id": f"gone{number}-1", "pod": f"team/p-{number}", "at": at}]
         reported = {"version": 1, "replica": f"gone{number}", "decisions": views}
@@ -172,7 +172,7 @@ async def test_replicas_that_are_long_gone_are_asked_after_no_more(
     await decide(other, "a")
 
     assert names(await feed.batch()) == ["team/a"]
-    assert "team/before" not in news  # who is still there is not forgotten, and heard anew
+    assert "team/before" not in news  # a replica that still exists is not read from its start
     assert f"team/p-{MOST_REPLICAS + 4}" in news
     known = parse_qs(urlsplit(far.asked[-1]).query)["after"][0].split(",")
     assert len(known) == MOST_REPLICAS

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from typing_extensions import override
 
-from extender.api.page import broadcaster as hub_module
+from extender.api.page import broadcaster as broadcaster_module
 from extender.api.page import routes as stream_module
 from extender.api.page.broadcaster import Broadcaster
 from extender.server.redaction import AccessError, SeesNone
@@ -28,7 +28,7 @@ STREAM = "/v1/page/stream"
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(broadcaster_module, "LOOK_SECONDS", 0.02)
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def test_nothing_is_computed_without_viewers(world: World) -> None:
     known = broadcaster.fleet.is_there
 
     broadcaster.leave(viewer)
-    await asyncio.sleep(hub_module.LOOK_SECONDS)  # a look that has begun ends
+    await asyncio.sleep(broadcaster_module.LOOK_SECONDS)  # a look that has begun ends
     left = await looks_of(broadcaster, 60.0)
 
     assert seen > 1
@@ -93,7 +93,7 @@ async def test_nothing_is_computed_without_viewers(world: World) -> None:
 
 
 async def looks_of(broadcaster: Broadcaster, seconds: float) -> int:
-    """Return how often a hub makes the fleet's picture anew in some time."""
+    """Return how often a broadcaster refreshes the fleet in some time."""
     with mock.patch.object(
         broadcaster.fleet, "refresh_in_steps", wraps=broadcaster.fleet.refresh_in_steps
     ) as refresh:
@@ -165,7 +165,7 @@ async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
 
 @dataclass
 class Expiring(SeesNone):
-    """Somebody whose token ends."""
+    """A caller whose token ends."""
 
     left: int = 2
     asked: list[int] = field(default_factory=list)
@@ -193,10 +193,10 @@ async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
     world.add({f"{'long-name-' * 200}{at:04}": [IDLE] * 2 for at in range(4_000)}, readings=1)
     async with serving(world) as server:
         # A small window: what is reported soon fills it.
-        door = socket.socket()
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        door.connect(("127.0.0.1", server.port))
-        reader, writer = await asyncio.open_connection(sock=door, limit=1024)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
         writer.write(b"GET /v1/page/stream HTTP/1.1\r\nHost: page\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         await until(lambda: len(server.page.broadcaster) == 1)
@@ -230,7 +230,7 @@ async def test_who_has_most_pages_open_gives_one_up_for_another_caller(
 
         async with other.head(server.url + STREAM) as response:
             assert response.status == 200
-        assert len(server.page.broadcaster) == 3  # nobody goes for who only looks at headers
+        assert len(server.page.broadcaster) == 3  # no viewer is closed for a HEAD request
         async with other.get(server.url + STREAM) as response:
             assert response.status == 200
             async with asyncio.timeout(30):

@@ -126,7 +126,7 @@ def pod(
 
 
 def device(index: int = 0, **changes: object) -> dict[str, object]:
-    """Return a GPU as /v1/gpus tells of it."""
+    """Return a GPU as /v1/gpus shows it."""
     return {
         "node": "node-1",
         "resource": GPU,

@@ -175,7 +175,7 @@ def test_the_evidence_is_the_arithmetic() -> None:
     assert found("IG004", facts)[0].remedy.startswith("weight: 30: ")
 
 
-def test_a_weight_that_no_wish_is_heard_beside_is_reported_with_the_shipped_one() -> None:
+def test_a_weight_that_outweighs_every_preference_is_reported_with_the_shipped_one() -> None:
     facts = at(entry(weight=10))
 
     assert "it leads equal nodes by 200" in evidence("IG004", facts)

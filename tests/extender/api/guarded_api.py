@@ -1,4 +1,4 @@
-"""An API with one pod of each of two tenants, behind its door."""
+"""An API with one pod of each of two tenants, behind its access checks."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,8 +22,8 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @dataclass
-class Door:
-    """An API with one pod in each namespace, and the clock it goes by."""
+class GuardedApi:
+    """An API with one pod in each namespace, and its clock."""
 
     reviewers: Reviewers
     kube: KubeClient
@@ -39,8 +39,8 @@ class Door:
 
 
 @asynccontextmanager
-async def door_in(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
-    """Build the door, with a stand-in of the API server; yields it."""
+async def guarded_api(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[GuardedApi]:
+    """Build the API, with a stand-in of the API server; yields it."""
     async with reviewing(tmp_path) as (reviewers, kube):
         reviewers.users[TOKEN] = "alice"
         metrics = Metrics()
@@ -68,7 +68,7 @@ async def door_in(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[D
             app.router.add_get("/v1/late", late)
             return await aiohttp_client(app)
 
-        found = Door(reviewers, kube, metrics, 1000.0, make)
+        found = GuardedApi(reviewers, kube, metrics, 1000.0, make)
         yield found
 
 
