@@ -18,14 +18,15 @@ from simulation.objects import JsonObject
 
 WAIT_SECONDS = 60.0
 LEGEND = (
-    "   GPUs: [green]I[/] idle  [red]B[/] busy  [yellow]?[/] unknown  [magenta]F[/] foreign "
-    "processes  [bold red]X[/] cannot work;  a small letter: a pod holds it\n"
+    "   GPUs: [green]I[/] idle  [red]B[/] busy  [yellow]~[/] stale  [yellow]?[/] unknown  "
+    "[magenta]F[/] foreign  [bold red]X[/] unhealthy;  a small letter: a pod holds it\n"
     "   free: by kube-scheduler's count;  load, memory: measured, mean over the node's GPUs;\n"
-    "   new pods count as busy with what is expected of them until they are seen at work"
+    "   new pods count as busy with their expected load until readings show it"
 )
 _LETTERS = {
     "idle": ("I", "green"),
     "busy": ("B", "red"),
+    "stale": ("~", "yellow"),
     "unknown": ("?", "yellow"),
     "foreign": ("F", "magenta"),
     "unhealthy": ("X", "bold red"),
@@ -148,7 +149,8 @@ def _cells(gpus: Sequence[Answer]) -> Text:
     """Format the GPUs of a node, one letter each."""
     text = Text()
     for gpu in gpus:
-        letter, style = _LETTERS[gpu["state"]]
+        is_stale = gpu["state"] == "unknown" and gpu["freshness"] == "stale"
+        letter, style = _LETTERS["stale" if is_stale else gpu["state"]]
         text.append(letter.lower() if gpu["tenants"] else letter, style=style)
     return text
 

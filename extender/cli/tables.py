@@ -23,6 +23,7 @@ WIDE_GAP: Final = 3
 STYLES: Final = {
     "idle": "green",
     "busy": "yellow",
+    "stale": "dim yellow",
     "unknown": "dim",
     "unhealthy": "bold red",
     "foreign": "magenta",

@@ -2,7 +2,6 @@
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from extender.cli import formatting
 from extender.cli.remote.answers import Gpu
@@ -11,7 +10,7 @@ from extender.cli.tables import Cell, sheet, word
 
 COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", ">°C", "STATE", "TENANTS"]
 WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
-STATES = ("idle", "busy", "unknown", "unhealthy", "foreign")
+STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 
 
 @click.command("gpus")
@@ -29,7 +28,7 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
     answer.gpus = [
         gpu
         for gpu in answer.gpus
-        if state in {None, gpu.state} and model.lower() in gpu.model.lower()
+        if state in {None, gpu.shown_state} and model.lower() in gpu.model.lower()
     ]
     session.show(answer, lambda: table(answer.gpus, is_wide=session.is_wide))
     if not answer.gpus:
@@ -51,7 +50,7 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
         formatting.percent(gpu.utilization_ratio),
         memory(gpu),
         formatting.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
-        _state(gpu),
+        word(gpu.shown_state),
         formatting.listed(gpu.tenants)
         if gpu.tenants or not gpu.replicas_used
         else formatting.UNKNOWN,
@@ -67,13 +66,6 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
             gpu.uuid or formatting.UNKNOWN,
         ]
     return row
-
-
-def _state(gpu: Gpu) -> Text:
-    """Format the state; a busy state that only stale readings support is marked, as on the page."""
-    if gpu.state == "busy" and gpu.freshness == "stale" and not gpu.assumed:
-        return Text.assemble(word(gpu.state), ", stale")
-    return word(gpu.state)
 
 
 def memory(gpu: Gpu) -> str:

@@ -100,7 +100,7 @@ def _screen(gpus: list[Gpu], lines: int, *, is_wide: bool) -> RenderableType:
 
 def _head(gpus: list[Gpu]) -> Text:
     """Return the summary line: time, number of GPUs, mean activity, GPUs by state."""
-    states = Counter(gpu.state for gpu in gpus)
+    states = Counter(gpu.shown_state for gpu in gpus)
     known = [gpu.utilization_latest_ratio for gpu in gpus]
     busy = [value for value in known if value is not None]
     mean = f"{sum(busy) / len(busy):.0%}" if busy else UNKNOWN

@@ -68,6 +68,14 @@ class Gpu(Answer):
         instance = f"/{self.gpu_instance_id}" if self.gpu_instance_id else ""
         return f"{self.node}::{index}{instance}"
 
+    @property
+    def shown_state(self) -> str:
+        """State as page and command line show it: stale or unknown without a fresh reading."""
+        is_busy_by_reading = self.state == "busy" and not self.assumed
+        if self.freshness == "fresh" or not (self.state == "unknown" or is_busy_by_reading):
+            return self.state
+        return "stale" if self.freshness == "stale" else "unknown"
+
 
 class Node(Answer):
     """One node with GPUs; `gpus` is filled only in the answer for a single node.
