@@ -146,7 +146,6 @@ class Placer:
         candidates: Sequence[str],
         *,
         ranked: int | None = None,
-        weighed: Weighed | None = None,
     ) -> DecisionRecord:
         """Decide for a pod, record the decision, and assume the pod at once on the first choice.
 
@@ -156,27 +155,23 @@ class Placer:
             request: the pod's GPU request.
             candidates: node names, in kube-scheduler's order.
             ranked: minimum number of nodes to rank; None for all that pass.
-            weighed: an earlier decision for the same question, used if its inputs are still the
-                current ones.
         """
-        if weighed is None or weighed.request != request or not self._is_current(weighed):
-            weighed = self.weigh(pod, request, candidates, ranked=ranked)
-        request, overlays = weighed.request, weighed.overlays
-        about = (weighed.snapshot, weighed.policy)
+        weighed = self.weigh(pod, request, candidates, ranked=ranked)
+        about, overlays = (weighed.snapshot, weighed.policy), weighed.overlays
         record = DecisionRecord(
             number=self.history.next_number(),
             at=self._clock(),
             verb=verb,
-            pod=weighed.pod,
+            pod=pod,
             request=request,
             decision=weighed.decision,
             snapshot_version=weighed.snapshot.version,
             seconds=weighed.seconds,
             is_shadow=self.is_shadow,
             gather=lambda nodes: self._gather(about, request, overlays, nodes),
-            gather_late=partial(self._gather_late, weighed.pod.uid, request),
+            gather_late=partial(self._gather_late, pod.uid, request),
         )
-        self._assume(weighed.pod, request, weighed.decision.best)
+        self._assume(pod, request, weighed.decision.best)
         self.history.add(record)
         self.decided.publish(record, weighed)
         return record
@@ -210,14 +205,6 @@ class Placer:
             policy=policy,
             overlays=overlays,
             seconds=perf_counter() - started,
-        )
-
-    def _is_current(self, weighed: Weighed) -> bool:
-        """Return whether the inputs of a decision are still the current ones."""
-        return (
-            weighed.policy is self.policy
-            and weighed.snapshot is self.fleet.snapshot()
-            and weighed.overlays == self.fleet.ledger.overlays(without=weighed.pod.uid)
         )
 
     def detail(self, record: DecisionRecord) -> None:

@@ -26,14 +26,13 @@ from extender.core.request.request import (
 from extender.core.request.waiting_pods import WaitingRequests
 from extender.fleet.targets import target_problems
 from extender.placement.history import DecisionRecord
-from extender.placement.placer import Placer, Victims, Weighed
+from extender.placement.placer import Placer, Victims
 from extender.placement.request_log import FILTER, PRIORITIZE, AnsweredQuestion, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.settings.config import Settings
 from extender.webhook import wire
 from extender.webhook.abandoned import is_gone
 from extender.webhook.go_json import WireError
-from extender.webhook.prefetch import FilteredRequest, Prefetch
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 VERBS: Final = ("filter", "prioritize", "preempt")
 
-FAULTY: Final = (*VERBS, "prefetch", "explain", "report")
+FAULTY: Final = (*VERBS, "explain", "report")
 """Steps in which an internal fault is counted."""
 
 UNKNOWN: Final = "unknown"
@@ -198,7 +197,8 @@ class Webhooks:
     requests: WaitingRequests = field(default_factory=WaitingRequests)
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
     """Last parsed pod and its inputs, because prioritize follows filter for the same pod."""
-    _prefetch: Prefetch = field(default_factory=Prefetch, init=False)
+    _filtered: tuple[str, float] = field(default=("", 0.0), init=False)
+    """UID of the pod of the last filter answer that leaves a choice, and `time.perf_counter`."""
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -245,35 +245,24 @@ class Webhooks:
             return RequestOutcome.FAULT, _json(answer, about=About(FILTER, question, None))
         # kube-scheduler sends no prioritize request for a single node.
         if shown is not None and self.shortlist != 1 and len(shown.decision.order) > 1:
-            filtered = FilteredRequest(
-                body=body,
-                question=question,
-                pod=shown.pod,
-                request=shown.request,
-                answer=answer,
-                answered_at=perf_counter(),
-            )
-            asyncio.get_running_loop().call_soon(self._prefetch_scores, filtered)
+            self._filtered = (shown.pod.uid, perf_counter())
             self.expect()
         return outcome, _json(answer, about=About(FILTER, question, shown))
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer a prioritize request: the score of each candidate."""
+        started = perf_counter()
         try:
-            prefetched = self._prefetch.take(body, self.max_score)
-            question = prefetched.question if prefetched else self._decode(body)
-            weighed = prefetched.weighed if prefetched else None
-            if prefetched is not None:
-                self.metrics.between_verbs.observe(perf_counter() - prefetched.filtered_at)
-            record, outcome = self._place(PRIORITIZE, question, weighed)
+            question = self._decode(body)
+            record, outcome = self._place(PRIORITIZE, question)
+            uid, filtered_at = self._filtered
+            if record is not None and uid and record.pod.uid == uid:
+                self.metrics.between_verbs.observe(started - filtered_at)
             if self.placer.is_shadow:
                 # Equal scores would still change how kube-scheduler breaks ties.
                 return outcome, _json(NO_SCORES, about=About(PRIORITIZE, question, None))
             decision = record.decision if record else None
-            if prefetched is not None and decision is prefetched.weighed.decision:
-                answer = prefetched.answer
-            else:
-                answer = wire.encode_scores(question, decision, self.max_score)
+            answer = wire.encode_scores(question, decision, self.max_score)
         except WireError as error:
             return _malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler continues without our scores
@@ -321,15 +310,8 @@ class Webhooks:
         kept = tuple(candidate for candidate in candidates if candidate.node in accepted)
         return kept, RequestOutcome.ANSWERED
 
-    def _prefetch_scores(self, filtered: FilteredRequest) -> None:
-        """Compute the next prioritize answer; called after filter's answer was sent."""
-        try:
-            self._prefetch.look(self.placer, filtered, self.shortlist, self.max_score)
-        except Exception:  # noqa: BLE001 - prioritize then computes the answer itself
-            self._note_fault("prefetch")
-
     def _place(
-        self, verb: str, question: wire.ExtenderRequest, weighed: Weighed | None = None
+        self, verb: str, question: wire.ExtenderRequest
     ) -> tuple[DecisionRecord | None, RequestOutcome]:
         """Decide for the pod; the record is None if every candidate passes without a decision."""
         pod, parsed = self._parse(question.pod)
@@ -337,14 +319,8 @@ class Webhooks:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
             return None, RequestOutcome.NOT_READY
-        record = self.placer.place(
-            verb,
-            pod,
-            parsed.request,
-            question.nodes,
-            ranked=self.shortlist,
-            weighed=weighed,
-        )
+        nodes = question.nodes
+        record = self.placer.place(verb, pod, parsed.request, nodes, ranked=self.shortlist)
         # Details for explanations are recorded after the answer. After filter they also wait for
         # prioritize, which comes at once and must not be delayed.
         self._undetailed.append(record)
@@ -418,7 +394,6 @@ class Webhooks:
         """Record the details of all decisions up to this one, for explanations."""
         if not any(each is record for each in self._undetailed):
             return  # prioritize has come since; another pod may be between filter and prioritize
-        self._prefetch.forget(record.pod)
         try:
             done = None
             while done is not record:

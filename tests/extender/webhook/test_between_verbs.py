@@ -1,0 +1,43 @@
+"""Test prioritize after filter: the state between them counts, and the time is measured."""
+
+from collections.abc import Callable
+
+from testkit.cards import BUSY, IDLE
+from testkit.webhook_questions import Client, ask, pod, scores_of
+from testkit.world import World
+
+NODES = ["idle-b", "busy", "idle-a"]
+
+
+async def place(client: Client, between: Callable[[], None]) -> str:
+    """Send filter and prioritize; return the best node."""
+    answer = await ask(client, "filter", {"Pod": pod(), "NodeNames": NODES})
+    between()
+    question = {"Pod": pod(), "NodeNames": answer["NodeNames"]}
+    scores = scores_of(await ask(client, "prioritize", question))
+    return max(scores, key=scores.__getitem__)
+
+
+async def test_readings_between_the_verbs_count(client: Client, world: World) -> None:
+    def turn_busy() -> None:
+        world.now += 10
+        world.report({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
+
+    assert await place(client, turn_busy) == "idle-b"
+
+
+async def test_a_pod_bound_between_the_verbs_counts(client: Client, world: World) -> None:
+    def bind_another() -> None:
+        world.add_pod("another", "idle-a", gpus=2)
+
+    assert await place(client, bind_another) == "idle-b"
+
+
+async def test_the_time_between_the_verbs_of_one_pod_is_measured(
+    client: Client, world: World
+) -> None:
+    await place(client, lambda: None)
+    await ask(client, "prioritize", {"Pod": pod("other"), "NodeNames": NODES})
+
+    assert world.count("idlegpu_between_verbs_seconds_count") == 1
+    assert world.expected == 1
