@@ -228,7 +228,8 @@ def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessme
 def assess_in_steps(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Steps[None]:
     """Precompute in steps the parts of `assess` that one pod's request shares with other requests.
 
-    The results go to the batch's memo. Takes the arguments of `assess`; `asks` must be of one pod.
+    The results go to `batch.shared_results`. Takes the arguments of `assess`; `asks` must be of one
+    pod.
     """
     yield from _shared(batch, asks, estimates, asks.grounds(estimates))
 
@@ -236,12 +237,14 @@ def assess_in_steps(batch: Batch, asks: DeviceRequests, estimates: Estimates) ->
 def _shared(
     batch: Batch, asks: DeviceRequests, estimates: Estimates, grounds: Grounds | None
 ) -> Steps[tuple["_Room", "_Load", "_Reach"]]:
-    memo = batch.memo
-    room = memo.get(grounds and ("room", grounds[0]), lambda: _room(batch, estimates))
+    results = batch.shared_results
+    room = results.get(grounds and ("room", grounds[0]), lambda: _room(batch, estimates))
     yield
-    load = memo.get(grounds and ("load", grounds[:2]), lambda: _load(batch, asks, estimates, room))
+    load = results.get(
+        grounds and ("load", grounds[:2]), lambda: _load(batch, asks, estimates, room)
+    )
     yield
-    reach = memo.get(grounds and ("reach", grounds[2]), lambda: _reach(batch, asks.count))
+    reach = results.get(grounds and ("reach", grounds[2]), lambda: _reach(batch, asks.count))
     return room, load, reach
 
 

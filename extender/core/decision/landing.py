@@ -67,7 +67,7 @@ def count_freed(batch: Batch) -> Batch:
     """
     if not batch.just_freed.any():
         return batch
-    return batch.memo.get("freed", lambda: _count_freed(batch))
+    return batch.shared_results.get("freed", lambda: _count_freed(batch))
 
 
 def _count_freed(batch: Batch) -> Batch:

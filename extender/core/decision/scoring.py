@@ -106,7 +106,7 @@ def score(
     band = bands(assessment.band_chance, needed)
     certain = sure(batch, assessment, band) * health(batch, assessment)
     # The same for all requests with the same grounds, hence cached.
-    quiet = batch.memo.get(
+    quiet = batch.shared_results.get(
         assessment.grounds and ("calm", weights, assessment.grounds),
         lambda: calm(batch, assessment, weights),
     )
@@ -157,8 +157,8 @@ def health(batch: Batch, assessment: Assessment) -> Ratios:
 
 def penalty(batch: Batch, assessment: Assessment) -> Ratios:
     """Return the mean health penalty of each node's landing devices, 0 to 1."""
-    landing, memo, grounds = assessment.landing, batch.memo, assessment.grounds
-    return memo.get(
+    landing, results, grounds = assessment.landing, batch.shared_results, assessment.grounds
+    return results.get(
         grounds and ("penalty", grounds[2]),
         lambda: mean(batch.telemetry.penalty, landing.devices, landing.size),
     )

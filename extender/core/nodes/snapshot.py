@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.memo import Memo
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
+from extender.core.shared_results import SharedResults
 from extender.core.steps import Steps, finish
 
 Ratios = npt.NDArray[np.float64]
@@ -310,7 +310,7 @@ class Batch:
         present: whether the slot has a device.
         telemetry: telemetry in the shape of `slots`.
         suspicion: share of its certainty that early failures cost each node, 0 to 1.
-        memo: cached results that several requests share.
+        shared_results: cached results that several requests share.
 
     The other attributes are those of `PoolRow`, as arrays.
     """
@@ -342,7 +342,9 @@ class Batch:
     price: Rows
     free_millicores: Rows
     free_bytes: Rows
-    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
+    shared_results: SharedResults = field(
+        default_factory=SharedResults, init=False, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self.replicas)

@@ -1,16 +1,16 @@
-"""Cache of results derived from an immutable object."""
+"""Cache results of an immutable object, such as those of a batch that several requests share."""
 
 from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 
 Found = TypeVar("Found")
 
-MOST = 24
+MAX_RESULTS = 24
 """Maximum number of cached results, least recently used evicted first. A result may be several
 columns of all devices."""
 
 
-class Memo:
+class SharedResults:
     """LRU cache by key; each immutable object owns one."""
 
     __slots__ = ("_found",)
@@ -30,7 +30,7 @@ class Memo:
         found = self._found.pop(key, None)
         if found is None:
             found = make()
-            if len(self._found) >= MOST:
+            if len(self._found) >= MAX_RESULTS:
                 del self._found[next(iter(self._found))]
         self._found[key] = found  # the most recently used is last
         return cast("Found", found)

@@ -5,8 +5,8 @@ import pytest
 from extender.core.decision import assessment
 from extender.core.decision.assessment import assess
 from extender.core.decision.evaluation import estimates
-from extender.core.memo import MOST, Memo
 from extender.core.policy import Policy
+from extender.core.shared_results import MAX_RESULTS, SharedResults
 from testkit.builders import GIB, ask, batch_of, busy, gpu, node
 
 
@@ -19,30 +19,30 @@ def give(value: str) -> Callable[[], str]:
 
 
 def test_a_result_is_made_once_for_each_key() -> None:
-    memo = Memo()
+    results = SharedResults()
 
-    assert memo.get(("a", 1), give("first")) == "first"
-    assert memo.get(("a", 1), refuse) == "first"
-    assert memo.get(("a", 2), give("second")) == "second"
+    assert results.get(("a", 1), give("first")) == "first"
+    assert results.get(("a", 1), refuse) == "first"
+    assert results.get(("a", 2), give("second")) == "second"
 
 
 def test_without_a_key_nothing_is_cached() -> None:
-    memo = Memo()
-    memo.get(None, give("first"))
+    results = SharedResults()
+    results.get(None, give("first"))
 
-    assert memo.get(None, give("second")) == "second"
+    assert results.get(None, give("second")) == "second"
 
 
 def test_the_least_recently_used_result_is_evicted_when_full() -> None:
-    memo = Memo()
-    for number in range(MOST):
-        memo.get(number, give(str(number)))
-    memo.get(0, refuse)
+    results = SharedResults()
+    for number in range(MAX_RESULTS):
+        results.get(number, give(str(number)))
+    results.get(0, refuse)
 
-    memo.get("one more", give("..."))
+    results.get("one more", give("..."))
 
-    assert memo.get(0, refuse) == "0"
-    assert memo.get(1, give("again")) == "again"
+    assert results.get(0, refuse) == "0"
+    assert results.get(1, give("again")) == "again"
 
 
 def test_a_request_that_asks_for_other_memory_shares_the_rest(
