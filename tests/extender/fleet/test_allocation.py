@@ -142,7 +142,7 @@ def test_a_pod_of_the_same_name_as_one_that_ended_is_another_pod() -> None:
     assert (made.row().used, made.row().taken) == ((0, 0), 1)
 
 
-def test_a_pod_that_is_bound_amid_a_round_is_known_by_its_name_in_the_mapping() -> None:
+def test_a_pod_bound_during_a_round_is_found_by_name_in_the_mapping() -> None:
     made = one_node(2)
     began_at = made.clock.now
     made.clock.now += 0.4

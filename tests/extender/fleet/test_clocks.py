@@ -34,7 +34,7 @@ def fails(world: World, record: PodRecord, clock: float, *, is_device_fault: boo
 
 
 @pytest.mark.parametrize("clock", OFF)
-def test_an_xid_at_that_time_counts_whatever_the_nodes_clock_says(clock: float) -> None:
+def test_an_xid_at_the_time_counts_with_a_wrong_node_clock(clock: float) -> None:
     world = time_sliced(2, 1, 4)
     fails(world, running(world), clock)
     world.card("node-0").values[Signal.XID] = CONTAINED_MEMORY_ERROR
@@ -45,7 +45,7 @@ def test_an_xid_at_that_time_counts_whatever_the_nodes_clock_says(clock: float) 
 
 
 @pytest.mark.parametrize("clock", OFF)
-def test_a_devices_failure_fades_from_now_on_whatever_the_nodes_clock_says(clock: float) -> None:
+def test_a_device_failure_with_a_wrong_node_clock_fades_from_now_on(clock: float) -> None:
     world = time_sliced(2, 1, 4)
     fails(world, running(world), clock, is_device_fault=True)
 

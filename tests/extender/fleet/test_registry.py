@@ -161,7 +161,7 @@ def test_a_reused_instance_number_is_another_device() -> None:
     assert estimated(store).utilization[0] == pytest.approx(0.1)
 
 
-def test_an_instance_number_that_is_no_number_is_taken_as_it_is() -> None:
+def test_a_non_numeric_instance_id_is_accepted() -> None:
     odd = [replace(INSTANCE, gpu_instance_id=text) for text in ("\u00b2", "7", "\u0663")]
 
     store = store_of(*odd)

@@ -99,7 +99,7 @@ def test_no_gpu_is_called_missing_while_no_source_reports_any() -> None:
     assert aimed(world, "a::2").targets == (Target("a", (2,)),)
 
 
-def test_what_does_not_exist_is_named_with_what_does() -> None:
+def test_a_missing_target_is_named_with_existing_ones() -> None:
     world = three_nodes()
     asked = aimed(world, "gone::1;a::1,7;b")
 

@@ -59,7 +59,7 @@ def test_only_the_extender_may_serve() -> None:
     assert list(usages["kube-scheduler"]) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
-def test_the_ca_may_sign_certificates_and_nothing_below_it_may() -> None:
+def test_only_the_ca_may_sign_certificates() -> None:
     files = made()
 
     for name, may_sign in (("ca.crt", True), ("extender.crt", False)):
@@ -176,7 +176,7 @@ def test_a_damaged_file_is_named(name: str) -> None:
         changed({**made(), name: b"nonsense"}, WANTED, "", NOW)
 
 
-def test_a_ca_without_its_key_is_not_replaced_in_silence() -> None:
+def test_a_ca_without_its_key_is_not_replaced() -> None:
     files = {name: text for name, text in made().items() if name != "ca.key"}
 
     with pytest.raises(CertsError, match=r"ca\.crt exists without ca\.key"):
