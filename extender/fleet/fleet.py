@@ -375,11 +375,11 @@ class Fleet:
         for name in outdated:
             if name in self._nodes:
                 self._dirty.add(name)
-                self._snapshots.touch(name, needs_estimate=True)
+                self._snapshots.mark_changed(name, needs_estimate=True)
         if self._snapshots.current is not None:
             pools = staged.pools_for(self._snapshots.current.pools)
             if pools is None:
-                self._snapshots.reshape()
+                self._snapshots.mark_reshaped()
             else:
                 self._snapshots.current = replace(
                     self._snapshots.current, pools=MappingProxyType(dict(pools))
@@ -515,10 +515,10 @@ class Fleet:
             if name in self._nodes:
                 change = self._allocations.settle(self._nodes[name], self.pods_on(name), now)
                 if change is AllocationChange.DEVICES:
-                    self._snapshots.reshape()
+                    self._snapshots.mark_reshaped()
                 needs_estimate = change >= AllocationChange.ESTIMATES or name in self._ended
                 if change or needs_estimate:
-                    self._snapshots.touch(name, needs_estimate=needs_estimate)
+                    self._snapshots.mark_changed(name, needs_estimate=needs_estimate)
             self._ended.discard(name)
         # Replace emptied sets: iterating over one is as slow as when it was full.
         self._gained, self._dirty = self._gained or set(), self._dirty or set()

@@ -96,7 +96,7 @@ class Refresh:
             yield
         return pools
 
-    def fits(self, policy: Policy) -> bool:
+    def is_valid_under(self, policy: Policy) -> bool:
         """Return whether the result is still valid: the policy has not changed."""
         return policy is self._policy
 

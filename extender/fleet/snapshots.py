@@ -75,12 +75,12 @@ class Snapshots:
         self._clock = clock
         self._in_steps = in_steps
         self._policy = Policy()
-        self._is_estimated = False
+        self._is_up_to_date = False
         self._estimated_at = -inf
         self._has_new_readings = False
         self._read_nodes = 0
         self._versions = 0
-        self._shape, self._shown_shape = 1, 0
+        self._shape, self._snapshot_shape = 1, 0
         self._outdated: set[str] = set()
         """Nodes whose inputs changed after a refresh had estimated their devices."""
         self._refresh: Refresh | None = None
@@ -92,7 +92,7 @@ class Snapshots:
     @property
     def is_reshaped(self) -> bool:
         """Whether nodes or devices were added or removed since the latest snapshot."""
-        return self._shape != self._shown_shape
+        return self._shape != self._snapshot_shape
 
     @property
     def is_far_behind(self) -> bool:
@@ -100,25 +100,25 @@ class Snapshots:
         has_snapshot = self._in_steps and self.current is not None
         return has_snapshot and len(self.changed) >= PIECE_NODES
 
-    def reshape(self) -> None:
+    def mark_reshaped(self) -> None:
         """Record that nodes or devices were added or removed."""
         self._shape += 1
 
     def mark_stale(self) -> None:
         """Record that the estimates are out of date."""
-        self._is_estimated = False
+        self._is_up_to_date = False
 
     def note_readings(self, nodes: Collection[str]) -> None:
         """Schedule new estimates for nodes with new readings; few nodes are estimated at once."""
         if not self._in_steps or self._read_nodes + len(nodes) > MAX_READ_NODES:
             self._has_new_readings = True
-            self._is_estimated &= self._in_steps
+            self._is_up_to_date &= self._in_steps
             return
         self._read_nodes += len(nodes)
         for node in nodes:
-            self.touch(node, needs_estimate=True)
+            self.mark_changed(node, needs_estimate=True)
 
-    def touch(self, node: str, *, needs_estimate: bool) -> None:
+    def mark_changed(self, node: str, *, needs_estimate: bool) -> None:
         """Record that the allocation of a node has changed.
 
         Args:
@@ -134,11 +134,11 @@ class Snapshots:
         self.changed.discard(node)
         self.to_estimate.discard(node)
         self._outdated.discard(node)
-        self.reshape()
+        self.mark_reshaped()
 
     def discard_estimates(self) -> None:
         """Discard all estimates."""
-        self._is_estimated, self._estimated_at = False, -inf
+        self._is_up_to_date, self._estimated_at = False, -inf
 
     def get(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
         """Return the current snapshot; the same object as long as nothing has changed.
@@ -169,16 +169,16 @@ class Snapshots:
         pause = (
             NEW_READINGS_SECONDS if self._has_new_readings or self.is_reshaped else REFRESH_SECONDS
         )
-        if self._is_estimated and self._is_within(pause, now):
+        if self._is_up_to_date and self._is_younger_than(pause, now):
             return
         self._versions += 1
         # Changes from here on count for the next refresh.
-        self._is_estimated = True
+        self._is_up_to_date = True
         had_new_readings, self._has_new_readings = self._has_new_readings, False
         self._read_nodes = 0
-        shape, shown_shape = self._shape, self._shown_shape
+        shape, snapshot_shape = self._shape, self._snapshot_shape
         reshaped = (
-            (dict(self._allocations.rows), frozenset(nodes)) if shape != shown_shape else None
+            (dict(self._allocations.rows), frozenset(nodes)) if shape != snapshot_shape else None
         )
         refresh = Refresh(before, self._policy, now, self._store.capacity)
         self._refresh = refresh
@@ -190,24 +190,26 @@ class Snapshots:
                 yield from prepare(made)
             current = latest()
             # A query that could not wait may have built a whole snapshot meanwhile.
-            is_done = refresh.fits(self._policy) and shown_shape == self._shown_shape
+            is_done = (
+                refresh.is_valid_under(self._policy) and snapshot_shape == self._snapshot_shape
+            )
         finally:
             self._refresh = None
-            self._is_estimated &= is_done
+            self._is_up_to_date &= is_done
             self._has_new_readings |= had_new_readings and not is_done
         if is_done:
             rows = self._allocations.rows
             allocated = {name: rows[name] for name in refresh.changed if name in rows}
             self.current = with_current_rows(made, allocated, current.version + 1)
             self._outdated |= refresh.to_estimate
-            self._estimated_at, self._shown_shape = now, shape
-        yield from self._show_outdated(latest)
+            self._estimated_at, self._snapshot_shape = now, shape
+        yield from self._estimate_outdated(latest)
 
-    def _show_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
+    def _estimate_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
         """Estimate nodes that changed during a refresh again, some per cooperative step."""
         while self._outdated:
             for _ in range(min(PIECE_NODES, len(self._outdated))):
-                self.touch(self._outdated.pop(), needs_estimate=True)
+                self.mark_changed(self._outdated.pop(), needs_estimate=True)
             if self._outdated:
                 yield
                 latest()
@@ -216,10 +218,10 @@ class Snapshots:
     def _is_fresh(self, now: float) -> bool:
         """Return whether the latest estimates are still valid."""
         if self._in_steps:
-            return self._is_within(OVERDUE_SECONDS, now)
-        return self._is_estimated and self._is_within(REFRESH_SECONDS, now)
+            return self._is_younger_than(OVERDUE_SECONDS, now)
+        return self._is_up_to_date and self._is_younger_than(REFRESH_SECONDS, now)
 
-    def _is_within(self, seconds: float, now: float) -> bool:
+    def _is_younger_than(self, seconds: float, now: float) -> bool:
         """Return whether the estimates are younger than this; False after the clock went back."""
         return 0 <= now - self._estimated_at < seconds
 
@@ -276,7 +278,7 @@ class Snapshots:
         before, rows = self.current, self._allocations.rows
         telemetry, _ = estimate(self._store.evidence(), self._policy, now)
         suspicion = self._failures.suspicion(now)
-        self._is_estimated, self._estimated_at = True, now
+        self._is_up_to_date, self._estimated_at = True, now
         if before is None or self.is_reshaped:
             names = frozenset(nodes)
             known = before.pools if before else {}
@@ -289,7 +291,7 @@ class Snapshots:
             of_changed = {name: rows[name] for name in changed}
             pools = refresh_pools(before.pools, of_changed, telemetry, suspicion)
         self._versions += 1
-        self._shown_shape = self._shape
+        self._snapshot_shape = self._shape
         pools = {
             resource: replace(pool, version=self._versions) for resource, pool in pools.items()
         }
