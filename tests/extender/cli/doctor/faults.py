@@ -204,7 +204,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "exporter pods missing on GPU nodes": Fault(
         "IG105", "install dcgm-exporter", {"pods": (TRAIN,), "devices": ()}
     ),
-    "an exporter that nobody scrapes": Fault(
+    "an exporter that Prometheus does not scrape": Fault(
         "IG105",
         "have Prometheus scrape dcgm-exporter-x",
         {"devices": tuple(device(index, uuid="", freshness="missing") for index in range(8))},
