@@ -246,6 +246,7 @@ class Extender:
             clock,
             replicas=replicas,
             prices=settings.policy().prices,
+            metrics=self.metrics,
         )
         self.regret_table = self.shadow_mode.regret_table(replicas)
         self.bypassed_pods_table = BypassedPodsTable(self.bypassed_pods)
@@ -369,6 +370,7 @@ class Extender:
             tasks.start("shadow mode", self.shadow_mode.run)
             tasks.start("page", self.page.run)
             tasks.start("idleness", self.explain_routes.run)
+            tasks.start("usage", self.explain_routes.usage.run)
             if self.peers is not None:
                 tasks.start("peers", self.peers.run)
             if self.admission is not None:

@@ -13,7 +13,7 @@ import msgspec
 from extender.cli.remote import answers
 from extender.cli.remote.advice import Advice
 from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.remote.holding import Costs, HoldersAnswer
+from extender.cli.remote.holding import Costs, HoldersAnswer, Usage
 from extender.cli.remote.regret import Regret
 from extender.cli.remote.transports import Login, Transport, UrlTransport
 from extender.runtime.decoding import MalformedError, decode_with
@@ -249,6 +249,15 @@ class Client:
         path, body = "/v1/explain", msgspec.json.encode(pod)
         asked = {"limit": str(limit), **({"node": node} if node else {})}
         return _read(answers.Explanation, self._transport.ask("POST", path, asked, body), path)
+
+    def usage(self, *, since_seconds: int = 86_400, namespace: str | None = None) -> Usage:
+        """Return GPU-hours and costs of all pods, also of those that have ended.
+
+        Args:
+            since_seconds: period, from whole hours on.
+            namespace: only pods of this namespace.
+        """
+        return self._get(Usage, "/v1/usage", {"since": since_seconds, "namespace": namespace})
 
     def size(self, pod: Mapping[str, object], *, owner: str | None = None) -> answers.Size:
         """Return what pods similar to a pod were measured to use.

@@ -33,11 +33,13 @@ from extender.insight.last_active import Idleness
 from extender.insight.pending import Pending
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.size import SizeRoute
+from extender.insight.usage import UsageRecord
 from extender.insight.views import Json, request_view
 from extender.insight.what_if import open_nodes, read_asked
 from extender.placement.placer import Placer
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.decoding import MalformedError, decode_with
+from extender.runtime.metrics import Metrics
 from extender.server.json_answers import document_answer, error_answer
 from extender.server.query_parameters import check_parameters, refusing
 from extender.settings.config import Settings
@@ -167,6 +169,7 @@ class ExplainRoutes:
         clock: seconds since the epoch.
         replicas: this replica and the others.
         prices: prices of a GPU-hour.
+        metrics: metrics to update; None for none.
     """
 
     def __init__(
@@ -177,12 +180,14 @@ class ExplainRoutes:
         *,
         replicas: Replicas = ONE,
         prices: Prices = NO_PRICES,
+        metrics: Metrics | None = None,
     ) -> None:
         fleet = placer.fleet
         self.idleness = Idleness(fleet, clock)
         self.pending = Pending(fleet, placer.history, clock, replicas)
         self.holders = Holders(fleet, self.idleness, clock)
         self._costs = CostRoutes(self.holders, clock)
+        self.usage = UsageRecord(fleet, self.holders, clock, metrics)
         self.set_prices(prices.entries, prices.spot_share)
         self.explain = Explain(fleet, placer, self.pending, replicas=replicas)
         self._size = SizeRoute(fleet)
@@ -191,7 +196,8 @@ class ExplainRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for pending pods, holders, costs and explanations."""
         parts = (
-            self.pending, self.holders, self._costs, self.explain, self._what_if, self._size
+            self.pending, self.holders, self._costs, self.explain, self._what_if, self._size,
+            self.usage,
         )  # fmt: skip
         return [route for part in parts for route in part.routes()]
 

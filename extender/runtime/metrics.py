@@ -99,6 +99,19 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.gpu_hours = Counter(
+            "idlegpu_gpu_hours",
+            "Hours for which pods held GPUs, ended pods included, by idle and used. Shares and MIG "
+            "instances count in part. Every replica counts all pods: use the maximum.",
+            ["namespace", "owner_kind", "model", "use"],
+            registry=self.registry,
+        )
+        self.gpu_cost = Counter(
+            "idlegpu_gpu_cost",
+            "Cost of these GPU-hours by the setting `prices`, in its currency.",
+            ["namespace", "owner_kind", "model", "use"],
+            registry=self.registry,
+        )
         self.faults = Counter(
             "idlegpu_faults",
             "Faults of the extender itself; filter passes every candidate then.",

@@ -23,7 +23,16 @@ MOST_ROUNDS = 100
 
 KINDS = ("nodes", "pods", "resourceclaims", "resourceslices")
 TASKS = {
-    *("admission", "agents", "certificates", "events", "gc", "idleness", "binding attribution"),
+    *(
+        "admission",
+        "agents",
+        "certificates",
+        "events",
+        "gc",
+        "idleness",
+        "usage",
+        "binding attribution",
+    ),
     *("allocate", "new pods", "page memory", "page news", "page replicas", "past use"),
     *(
         "peer 127.0.0.1",

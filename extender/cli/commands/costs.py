@@ -5,7 +5,7 @@ from rich.console import RenderableType
 
 from extender.cli import formatting
 from extender.cli.commands.holders import summed
-from extender.cli.remote.holding import CostGroup, Costs
+from extender.cli.remote.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
@@ -34,10 +34,21 @@ COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 @click.option(
     "--some", is_flag=True, help="With --idle-for, include pods that use some of their GPUs."
 )
+@click.option(
+    "--since", default=0, type=formatting.Span(), metavar="TIME",
+    help="Of all pods in this time (1d, 7d), also those that have ended, by namespace and owner.",
+)  # fmt: skip
 @click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of groups to show.")  # fmt: skip
 def command(
-    session: Session, *, by: str, idle_for: int, namespace: str | None, some: bool, limit: int
+    session: Session,
+    *,
+    by: str,
+    idle_for: int,
+    namespace: str | None,
+    some: bool,
+    since: int,
+    limit: int,
 ) -> None:
     """Show the cost of GPUs since their pods were bound; the highest idle cost first.
 
@@ -45,6 +56,10 @@ def command(
     Costs need a price list in the extender's settings (prices); without it only GPU-hours are
     shown.
     """
+    if since:
+        used = session.client.usage(since_seconds=since, namespace=namespace)
+        session.show(used, lambda: _render_usage(used))
+        return
     answer = session.client.costs(
         by=by, idle_for_seconds=idle_for, namespace=namespace, some=some, limit=limit
     )
@@ -71,6 +86,26 @@ def _render(answer: Costs) -> RenderableType:
     if not answer.is_priced:
         parts.append(line("no cost: the extender has no price list (prices)", "dim"))
     return stack(parts)
+
+
+def _render_usage(answer: Usage) -> RenderableType:
+    if not answer.usage:
+        return line(f"no pod held GPUs since {answer.since}")
+    columns = ["NAMESPACE", "OWNER", "MODEL", ">GPU-HOURS", ">IDLE HOURS"]
+    columns += [">COST", ">COST IDLE"] if answer.is_priced else []
+    rows = [
+        [one.namespace, one.owner_kind, one.model, *_figures(one, is_priced=answer.is_priced)]
+        for one in answer.usage
+    ]
+    sums = _figures(answer.sums, is_priced=answer.is_priced)
+    total = [f"in all since {answer.since}", "", "", *sums]
+    return stack([sheet(columns, [*rows, total])])
+
+
+def _figures(one: UsageFigures, *, is_priced: bool) -> list[Cell]:
+    hours: list[Cell] = [f"{one.gpu_hours:.1f}", f"{one.gpu_hours_idle:.1f}"]
+    costs: list[Cell] = [formatting.money(one.cost), formatting.money(one.cost_idle)]
+    return [*hours, *(costs if is_priced else [])]
 
 
 def _row(one: CostGroup, by: str, *, is_priced: bool) -> list[Cell]:

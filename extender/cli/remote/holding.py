@@ -84,6 +84,33 @@ class CostGroup(SumsAnswer):
     owner: str | None
 
 
+class UsageFigures(Answer):
+    """Card-hours and costs; costs are 0 without prices."""
+
+    gpu_hours: float
+    gpu_hours_idle: float
+    cost: float
+    cost_idle: float
+
+
+class UsageGroup(UsageFigures):
+    """Usage of the pods of one namespace, kind of controller and GPU model."""
+
+    namespace: str
+    owner_kind: str
+    model: str
+
+
+class Usage(Answer):
+    """Usage of all pods over a period, also of those that have ended, most idle hours first."""
+
+    at: str
+    since: str
+    is_priced: bool
+    usage: list[UsageGroup]
+    sums: UsageFigures
+
+
 class Costs(Answer):
     """Costs of the GPUs that pods hold, most expensive idle use first.
 

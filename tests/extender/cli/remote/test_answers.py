@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final
 from urllib.request import Request, urlopen
 
@@ -14,9 +15,11 @@ import pytest
 
 from extender.cli.remote import advice, answers, holding, regret
 from extender.cli.remote.answers import Answer
+from extender.core.nodes.pod_owners import likeness_of
 from extender.insight.bypassed_pods import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
 from extender.insight.regret_watch import RegretWatch
+from extender.insight.usage import SWEEP_SECONDS
 from extender.placement.bypass_causes import BoundPods, BypassEvidence
 from extender.placement.request_log import BypassVerdict
 from testkit.builders import GPU
@@ -45,7 +48,9 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
     "/v1/explain?pod=team/short&node=node-3": answers.Explanation,
     "/v1/unasked": answers.BypassedAnswer,
     "/v1/regret": regret.Regret,
+    "/v1/usage": holding.Usage,
     "advising/v1/advice": advice.Advice,
+    "asking/v1/size": answers.Size,
     "asking/v1/explain": answers.Explanation,
 }
 """Every route that the client reads, with the type of its answer."""
@@ -71,6 +76,11 @@ def documents() -> Iterator[dict[str, Any]]:
     asyncio.run(ask(fleet, "prioritize", "node-1", "node-2", "node-3", name="short"))
     watch = RegretWatch(fleet.fleet, lambda: fleet.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(OUTCOMES)
+    fleet.now += SWEEP_SECONDS
+    asyncio.run(fleet.why.usage.sweep())
+    fleet.fleet._allocations.similar_pods.note(
+        replace(fleet.fleet.pods["uid-train"], likeness=likeness_of(pod(gpus=2))), 1 << 30
+    )
     app = fleet.build_app()
     app.add_routes(RegretTable(lambda: watch).routes())
     app.add_routes(BypassedPodsTable(Bypassed()).routes())  # type: ignore[arg-type] # it only reports

@@ -1,0 +1,237 @@
+"""Record the GPU-hours and costs of all pods, also of those that have ended, by hour."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final, NamedTuple
+
+from aiohttp import web
+
+from extender.core.devices.gpu_models import short_model
+from extender.fleet.fleet import Fleet
+from extender.insight.holder_sums import Holder
+from extender.insight.holders import PIECE_PODS, Holders
+from extender.insight.pending import moment
+from extender.runtime.metrics import Metrics
+from extender.server.json_answers import chunks, json_answer
+from extender.server.query_parameters import check_parameters, read_number, refusing
+from extender.server.redaction import sees
+
+logger = logging.getLogger(__name__)
+
+PATH: Final = "/v1/usage"
+SWEEP_SECONDS: Final = 60.0
+HOUR: Final = 3600
+KEPT_HOURS: Final = 31 * 24 + 1
+DEFAULT_SINCE: Final = 24 * HOUR
+MAX_GROUPS: Final = 2000
+"""Largest number of groups in the metrics; further ones count as `other`."""
+OTHER: Final = "other"
+NONE: Final = "none"
+
+
+class Group(NamedTuple):
+    """Pods whose usage is recorded together.
+
+    Attributes:
+        namespace: their namespace.
+        owner_kind: kind of their controller, `none` without one.
+        model: model word of their GPUs.
+    """
+
+    namespace: str
+    owner_kind: str
+    model: str
+
+
+@dataclass(slots=True)
+class Usage:
+    """Card-hours and costs; `cost` and `cost_idle` exclude pods without a price."""
+
+    gpu_hours: float = 0.0
+    gpu_hours_idle: float = 0.0
+    cost: float = 0.0
+    cost_idle: float = 0.0
+
+    def add(self, other: "Usage") -> None:
+        """Add another usage."""
+        self.gpu_hours += other.gpu_hours
+        self.gpu_hours_idle += other.gpu_hours_idle
+        self.cost += other.cost
+        self.cost_idle += other.cost_idle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rate:
+    """What a pod uses in each second since a sweep.
+
+    Attributes:
+        group: the pod's group.
+        cards: cards that it holds.
+        idle_share: share of its devices that are idle.
+        price: price of a card-hour, None if unknown.
+    """
+
+    group: Group
+    cards: float
+    idle_share: float
+    price: float | None
+
+    def over(self, seconds: float) -> Usage:
+        """Return the usage over some seconds."""
+        hours = self.cards * seconds / HOUR
+        price = self.price or 0.0
+        return Usage(
+            gpu_hours=hours,
+            gpu_hours_idle=hours * self.idle_share,
+            cost=hours * price,
+            cost_idle=hours * self.idle_share * price,
+        )
+
+
+@dataclass(slots=True)
+class _Hour:
+    """Usage by group in one hour; `number` counts hours since the epoch."""
+
+    number: int
+    groups: dict[Group, Usage] = field(default_factory=dict)
+
+
+class UsageRecord:
+    """Adds up usage once a minute; a pod's last part counts up to its end.
+
+    Args:
+        fleet: state of the fleet.
+        holders: finds the pods that hold GPUs.
+        clock: seconds since the epoch.
+        metrics: counters to increase; None for none.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        holders: Holders,
+        clock: Callable[[], float],
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.began_at = clock()
+        self._fleet = fleet
+        self._holders = holders
+        self._clock = clock
+        self._metrics = metrics
+        self._swept_at = self.began_at
+        self._rates: dict[str, _Rate] = {}
+        self._hours: deque[_Hour] = deque(maxlen=KEPT_HOURS)
+        self._known: set[Group] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/usage."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def run(self) -> None:
+        """Sweep periodically until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except Exception:  # a fault here must not stop the extender
+                logger.exception("fault", extra={"verb": "usage"})
+
+    async def sweep(self) -> None:
+        """Add what all pods used since the last sweep."""
+        now, before = self._clock(), self._swept_at
+        if now <= before:  # the clock was set back
+            self._swept_at = now
+            return
+        found = await self._holders.find(0.0)
+        hour = self._hour(now)
+        rates: dict[str, _Rate] = {}
+        for some in chunks(found, PIECE_PODS):
+            for holder in some:
+                rate = self._rate(holder, now - before)
+                rates[holder.record.uid] = rate
+                self._add(hour, rate, min(now - before, holder.held_seconds))
+            await asyncio.sleep(0)
+        for uid, rate in self._rates.items():
+            if uid not in rates:
+                self._add(hour, rate, self._last_seconds(uid, before, now))
+        self._rates, self._swept_at = rates, now
+
+    def _rate(self, holder: Holder, seconds: float) -> _Rate:
+        record = holder.record
+        model = next((device.info.model for device in holder.devices if device.info.model), "")
+        idle = sum(device.idle_seconds >= seconds for device in holder.devices)
+        group = Group(record.namespace, record.owner.partition(" ")[0] or NONE, short_model(model))
+        if group not in self._known and len(self._known) >= MAX_GROUPS:
+            group = Group(OTHER, OTHER, OTHER)
+        self._known.add(group)
+        return _Rate(
+            group=group,
+            cards=holder.cards,
+            idle_share=idle / max(holder.gpus, 1),
+            price=holder.price,
+        )
+
+    def _last_seconds(self, uid: str, before: float, now: float) -> float:
+        """Return how long a pod that is gone held its GPUs after the last sweep."""
+        record = self._fleet.pods.get(uid)
+        ended_at = record.ended_at if record is not None else None
+        # Without the time of its end the middle is the least wrong on average.
+        return min(max((ended_at or (before + now) / 2) - before, 0.0), now - before)
+
+    def _hour(self, now: float) -> _Hour:
+        number = int(now // HOUR)
+        if not self._hours or self._hours[-1].number < number:
+            self._hours.append(_Hour(number))
+        return self._hours[-1]
+
+    def _add(self, hour: _Hour, rate: _Rate, seconds: float) -> None:
+        used = rate.over(seconds)
+        hour.groups.setdefault(rate.group, Usage()).add(used)
+        if self._metrics is None:
+            return
+        for use, hours, cost in (
+            ("idle", used.gpu_hours_idle, used.cost_idle),
+            ("used", used.gpu_hours - used.gpu_hours_idle, used.cost - used.cost_idle),
+        ):
+            self._metrics.gpu_hours.labels(*rate.group, use).inc(max(hours, 0.0))
+            if rate.price is not None:
+                self._metrics.gpu_cost.labels(*rate.group, use).inc(max(cost, 0.0))
+
+    def since(self, seconds: float) -> Mapping[Group, Usage]:
+        """Return the usage by group, from the whole hour at that time before now on."""
+        first = int((self._clock() - seconds) // HOUR)
+        found: dict[Group, Usage] = {}
+        for hour in self._hours:
+            if hour.number >= first:
+                for group, usage in hour.groups.items():
+                    found.setdefault(group, Usage()).add(usage)
+        return found
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"since", "namespace"}))
+        seconds = read_number(
+            request.query, "since", default=DEFAULT_SINCE, low=HOUR, high=(KEPT_HOURS - 1) * HOUR
+        )
+        namespace = request.query.get("namespace")
+        first = max(self.began_at, (self._clock() - seconds) // HOUR * HOUR)
+        seen = [
+            (group, usage)
+            for group, usage in self.since(float(seconds)).items()
+            if sees(group.namespace) and namespace in {None, group.namespace}
+        ]
+        seen.sort(key=lambda one: (-one[1].gpu_hours_idle, one[0]))
+        total = Usage()
+        for _, usage in seen:
+            total.add(usage)
+        return json_answer(
+            {
+                "at": moment(self._clock()),
+                "since": moment(first),
+                "is_priced": bool(self._holders.prices),
+                "usage": [group._asdict() | asdict(usage) for group, usage in seen],
+                "sums": asdict(total),
+            }
+        )

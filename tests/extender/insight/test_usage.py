@@ -1,0 +1,134 @@
+"""GPU-hours and costs of pods, also of those that have ended."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from extender.core.devices.readings import Signal
+from extender.core.nodes.inventory import PodPhase
+from extender.insight.usage import HOUR, MAX_GROUPS, SWEEP_SECONDS, Group, UsageRecord
+from extender.runtime.metrics import Metrics
+from testkit.http_questions import get
+from testkit.others import SeesTeam
+from testkit.webhook_questions import MakeClient
+from testkit.world import World
+
+H100 = Group("team", "Job", "h100")
+
+
+def busy_and_idle() -> World:
+    """A world with two nodes: a Job keeps two GPUs busy, a pod without an owner holds two."""
+    world = World()
+    for name in ("busy", "idle"):
+        world.add_node(name, 2)
+    train = world.bind("train", "busy", 2, on=[world.card("busy", 0), world.card("busy", 1)],
+                       namespace="team", owner="Job train")  # fmt: skip
+    for device in world.devices.values():
+        device.values[Signal.GPU_UTILIZATION] = 0.9 if train.key in device.tenants else 0.0
+    world.bind("notebook", "idle", 2, on=[world.card("idle", 0), world.card("idle", 1)],
+               namespace="hidden")  # fmt: skip
+    world.read()
+    return world
+
+
+def pass_time(world: World, record: UsageRecord, seconds: float) -> None:
+    """Let time pass, with readings and a sweep each minute."""
+    for _ in range(int(seconds / SWEEP_SECONDS)):
+        world.read_after(SWEEP_SECONDS)
+        world.why.idleness.look()
+        asyncio.run(record.sweep())
+
+
+def test_hours_of_running_and_ended_pods_are_within_a_percent() -> None:
+    world = busy_and_idle()
+    metrics = Metrics()
+    world.why.set_prices({"H100": 2.0})
+    for device in world.devices.values():
+        device.info = replace(device.info, model="NVIDIA H100 80GB HBM3")
+    world.read()
+    world.why.idleness.look()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
+
+    pass_time(world, record, 2 * HOUR)
+    train = world.fleet.pods["uid-train"]
+    world.clock.now += 30
+    world.end(train)
+    pass_time(world, record, HOUR)
+
+    found = record.since(24 * HOUR)
+    assert found[H100].gpu_hours == pytest.approx(2 * (2 + 30 / HOUR), rel=0.01)
+    assert found[H100].gpu_hours_idle == 0
+    assert found[H100].cost == pytest.approx(2 * found[H100].gpu_hours)
+    held = found[Group("hidden", "none", "h100")]
+    assert held.gpu_hours == pytest.approx(2 * (3 + 30 / HOUR), rel=0.01)
+    assert held.gpu_hours_idle == pytest.approx(held.gpu_hours, rel=0.02)
+    labels = {"namespace": "team", "owner_kind": "Job", "model": "h100", "use": "used"}
+    counted = metrics.registry.get_sample_value("idlegpu_gpu_hours_total", labels)
+    assert counted == pytest.approx(found[H100].gpu_hours)
+
+
+def test_only_whole_hours_from_the_asked_time_on_count() -> None:
+    world = busy_and_idle()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock)
+    pass_time(world, record, 5 * HOUR)
+
+    group = Group("team", "Job", "any")
+    assert record.since(2 * HOUR)[group].gpu_hours == pytest.approx(2 * 2, abs=2.05)
+    assert record.since(24 * HOUR)[group].gpu_hours == pytest.approx(2 * 5, rel=0.01)
+
+
+def test_a_clock_that_is_set_back_adds_nothing() -> None:
+    world = busy_and_idle()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock)
+    pass_time(world, record, 600)
+    before = record.since(HOUR)[Group("team", "Job", "any")].gpu_hours
+
+    world.clock.now -= 300
+    asyncio.run(record.sweep())
+
+    assert record.since(HOUR)[Group("team", "Job", "any")].gpu_hours == before
+
+
+def test_the_groups_in_the_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.insight.usage.MAX_GROUPS", 1)
+    world = busy_and_idle()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock)
+
+    pass_time(world, record, 120)
+
+    assert len(record.since(HOUR)) == 2
+    assert Group("other", "other", "other") in record.since(HOUR)
+    assert MAX_GROUPS > 1
+
+
+async def test_a_caller_sees_the_usage_of_the_namespaces_that_it_may_read(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = busy_and_idle()
+    for _ in range(10):
+        world.read_after(SWEEP_SECONDS)
+        world.why.idleness.look()
+        await world.why.usage.sweep()
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+
+    answer = await get(client, "/v1/usage", since="86400")
+
+    assert [row["namespace"] for row in answer["usage"]] == ["team"]
+    assert answer["sums"]["gpu_hours"] == answer["usage"][0]["gpu_hours"] > 0
+    assert (await get(client, "/v1/usage", namespace="hidden"))["usage"] == []
+    await get(client, "/v1/usage", 400, since="60")
+
+
+def test_a_pod_that_ends_between_sweeps_counts_up_to_its_end() -> None:
+    world = busy_and_idle()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock)
+    pass_time(world, record, 60)
+    world.clock.now += 6
+    world.end(world.fleet.pods["uid-train"], phase=PodPhase.FAILED)
+    world.clock.now += 54
+    world.read()
+    asyncio.run(record.sweep())
+
+    hours = record.since(HOUR)[Group("team", "Job", "any")].gpu_hours
+    assert hours == pytest.approx(2 * 66 / HOUR, rel=0.01)
