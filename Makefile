@@ -48,7 +48,8 @@ test: announce-test format lint types imports unit real ## everything, against a
 
 test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; what the images hold
 
-# A package and its tests: extender/core and tests/extender/core, or agent and tests/agent.
+# A package and its tests: extender/core and tests/extender/core, or agent and tests/agent. Property tests
+# try few examples here; `make unit` tries all.
 CODE = $(wildcard extender/$(ROOM) $(ROOM)) $(wildcard tests/extender/$(ROOM) tests/$(ROOM))
 
 room: $(VENV)/.dev
@@ -56,7 +57,7 @@ room: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet $(CODE)
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/mypy $(CODE)
-	@$(BIN)/pytest -q -n auto --dist worksteal -m $(UNIT) $(CODE)
+	@$(BIN)/pytest -q -n auto --dist worksteal --hypothesis-profile=quick -m $(UNIT) $(CODE)
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .

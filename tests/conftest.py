@@ -41,11 +41,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # How long an example takes says how busy the machine is, not whether the code is right. The same
 # examples each time: a change is not blamed for what chance finds; `--hypothesis-profile=random`
-# looks for more.
+# looks for more. `quick` is for `make check ROOM=...`.
 settings.register_profile(
     "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.register_profile("idlegpu", settings.get_profile("random"), derandomize=True)
+settings.register_profile("quick", settings.get_profile("idlegpu"), max_examples=15)
 settings.load_profile("idlegpu")
 
 
