@@ -15,14 +15,7 @@ _SHOWN: Final = ("scheduler", "resources", "verdict", "count")
 
 
 class BypassedPodsTable:
-    """Handler of /v1/unasked.
-
-    It returns what this replica knows. Replicas exchange their requests, so each one judges every
-    pod that it saw waiting.
-
-    Args:
-        bypassed_pods: judges bound pods.
-    """
+    """Handler of /v1/unasked: each replica judges, and reports, every pod that it saw waiting."""
 
     def __init__(self, bypassed_pods: BypassedPods) -> None:
         self._bypassed_pods = bypassed_pods

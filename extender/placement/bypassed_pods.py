@@ -10,12 +10,7 @@ from typing import Final
 
 from extender.core.nodes.inventory import PodRecord
 from extender.placement.bypass_causes import BoundPods, BypassEvidence, likely_causes
-from extender.placement.request_log import (
-    SILENCE_SECONDS,
-    BypassVerdict,
-    PeerReports,
-    RequestLog,
-)
+from extender.placement.request_log import SILENCE_SECONDS, BypassVerdict, PeerReports, RequestLog
 from extender.runtime.metrics import Metrics
 from extender.settings.config import Settings
 from extender.settings.peers import BypassSettings
