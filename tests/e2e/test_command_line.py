@@ -128,7 +128,8 @@ async def test_a_bound_pod_is_explained_and_told_of_in_one_event(world: World) -
     explained = await by_url(world)("explain", "default/mine")
     shown = await world.describe(item, "GPU placement: ")
 
-    assert f"default/mine: is on {idle}, our first choice" in explained.out
+    assert explained.out.startswith(f"default/mine: is on {idle}")  # and which GPU, once it is read
+    assert ", our first choice\n" in explained.out
     assert busy in explained.out
     assert "prometheus" in explained.out
     assert "certain to land on an idle GPU; 3 idle of 3" in explained.out

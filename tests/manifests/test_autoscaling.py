@@ -253,7 +253,8 @@ async def test_the_query_gives_the_gpus_that_pods_wait_for_once_for_all_replicas
                 # In one round: a scrape that is late for once hides its replica's metrics.
                 queries = (metric_query(), metric_query(model="h100"))
                 found = [item for query in queries for item in await ask(session, url, query)]
-                return found if len(await ask(session, url, "up == 1")) == len(found) else []
+                scraped = await ask(session, url, "up == 1")
+                return found if len(scraped) == len(found) == len(queries) else []
 
             every, h100 = await wait_for(both_are_counted, "both replicas are scraped")
         finally:

@@ -181,10 +181,10 @@ async def have_trouble(watched: Watched) -> None:
     ):
         await moved(watched, 'idlegpu_source_failures_total{source="agents"}')
     # A setting that waits for a restart, and then a file that cannot be used.
-    slower = merged(watched.settings, {"peers": {"interval_seconds": 0.02}})
-    services.extender.write(slower)
+    fewer = merged(watched.settings, {"max_connections": 999})
+    services.extender.write(fewer)
     await moved(watched, "idlegpu_settings_restart_needed")
-    services.extender.write(merged(slower, {"peers": {"interval_seconds": "soon"}}))
+    services.extender.write(merged(fewer, {"max_connections": "many"}))
     await moved(watched, "idlegpu_settings_file_bad")
 
 

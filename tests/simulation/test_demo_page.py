@@ -52,7 +52,7 @@ async def test_each_view_shows_the_simulated_fleet_and_no_error(browser: Browser
     async with looking_at(browser, url) as (page, _):
         await live(page)
         await expect(page.locator("#totals")).to_contain_text(f"{len(fleet.nodes)} nodes")
-        for kind in ("idle", "held", "busy", "sick", "foreign"):
+        for kind in ("idle", "held", "busy", "unhealthy", "foreign"):
             await expect(page.locator(f"[data-kind={kind}] b")).not_to_have_text("0")
         seen = {kind: int(number.replace(",", "")) for kind, number in (await counts(page)).items()}
         assert sum(seen.values()) == sum(len(node.devices) for node in fleet.nodes.values())
