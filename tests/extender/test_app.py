@@ -20,7 +20,7 @@ from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject, pod_object
 from testkit.app import DEADLINE_SECONDS, Running, running
 from testkit.fake_kube import eventually
-from tests.extender.giving_way import makes_wait
+from testkit.yielding import makes_wait
 
 
 async def until(part: Running, path: str, is_so: Callable[[JsonObject], bool]) -> JsonObject:

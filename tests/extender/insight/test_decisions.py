@@ -3,40 +3,13 @@
 import json
 
 import pytest
-from aiohttp import web
 
 from extender.insight.decisions import PEERS_PATH, DecisionRoutes
-from extender.insight.replicas import NoReplicas, Replicas
-from extender.server.redaction import SEES_ALL, Viewer, write_json_in_full
-from testkit.cards import IDLE
+from extender.server.redaction import write_json_in_full
+from testkit.decisions import application, decide, replica
 from testkit.http_questions import get
-from testkit.others import FAR, NEAR, THIRD, Far, LearnsTeam, serve_to
-from testkit.webhook_questions import Client, MakeClient, names_question, pod
-from testkit.world import World
-
-
-def application(
-    world: World, decisions: DecisionRoutes, viewer: Viewer = SEES_ALL
-) -> web.Application:
-    app = web.Application(middlewares=[serve_to(viewer)])
-    app.add_routes([*world.webhooks().routes(), *decisions.routes(), *decisions.peer_routes()])
-    return app
-
-
-def replica(name: str, far: Far | None = None) -> tuple[World, DecisionRoutes]:
-    world = World()
-    world.add({"a": [IDLE], "b": [IDLE]})
-    others = far or NoReplicas()
-    replicas = Replicas(name=name, host=f"pod-{name}", others=others, answers_peers=True)
-    decisions = DecisionRoutes(world.history, replicas)
-    return world, decisions
-
-
-async def decide(client: Client, name: str, namespace: str = "team") -> None:
-    asker = pod(name, prefer_models="A100")
-    asker["metadata"] = {**asker["metadata"], "namespace": namespace}  # type: ignore[dict-item] # an object
-    question = json.dumps(names_question("a", "b", asker=asker))
-    assert (await client.post("/prioritize", data=question)).status == 200
+from testkit.others import FAR, NEAR, THIRD, Far, LearnsTeam
+from testkit.webhook_questions import Client, MakeClient
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from extender.server.redaction import (
     write_json,
     write_json_in_full,
 )
+from testkit.decisions import application, decide, replica
 from testkit.others import FAR, THIRD, Far
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
-from tests.extender.insight.test_decisions import application, decide, replica
 
 
 @pytest.fixture
