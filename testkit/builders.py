@@ -167,7 +167,7 @@ class Node:
 
 
 def gpu(**changes: Any) -> Gpu:
-    """Return a healthy, idle H100 that nobody holds, changed as said."""
+    """Return a healthy, idle H100 that no pod holds, with changes."""
     return replace(Gpu(), **changes)
 
 
@@ -177,7 +177,7 @@ def busy(**changes: Any) -> Gpu:
 
 
 def unknown(**changes: Any) -> Gpu:
-    """Return a GPU of which no telemetry tells."""
+    """Return a GPU without telemetry."""
     return gpu(**{"freshness": 0.0, "memory_freshness": 0.0, "memory_free_bytes": 0.0, **changes})
 
 

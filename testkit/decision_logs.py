@@ -68,12 +68,12 @@ def written(decisions: Iterable[Weighed]) -> bytes:
 
 
 def read(log: bytes) -> list[Logged]:
-    """Return what a log tells."""
+    """Return the contents of a log."""
     return list(read_lines(BytesIO(log), "log"))
 
 
 def decisions_in(log: bytes) -> list[LoggedDecision]:
-    """Return the decisions that a log tells of."""
+    """Return the decisions in a log."""
     return [line for line in read(log) if isinstance(line, LoggedDecision)]
 
 

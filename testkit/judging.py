@@ -17,7 +17,7 @@ DEFAULT = "default-scheduler"
 
 @dataclass
 class Ears:
-    """Says how well other replicas are heard: of all times from `since` on, up to `until`."""
+    """Says from when until when every message of other replicas was received."""
 
     since: float = float("-inf")
     until: float = float("inf")

@@ -23,7 +23,7 @@ def node(name: str, gpus: int = 8, **labels: str) -> Object:
 
 
 def pod(name: str, gpus: int = 1, *, uid: str = "", node: str = "", **status: object) -> Object:
-    """Return a pod that asks for GPUs; its UID is its name unless told otherwise."""
+    """Return a pod that asks for GPUs; its UID is its name by default."""
     return {
         "metadata": {
             "name": name,

@@ -68,7 +68,7 @@ def _status(code: int, message: str) -> web.Response:
 
 @asynccontextmanager
 async def serving(name: str) -> AsyncIterator[LeaseServer]:
-    """Serve the Lease of a name, which nobody has made yet."""
+    """Serve the Lease of a name, which does not exist yet."""
     served = LeaseServer(name)
     app = web.Application()
     app.router.add_route("*", COLLECTION, served.handle)

@@ -110,7 +110,7 @@ def requests(draw: st.DrawFn) -> GpuRequest:
 
 @st.composite
 def overlays(draw: st.DrawFn, names: list[str]) -> dict[str, tuple[Tenant, ...]]:
-    """Draw tentative tenants on some of the nodes, and on one that nobody knows."""
+    """Draw tentative tenants on some of the nodes, and on an unknown one."""
     chosen = draw(st.lists(st.sampled_from([*names, "node-unknown"]), unique=True))
     tenants = st.builds(
         Tenant,

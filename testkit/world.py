@@ -434,7 +434,7 @@ class World:
         return pool.rows[pool.row_of[node]]
 
     def estimated(self, device: Device, column: str) -> float:
-        """Return what the snapshot believes of a device."""
+        """Return a column of a device in the snapshot."""
         row = self.fleet.store.row_of(device.info.key)
         assert row is not None
         return float(getattr(self.fleet.snapshot().telemetry, column)[row])

@@ -1,4 +1,4 @@
-"""Whether other work gives way to a question."""
+"""Whether other work yields to a request."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from extender.server.request_tracker import RequestTracker
 
 
 async def makes_wait(request_tracker: RequestTracker) -> None:
-    """Wait until work gives way.
+    """Wait until other work yields.
 
     Raises:
         TimeoutError: it does not.

@@ -1,4 +1,4 @@
-"""The processes behind all scenarios: started once, and anew only where a test changed them."""
+"""The processes behind all scenarios: started once, and again only after a test changed them."""
 
 import json
 import os

@@ -32,10 +32,10 @@ class Server:
 
     Attributes:
         world: what it shows.
-        viewer: what whoever asks may see.
+        viewer: what the caller may see.
         sources: how the sources fare.
         plots: asks a Prometheus.
-        access: who needs a token; None for nobody.
+        access: who needs a token; None for no caller.
         port: of 127.0.0.1.
         asked: methods and paths that were asked for.
         page: the page; another one after each start.
@@ -59,7 +59,7 @@ class Server:
         app = self.world.build_app(viewer=self.viewer)
         app.middlewares.append(self._note)
         if self.access is None:
-            app.router.add_get(SESSION_PATH, _nobody)
+            app.router.add_get(SESSION_PATH, _without_token)
         else:
             app.middlewares.append(self.access.guard())
             app.add_routes(self.access.routes())
@@ -71,7 +71,7 @@ class Server:
         self._task = asyncio.create_task(self.page.run())
 
     def make_page(self) -> OurPage:
-        """Return a page that nobody runs or serves yet."""
+        """Return a page that is not served yet."""
         return OurPage(
             self.world.fleet,
             self.world.history,
@@ -97,8 +97,8 @@ class Server:
         return response
 
 
-async def _nobody(_: web.Request) -> web.StreamResponse:
-    """Answer as where nobody needs a token."""
+async def _without_token(_: web.Request) -> web.StreamResponse:
+    """Answer as a server that needs no token."""
     return web.json_response({"user": None, "sees_all": True, "namespaces": []})
 
 
