@@ -163,7 +163,7 @@ async def flood(port: Port) -> None:
 
 
 async def flood_with_tokens(port: Port) -> None:
-    """Ask nonsense as fast as it is answered, with tokens that nobody issued."""
+    """Ask nonsense as fast as it is answered, with tokens that no API server issued."""
     await _each(BUSY_CONNECTIONS, lambda: _ask(port, port.head(2, extra=TOKEN) + b"{}"))
 
 
@@ -217,7 +217,7 @@ async def _each(count: int, act: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await act()
-            except OSError:  # refused, or the connection had to give way: that is how it should be
+            except OSError:  # refused or disconnected, as it should be
                 await asyncio.sleep(0.1)
 
     async with asyncio.TaskGroup() as group:
@@ -247,7 +247,7 @@ async def _drip(port: Port, start: bytes, pause_seconds: float = 1.0) -> None:
                 continue
 
 
-def tell_at_the_end() -> None:
+def report_at_the_end() -> None:
     """Wait until standard input ends, say what became of the connections, and end this process."""
     sys.stdin.read()
     sys.stdout.write(json.dumps(CONNECTIONS))
@@ -428,7 +428,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.abuse:
         port = Port(**json.loads(options.port))
-        threading.Thread(target=tell_at_the_end, daemon=True).start()  # however busy the loop is
+        threading.Thread(target=report_at_the_end, daemon=True).start()  # however busy the loop is
         asyncio.run(ABUSES[options.abuse](port))
         return 0
     nodes, seconds = (100, 3.0) if options.quick else (options.nodes, options.seconds)

@@ -67,7 +67,7 @@ def running_agent(port: int, uuids: Sequence[str], *, is_real: bool) -> Iterator
 
 
 def as_settings(port: str, kubelet: str, extender: str, token: str) -> dict[str, str]:
-    """Return what tells the agent itself, as the environment does."""
+    """Return the agent's own environment variables."""
     return {
         "IDLEGPU_AGENT_LISTEN": f"127.0.0.1:{port}",
         "IDLEGPU_AGENT_NODE": "gpu-7",
@@ -80,12 +80,12 @@ def as_settings(port: str, kubelet: str, extender: str, token: str) -> dict[str,
 
 def real_uuids() -> list[str]:
     """Return the UUIDs of this machine's GPUs."""
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "agent", "--json"], capture_output=True, timeout=120, check=False
     )
-    if told.returncode:
-        raise SystemExit(f"the agent sees no GPU here: {told.stdout.decode()[:1000]}")
-    return [device.uuid for device in decode(told.stdout).devices]
+    if result.returncode:
+        raise SystemExit(f"the agent sees no GPU here: {result.stdout.decode()[:1000]}")
+    return [device.uuid for device in decode(result.stdout).devices]
 
 
 class _Taker(socketserver.BaseRequestHandler):

@@ -33,7 +33,7 @@ def uuid_of(number: int) -> str:
 
 
 class LivelyBackend(ScriptedBackend):
-    """A driver whose cards are as busy as chance wants, anew each time."""
+    """A driver whose cards have a random load at each call."""
 
     @override
     def read(self, call: Call, handle: Handle) -> Values:

@@ -130,7 +130,7 @@ class Frames:
         digest_builder = DigestBuilder(ReportOptions(), Thresholds(), Threshold())
         updates = UpdateBuilder()
         made = []
-        # Each is a pass ten seconds after the one before: so all but the first tell means.
+        # Each is a pass ten seconds after the one before: so all but the first report means.
         for turn, busy in enumerate(({}, {rows[0]: 0.95}, {rows[0]: 0.05}), start=1):
             report = msgspec.structs.replace(
                 report_of(fleet, number, busy), sequence=turn, at=10.0 * turn

@@ -4,7 +4,7 @@
 report from a process of their own (`bench.agent_swarm`): a connection each over TLS, as the
 manifests have it (`--plain`: without), heartbeats every 10 s and 500 changes a second on top. CPU
 is that of the extender's main process, by /proc; what agents cost is what it takes more with them
-than without while nobody asks for twenty seconds.
+than without during twenty seconds without requests.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def measure(
 
 
 def rest(world: World) -> Span:
-    """Return what the extender takes while nobody asks."""
+    """Return the extender's CPU use without requests."""
     pid = world.extender_pid
     before, cpu, began = reports(world), cpu_seconds(pid), time.perf_counter()
     time.sleep(REST_SECONDS)
@@ -226,7 +226,7 @@ def main() -> int:
         )
     asides = {"connect seconds", "connect cpu", "memory", "busy"}
     refused = {name: count for name, count in figures.items() if name not in asides}
-    sys.stdout.write(f"refused: {refused}, told to come later: {figures.get('busy', 0):.0f}\n")
+    sys.stdout.write(f"refused: {refused}, asked to come later: {figures.get('busy', 0):.0f}\n")
     more = rests[1].core_percent - rests[0].core_percent
     each = 1e4 * more * rests[1].seconds / max(rests[1].reports, 1.0)
     is_met = report(

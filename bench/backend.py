@@ -18,7 +18,7 @@
     POST /control/bind          {"uid": "...", "node": "..."}: bind as kube-scheduler does; the
                                 kubelet starts the pod at once
     POST /control/delete        {"uids": [...]}: the pods are gone
-    POST /control/close-watches {"expired": true}: end all watches; expired ones must list anew
+    POST /control/close-watches {"expired": true}: end all watches; expired ones must list again
     POST /control/drop-nodes    {"nodes": ["..."]}: nodes go away ...
     POST /control/add-nodes     {"nodes": ["..."]}: ... and come back
 """
@@ -42,7 +42,7 @@ from bench.backend_prometheus import Prometheus
 Answer = Mapping[str, object]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BURST_PODS: Final = 500
-"""Pods that are told to the watches before others have their turn."""
+"""Pods that are sent to the watches before others get their turn."""
 
 
 class Backend:

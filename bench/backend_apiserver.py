@@ -130,7 +130,7 @@ class BenchApiServer(ApiServer):
         self.writes[key] = self.writes.get(key, 0) + 1
 
     async def _review(self, request: web.Request) -> web.Response:
-        """Believe what a token says of itself; its last part names the node."""
+        """Accept a token's own claims; its last part names the node."""
         spec = orjson.loads(await request.read())["spec"]
         claims = spec["token"].split(".")
         body = orjson.loads(base64.urlsafe_b64decode(claims[1] + "=" * (-len(claims[1]) % 4)))

@@ -225,7 +225,7 @@ class BenchFleet:
         count: int = 0,
         wishes: tuple[tuple[str, str], ...] = (),
     ) -> BenchPod:
-        """Return a pod of a new name that nobody knows yet."""
+        """Return a pod with a new name."""
         bits = self.random.getrandbits
         namespaces = NAMESPACES if kind == "gpu" else OTHER_NAMESPACES
         name = "trainer" if kind == "gpu" else f"{kind}-app"

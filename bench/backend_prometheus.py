@@ -294,7 +294,7 @@ class Prometheus:
 
 
 def _yield_to_all() -> None:
-    """Have this thread run only where nobody else would: Prometheus has a machine of its own."""
+    """Run this thread only when no other would run: Prometheus has its own machine."""
     with contextlib.suppress(AttributeError, OSError):  # no Linux, or it is forbidden
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

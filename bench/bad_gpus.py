@@ -2,7 +2,7 @@
 
 `python -m bench.bad_gpus` empties a node of 8 GPUs of which some are bad, beside six nodes of which
 3 to 6 GPUs are free and idle, and lets pods for 1, 2 and 4 GPUs come one after the other, as long
-as another node has as many free. Nothing tells kube-scheduler: the kubelet still offers every GPU,
+as another node has as many free. kube-scheduler does not know: the kubelet still offers every GPU,
 and hands out any free ones. Where GPUs are shared, each is sold as 4 replicas. On the other nodes
 2 or 3 of them are held, and the GPU is 25 % busy; pods ask for one, and the kubelet hands out one
 of the GPU with the fewest tenants. Nodes are chosen by the extender's own decision on a real
@@ -260,7 +260,9 @@ def run(case: Case, seed: int, trial: int, way: Way) -> tuple[int, int]:
     placed = hit = 0
     for pod, wanted in enumerate(gpus.tolist()):
         good = cluster.holder.copy()
-        good[BAD_NODE] = pod  # as if held: not all of its good ones can be told from bad ones
+        good[BAD_NODE] = (
+            pod  # as if held: not all of its good ones can be distinguished from bad ones
+        )
         if ((good < 0).sum(axis=1) >= wanted).any():
             placement.read(cluster.holder.ravel(), case, bad)
             with_room = np.flatnonzero(cluster.free >= wanted)

@@ -13,7 +13,7 @@ another: so long after the first one has ended no other comes."""
 
 
 class Calm:
-    """Says whether it has been calm for a while, by what it is told at each look.
+    """Says whether it has been calm for a while, by the value of each sample.
 
     Args:
         lasts_seconds: how long the while is.
@@ -28,7 +28,7 @@ class Calm:
         self._since: float | None = None
 
     def has_lasted(self, *, is_calm: bool) -> bool:
-        """Tell whether it is calm and was at each look of the while."""
+        """Return whether it is calm and was calm in all samples of the period."""
         now = self._monotonic()
         if not is_calm:
             self._since = None

@@ -189,7 +189,7 @@ class ByExtender(Placement):
         self.virtual.end(f"job-{job}")
 
     def _follow(self, cluster: Cluster) -> None:
-        """Read as often as it was time to; what nobody asked meanwhile is read once."""
+        """Read as often as it was due; without requests in between read once."""
         self.virtual.now = START + cluster.now
         if cluster.now - self._read_at < READING_SECONDS:
             return

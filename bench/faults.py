@@ -105,7 +105,7 @@ class Bench:
                 gpus = (await replica.get("/v1/gpus"))["gpus"]
         except UNREACHABLE:
             return 100.0
-        # Not what it calls fresh: windows begin anew with each pod that comes or goes.
+        # Not what it calls fresh: windows restart with each pod that comes or goes.
         ages = [gpu["age_seconds"] for gpu in gpus if gpu["node"] in self.good]
         fresh = sum(age is not None and age <= MAX_AGE_SECONDS for age in ages)
         return float(100 * (1 - fresh / (len(self.good) * CARDS)))
@@ -169,7 +169,7 @@ class Bench:
         prometheus = self.world.services.prometheus
         prometheus.process.kill()
         yield
-        await prometheus.start_anew()
+        await prometheus.restart_empty()
 
     @asynccontextmanager
     async def api_server_dies(self) -> AsyncIterator[None]:
@@ -181,7 +181,7 @@ class Bench:
 
     @asynccontextmanager
     async def watches_expire(self) -> AsyncIterator[None]:
-        """What watches wait for is compacted away, and they begin anew: 410, again and again."""
+        """What watches wait for is compacted away, and they restart: 410, again and again."""
         plane = self.world.services.plane
         etcd = plane.etcd.ready_url.removesuffix("/health")
         async with aiohttp.ClientSession(etcd, raise_for_status=True) as session:
@@ -226,13 +226,13 @@ class Bench:
             async def lie() -> None:
                 while True:
                     for agent in agents.values():
-                        told = agent.look()
+                        report = agent.look()
                         signals = {
                             name: tuple(make_up() for _ in values)
-                            for name, values in told.signals.items()
+                            for name, values in report.signals.items()
                         }
                         agent.latest.publish(
-                            msgspec.structs.replace(told, signals=signals), NodeReading()
+                            msgspec.structs.replace(report, signals=signals), NodeReading()
                         )
                     await asyncio.sleep(POLL_SECONDS)
 
@@ -276,7 +276,7 @@ class Bench:
     async def certificates_expire(self) -> AsyncIterator[None]:
         """The certificates of both sides have expired; later there are new ones.
 
-        kube-scheduler is started anew, for connections that are open outlive their certificates.
+        kube-scheduler is restarted, for connections that are open outlive their certificates.
         """
         authority = {name: text for name, text in self.files.items() if name.startswith("ca.")}
         scheduler = self.world.services.scheduler

@@ -1,7 +1,7 @@
 """How smoothly the page scrolls and zooms 40,000 GPUs, in a headless Chromium without a GPU.
 
 `python -m bench.frames` opens the page of an extender whose readings change all the while (of every
-device each ten seconds), and scrolls and zooms it. Told are the times between frames; a browser
+device each ten seconds), and scrolls and zooms it. It reports the times between frames; a browser
 aims at one each 16.7 ms. All of it shares the machine: the browser, which draws without a graphics
 card, the extender, and what plays the cluster.
 """

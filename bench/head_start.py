@@ -1,4 +1,4 @@
-"""How long after the API server told of a pod kube-scheduler asks filter about it.
+"""How long after the API server's event of a pod kube-scheduler calls filter for it.
 
 `python -m bench.head_start` needs no cluster. For each size it starts a real etcd, kube-apiserver
 and kube-scheduler with the shipped configuration, registers nodes with 8 GPUs each, half of them
@@ -11,7 +11,7 @@ Pods come one after the other, each created once the one before is bound; and th
 that most wait for their turn in kube-scheduler's queue. Those that warm up do not count. All of it
 shares this machine's cores; where kube-scheduler has more of them to itself, it asks sooner.
 
-Then `bench.webhooks` asks the same process, of whose API server it is told likewise, about pods of
+Then `bench.webhooks` asks the same process, with the same event from the API server, about pods of
 its own: what it gives is measured as what kube-scheduler gives. It waits before it asks; at most as
 long as the head start that nine of ten pods have that come one by one, and not at all where one of
 ten has none. It never asks first: what pods of which the event is late wait for, it does not show.
@@ -64,7 +64,7 @@ SHORTLIST: Final = 100
 DEADLINE_SECONDS: Final = 300.0
 LOOK_SECONDS: Final = 0.2
 SETTLE_SECONDS: Final = 2.0
-"""Until kube-scheduler has heard that the pods before are gone, and does nothing more about it."""
+"""Time for kube-scheduler to process the end of the pods before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def rows(measured: Measured) -> list[dict[str, object]]:
             "p10 ms": percentile(seconds, 0.1) * 1e3,
             "median ms": median(seconds) * 1e3,
             "p90 ms": percentile(seconds, 0.9) * 1e3,
-            "asked before told": f"{sum(value < 0 for value in seconds) / len(seconds):.1%}",
+            "asked before the event": f"{sum(value < 0 for value in seconds) / len(seconds):.1%}",
         }
         for name, seconds in asked.items()
     ]

@@ -1,7 +1,7 @@
 """Memory of the extender and its worker process, at rest and at its peak.
 
 `python -m bench.memory` lets the extender follow a full cluster, fills its history with decisions,
-each with another request and each followed by a binding, and has it list everything anew. Counted
+each with another request and each followed by a binding, and has it list everything again. Counted
 is the resident memory of all its processes together; pages that they share count for each of them.
 """
 
@@ -29,7 +29,7 @@ class Ledger:
 
     Args:
         world: what is measured.
-        peak: the most so far; begins anew with each row.
+        peak: the most so far; restarts with each row.
     """
 
     def __init__(self, world: World, peak: Peak) -> None:
@@ -92,7 +92,7 @@ def measure(spec: FleetSpec, decisions: int, rest_seconds: float) -> tuple[Ledge
             ledger.note(f"{decisions} decisions", settled(world, rest_seconds))
             world.control("close-watches", expired=True)
             time.sleep(rest_seconds)
-            last = ledger.note("everything listed anew", settled(world, rest_seconds))
+            last = ledger.note("everything listed again", settled(world, rest_seconds))
         return ledger, last
 
 

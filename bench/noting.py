@@ -1,10 +1,10 @@
-"""An extender that decides nothing: it notes when it hears of a pod, and when it is asked about it.
+"""An extender that decides nothing: it notes when it receives a pod, and when it is asked about it.
 
 `python -m bench.noting --kubeconfig FILE --port N` follows the API server with the extender's own
 sources, on uvloop as the extender does, and answers as `bench.trivial` does. It listens once it
 knows all nodes and pods.
 
-    GET /head-starts    for each pod that it was told of and asked about since the last such
+    GET /head-starts    for each pod that it received and was asked about since the last such
                         question: seconds from the one to the other, below 0 where it was asked
                         before; a list
 """
@@ -38,28 +38,28 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Notes:
-    """When pods were heard of and asked about, `time.perf_counter`; takes what the API server says.
+    """When pods were received and asked about, `time.perf_counter`; takes what the API server says.
 
     Of each only the first time counts: a pod is changed again, and one that fits nowhere is asked
     about again.
 
     Example:
         >>> notes = Notes()
-        >>> notes.told("a", 1.0), notes.asked("a", 1.5), notes.asked("b", 2.0)
+        >>> notes.received("a", 1.0), notes.asked("a", 1.5), notes.asked("b", 2.0)
         (None, None, None)
         >>> notes.take(), notes.take()
         ([0.5], [])
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
+        self._received: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._taken: set[str] = set()
 
-    def told(self, uid: str, at: float) -> None:
-        """Note that the watch told of a pod."""
+    def received(self, uid: str, at: float) -> None:
+        """Note that the watch delivered a pod."""
         if uid not in self._taken:
-            self._told.setdefault(uid, at)
+            self._received.setdefault(uid, at)
 
     def asked(self, uid: str, at: float) -> None:
         """Note that filter was asked about a pod."""
@@ -68,13 +68,13 @@ class Notes:
 
     def take(self) -> list[float]:
         """Return the head starts that are not returned yet, in seconds."""
-        both = [uid for uid in self._asked if uid in self._told]
+        both = [uid for uid in self._asked if uid in self._received]
         self._taken.update(both)
-        return [self._asked.pop(uid) - self._told.pop(uid) for uid in both]
+        return [self._asked.pop(uid) - self._received.pop(uid) for uid in both]
 
     def apply_pod(self, record: PodRecord) -> None:
         """Take a pod that was added or changed."""
-        self.told(record.uid, time.perf_counter())
+        self.received(record.uid, time.perf_counter())
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Leave out the pods that were there before it listened."""

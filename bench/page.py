@@ -1,7 +1,7 @@
 """What kube-scheduler's questions cost while people look at the page.
 
 `python -m bench.page` asks filter and prioritize of 5,000 nodes as `bench.webhooks` does, in turns
-with and without ten open pages. The pages read all that they are told and ask all that real ones
+with and without ten open pages. The pages read everything they receive and ask all that real ones
 do, each view at its own pace (`bench.page_viewers`): two show the fleet, two a node, two the
 decisions with why each runner-up lost, two the waiting pods and two the idle holders. They run in a
 process that stands back behind all others: browsers run elsewhere. Prometheus has other values for
@@ -19,7 +19,7 @@ from typing import Final
 
 from bench.asking import percentile
 from bench.machine import Bound, report, table
-from bench.page_viewers import Told, pages
+from bench.page_viewers import PageTraffic, pages
 from bench.questions import EVERYDAY
 from bench.stepping import QUESTION_TASK
 from bench.webhooks import Asker, Times, trivial_handler
@@ -54,12 +54,12 @@ def _opened(world: World, trivial_url: str) -> Asker:
     return asker
 
 
-def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, Told]:
-    """Return what questions took, and what the pages were told."""
+def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, PageTraffic]:
+    """Return what questions took, and the traffic of the pages."""
     times: Turns = {
         is_open: {verb: Times() for verb in ("filter", "prioritize")} for is_open in (False, True)
     }
-    told = Told()
+    traffic = PageTraffic()
     with (
         open_world(FleetSpec(nodes=nodes, gpu_pods=2 * nodes)) as world,
         trivial_handler() as trivial_url,
@@ -71,10 +71,10 @@ def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, Told]:
                 time.sleep(SETTLE_SECONDS)
                 for number in range(tries):
                     asker.place(EVERYDAY[number % len(EVERYDAY)], times[is_open])
-            told.bytes += read.bytes
-            told.questions += read.questions
-            told.failures += read.failures
-    return times, told
+            traffic.bytes += read.bytes
+            traffic.questions += read.questions
+            traffic.failures += read.failures
+    return times, traffic
 
 
 def measure_steps(nodes: int, seconds: float) -> list[dict[str, object]]:
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=TRIES, help="pods placed in each turn")
     parser.add_argument("--seconds", type=float, default=STEP_SECONDS, help="of timing steps")
     arguments = parser.parse_args()
-    times, told = measure(arguments.nodes, arguments.turns, arguments.tries)
+    times, traffic = measure(arguments.nodes, arguments.turns, arguments.tries)
     steps = measure_steps(arguments.nodes, arguments.seconds)
     rows: list[dict[str, object]] = [
         {
@@ -147,7 +147,7 @@ def main() -> int:
     ]
     bounds += [
         Bound(
-            what=f"{what}, {'pods placed' if is_asked else 'nobody asks'}: CPU of the pages",
+            what=f"{what}, {'pods placed' if is_asked else 'without requests'}: CPU of the pages",
             limit=CORE_LIMIT_PERCENT,
             measured=sum(
                 float(str(row["CPU, % of a core"]))
@@ -167,9 +167,9 @@ def main() -> int:
         )
     )
     notes = [
-        f"The pages were told {told.bytes / 1e6:.0f} MB in all, and asked "
-        + ", ".join(f"{path} {count} times" for path, count in sorted(told.questions.items()))
-        + f"; {told.failures} of that were not answered.",
+        f"The pages received {traffic.bytes / 1e6:.0f} MB in all, and asked "
+        + ", ".join(f"{path} {count} times" for path, count in sorted(traffic.questions.items()))
+        + f"; {traffic.failures} of that were not answered.",
         f"What the pages' tasks take, in CPU time:\n\n{table(steps)}",
     ]
     is_met = report("page", "Questions while people look", rows=rows, bounds=bounds, notes=notes)

@@ -1,7 +1,7 @@
 """Open pages as far as the extender sees them: all that they ask, as often, in a process of theirs.
 
-`python -m bench.page_viewers --url URL --count 10` says "ready" once each of them was told the
-fleet, and what they were told and asked, as JSON, once its standard input ends. What each view asks
+`python -m bench.page_viewers --url URL --count 10` says "ready" once each of them has received the
+fleet, and what they received and asked, as JSON, once its standard input ends. What each view asks
 and when is what `extender/api/page/static` does: the stream everywhere; a node that is open at
 each news, every five seconds at least; why the runner-up lost for each decision in sight; waiting
 pods every 5 s, idle holders every 15 s, as where pods come and go all the while. It is as nice as
@@ -45,8 +45,8 @@ REST_SECONDS: Final = 0.7
 
 
 @dataclass(slots=True)
-class Told:
-    """What the pages were told.
+class PageTraffic:
+    """Traffic of the pages.
 
     Attributes:
         bytes: of all pages; 0 until they are closed.
@@ -60,15 +60,15 @@ class Told:
 
 
 @contextmanager
-def pages(url: str, count: int) -> Iterator[Told]:
+def pages(url: str, count: int) -> Iterator[PageTraffic]:
     """Keep some pages open while the context is.
 
     Raises:
         BenchError: they did not come up.
     """
-    told = Told()
+    traffic = PageTraffic()
     if not count:
-        yield told
+        yield traffic
         return
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.page_viewers", "--url", url, "--count", str(count)],
@@ -81,13 +81,13 @@ def pages(url: str, count: int) -> Iterator[Told]:
     try:
         if process.stdout.readline().strip() != "ready":
             raise BenchError(f"{count} pages of {url} did not open")
-        yield told
+        yield traffic
     finally:
         rest, _ = process.communicate(timeout=WAIT_SECONDS)
         document = orjson.loads(rest or "{}")
-        told.bytes = document.get("bytes", 0)
-        told.questions.update(document.get("questions", {}))
-        told.failures = document.get("failures", 0)
+        traffic.bytes = document.get("bytes", 0)
+        traffic.questions.update(document.get("questions", {}))
+        traffic.failures = document.get("failures", 0)
 
 
 class Viewer:
@@ -97,15 +97,17 @@ class Viewer:
         session: for its questions.
         url: of the extender.
         view: what it shows.
-        told: where it counts.
+        traffic: where it counts.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, view: str, told: Told) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, view: str, traffic: PageTraffic
+    ) -> None:
         self.is_begun = asyncio.Event()
         self._session = session
         self._base = f"{url}/v1/"
         self._view = view
-        self._told = told
+        self._traffic = traffic
         self._news = asyncio.Event()
         self._node = ""
         self._in_sight: dict[str, float] = {}
@@ -134,7 +136,7 @@ class Viewer:
         rest = b""
         async with self._session.get(self._base + STREAM) as response:
             async for some in response.content.iter_any():
-                self._told.bytes += len(some)
+                self._traffic.bytes += len(some)
                 rest = self._take(rest + some)
         raise BenchError("the stream of a page has ended")
 
@@ -201,29 +203,29 @@ class Viewer:
 
     async def _ask(self, path: str) -> bytes:
         """Return an answer, empty where there is none."""
-        self._told.questions["/".join(path.partition("?")[0].split("/")[:2])] += 1
+        self._traffic.questions["/".join(path.partition("?")[0].split("/")[:2])] += 1
         async with self._session.get(self._base + path) as response:
             body = await response.read()
-            self._told.bytes += len(body)
+            self._traffic.bytes += len(body)
             if response.status != HTTPStatus.OK:
-                self._told.failures += 1
+                self._traffic.failures += 1
                 return b""
             return body
 
 
-async def look(url: str, count: int) -> Told:
+async def look(url: str, count: int) -> PageTraffic:
     """Keep pages open until standard input ends.
 
     Raises:
         BenchError: they did not open, or one ended.
     """
-    told = Told()
+    traffic = PageTraffic()
     # As six connections a page at most, as browsers have them: none waits for another's.
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=WAIT_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         viewers = [
-            Viewer(session, url, VIEWS[number % len(VIEWS)], told) for number in range(count)
+            Viewer(session, url, VIEWS[number % len(VIEWS)], traffic) for number in range(count)
         ]
         looking = [asyncio.create_task(viewer.run()) for viewer in viewers]
         over = asyncio.create_task(_input_ended())
@@ -242,11 +244,11 @@ async def look(url: str, count: int) -> Told:
             for task in (over, *looking):
                 task.cancel()
             await asyncio.wait([over, *looking])
-    return told
+    return traffic
 
 
 async def _input_ended() -> None:
-    """Wait until whoever opened the pages closes them."""
+    """Wait until the pages are closed."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin, ended.set)  # nothing is ever written there
     try:
@@ -268,14 +270,14 @@ def main() -> int:
     options = parser.parse_args()
     os.nice(19)
     try:
-        told = asyncio.run(look(options.url, options.count))
+        traffic = asyncio.run(look(options.url, options.count))
     except (BenchError, OSError) as error:  # a time limit that ran out is an OSError
         sys.stderr.write(f"pages: {str(error) or 'they did not open in time'}\n")
         return 1
     document = {
-        "bytes": told.bytes,
-        "questions": dict(told.questions),
-        "failures": told.failures,
+        "bytes": traffic.bytes,
+        "questions": dict(traffic.questions),
+        "failures": traffic.failures,
     }
     sys.stdout.write(orjson.dumps(document).decode() + "\n")
     return 0

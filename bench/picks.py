@@ -35,7 +35,7 @@ LENGTH: Final = 8 * HOUR
 PAUSE: Final = int(600 / READING_SECONDS)
 STEADY_SECONDS: Final = 3600.0
 """So long, on average, a pod has as much to do as before. Then mean + standard deviation goes about
-as far from random to foresight as on the trace: there 38 % (6.73, 5.86 and 4.42 % of the hour)."""
+as far from random to perfect knowledge as on the trace, 38 % (6.73, 5.86 and 4.42 % of the hour)"""
 
 MEMORY: Final = 16 * GIB
 OURS: Final = "strategy auto"
@@ -46,7 +46,7 @@ ESTIMATORS: Final[dict[str, Callable[[Floats, Floats], Floats]]] = {
     "last sample": lambda past, _: past[-1],
     "mean of the hour": lambda past, _: past.mean(axis=0),
     WANTED: lambda past, _: np.asarray(past.mean(axis=0) + past.std(axis=0)),
-    "foresight": lambda _, ahead: ahead.mean(axis=0),
+    "perfect knowledge": lambda _, ahead: ahead.mean(axis=0),
 }
 """What ranks pods, by their last hour and by their next; rows are readings."""
 

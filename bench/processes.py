@@ -1,4 +1,4 @@
-"""What a process and its children take of the machine, as Linux tells it under /proc."""
+"""What a process and its children take of the machine, as Linux reports it under /proc."""
 
 import os
 import threading

@@ -29,11 +29,11 @@ _LOOP: Final = (
 
 CHANGED: Final = """What was changed because of such profiles, each with its share before:
 
-- Eight requests were evaluated for all nodes again every five seconds (47 % of all): beliefs are
+- Eight requests were evaluated for all nodes again every five seconds (47 % of all): estimates are
   renewed every ten seconds, and when readings came.
 - Each binding copied some forty arrays of 40,000 devices (a third of filter), and evaluated its
-  node once more: rows are patched, readings are believed anew only where what they are read by has
-  changed, and a pod that is bound where it was assumed changes nothing.
+  node once more: rows are patched, readings are estimated again only if their
+  inputs changed, and a pod that is bound where it was assumed changes nothing.
 - One evaluation for each of the requests that take turns, while they waited for it (a fifth of
   filter): one for all of them, before anybody asks.
 - Names of the question were read twice, and hashed by gathers of whole matrices (a quarter of
@@ -45,10 +45,10 @@ CHANGED: Final = """What was changed because of such profiles, each with its sha
 - Each of the recent requests was evaluated for all devices from the first column on at a renewal
   (27 %): memory, load and landing set, which they have in common, are worked out once.
 - Prioritize asks what can be foreseen: it is decided while kube-scheduler's own plugins score.
-- The pod was decoded and read in each question (an eighth of filter): where the API server has told
+- The pod was decoded and read in each question (an eighth of filter): where the API server has sent
   of the very same before, that is gone by, and pods that say the same are read once.
-- Of a request that nobody had asked before, filter waited for the evaluation of every device (three
-  quarters of it): that is done when the API server tells of the pod.
+- Of a request that had not been asked before, filter waited for the evaluation of every device
+  (three quarters of it): that is done when the API server sends the pod.
 - What the last pod's binding changed was evaluated three milliseconds after it, when the next pod
   was asked about already (a quarter of filter): at once, with a rest afterwards."""
 

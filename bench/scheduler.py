@@ -6,11 +6,11 @@ each are registered, half of the GPUs held by 5,000 pods; every GPU is in a Prom
 of its own process) whose values move every 10 s, and that the extender asks at its default
 interval. Some nodes have foreign use on their free GPUs, so that filter has something to refuse.
 
-A run: kube-scheduler is started anew with the shipped configuration (names only, every node looked
+A run: kube-scheduler is restarted with the shipped configuration (names only, every node looked
 at, `httpTimeout` 1 s), with or without its extender's entry, and places 20 pods that do not count.
 Then it is made to stand still, 300 pods are created that ask for one GPU each, and it is let go.
 The rate is (300 - 1) pods by the time from the first to the last binding, as a watch of the API
-server tells it. kube-scheduler stands still meanwhile because creating pods is the same work with
+server reports it. kube-scheduler stands still meanwhile because creating pods is the same work with
 and without an extender, and would make the two more alike than they are. Without an extender means
 that it and its workers stand still (SIGSTOP): what the extender does by itself, following the API
 server and asking Prometheus about 40,000 GPUs, counts against it, for it shares these cores; with

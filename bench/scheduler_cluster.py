@@ -107,7 +107,7 @@ def prometheus_server(folder: Path, nodes: int) -> tuple[ServerProcess, str]:
 
 
 class Bindings:
-    """When each pod of the benchmark was bound, as a watch of the API server tells it.
+    """When each pod of the benchmark was bound, by a watch of the API server.
 
     Used on one event loop.
     """

@@ -127,7 +127,7 @@ class ByExtender(Placement):
     """Asks the extender's own decision.
 
     Args:
-        day: the day; its cluster is built anew.
+        day: the day; its cluster is built again.
         policy: the settings of the decision.
         evaluate: how nodes are evaluated where it is not the extender's own way.
     """

@@ -146,7 +146,7 @@ class Day:
         )
 
     def _place(self, placement: Placement, pod: int) -> bool:
-        """Place a pod where it finds a node; tell whether it did."""
+        """Place a pod if it finds a node; return whether it did."""
         free = self.shape.cards * self.shape.replicas - self.used_by_node()
         nodes = np.flatnonzero(free > 0).tolist()
         node = placement.choose(self, pod, nodes) if nodes else None

@@ -1,11 +1,11 @@
 """An hour's work in ten minutes: compressed rounds and scrapes, nodes and pods that come and go.
 
 `python -m bench.soak` lets pods be placed all the time while Prometheus is asked six times as often
-as by default, everything is listed anew every 100 seconds, nodes change, vanish and come back, and
+as by default, everything is listed again every 100 seconds, nodes change, vanish and come back, and
 pods of every kind are created and deleted. Looked at: whether memory stays flat once the history of
 decisions is full, by medians and by the slope of all samples from then on, whose upper end must be
 allowed; how much memory it is at most; whether every task whose work shows from outside still does
-it at the end; and how long answers take. A longer one (`--seconds 1500 --name soak-long`) tells
+it at the end; and how long answers take. A longer one (`--seconds 1500 --name soak-long`) shows
 whether growth ends: the medians of each tenth of the time are kept.
 """
 
@@ -122,14 +122,14 @@ def soak(world: World, noise: Connection, seconds: float) -> Phase:
 
 
 def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
-    """Say which background work has stopped: each must show a result anew.
+    """Say which background work has stopped: each must show a new result.
 
     Args:
         world: where.
         limit_seconds: so long each result may take.
     """
-    before, told = world.state(), world.metrics()
-    read_at = _read_at(told)
+    before, first = world.state(), world.metrics()
+    read_at = _read_at(first)
     scheduler = Scheduler(world)
     placed = scheduler.place()
     world.control("pods", kind="gpu", count=2, life="mixed")  # half of them bound, unasked
@@ -138,12 +138,12 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
         return lambda: world.state()["writes"].get(name, 0) > before["writes"].get(name, 0)
 
     def counts(*names: str) -> Callable[[], bool]:
-        return lambda: total(world.metrics(), names) > total(told, names)
+        return lambda: total(world.metrics(), names) > total(first, names)
 
     def is_followed() -> bool:
         known, state = world.metrics(), world.state()
-        told = known["idlegpu_nodes"], known["idlegpu_gpu_pods"]
-        return told == (state["nodes"], state["gpu_pods"])
+        shown = known["idlegpu_nodes"], known["idlegpu_gpu_pods"]
+        return shown == (state["nodes"], state["gpu_pods"])
 
     def is_reloaded() -> bool:
         world.settle({"decisions": {"history": 999}})
@@ -158,11 +158,11 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
         "nodes and pods are followed": is_followed,
         "Prometheus is asked": lambda: bool(world.state()["queries"] > before["queries"]),
         "its answers are taken over": lambda: _read_at(world.metrics()) > read_at + 0.5,
-        "GPUs are judged by them": lambda: _states(world.metrics()) != _states(told),
+        "GPUs are judged by them": lambda: _states(world.metrics()) != _states(first),
         "the lease is renewed": writes("PATCH leases"),
         "bound pods are counted": counts("idlegpu_bound_pods_total"),
         "pods bound unasked are counted": counts("idlegpu_pods_bound_unasked_total"),
-        "an event tells of a placement": writes("POST events"),
+        "an event reports a placement": writes("POST events"),
         "placements are judged": is_judged,
         "settings are taken over": is_reloaded,
         "it says that it is ready": lambda: bool(world.get_status("/readyz")[0] == HTTPStatus.OK),

@@ -1,6 +1,6 @@
 """How soon a fresh replica is ready, and that it answers from no half-built inventory before.
 
-`python -m bench.start` starts the extender on clusters of two sizes, and there again with nobody at
+`python -m bench.start` starts the extender on clusters of two sizes, and again with no server at
 the address of Prometheus. It is ready once /readyz says 200; that is asked all the while, as a
 kubelet does. From the moment it listens it is asked about a pod again and again too: at first every
 candidate must pass, and the first answer that decides must be given when all nodes and all GPU pods
@@ -28,7 +28,7 @@ from bench.world import BenchError, FleetSpec, World, open_world, wait_until
 ASKING_SECONDS: Final = 0.05
 DECIDED_SECONDS: Final = 120.0
 IMPOSSIBLE: Final = Wish(annotations={"gpu-memory": "1Ti"})
-"""No card is so large: whoever knows the nodes refuses them all."""
+"""No card is so large: an extender that knows the nodes refuses them all."""
 DOWN: Final[Mapping[str, object]] = {"prometheus": {"url": "http://127.0.0.1:1"}}
 """Settings with which no readings come."""
 
@@ -65,7 +65,7 @@ def measure(spec: FleetSpec, *, is_down: bool) -> Start:
 
     Args:
         spec: how large the cluster is.
-        is_down: nobody is at the address of Prometheus.
+        is_down: no server is at the address of Prometheus.
     """
     settings = DOWN if is_down else None
     with (

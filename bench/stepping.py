@@ -32,7 +32,7 @@ KEPT: Final = 60
 NOTED_SECONDS: Final = 0.001
 STREAM_FILE: Final = "observe/page/stream.py"
 VIEWER_TASK: Final = "page viewer"
-"""What a request's task is called that tells an open page what is new."""
+"""Name of a request's task that sends news to an open page."""
 QUESTION_TASK: Final = "question"
 """How the name of a request's task begins that answers a question of the API; its path follows."""
 Handle = Callable[[web.Application, web.Request], Coroutine[Any, Any, web.StreamResponse]]
@@ -75,7 +75,7 @@ class Steps:
             heapq.heappop(self._longest)
 
     def write(self) -> None:
-        """Write what there is, and start anew."""
+        """Write the results, and restart."""
         document = {
             "steps": self._count,
             "cpu_seconds": self._total_seconds,
@@ -95,7 +95,7 @@ class Steps:
 
 def name_of(handle: events.Handle) -> str:
     """Return what a step of the loop goes on with."""
-    callback: Any = handle._callback  # type: ignore[attr-defined] # asyncio tells nobody else
+    callback: Any = handle._callback  # type: ignore[attr-defined] # asyncio has no public name
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
         return str(getattr(callback, "__qualname__", callback))

@@ -7,7 +7,7 @@ wait; then one such process after the other ends, which only metrics show. A sec
 without GPUs is created: it waits behind whatever kube-scheduler tries again.
 
 Measured are the time from the moment when the extender's API shows the GPU idle to the binding of a
-pod there, as a watch of the API server tells it; how often kube-scheduler asked filter about a
+pod there, by a watch of the API server; how often kube-scheduler asked filter about a
 waiting pod, for each freed GPU, the time that helped included; and the time from the creation of
 the other pods to their binding. The ways: `object` is the default, one annotation that has
 kube-scheduler try all pods that we refused. `pod` changes the one pod that there is room for. With
@@ -104,14 +104,14 @@ class Measured:
 
 
 class Bindings:
-    """When a pod was first bound to a node, and when each pod was bound, as a watch tells it."""
+    """When a pod was first bound to a node, and when each pod was bound, by a watch."""
 
     def __init__(self) -> None:
         self.of_node: dict[str, float] = {}
         self.of_pod: dict[str, float] = {}
 
     async def follow(self, session: aiohttp.ClientSession) -> None:
-        """Take what the watch tells; where the API server ends it, from there on again."""
+        """Take the watch's events; where the API server ends it, from there on again."""
         parameters = {"watch": "true"}
         while True:
             async with session.get("/api/v1/namespaces/default/pods", params=parameters) as stream:
@@ -139,7 +139,7 @@ class Cluster:
     bindings: Bindings
 
     async def is_idle(self, node: str) -> bool:
-        """Tell whether the extender takes a node's GPU to be idle."""
+        """Return whether the extender takes a node's GPU to be idle."""
         view = await self.extender.get(f"/v1/nodes/{node}")
         return bool(view["gpus_idle"])
 
@@ -303,8 +303,8 @@ async def _until(cluster: Cluster, node: str, *, is_idle: bool) -> None:
     async def is_so() -> bool:
         return node in cluster.bindings.of_node or await cluster.is_idle(node) is is_idle
 
-    told = f"{node} is {'idle' if is_idle else 'in use'}"
-    await wait_for(is_so, told, deadline_seconds=DEADLINE_SECONDS)
+    expected = f"{node} is {'idle' if is_idle else 'in use'}"
+    await wait_for(is_so, expected, deadline_seconds=DEADLINE_SECONDS)
 
 
 async def _bound(times: dict[str, float], name: str) -> float:

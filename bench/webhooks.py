@@ -2,12 +2,12 @@
 
 `python -m bench.webhooks` asks the extender and `bench.trivial` in turn, each question of the same
 bytes over a kept-alive connection of its own, as kube-scheduler asks: filter with the names of all
-nodes, in another order each time, a moment after the API server told of the pod; prioritize with
+nodes, in another order each time, a moment after the API server sent the pod; prioritize with
 the names that filter gave back; then the pod is bound, so that each request changes the state. All
 the while Prometheus has other values for every device each ten seconds.
 
 Both leave as many nodes: without a shortlist prioritize has every one to score; with one, a
-hundred. The first questions of their kind (cold) are told apart from those like earlier ones
+hundred. The first questions of their kind (cold) are separated from those like earlier ones
 (warm). Timed is what kube-scheduler waits for: from the first byte sent to the last byte read. The
 client is the same for both.
 """
@@ -44,12 +44,12 @@ FREED: Final = 0.8
 """Of the pods placed so many are deleted again, so that there is room until the end."""
 PAUSE_SECONDS: Final = 0.005
 HEAD_START_SECONDS: Final = (-0.0014, 1.4e-6)
-"""kube-scheduler hears of a pod when the extender does, and looks at the nodes itself before it
+"""kube-scheduler receives a pod when the extender does, and looks at the nodes itself before it
 asks: for each node so long, less what the watch may be late; no head start where that is below 0.
 Nine of ten pods have more (`bench.head_start` measures it)."""
 BETWEEN_SECONDS: Final = 0.001
 """kube-scheduler asks prioritize once it has read filter's answer and scored those nodes itself: at
-5,000 nodes it takes longer for that (`bench.scheduler` tells how long)."""
+5,000 nodes it takes longer for that (`bench.scheduler` shows how long)."""
 RATIO_LIMIT: Final = 2.0
 """Of filter at the largest size, where the names are most of the work that both do."""
 MEDIAN_LIMIT_MS: Final = {"filter": 2.5, "prioritize": 1.0}

@@ -153,7 +153,7 @@ class World:
         )
 
     def wait_past(self, limit_seconds: float = PAST_SECONDS) -> None:
-        """Wait until the past was read: for a while nobody is left but the extender and one worker.
+        """Wait until the past was read: for a while only the extender and one worker are left.
 
         Raises:
             BenchError: it was not in time.
@@ -169,7 +169,7 @@ class World:
     def rounds(self) -> int:
         """Return how many answers of Prometheus have been seen taken over since the first call.
 
-        The extender tells how long ago the last one was; only calls a second apart or less miss
+        The extender reports how long ago the last one was; only calls a second apart or less miss
         none.
         """
         age = self.metrics().get('idlegpu_source_age_seconds{source="prometheus"}')
@@ -182,7 +182,7 @@ class World:
         return max(0, getattr(local, "rounds", -1))
 
     def has_readings(self) -> bool:
-        """Tell whether an answer of Prometheus has been taken over."""
+        """Return whether an answer of Prometheus has been taken over."""
         return 'idlegpu_source_age_seconds{source="prometheus"}' in self.metrics()
 
     def metrics(self) -> dict[str, float]:
@@ -258,7 +258,7 @@ def _exchange(
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            # One that was idle for long has been closed by the server: it is opened anew.
+            # One that was idle for long has been closed by the server: it is opened again.
             if is_last:
                 raise OSError(f"{method} {path}: {error}") from error
     raise AssertionError("the last attempt returns or raises")
@@ -297,7 +297,7 @@ def open_world(
         prometheus = {"url": f"{backend_url}/prometheus", **_section(settings, "prometheus")}
         status = (settings or {}).get("status_listen") or f"127.0.0.1:{port}"
         settled = {
-            "drain_seconds": 0,  # nobody waits for a Service here
+            "drain_seconds": 0,  # no Service waits here
             **(settings or {}),
             "listen": f"127.0.0.1:{port}",
             "kubeconfig": str(kubeconfig),

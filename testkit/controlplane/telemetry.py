@@ -98,7 +98,7 @@ class PrometheusServer:
         """
         self._besides.append({"targets": list(addresses), "labels": {"job": job, **labels}})
 
-    async def start_anew(self) -> None:
+    async def restart_empty(self) -> None:
         """Start it, again where it runs, without what it has stored.
 
         A Prometheus that was killed shows what it had scraped before for five minutes more: it

@@ -1,4 +1,4 @@
-"""The head start is told as one clock saw it, with the questions that came before the event."""
+"""The head start is measured by one clock, with the questions that came before the event."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def measured(single: list[float], webhooks: list[float]) -> Measured:
 def test_the_first_event_and_the_first_question_count() -> None:
     notes = Notes()
     for at in (1.0, 2.0):
-        notes.told("p", at)
+        notes.received("p", at)
     for at in (4.0, 8.0):
         notes.asked("p", at)
 
@@ -28,7 +28,7 @@ def test_a_pod_counts_once() -> None:
     notes = Notes()
     taken = []
     for at in (1.0, 5.0):
-        notes.told("p", at)
+        notes.received("p", at)
         notes.asked("p", at + 0.5)
         taken.append(notes.take())
 
@@ -38,7 +38,7 @@ def test_a_pod_counts_once() -> None:
 def test_a_question_before_the_event_is_a_negative_head_start() -> None:
     notes = Notes()
     notes.asked("p", 1.0)
-    notes.told("p", 1.5)
+    notes.received("p", 1.5)
 
     assert notes.take() == [-0.5]
 
@@ -47,7 +47,7 @@ def test_a_pod_is_left_for_later_until_both_are_known() -> None:
     notes = Notes()
     notes.asked("p", 1.0)
     first = notes.take()
-    notes.told("p", 1.5)
+    notes.received("p", 1.5)
 
     assert (first, notes.take(), notes.take()) == ([], [-0.5], [])
 
@@ -58,7 +58,7 @@ async def test_filter_is_noted_and_answered_and_prioritize_is_not_noted(
     notes = Notes()
     client = await aiohttp_client(build_app(notes, shortlist=1))
     for uid in ("p", "q"):
-        notes.told(uid, 0.0)
+        notes.received(uid, 0.0)
 
     filtered = await client.post("/filter", json=question("p"))
     await client.post("/prioritize", json=question("q"))
@@ -74,7 +74,7 @@ def question(pod: str) -> dict[str, object]:
 def test_every_way_to_ask_has_a_row_in_milliseconds() -> None:
     single, burst, webhooks = rows(measured([-0.001, 0.001, 0.002, 0.003], [0.001]))
 
-    assert (single["least ms"], single["asked before told"]) == (-1.0, "25.0%")
+    assert (single["least ms"], single["asked before the event"]) == (-1.0, "25.0%")
     assert burst["median ms"] == pytest.approx(300)
     assert webhooks["pods"] == 1
 

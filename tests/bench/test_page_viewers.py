@@ -1,4 +1,4 @@
-"""The pages of a benchmark read what they are told, and say how much that was."""
+"""The pages of a benchmark read the stream, and report its size."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser, expect
 
-from bench.page_viewers import VIEWS, Told, pages
+from bench.page_viewers import VIEWS, PageTraffic, pages
 from bench.world import BenchError
 from testkit.cards import IDLE
 from testkit.controlplane.process import free_port
@@ -26,11 +26,11 @@ async def browser() -> AsyncIterator[Browser]:
 async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() -> None:
     async with serving(small_world()) as server:
 
-        def look() -> Told:
-            with pages(server.url, 3) as told:
+        def look() -> PageTraffic:
+            with pages(server.url, 3) as traffic:
                 assert len(server.page.broadcaster) == 3
-                assert told.bytes == 0
-            return told
+                assert traffic.bytes == 0
+            return traffic
 
         read = await asyncio.to_thread(look)
 
@@ -38,7 +38,7 @@ async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() ->
             while len(server.page.broadcaster):  # nothing tells of it
                 await asyncio.sleep(0.01)
 
-    assert read.bytes > 3 * 500  # each was told the fleet
+    assert read.bytes > 3 * 500  # each received the fleet
 
 
 @pytest.mark.page
@@ -59,19 +59,19 @@ async def test_pages_ask_what_the_real_ones_ask(browser: Browser) -> None:
         asked["real"] = _paths(server)
         server.asked.clear()
 
-        def look() -> Told:
-            with pages(server.url, len(VIEWS)) as told:
+        def look() -> PageTraffic:
+            with pages(server.url, len(VIEWS)) as traffic:
                 deadline = time.monotonic() + 20
                 while not asked["real"] <= _paths(server) and time.monotonic() < deadline:
                     time.sleep(0.05)
-            return told
+            return traffic
 
-        told = await asyncio.to_thread(look)
+        traffic = await asyncio.to_thread(look)
         asked["ours"] = _paths(server)
 
     assert asked["ours"] == asked["real"]
-    assert {path.split("/")[0] for path in told.questions} >= {"page", "holders", "pending"}
-    assert told.failures == 0
+    assert {path.split("/")[0] for path in traffic.questions} >= {"page", "holders", "pending"}
+    assert traffic.failures == 0
 
 
 def _paths(server: Server) -> set[str]:
@@ -88,5 +88,5 @@ def test_an_extender_that_is_not_there_is_said() -> None:
 
 
 def test_no_pages_ask_nobody() -> None:
-    with pages("http://127.0.0.1:1", 0) as told:
-        assert told.bytes == 0
+    with pages("http://127.0.0.1:1", 0) as traffic:
+        assert traffic.bytes == 0

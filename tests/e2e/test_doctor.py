@@ -99,7 +99,7 @@ async def healthy(world: World) -> tuple[str, str]:
         exporter=EXPORTER_4_8,
     )
     # Series of other tests' nodes would be found: they are of nodes that are unknown.
-    await world.services.prometheus.start_anew()
+    await world.services.prometheus.restart_empty()
     await world.start()
     share = pod("share", {SHARED: 1}, **_remembering())
     await world.place(pod("train", 2))
