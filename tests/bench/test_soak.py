@@ -29,7 +29,7 @@ def ready(world: World) -> World:
             [
                 "the lease is renewed",
                 "pods bound unasked are counted",
-                "an event tells of a placement",
+                "an event reports a placement",
                 "placements are judged",
             ],
         ),
