@@ -29,6 +29,7 @@ from bench.processes import watching_memory
 from bench.questions import EVERYDAY, distinct
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import FleetSpec, World, open_world, wait_until
+from extender.insight.shadow_mode import SAMPLE_SECONDS
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -41,6 +42,9 @@ of them, some 10 MiB, is kept, and must be full once memory is to stay flat."""
 SCRAPE_SECONDS: Final = 2.5
 REFRESH_SECONDS: Final = 1.7
 CHURN_SECONDS: Final = 1.0
+JUDGED: Final = "placements are judged"
+SLOW_SECONDS: Final = {JUDGED: SAMPLE_SECONDS + 10.0}
+"""Longest time for a result of work that runs rarely."""
 NODES_TOUCHED: Final = 100
 NODES_AWAY: Final = 5
 PODS_CHURNED: Final = 50
@@ -163,14 +167,15 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
         "bound pods are counted": counts("idlegpu_bound_pods_total"),
         "pods bound unasked are counted": counts("idlegpu_pods_bound_unasked_total"),
         "an event reports a placement": writes("POST events"),
-        "placements are judged": is_judged,
+        JUDGED: is_judged,
         "settings are taken over": is_reloaded,
         "it says that it is ready": lambda: bool(world.get_status("/readyz")[0] == HTTPStatus.OK),
     }
     stopped = []
     for what, check in checks.items():
         try:
-            wait_until(check, what, limit_seconds, poll_seconds=0.25)
+            limit = max(limit_seconds, SLOW_SECONDS.get(what, 0.0))
+            wait_until(check, what, limit, poll_seconds=0.25)
         except RuntimeError:
             stopped.append(what)
     if "Traceback" in world.extender.log.read_text(errors="replace"):

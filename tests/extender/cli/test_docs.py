@@ -46,5 +46,6 @@ def test_every_command_is_documented() -> None:
 def test_documented_options_exist(url: str) -> None:
     shown = "".join(runner(url)(name, "--help").stdout for name in COMMANDS)
 
-    for option in set(re.findall(r"(--[a-z][a-z-]+)", TEXT)) - {"--help"}:
+    ours = re.sub(r"^\| `python -m .*$", "", TEXT, flags=re.MULTILINE)
+    for option in set(re.findall(r"(--[a-z][a-z-]+)", ours)) - {"--help"}:
         assert option in shown, option

@@ -11,6 +11,8 @@ from extender.settings.config import Settings
 from extender.webhook.handlers import FAULTY, VERBS, RequestOutcome
 
 ELSEWHERE: Final = {
+    "gpu_cost": "no namespace is known beforehand",
+    "gpu_hours": "no namespace is known beforehand",
     "admissions": "the webhook creates them, which is off unless asked for",
     "settings_reloads": "the reloader creates them, which there is where there is a file",
 }
