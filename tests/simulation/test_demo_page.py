@@ -77,7 +77,7 @@ async def test_each_view_shows_the_simulated_fleet_and_no_error(browser: Browser
         await expect(row.locator(".followed")).to_contain_text("followed")
         await expect(row.locator(".reason")).not_to_be_empty()
         await row.get_by_role("button", name="Why, for default/stock").click()
-        await expect(page.locator(".sheet .told").first).to_contain_text("prometheus")
+        await expect(page.locator(".sheet .source").first).to_contain_text("prometheus")
 
     async with looking_at(browser, f"{url}?view=pending") as (page, _):
         card = page.locator(".card", has_text=WAITS)
