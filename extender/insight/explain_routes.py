@@ -5,18 +5,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from extender.core.decision.verdicts import NodeVerdict
 from extender.core.policy import Prices
 from extender.core.prices import PriceList
 from extender.core.request.annotations import AnnotationProblem
-from extender.core.request.gpu_resources import ResourceNames, excess_of
+from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import GpuRequest, parse_pod_ref, parse_request
 from extender.core.steps import let_go
-from extender.core.untyped import mapping_of
 from extender.fleet.fleet import Fleet
+from extender.fleet.targets import target_problems
 from extender.insight.costs import CostRoutes
 from extender.insight.explain import PATH, Explain
 from extender.insight.explain_node import Wish, asked_node
@@ -35,10 +34,9 @@ from extender.insight.replicas import ONE, Replicas
 from extender.insight.size import SizeRoute
 from extender.insight.usage import UsageRecord
 from extender.insight.views import Json, request_view
-from extender.insight.what_if import open_nodes, read_asked
+from extender.insight.what_if import open_nodes, read_asked, read_pod
 from extender.placement.placer import Placer
 from extender.runtime.cooperative import run_in_steps
-from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.metrics import Metrics
 from extender.server.json_answers import document_answer, error_answer
 from extender.server.query_parameters import check_parameters, refusing
@@ -46,8 +44,6 @@ from extender.settings.config import Settings
 
 # The route POST /v1/explain: predict the placement of a pod that does not exist.
 
-MAX_BODY: Final = 1 << 20
-"""Size limit of a pod, as in the API server."""
 PIECE_EXPLAINED: Final = 16
 """Nodes to explain between two yields to the event loop."""
 
@@ -75,19 +71,9 @@ class WhatIf:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset({"limit", "node"}))
         wish = Wish.read(request.query)
-        body = bytearray()
-        async for part in request.content.iter_any():
-            body += part
-            if len(body) > MAX_BODY:
-                return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
-        try:
-            pod = mapping_of(decode_with(orjson.loads, body))
-        except MalformedError as error:
-            return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
-        if not mapping_of(pod.get("spec")).get("containers"):
-            return error_answer(400, "the body is no pod: spec.containers must name its containers")
-        if excess := excess_of(pod):
-            return error_answer(400, f"the pod has {excess}")
+        pod = await read_pod(request)
+        if isinstance(pod, web.Response):
+            return pod
         resources = self._resources()
         parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
         if parsed.request is None:
@@ -95,7 +81,8 @@ class WhatIf:
         ref = parse_pod_ref(pod)
         wanted = self._fleet.informed(parsed.request, parsed.kin)
         seen = await self._predict(wanted, pod, wish)
-        problems = [_problem(problem) for problem in parsed.problems]
+        targets = target_problems(wanted, self._fleet.snapshot(), self._fleet.store)
+        problems = [_problem(problem) for problem in (*parsed.problems, *targets)]
         # Not redacted: the caller sent the pod.
         own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
         return await document_answer(request, seen | own)

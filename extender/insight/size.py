@@ -2,20 +2,18 @@
 
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from extender.core.nodes.pod_owners import kin_of, owner_key
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.views import Json
-from extender.runtime.decoding import MalformedError, decode_with
-from extender.server.json_answers import document_answer, error_answer
+from extender.insight.what_if import read_pod
+from extender.server.json_answers import document_answer
 from extender.server.query_parameters import check_parameters, refusing
 from extender.server.redaction import VIEWER, sees
 
 PATH: Final = "/v1/size"
-MAX_BODY: Final = 1 << 20
 BY: Final = ("owner", "images", "requests")
 """What makes pods similar, the most specific first; the order of a pod's keys."""
 
@@ -36,19 +34,12 @@ class SizeRoute:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset({"owner"}))
-        body = bytearray()
-        async for part in request.content.iter_any():
-            body += part
-            if len(body) > MAX_BODY:
-                return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
-        try:
-            pod = mapping_of(decode_with(orjson.loads, body))
-        except MalformedError as error:
-            return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
-        namespace = text_of(mapping_of(pod.get("metadata")).get("namespace")) or "default"
-        kin = kin_of(
-            {**pod, "metadata": {**mapping_of(pod.get("metadata")), "namespace": namespace}}
-        )
+        pod = await read_pod(request)
+        if isinstance(pod, web.Response):
+            return pod
+        metadata = mapping_of(pod.get("metadata"))
+        namespace = text_of(metadata.get("namespace")) or "default"
+        kin = kin_of({**pod, "metadata": {**metadata, "namespace": namespace}})
         owner = request.query.get("owner")
         if owner:
             kin = (owner_key(namespace, owner, ""), *kin[1:])

@@ -1,10 +1,13 @@
-"""Predict which nodes kube-scheduler would send for a pod that does not exist."""
+"""Read a pod that a caller sends, and predict which nodes kube-scheduler would send for it."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
+
+import orjson
+from aiohttp import web
 
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import is_kept
@@ -16,9 +19,12 @@ from extender.core.nodes.node_selection import (
     is_excessive,
     read_selection,
 )
+from extender.core.request.gpu_resources import excess_of
 from extender.core.request.request import GpuRequest
 from extender.core.untyped import mapping_of, objects_of
 from extender.fleet.fleet import Fleet
+from extender.runtime.decoding import MalformedError, decode_with
+from extender.server.json_answers import error_answer
 
 NO_ROOM = "node(s) had too few free GPUs by kube-scheduler's count"
 CORDONED = "node(s) were unschedulable"
@@ -34,6 +40,28 @@ MOST_REQUIREMENTS: Final = 100
 """Limit of label requirements to evaluate; a pod with more is not evaluated by labels."""
 PIECE_NODES: Final = 512
 """Nodes to check between two yields to the event loop."""
+
+
+MAX_BODY: Final = 1 << 20
+"""Size limit of a pod, as in the API server."""
+
+
+async def read_pod(request: web.Request) -> Mapping[str, object] | web.Response:
+    """Read the Pod object in a request's body; return the error answer if it is no usable one."""
+    body = bytearray()
+    async for part in request.content.iter_any():
+        body += part
+        if len(body) > MAX_BODY:
+            return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
+    try:
+        pod = mapping_of(decode_with(orjson.loads, body))
+    except MalformedError as error:
+        return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
+    if not mapping_of(pod.get("spec")).get("containers"):
+        return error_answer(400, "the body is no pod: spec.containers must name its containers")
+    if excess := excess_of(pod):
+        return error_answer(400, f"the pod has {excess}")
+    return pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

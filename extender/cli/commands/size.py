@@ -42,7 +42,7 @@ def command(
         raise click.UsageError("say what to size: -f FILE, --image, --owner or --text")
     documents = load_documents(file) if file else []
     pods = [(pod, document) for document in documents for pod in pods_of(document)]
-    pod: Object = {"spec": {"containers": [{"image": image}] if image else []}}
+    pod: Object = {"spec": {"containers": [{"image": image} if image else {}]}}
     if pods:
         pod, document = pods[0]
         owner = owner or owner_of(document)

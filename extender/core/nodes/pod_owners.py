@@ -2,7 +2,7 @@
 
 import re
 from calendar import timegm
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -11,6 +11,7 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 
 MAX_OWNER: Final = 200
 MAX_CACHED: Final = 4096
+MAX_NAMESPACE: Final = 63
 
 TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
 """Label of a Deployment's pods. A ReplicaSet's name is the Deployment's name and this label's
@@ -120,15 +121,23 @@ def likeness_of(pod: Mapping[str, object]) -> Kin:
         for name, amount in mapping_of(mapping_of(container.get("resources")).get(kind)).items()
     ]
     namespace = text_of(mapping_of(pod.get("metadata")).get("namespace"))
-    return _likeness(namespace, tuple(filter(None, images)), tuple(sorted(set(requests))))
+    digests = _digest([text for text in images if text]), _digest(sorted(set(requests)))
+    return _likeness(namespace[:MAX_NAMESPACE], *digests)
 
 
 @lru_cache(maxsize=MAX_CACHED)
-def _likeness(namespace: str, *what: tuple[str, ...]) -> Kin:
-    """Return a key per non-empty list; cached, so that similar pods share one object."""
-    named = zip(("images", "requests"), what, strict=True)
-    return tuple(f"{namespace} {kind} {_digest(texts)}" for kind, texts in named if texts)
+def _likeness(namespace: str, *digests: str) -> Kin:
+    """Return a key per non-empty digest; cached, so that similar pods share one object.
+
+    The cache keeps its arguments, so they must be short for any pod that a caller sends.
+    """
+    named = zip(("images", "requests"), digests, strict=True)
+    return tuple(f"{namespace} {kind} {digest}" for kind, digest in named if digest)
 
 
-def _digest(texts: tuple[str, ...]) -> str:
-    return blake2b("\n".join(texts).encode(), digest_size=8).hexdigest()
+def _digest(texts: Sequence[str]) -> str:
+    """Return a short digest of a list, "" if it is empty."""
+    if not texts:
+        return ""
+    text = "\n".join(texts).encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=8).hexdigest()

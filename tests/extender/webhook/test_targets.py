@@ -165,6 +165,19 @@ async def test_the_answer_says_why_and_the_owner_is_warned(aiohttp_client: MakeC
     assert [problem.value for problem in world.problems] == ["c"]
 
 
+async def test_a_prediction_reports_a_target_that_does_not_exist(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = three_nodes()
+    client = await aiohttp_client(world.build_app())
+
+    answer = await (await client.post("/v1/explain", json=pod(target="gone"))).json()
+
+    assert answer["state"] == "unplaceable"
+    (problem,) = answer["problems"]
+    assert problem["message"].endswith("a, b, c; used instead: nothing, the pod waits for it")
+
+
 async def test_no_pod_is_evicted_from_a_node_that_is_not_the_target(
     aiohttp_client: MakeClient,
 ) -> None:
