@@ -20,6 +20,7 @@ for program in extender agent; do
     if docker buildx version >/dev/null 2>&1; then
         docker buildx build --platform "$platforms" --file "$file" --tag "$image" --push "$root"
     elif podman --version >/dev/null 2>&1; then
+        podman manifest rm "$image" >/dev/null 2>&1 || true # a list from before would only grow
         podman build --platform "$platforms" --file "$file" --manifest "$image" "$root"
         podman manifest push --all "$image" "docker://$image"
     else

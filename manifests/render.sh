@@ -16,5 +16,7 @@ if [ -n "$variant" ] && [ ! -f "$folder/overlays/$variant/kustomization.yaml" ];
     echo "$variant is no variant: must be one of $(ls "$folder/overlays" | tr '\n' ' ')" >&2
     exit 2
 fi
-kubectl kustomize "$folder${variant:+/overlays/$variant}" |
+# Not a pipe from kubectl: its failure must end the script.
+rendered=$(kubectl kustomize "$folder${variant:+/overlays/$variant}")
+printf '%s\n' "$rendered" |
     sed -E "s#^( *image: )(idlegpu-(extender|agent):)([^ ]+)\$#\1$registry/\2${TAG:-\4}#"

@@ -82,7 +82,6 @@ class PriceList:
         ]
         self._spot_share = spot_share
         self._of: dict[str, float | None] = {}
-        self.highest = max(prices.values(), default=0.0)
 
     def __bool__(self) -> bool:
         return bool(self._nodes or self._labels or self._models)

@@ -465,7 +465,8 @@ class NodeAllocations:
                 free=free,
                 zone_id=self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids)),
             )
-            row = replace(row, price=price_milli(policy.prices, self.models[row.model_id], node))
+            price = price_milli(policy.prices, self.models[row.model_id], node)
+            row = row if price == row.price else replace(row, price=price)
             rows[resource] = self._unattributed_ends.with_freed_devices(node.name, resource, row)
         return rows
 

@@ -65,6 +65,7 @@ def test_podman_does_so_where_docker_has_no_buildx(programs: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert [line for line in logged(programs) if "agent" in line and "podman" in line] == [
+        "podman manifest rm r/idlegpu-agent:1",
         "podman build --platform linux/arm64 --file ./images/agent.Dockerfile --manifest "
         "r/idlegpu-agent:1 .",
         "podman manifest push --all r/idlegpu-agent:1 docker://r/idlegpu-agent:1",
