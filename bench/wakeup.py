@@ -4,7 +4,7 @@
 with the shipped configuration, kwok and Prometheus, and the extender as its own process. Each node
 has one GPU, which a process outside Kubernetes uses. So many pods with `idlegpu.io/require-idle`
 wait; then one such process after the other ends, which only metrics show. A second after each a pod
-without GPUs is created: it waits behind whatever kube-scheduler tries again.
+without GPUs is created: it waits behind the pods that kube-scheduler tries again.
 
 Measured are the time from the moment when the extender's API shows the GPU idle to the binding of a
 pod there, by a watch of the API server; how often kube-scheduler asked filter about a

@@ -59,7 +59,7 @@ printf 'Metadata-Version: 2.4\nName: idlegpu\nVersion: %s\n' "$version" \
 # trace of this folder's name.
 PYTHONHASHSEED=0 "$python" -m compileall -q -j 1 --invalidation-mode unchecked-hash \
     -s "$folder" -p "$installed" "$folder"
-# Readable by any user, whatever the modes of the checkout (umask 077): nothing here is secret, and
+# Readable by any user, also if the checkout is not (umask 077): nothing here is secret, and
 # nothing is executable.
 find "$folder" -type d -exec chmod 755 {} +
 find "$folder" -type f -exec chmod 644 {} +

@@ -1,5 +1,4 @@
-"""Certificates for tests of TLS: those that `extender.server.certificates` makes, and some that
-nobody should."""
+"""Certificates for tests of TLS: valid ones from `extender.server.certificates`, and others."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -35,7 +34,7 @@ def settings_for(folder: Path) -> Tls:
 def client_context(
     folder: Path, *, shows: Path | None, side: str = "kube-scheduler"
 ) -> ssl.SSLContext:
-    """Return how somebody asks who trusts one folder's CA and shows another's certificate.
+    """Return a client's context that trusts one folder's CA and shows another's certificate.
 
     Args:
         folder: whose CA the server must be of.

@@ -20,7 +20,7 @@ WORKLOADS: Final = (
     "serviceaccount-controller",
     "ttl-after-finished-controller",
 )
-"""What a test of workloads needs. Not those that judge nodes: nobody sends heartbeats here."""
+"""What a test of workloads needs. Not those that judge nodes: no program sends heartbeats here."""
 
 
 def kube_controller_manager(

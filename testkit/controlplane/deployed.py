@@ -77,7 +77,7 @@ def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How an extender is run, whatever it is set to do.
+    """How an extender is run, with any settings.
 
     Attributes:
         kubeconfig: who it is to the API server.
@@ -128,7 +128,7 @@ class ExtenderServer:
         manner = manner or Manner(kubeconfig=plane.kubeconfig(EXTENDER))
         listen = status = f"127.0.0.1:{free_port()}"
         own = {"listen": listen, "kubeconfig": str(manner.kubeconfig)}
-        # Nobody waits for a Service here, nor for agents that come later, unless a test says so.
+        # No test waits for a Service or for later agents unless it says so.
         usual: Object = {"drain_seconds": 0, "ready": {"wait_seconds": 2}, **manner.settings}
         if "status_listen" in usual:
             status = own["status_listen"] = f"127.0.0.1:{free_port()}"

@@ -70,7 +70,7 @@ class GoToolchain:
     """A Go and its caches for one round of builds.
 
     Go's caches grow to gigabytes here and are of no use once the programs exist, so they lie in
-    a folder of ours that `discard` removes. Where GOCACHE or GOMODCACHE is set somebody keeps
+    a folder of ours that `discard` removes. If GOCACHE or GOMODCACHE is set, the caller keeps
     that cache on purpose (a CI cache): then it is used, and stays.
     """
 

@@ -99,7 +99,7 @@ class Installation:
         await self.plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
 
     async def remove(self) -> None:
-        """Delete all that was applied, but for namespaces: nobody here empties them."""
+        """Delete all that was applied, except namespaces: no controller here empties them."""
         for item in reversed(self.items):
             if item["kind"] == "Namespace":
                 continue

@@ -14,7 +14,7 @@ class User:
     Attributes:
         name: as RBAC knows it; `system:serviceaccount:NAMESPACE:NAME` has that account's rights.
         groups: as RBAC knows them.
-        token: made up anew for each control plane.
+        token: a new one for each control plane.
     """
 
     name: str

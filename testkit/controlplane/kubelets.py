@@ -24,7 +24,7 @@ def kwok(plane: ControlPlane) -> ServerProcess:
         f"--config={STAGES}",
         "--manage-all-nodes=true",
         f"--server-address=127.0.0.1:{port}",
-        "--node-lease-duration-seconds=0",  # no heartbeats: nobody here looks for them
+        "--node-lease-duration-seconds=0",  # no heartbeats: no controller here checks them
     ]
     return ServerProcess(
         name="kwok",

@@ -1,7 +1,7 @@
 """Become another program that dies with the process that started it.
 
 `python -I -S leash.py PARENT PROGRAM ARGUMENT...` asks the kernel to kill this process when its
-parent ends, whatever ends it, and then becomes PROGRAM. A program of its own and not a
+parent ends for any reason, and then becomes PROGRAM. A program of its own and not a
 `preexec_fn`, which may deadlock in a process that has threads. Without `prctl` (not Linux) it
 only becomes PROGRAM.
 """

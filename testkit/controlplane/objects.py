@@ -92,7 +92,7 @@ def pod(
         },
         "spec": {
             "containers": [container],
-            # Without kubelets nobody confirms an end: a victim of preemption must go at once.
+            # Without kubelets no program confirms an end: a victim of preemption must go at once.
             "terminationGracePeriodSeconds": 0,
             **spec,
         },

@@ -21,7 +21,7 @@ EXTENDER: Final = "extender"
 EXTENDER_ACCOUNT: Final = "system:serviceaccount:idlegpu:idlegpu-extender"
 KUBECTL_TIMEOUT_SECONDS: Final = 30.0
 # Objects in the way of the next test, and the path of all of one kind. Pods before nodes: a pod
-# whose node is gone is no test's starting point. Namespaces stay: nobody here finalizes them.
+# whose node is gone is no test's starting point. Namespaces stay: no controller finalizes them.
 LEFTOVERS: Final = (
     "/api/v1/pods",
     "/api/v1/nodes",
@@ -235,7 +235,7 @@ def _apiserver(
 ) -> ServerProcess:
     certificates = folder / "certificates"
     # kube-apiserver makes its serving certificate before it reads the key of service accounts, so
-    # that one key serves for both and nobody here needs to know how to make one.
+    # that one key serves for both, and no test has to make one.
     key = certificates / "apiserver.key"
     command = [
         str(program),

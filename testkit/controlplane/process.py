@@ -165,7 +165,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Find a port on 127.0.0.1 that nobody listens on, and that no other caller was given.
+    """Find a port on 127.0.0.1 without a listener, and that no other caller was given.
 
     Between this answer and the server's start anybody else would find the same port free: it is
     kept for this process by a locked file until the process ends.

@@ -1,6 +1,6 @@
 """Record what the real kube-scheduler sends to an extender, as the golden requests of the tests.
 
-`python -m testkit.controlplane.record` writes tests/contract/golden/ anew.
+`python -m testkit.controlplane.record` writes tests/contract/golden/ again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from testkit.controlplane.waiting import wait_for
 GOLDEN: Final = Path(__file__).parents[2] / "tests" / "contract" / "golden"
 NODES: Final = ("gpu-a", "gpu-b", "gpu-c")
 GPUS_PER_NODE: Final = 8
-# What GPU feature discovery says of a node; only what somebody might read.
+# What GPU feature discovery says of a node; only what a reader may use.
 GFD_LABELS: Final = {
     "nvidia.com/gpu.present": "true",
     "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",

@@ -182,7 +182,7 @@ async def show_secrets(installation: Installation, mounted: Path) -> None:
 
 
 async def remove_certificates(installation: Installation) -> None:
-    """Delete what the Job has made, which is nobody's who applied the rest."""
+    """Delete what the Job has made: the manifests do not contain it."""
     paths = [f"{SECRETS_PATH}/{name}" for name in (CA_SECRET, *SECRETS.values())]
     for path in (*paths, CA_PATH, LEASE_PATH):
         try:

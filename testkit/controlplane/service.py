@@ -1,7 +1,7 @@
 """What a Service and the kubelets behind it do, between kube-scheduler and replicas.
 
 As kube-proxy does it: a connection goes to one of the ready endpoints, picked when it is opened,
-and stays there until either side ends it, whatever becomes of the endpoint. What is read and
+and stays there until either side ends it, even if the endpoint goes. What is read and
 written on it passes as it is, TLS too. kube-proxy picks at random; this picks the unluckiest: one
 that ends, as long as not every node has heard of it.
 """
@@ -170,7 +170,7 @@ class Service:
     def asked(self) -> Endpoint:
         """The endpoint that the newest connection leads to."""
         if self._last is None:
-            raise RuntimeError("nobody has come yet")
+            raise RuntimeError("no connection yet")
         return self._last
 
     async def delete(self, endpoint: Endpoint, grace_seconds: float) -> None:
@@ -255,7 +255,7 @@ async def serving(service: Service) -> AsyncIterator[Service]:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection as a host does where nobody listens, or whose process has died."""
+    """End a connection as a host does without a listener, or whose process has died."""
     taken: socket.socket = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

@@ -309,7 +309,7 @@ def _installed(name: str) -> Path | None:
 
 
 def _fits(name: str, path: Path) -> bool:
-    """Ask a program for its version; whatever goes wrong, it does not fit."""
+    """Ask a program for its version; on any failure it does not fit."""
     tool = TOOLS[name]
     try:
         result = subprocess.run(

@@ -144,7 +144,7 @@ async def take_down(plane: ControlPlane, setup: Setup) -> None:
 
 
 async def elected(plane: ControlPlane, config: Object) -> Object:
-    """Return a kube-scheduler's leader election, with nobody elected yet.
+    """Return a kube-scheduler's leader election, without a leader yet.
 
     One that was killed would hold the Lease until it is over.
     """
@@ -156,7 +156,7 @@ async def elected(plane: ControlPlane, config: Object) -> Object:
         try:
             await admin.request("DELETE", path)
         except ApiError as error:
-            if error.status != 404:  # nobody was elected
+            if error.status != 404:  # no leader was elected
                 raise
     return {**election, **LEASE}
 

@@ -150,7 +150,7 @@ class World:
         utilization: float = 0.0,
         memory: str = "1Gi",
     ) -> list[Object]:
-        """Have pods hold GPUs of a node, placed there by nobody's decision, and return them.
+        """Have pods hold GPUs of a node, placed there without a decision, and return them.
 
         Args:
             node: where.
@@ -284,7 +284,7 @@ class World:
             raise TimeoutError(f"{error}: it shows {shown}") from error
 
     async def touch(self, node: str) -> None:
-        """Change a node's annotation: kube-scheduler tries refused pods anew after any such."""
+        """Change a node's annotation: kube-scheduler tries refused pods again after any such."""
         item = {"kind": "Node", "metadata": {"name": node}}
         change = {"metadata": {"annotations": {"test.idlegpu.io/touched": str(self.fleet.clock())}}}
         await self.client.patch(item, change)

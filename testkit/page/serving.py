@@ -185,7 +185,7 @@ async def looking_at(
     context.set_default_timeout(WAIT_MS)
     faults.watch(context)
     page = await context.new_page()
-    # A violation of the policy is reported to the page itself, whatever the console says.
+    # A violation of the policy is reported to the page itself, beside the console.
     await page.add_init_script(
         "addEventListener('securitypolicyviolation', (event) => "
         "console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));"

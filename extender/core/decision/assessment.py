@@ -271,10 +271,10 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
     """Compute the memory of each device that is left for a new pod.
 
     Time-sliced device: size less all declared memory and other use, but at most the measured free
-    memory. MPS share: its cap, whatever is free, because MPS enforces caps on shares; only foreign
-    processes reduce it. If a reading has expired, measured free memory is ignored. It is also
-    ignored for an allocated whole device: its tenant's memory is released before this pod gets the
-    device. Foreign use stays.
+    memory. MPS share: its cap, even if less is free, because MPS enforces caps on shares; only
+    foreign processes reduce it. If a reading has expired, measured free memory is ignored. It is
+    also ignored for an allocated whole device: its tenant's memory is released before this pod gets
+    the device. Foreign use stays.
     """
     telemetry = batch.telemetry
     size = telemetry.memory_total_bytes

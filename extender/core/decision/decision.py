@@ -112,7 +112,7 @@ class Decision:
         return np.union1d(named, at[scores >= lifted]) if reach else np.sort(named)
 
     def _numbers(self, rows: Rows) -> Rows:
-        """Return a number per candidate in name order, whatever the order of the request."""
+        """Return a number per candidate in name order, independent of the request."""
         if isinstance(self.candidates, NamesAt):
             return self.candidates.rows[rows].astype(np.intp)
         names = np.array([self.candidates[at] for at in rows.tolist()])

@@ -14,7 +14,7 @@ from extender.core.devices.readings import Column
 from extender.core.nodes.snapshot import Flags
 
 WHOLE_DEVICE = 1 << 62
-"""Declared memory of a pod that holds a whole device: all of it, whatever its size."""
+"""Declared memory of a pod that holds a whole device: all of it, of any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

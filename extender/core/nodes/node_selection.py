@@ -94,7 +94,7 @@ class Selection:
 
 
 ANYWHERE: Final = Selection(tolerations=frozenset({("", "", None)}))
-"""Selection that matches any node, whatever its taints."""
+"""Selection that matches any node, with any taints."""
 
 
 def is_excessive(pod: Mapping[str, object]) -> bool:

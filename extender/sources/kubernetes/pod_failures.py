@@ -50,7 +50,7 @@ ENDED_EXTERNALLY: Final = frozenset(
         "Terminated",
     }
 )
-"""Pod reasons: the pod was ended from outside, whatever its containers report."""
+"""Pod reasons: the pod was ended from outside; its containers' reports do not count."""
 
 START_FAILED: Final = frozenset({"ContainerCannotRun", "StartError"})
 """Termination reasons: the container runtime could not start the container, as without a driver."""

@@ -111,7 +111,7 @@ def number(text: object) -> float:
         (7.5, nan)
     """
     try:
-        return float(text)  # type: ignore[arg-type]  # whatever JSON holds: TypeError is caught
+        return float(text)  # type: ignore[arg-type]  # any JSON value: TypeError is caught
     except (TypeError, ValueError):
         return _NAN
 
