@@ -46,13 +46,10 @@ async def keep(
     while True:
         started = clock()
         try:
-            await run()
+            await _run_once(run)
         except fatal:
             raise
-        # A future that someone else has cancelled ends no task either.
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                raise
+        except Exception as error:
             FAULTS[name] += 1
             unlogged = _THROTTLE.due(name, type(error).__name__)
             if unlogged is not None:
@@ -64,6 +61,35 @@ async def keep(
             seconds = FIRST_SECONDS
         await asyncio.sleep(seconds)
         seconds = min(2 * seconds, MOST_SECONDS)
+
+
+async def _run_once(run: Callable[[], Awaitable[None]]) -> None:
+    """Run in a task of its own, so that only a cancellation of this one is a cancellation.
+
+    A task group whose child fails while the group is being cancelled raises the child's error and
+    swallows the cancellation; in Python 3.11 it may also leave its task marked as cancelled.
+
+    Raises:
+        RuntimeError: `run` awaited a future that was cancelled.
+        Exception: as `run` raised it.
+    """
+    current = asyncio.current_task()
+    name = None if current is None else current.get_name()
+
+    async def attempt() -> None:
+        await run()
+
+    task = asyncio.create_task(attempt(), name=name)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        _ = task.cancelled() or task.exception()  # asyncio logs an error that nothing has read
+        raise
+    if task.cancelled():
+        raise RuntimeError("the task awaited a cancelled future")
+    task.result()
 
 
 class Tasks:
@@ -103,9 +129,3 @@ class Tasks:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-
-
-def _is_cancelled() -> bool:
-    """Return whether the current task was asked to end."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

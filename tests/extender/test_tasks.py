@@ -63,7 +63,7 @@ def fail(task: asyncio.Task[object]) -> bool:
         return False  # waits for its next start
     while (deeper := getattr(awaited, "cr_await", None)) is not None:
         innermost, awaited = awaited, deeper
-        if getattr(innermost, "__name__", "") == "__aexit__":
+        if getattr(innermost, "__name__", "") in {"__aexit__", "_run_once"}:
             return False  # waits for its own tasks, and fails with them
     waited = task._fut_waiter  # type: ignore[attr-defined] # asyncio tells nobody
     if waited is None or isinstance(waited, asyncio.Task) or waited.done():

@@ -116,3 +116,32 @@ async def test_a_fatal_error_of_a_task_ends_all() -> None:
         await run_both()
 
     assert raised.group_contains(OSError, match="in use")
+
+
+@pytest.mark.parametrize("is_grouped", [True, False])
+async def test_a_task_that_fails_while_it_is_cancelled_ends_all_the_same(
+    *, is_grouped: bool
+) -> None:
+    child: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait() -> None:
+        await child
+
+    async def run() -> None:
+        if is_grouped:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(wait())
+            return
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise ConnectionError("closing failed") from None
+
+    task = asyncio.create_task(keep("cancelled", run))
+    await asyncio.sleep(1)
+    if is_grouped:
+        child.set_exception(ValueError("at the same moment"))
+    task.cancel()
+
+    await asyncio.wait([task], timeout=10 * MOST_SECONDS)
+    assert task.cancelled()
