@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from testkit.internet import ENVIRONMENT
+from testkit.internet import internet_environment
 from tests.images.platforms import Platform
 
 ROOT: Final = Path(__file__).parents[2]
@@ -162,7 +162,7 @@ def _call(words: list[str], folder: Path, **variables: str) -> None:
     result = subprocess.run(
         words,
         cwd=folder,
-        env={**ENVIRONMENT, **variables},
+        env={**internet_environment(), **variables},
         capture_output=True,
         text=True,
         check=False,

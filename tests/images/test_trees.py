@@ -19,7 +19,7 @@ from simulation.objects import pod_object
 from testkit.agent.fake_driver import GIB, FakeDriver, card, uuid
 from testkit.controlplane.process import free_port
 from testkit.controlplane.waiting import wait_for
-from testkit.internet import ENVIRONMENT
+from testkit.internet import internet_environment
 from tests.images.dockerfile import IMAGES, ROOT, Image, build, fetch_wheels
 from tests.images.platforms import Platform, chosen
 
@@ -353,7 +353,9 @@ def test_every_package_has_a_wheel_for_both_platforms(
     command += ["--python-platform", f"{machine}-manylinux_2_28", "--python-version", "3.11"]
     command += ["--target", str(tmp_path), "--requirements", str(IMAGES / f"{program}.txt")]
 
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, env=internet_environment(), capture_output=True, text=True, check=False
+    )
 
     assert result.returncode == 0, result.stderr
     assert "Would install" in result.stderr
