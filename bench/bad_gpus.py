@@ -23,13 +23,14 @@ import numpy as np
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from bench import churn, former
-from bench.churn import CPU_SHARE, MEMORY_SHARE, Cluster, least_allocated, most_allocated
+from bench.churn import CPU_SHARE, MEMORY_SHARE, Cluster, most_allocated
 from bench.machine import Bound, report
 from bench.traces import Floats, Ints
 from bench.virtual_cluster import GIB, Shape, VirtualCluster
 from extender.core.decision.decision import Evaluate
 from extender.core.devices.readings import Signal
 from extender.core.policy import Policy, Strategy
+from simulation.default_scheduler import least_allocated
 
 NODES: Final = 7
 BAD_NODE: Final = 3

@@ -30,6 +30,7 @@ from bench.virtual_cluster import GIB, START, Shape, VirtualCluster
 from extender.core.decision.decision import Evaluate
 from extender.core.devices.readings import Signal
 from extender.core.policy import Policy, Strategy
+from simulation.default_scheduler import balanced, least_allocated
 
 SEEDS: Final = 3
 SIZES: Final = (1, 2, 4, 8)
@@ -141,20 +142,10 @@ class ByScore(Placement):
         """Nothing to note."""
 
 
-def least_allocated(cpu: Floats, memory: Floats) -> Floats:
-    """Return NodeResourcesFit's score and NodeResourcesBalancedAllocation's, as by default."""
-    fit = (np.floor(100 * (1 - cpu)) + np.floor(100 * (1 - memory))) // 2
-    return np.asarray(fit + _balanced(cpu, memory))
-
-
 def most_allocated(cpu: Floats, memory: Floats) -> Floats:
     """Return the scores likewise where NodeResourcesFit packs."""
     fit = (np.floor(100 * cpu) + np.floor(100 * memory)) // 2
-    return np.asarray(fit + _balanced(cpu, memory))
-
-
-def _balanced(cpu: Floats, memory: Floats) -> Floats:
-    return np.asarray(np.floor(100 * (1 - np.abs(cpu - memory) / 2)))
+    return np.asarray(fit + balanced(cpu, memory))
 
 
 class ByExtender(Placement):

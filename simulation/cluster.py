@@ -14,8 +14,8 @@ from simulation.exporter import run_exporter
 from simulation.fleet import SimulatedFleet
 from simulation.prometheus import SimulatedPrometheus, run_prometheus
 
-BACKFILL_SECONDS = 3600.0
-"""Length of the simulated past: as long as the extender's window."""
+BACKFILL_SECONDS = 6600.0
+"""Length of the simulated past: longer than the extender's window, for idle holders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

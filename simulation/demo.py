@@ -7,10 +7,14 @@ unaware of the simulation.
 import argparse
 import asyncio
 import logging
+import shutil
 import socket
-from collections.abc import AsyncIterator, Mapping
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import fill
 
 import aiohttp
 from rich.console import Console
@@ -20,108 +24,24 @@ from extender.app import start
 from extender.settings.config import Prometheus, Settings
 from extender.settings.wake import Wake
 from simulation.cluster import SimulatedCluster, run_cluster
+from simulation.counterfactual import RUNS, mean_fates, without_idlegpu
+from simulation.default_scheduler import Fate, Outcome, outcome_of
 from simulation.demo_fleet import demo_fleet
+from simulation.demo_scenes import PODS, SCENES
 from simulation.demo_view import LEGEND, FleetWatcher
 from simulation.kube_scheduler import Placement, SimulatedScheduler
-from simulation.objects import child, pod_object
+from simulation.objects import child
 
-GPU, SHARED, MIG = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"
 PORT = 8888
-NARROWEST = 112
-"""Columns that the output needs; a narrower terminal gets them, too."""
+COLUMNS = 80
+"""Columns of the output; a narrower terminal folds its prose."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """One step of the demo.
-
-    Attributes:
-        title: description of the pods.
-        point: what the step shows.
-        pods: names of the pods.
-        gpus: devices by resource.
-        annotations: annotations of each pod.
-    """
-
-    title: str
-    point: str
-    pods: tuple[str, ...]
-    gpus: Mapping[str, int]
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-SCENES = (
-    Scene(
-        title="a stock pod: nvidia.com/gpu: 1",
-        point="six nodes have free GPUs; here they are really idle, and few are left over",
-        pods=("stock",),
-        gpus={GPU: 1},
-    ),
-    Scene(
-        title="the same with idlegpu.io/strategy: spread",
-        point="the node with the most idle GPUs, so that the pod has few neighbours",
-        pods=("notebook",),
-        gpus={GPU: 1},
-        annotations={"idlegpu.io/strategy": "spread"},
-    ),
-    Scene(
-        title="4 GPUs, idlegpu.io/prefer-models: V100",
-        point="an old model is good enough for this one",
-        pods=("legacy-train",),
-        gpus={GPU: 4},
-        annotations={"idlegpu.io/prefer-models": "V100"},
-    ),
-    Scene(
-        title="one GPU with room: idlegpu.io/gpu-memory: 60Gi",
-        point="cards that are too small are refused, and so are cards that are too full",
-        pods=("big-model",),
-        gpus={GPU: 1},
-        annotations={"idlegpu.io/gpu-memory": "60Gi"},
-    ),
-    Scene(
-        title="a share of a GPU: nvidia.com/gpu.shared: 1, idlegpu.io/gpu-memory: 8Gi",
-        point="all four nodes have free replicas; one is saturated, one has no memory left",
-        pods=("inference",),
-        gpus={SHARED: 1},
-        annotations={"idlegpu.io/gpu-memory": "8Gi"},
-    ),
-    Scene(
-        title="a MIG slice: nvidia.com/mig-1g.5gb: 1",
-        point="the slices that are busy belong to others and are not in the way",
-        pods=("slice",),
-        gpus={MIG: 1},
-    ),
-    Scene(
-        title="8 pods at once: nvidia.com/gpu.shared: 1 each",
-        point="no metric shows them yet; each counts from the moment of the answer",
-        pods=tuple(f"burst-{number}" for number in range(8)),
-        gpus={SHARED: 1},
-    ),
-    Scene(
-        title="a training job: nvidia.com/gpu: 6",
-        point="six GPUs together; the pods placed above count although no metric shows them",
-        pods=("train",),
-        gpus={GPU: 6},
-    ),
-    Scene(
-        title='3 GPUs, idlegpu.io/require-idle: "true"',
-        point="this pod waits rather than share its node with foreign or unknown load",
-        pods=("patient",),
-        gpus={GPU: 3},
-        annotations={"idlegpu.io/require-idle": "true"},
-    ),
-    Scene(
-        title="a typo: idlegpu.io/gpu-memory: 20Gb",
-        point="a warning event informs the owner; the pod is placed all the same",
-        pods=("typo",),
-        gpus={GPU: 1},
-        annotations={"idlegpu.io/gpu-memory": "20Gb"},
-    ),
-)
+_STYLES = {Fate.GOOD: "green", Fate.WAITING: "yellow"}
+"""Styles of the fates that are no failure."""
 
 
 class Demo:
-    """Shows the fleet, schedules the pods of each scene, and shows the fleet again."""
+    """Shows the fleet, schedules the pods of each scene with and without us, and sums them up."""
 
     def __init__(
         self, cluster: SimulatedCluster, url: str, session: aiohttp.ClientSession, console: Console
@@ -135,52 +55,75 @@ class Demo:
         """Run the whole demo once."""
         say = self._console.print
         say("\n[bold]idlegpu[/bold] places stock GPU pods on GPUs that are really idle.")
-        say(
-            "[yellow]Simulated[/yellow]: GPUs, kubelets, API server, Prometheus and "
-            "kube-scheduler. Real: the extender.\n"
-        )
+        say("[yellow]Simulated[/yellow]: the cluster and its GPUs. Real: the extender.\n")
         await self._watcher.wait_ready()
-        say(await self._watcher.table("The fleet before"), LEGEND)
-        placements = []
+        say(await self._watcher.table())
+        say(LEGEND)
+        say(
+            "Two runs place the same pods: one asks idlegpu; [bold]without[/bold] is kube-scheduler"
+            " alone\n(a model of its default scores)."
+        )
+        alone = without_idlegpu(demo_fleet, PODS)
+        placements, ours = [], []
+        others = iter(alone)
         for number, scene in enumerate(SCENES, start=1):
             say(f"\n[bold cyan]{number}. {scene.title}[/bold cyan]")
             say(f"   [dim]{scene.point}[/dim]")
-            for name in scene.pods:
-                pod = pod_object(name, scene.gpus, annotations=scene.annotations)
+            for pod in scene.objects():
                 placement = await self._scheduler.schedule(pod)
                 placements.append(placement)
-                await self._print_placement(placement, is_brief=len(scene.pods) > 1)
+                ours.append(self._outcome(placement))
+                self._print_row(placement.pod, ours[-1], next(others))
+            if len(scene.pods) == 1:
+                for text in await self._watcher.why(placements[-1]):
+                    say(f"   [dim]{text}[/dim]")
         await self._print_events()
+        self._print_tally(ours, alone, await asyncio.to_thread(mean_fates, demo_fleet, PODS))
         await self._watcher.wait_shown(placements)
-        say(await self._watcher.table("\nThe fleet after"), LEGEND)
 
-    async def _print_placement(self, placement: Placement, *, is_brief: bool) -> None:
-        """Print a pod's node, and the reasons unless `is_brief`."""
-        line = Text(f"   {placement.pod:<13}", style="bold")
+    def _outcome(self, placement: Placement) -> Outcome:
+        """Return the outcome of one of our placements."""
         if placement.node:
-            line.append(f"-> {placement.node:<16}", style="bold green")
-        else:
-            line.append("stays Pending      ", style="bold yellow")
-        line.append(
-            f" {placement.asked} candidates, {placement.feasible} feasible,"
-            f" {placement.seconds * 1000:.0f} ms",
-            style="dim",
+            return outcome_of(self._cluster.fleet, placement.uid)
+        return Outcome(node="", fate=Fate.WAITING, reason="")
+
+    def _print_row(self, pod: str, ours: Outcome, alone: Outcome) -> None:
+        """Print a pod's two nodes, and its fate without us."""
+        row = Text(f"   {pod:<13} ", style="bold")
+        row.append(f"{ours.node or 'waits':<16} ", style=_STYLES.get(ours.fate, "red"))
+        row.append("without: ", style="dim")
+        row.append(f"{alone.node or 'waits':<16} ", style=_STYLES.get(alone.fate, "red"))
+        row.append(alone.reason, style=_STYLES.get(alone.fate, "red"))
+        self._console.print(row)
+
+    def _print_tally(
+        self, ours: Sequence[Outcome], alone: Sequence[Outcome], mean: Mapping[Fate, float]
+    ) -> None:
+        """Print how many pods had each fate, with and without us."""
+        with_us = Counter(outcome.fate for outcome in ours)
+        without = Counter(outcome.fate for outcome in alone)
+        say = self._console.print
+        say(f"\n[bold]The {len(ours)} pods[/bold]")
+        say(f"   {'':<18}{'idlegpu':>10}{'without':>10}{f'mean of {RUNS} runs':>19}", style="bold")
+        for fate in Fate:
+            style = _STYLES.get(fate, "red" if without[fate] else "")
+            say(
+                f"   {fate:<18}{with_us[fate]:>10}{without[fate]:>10}{mean[fate]:>19.1f}",
+                style=style,
+            )
+        say(
+            "   [dim]kube-scheduler draws among nodes of equal score; the last column repeats the\n"
+            "   run without idlegpu with other draws.[/dim]"
         )
-        self._console.print(line)
-        if not is_brief:
-            for text in await self._watcher.why(placement):
-                self._console.print(f"      {text}")
 
     async def _print_events(self) -> None:
         """Print the Events that the extender wrote."""
-        events = await self._watcher.wait_events()
+        events = await self._watcher.wait_warnings()
         self._console.print("\n[bold]What the owner of a pod sees[/bold] (kubectl describe pod)")
         for event in events:
             subject = child(event, "regarding")
-            self._console.print(
-                f"   {event.get('type')}  {event.get('reason')}  {subject.get('name')}: "
-                f"{event.get('note')}"
-            )
+            text = f"{event.get('reason')} {subject.get('name')}: {event.get('note')}"
+            self._console.print(fill(text, COLUMNS, initial_indent="   ", subsequent_indent="   "))
 
 
 def _free_port(wanted: int) -> int:
@@ -223,19 +166,34 @@ async def playing(console: Console, port: int = 0) -> AsyncIterator[str]:
 async def run(*, once: bool) -> None:
     """Run the demo; then serve until interrupted, unless `once`."""
     console = Console(highlight=False)
-    console.width = max(console.width, NARROWEST)
+    console.width = min(console.width, COLUMNS)
     async with playing(console, 0 if once else _free_port(PORT)) as url:
         if once:
+            console.print("\n`make demo`, without ONCE=1, keeps the page and the API open.")
             return
-        console.print(
-            "\n[bold]Still serving.[/bold] Look around, Ctrl-C ends it:\n"
-            f"   {url}/page/ in a browser\n"
-            f"   curl {url}/v1/nodes/gpu-h100-03\n"
-            f"   curl '{url}/v1/best?gpus=2&memory=20Gi'\n"
-            f"   curl '{url}/v1/decisions?pod=default/stock'\n"
-            f"   curl {url}/metrics"
-        )
+        console.print("\n[bold]Still serving.[/bold] Look around, Ctrl-C ends it:")
+        # Links and commands are copied: no line break may get into them.
+        console.print(f"   {url}/page/ in a browser", soft_wrap=True)
+        for command in commands(f"{url}/page/"):
+            console.print(f"   {command}", soft_wrap=True)
         await asyncio.Event().wait()
+
+
+def commands(link: str) -> tuple[str, ...]:
+    """Return three commands that show more of the demo.
+
+    Args:
+        link: link to the page.
+    """
+    program = Path(sys.executable).with_name("idlegpu")
+    name = str(program)
+    if shutil.which("idlegpu") == name:
+        name = "idlegpu"
+    elif program.is_relative_to(Path.cwd()):
+        name = str(program.relative_to(Path.cwd()))
+    return tuple(
+        f"{name} {words} --url {link}" for words in ("nodes", "holders", "explain patient")
+    )
 
 
 def main() -> None:

@@ -18,21 +18,22 @@ STALE_AGE_SECONDS: Final = 240.0
 DEMO_NODES: Final = (
     NodeSpec(name="gpu-h100-01", model=H100, description="idle"),
     NodeSpec(name="gpu-h100-02", model=H100, description="every GPU trains"),
+    NodeSpec(name="gpu-h100-03", model=H100, description="4 train, 1 serves, 2 foreign"),
+    NodeSpec(name="gpu-h200-01", model=H200, cards=4, description="half of its GPUs train"),
     NodeSpec(
-        name="gpu-h100-03", model=H100, description="4 GPUs train, 1 serves, foreign jobs on 2"
+        name="gpu-a100-01", model=A100_40GB, cards=4, description="a GPU fell off the bus (XID 79)"
     ),
-    NodeSpec(name="gpu-h200-01", model=H200, cards=4, description="half of its GPUs are busy"),
-    NodeSpec(name="gpu-a100-01", model=A100_40GB, cards=4, description="one GPU has died (XID 79)"),
     NodeSpec(
         name="gpu-a100-mig-01",
         model=A100_40GB,
         cards=2,
         mig=(("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"),) * 2,
-        description="MIG: 3g.20gb, 2g.10gb, two 1g.5gb on each GPU",
+        description="MIG: 4 instances on each GPU",
     ),
+    NodeSpec(name="gpu-l40s-01", model=L40S, cards=4, description="all held, unused for hours"),
     NodeSpec(name="gpu-v100-01", model=V100, cards=4, description="idle, an old model"),
     NodeSpec(
-        name="gpu-v100-02", model=V100, cards=4, description="telemetry stopped four minutes ago"
+        name="gpu-v100-02", model=V100, cards=4, description="telemetry stopped 4 minutes ago"
     ),
     NodeSpec(
         name="gpu-a10-01",
@@ -42,7 +43,7 @@ DEMO_NODES: Final = (
         replicas=4,
         is_renamed=True,
         exporter=EXPORTER_4_8,
-        description="time-sliced x4, tenants saturate it",
+        description="time-sliced x4, saturated",
     ),
     NodeSpec(
         name="gpu-a10-02",
@@ -62,7 +63,7 @@ DEMO_NODES: Final = (
         replicas=4,
         is_renamed=True,
         exporter=EXPORTER_4_8,
-        description="time-sliced x4, memory nearly full",
+        description="time-sliced x4, memory full",
     ),
     NodeSpec(
         name="gpu-l40s-mps-01",
@@ -72,7 +73,7 @@ DEMO_NODES: Final = (
         replicas=4,
         is_renamed=True,
         exporter=EXPORTER_4_8,
-        description="MPS x4: a quarter of the memory for each share",
+        description="MPS x4: 1/4 of the memory each",
     ),
 )
 
@@ -85,7 +86,7 @@ def demo_fleet(clock: Callable[[], float] = time.time) -> SimulatedFleet:
     _fill_whole_nodes(fleet)
     _fill_shared_nodes(fleet)
     _fill_mig_node(fleet)
-    fleet.kill_device("gpu-a100-01", 2, Loss.XID_79)
+    fleet.kill_device("gpu-a100-01", 1, Loss.XID_79)
     fleet.silence("gpu-v100-02", age_seconds=STALE_AGE_SECONDS)
     # The pods above are warm; pods that the demo places have to load a model first.
     fleet.warm_up_seconds = 20.0
@@ -121,6 +122,15 @@ def _fill_whole_nodes(fleet: SimulatedFleet) -> None:
         1,
         Load(utilization=0.75, memory_bytes=24 * GIB),
     )
+    # Held and unused: forgotten notebooks, and a service without requests for its loaded model.
+    for name, count, memory_bytes in (
+        ("jupyter-carol-0", 2, 0),
+        ("jupyter-dave-0", 1, 9 * GIB),
+    ):
+        forgotten = Load(memory_bytes=memory_bytes)
+        fleet.place(tenant("notebooks", name), "gpu-l40s-01", GPU_RESOURCE, count, forgotten)
+    unused = Load(memory_bytes=18 * GIB)
+    fleet.place(tenant("serving", "tts-demo-7d9c4-hx2vq"), "gpu-l40s-01", GPU_RESOURCE, 1, unused)
     fleet.place(
         tenant("vision", "segment-train-0"),
         "gpu-v100-02",

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohttp
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -18,10 +17,9 @@ from simulation.objects import JsonObject
 
 WAIT_SECONDS = 60.0
 LEGEND = (
-    "   GPUs: [green]I[/] idle  [red]B[/] busy  [yellow]~[/] stale  [yellow]?[/] unknown  "
-    "[magenta]F[/] foreign  [bold red]X[/] unhealthy;  a small letter: a pod holds it\n"
-    "   free: by kube-scheduler's count;  load, memory: measured, mean over the node's GPUs;\n"
-    "   new pods count as busy with their expected load until readings show it"
+    "[dim]GPUS:[/] [green]I[/] idle  [red]B[/] busy  [yellow]~[/] stale  [magenta]F[/] foreign  "
+    "[bold red]X[/] unhealthy; small: a pod holds it\n"
+    "[dim]FREE: by kube-scheduler's count. LOAD: measured.[/]\n"
 )
 _LETTERS = {
     "idle": ("I", "green"),
@@ -73,14 +71,18 @@ class FleetWatcher:
 
         await self._wait(are_shown, "telemetry shows the pods that were placed")
 
-    async def wait_events(self) -> list[JsonObject]:
-        """Wait for the first Event of the extender, and return all Events."""
+    async def wait_warnings(self) -> list[JsonObject]:
+        """Wait for the first warning Event of the extender, and return all warnings."""
 
-        async def has_events() -> bool:
-            return bool(self._cluster.control.events)
+        def warnings() -> list[JsonObject]:
+            events = self._cluster.control.events
+            return [event for event in events if event.get("type") == "Warning"]
 
-        await self._wait(has_events, "the extender has written an event")
-        return self._cluster.control.events
+        async def has_warnings() -> bool:
+            return bool(warnings())
+
+        await self._wait(has_warnings, "the extender has written a warning event")
+        return warnings()
 
     async def why(self, placement: Placement) -> list[str]:
         """Return the reasons for a pod's node, from the extender's record of the decision."""
@@ -89,41 +91,35 @@ class FleetWatcher:
         explained = {verdict["node"]: verdict for verdict in decision["explained"]}
         lines = []
         if placement.node in explained:
-            lines.append(f"because {_merits(explained[placement.node])}")
-        if decision["runner_up"] in explained:
             runner_up = decision["runner_up"]
-            lines.append(f"next was {runner_up}: {_merits(explained[runner_up])}")
-        lines.extend(
-            f"refused: {count} {reason}"
-            for reason, count in Counter(placement.refused.values()).most_common()
-        )
+            after = f"; next was {runner_up}" if runner_up else ""
+            lines.append(f"because {_merits(explained[placement.node])}{after}")
+        refused = Counter(placement.refused.values()).most_common()
+        lines.extend(f"refused: {count} {reason}" for reason, count in refused)
         return lines
 
-    async def table(self, title: str) -> Table:
+    async def table(self) -> Table:
         """Build a table of the fleet."""
         by_node: dict[str, list[Answer]] = {}
         for gpu in (await self._get("/v1/gpus"))["gpus"]:
             by_node.setdefault(gpu["node"], []).append(gpu)
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for heading in ("node", "model", "at the start", "GPUs"):
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in ("NODE", "MODEL", "GPUS"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("free", "load", "memory"):
+        for heading in ("FREE", "LOAD"):
             table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("AT THE START", no_wrap=True)
         for node in (await self._get("/v1/nodes"))["nodes"]:
             spec = self._cluster.fleet.node(node["name"]).spec
             offers = node["resources"].values()
             free = sum(offer["allocatable"] - offer["held"] for offer in offers)
             table.add_row(
                 node["name"],
-                spec.model.name.replace("NVIDIA ", "")
-                .replace("Tesla ", "")
-                .replace("-", " ")
-                .split()[0],
-                spec.description,
+                _model(spec.model.name),
                 _cells(by_node.get(node["name"], [])),
                 f"{free}/{sum(offer['allocatable'] for offer in offers)}",
                 _percent(node["utilization_mean_ratio"]),
-                _percent(node["memory_used_mean_ratio"]),
+                spec.description,
             )
         return table
 
@@ -176,9 +172,8 @@ def _merits(verdict: Answer) -> str:
     loads = [gpu["utilization_ratio"] for gpu in landing if gpu["utilization_ratio"] is not None]
     rooms = [gpu["free_bytes"] for gpu in landing if gpu["free_bytes"] is not None]
     open_count = verdict["landing"] - verdict["taken"]
-    parts = [f"{verdict['idle']} of {open_count} possible GPUs idle"]
+    parts = [f"{verdict['idle']} of {open_count} GPUs idle"]
     parts.append(f"load {sum(loads) / len(loads):.0%}" if loads else "no telemetry")
     if rooms:
         parts.append(f"{min(rooms) / (1 << 30):.0f} GiB free")
-    parts.append(f"score {verdict['score']:.3f}")
     return ", ".join(parts)

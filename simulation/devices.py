@@ -110,6 +110,11 @@ class Card:
     is_vanished: bool = False
     is_unhealthy: bool = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the card has fallen off the bus."""
+        return self.is_vanished or self.xid == LOST_XID
+
 
 @dataclass(slots=True, kw_only=True)
 class Device:

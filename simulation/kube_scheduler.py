@@ -7,8 +7,9 @@ from typing import Any
 import aiohttp
 
 from simulation.control import SimulatedControlPlane
+from simulation.default_scheduler import fitting
 from simulation.kubelet import pod_ref, requested
-from simulation.objects import JsonObject, Kind, child
+from simulation.objects import JsonObject
 
 WEIGHT, POINTS_PER_SCORE = 10, 10
 
@@ -59,7 +60,7 @@ class SimulatedScheduler:
         """Create a pod, call the extender, and bind the pod to the node with the highest score."""
         created = self._control.create_pod(pod)
         ref = pod_ref(created)
-        names = self._fitting(created)
+        names = fitting(self._control.fleet, requested(created))
         started = time.perf_counter()
         verdict = await self._ask("filter", created, names)
         feasible = verdict["NodeNames"]
@@ -80,25 +81,6 @@ class SimulatedScheduler:
             refused=verdict["FailedNodes"] | verdict["FailedAndUnresolvableNodes"],
             seconds=seconds,
         )
-
-    def _fitting(self, pod: JsonObject) -> list[str]:
-        """Return the nodes with enough unallocated devices, as NodeResourcesFit does."""
-        fleet = self._control.fleet
-        wanted = requested(pod)
-        held: dict[tuple[str, str], int] = {}
-        for other in self._control.store.items[Kind.PODS].values():
-            node = str(child(other, "spec").get("nodeName") or "")
-            if node and child(other, "status").get("phase") not in {"Succeeded", "Failed"}:
-                for resource, count in requested(other).items():
-                    held[node, resource] = held.get((node, resource), 0) + count
-        return [
-            name
-            for name, node in fleet.nodes.items()
-            if all(
-                node.count(resource, is_allocatable=True) - held.get((name, resource), 0) >= count
-                for resource, count in wanted.items()
-            )
-        ]
 
     async def _ask(self, verb: str, pod: JsonObject, names: list[str]) -> Answer:
         """Call one verb of the extender in the form of `nodeCacheCapable: true`."""

@@ -8,7 +8,7 @@ from typing import Final
 from playwright.async_api import expect
 from rich.console import Console
 
-from simulation.demo import NARROWEST, playing
+from simulation.demo import COLUMNS, playing
 from testkit.page.serving import browsing, looking_at
 
 FOLDER: Final = Path(__file__).parent.parent / "docs" / "pictures"
@@ -22,7 +22,7 @@ PICTURES: Final = {
 
 async def main() -> None:
     """Play the demo and write every picture."""
-    quiet = Console(file=io.StringIO(), width=NARROWEST)
+    quiet = Console(file=io.StringIO(), width=COLUMNS)
     async with playing(quiet) as url, browsing() as browser:
         for name, (view, height) in PICTURES.items():
             size = {"width": WIDTH, "height": height}

@@ -15,7 +15,7 @@ from extender.cli.remote.advice import Advice
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.remote.holding import Costs, HoldersAnswer, Usage
 from extender.cli.remote.regret import Regret
-from extender.cli.remote.transports import Login, Transport, UrlTransport
+from extender.cli.remote.transports import Login, Transport, UrlTransport, base_of
 from extender.runtime.decoding import MalformedError, decode_with
 
 __all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]
@@ -54,7 +54,7 @@ class Client:
         """Return a client for the extender at a URL.
 
         Args:
-            url: base URL of the extender's API port.
+            url: base URL of the extender's API port, or a link to a view of its page.
             token: bearer token for the extender, "" for none.
             ca_file: PEM file of the CA that signed the extender's certificate, None for the
                 system's CAs.
@@ -65,7 +65,7 @@ class Client:
         """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         login = Login(headers=headers, ca_file=ca_file, timeout_seconds=timeout_seconds)
-        return cls(UrlTransport(url, login))
+        return cls(UrlTransport(base_of(url), login))
 
     @classmethod
     def in_cluster_of(

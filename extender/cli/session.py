@@ -206,8 +206,8 @@ def connection_options(
 
     options = [
         click.option("--url", default="", envvar=variable("IDLEGPU_URL"), metavar="URL",
-                     help="URL of the extender (https://localhost:8889); unless set, requests go "
-                     "through the API server. [IDLEGPU_URL]"),
+                     help="URL of the extender (https://localhost:8889) or its page; unless set, "
+                     "requests go through the API server. [IDLEGPU_URL]"),
         click.option("--service", default=SERVICE, envvar=variable("IDLEGPU_SERVICE"),
                      metavar="NS/NAME:PORT", show_default=True,
                      help="The extender's Service, for the API server's proxy. [IDLEGPU_SERVICE]"),

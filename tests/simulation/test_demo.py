@@ -1,40 +1,96 @@
 """`make demo`, as a newcomer uses it."""
 
 import asyncio
+import os
 import re
 import signal
 import sys
-from asyncio.subprocess import PIPE, STDOUT
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 ROOT = Path(__file__).parents[2]
+COLUMNS = 80
 
 
 @pytest.mark.timeout(180)
-async def test_it_prints_the_pages_link_serves_the_page_there_and_ends_on_ctrl_c() -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulation.demo", cwd=ROOT, stdout=PIPE, stderr=STDOUT
-    )  # fmt: skip
-    try:
+async def test_its_output_fits_80_columns_and_its_tally_is_the_sum_of_its_rows() -> None:
+    async with _demo("--once") as process:
+        said, _ = await process.communicate()
+
+    text = said.decode()
+    assert process.returncode == 0, text
+    assert [line for line in text.splitlines() if len(line) > COLUMNS] == []
+    rows = re.findall(r"^   \S+ +(\S+) +without: (\S+) *(.*)$", text, re.MULTILINE)
+    tally = {
+        name: (int(ours), int(without))
+        for name, ours, without in re.findall(
+            r"^   (on \w+ GPUs|out of memory|waiting) +(\d+) +(\d+) +[\d.]+$", text, re.MULTILINE
+        )
+    }
+    assert f"The {len(rows)} pods" in text
+    assert [sum(column) for column in zip(*tally.values(), strict=True)] == [len(rows)] * 2
+    assert tally["waiting"] == tuple([row[side] for row in rows].count("waits") for side in (0, 1))
+    reasons = {
+        "on saturated GPUs": "% busy",
+        "on broken GPUs": "lost GPU",
+        "out of memory": "are free",
+    }
+    for fate, reason in reasons.items():
+        assert tally[fate] == (0, sum(reason in row[2] for row in rows))
+
+
+@pytest.mark.timeout(180)
+async def test_its_link_and_its_commands_work_as_printed_and_it_ends_on_ctrl_c() -> None:
+    async with _demo() as process:
         assert process.stdout is not None
         said = ""
-        while not (link := re.search(r"^ +(http://\S+/page/) in a browser$", said, re.MULTILINE)):
+        while len(commands := re.findall(r"^   (\S+ \S.* --url \S+)$", said, re.MULTILINE)) < 3:
             line = await process.stdout.readline()
             assert line, f"it ended and said {said}"
             said += line.decode()
+        link = re.search(r"^ +(http://\S+/page/) in a browser$", said, re.MULTILINE)
+        assert link, said
         async with aiohttp.ClientSession() as session, session.get(link[1]) as response:
             assert response.status == 200
             assert response.content_type == "text/html"
             assert "<title>idlegpu" in await response.text()
 
+        answers = [await _output(command) for command in commands]
+        assert "gpu-h100-01" in answers[0]
+        assert "notebooks/jupyter-carol-0" in answers[1]
+        assert "default/patient: waits" in answers[2]
+
         process.send_signal(signal.SIGINT)
         rest, _ = await process.communicate()
         assert rest.decode().endswith("\nbye\n")
         assert process.returncode == 0
+
+
+@asynccontextmanager
+async def _demo(*arguments: str) -> AsyncIterator[Process]:
+    """Run the demo while the context is open."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "simulation.demo", *arguments, cwd=ROOT, stdout=PIPE, stderr=STDOUT
+    )  # fmt: skip
+    try:
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def _output(command: str) -> str:
+    """Run a command in the repository's root, and return its output."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_shell(
+        command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, env=environment
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()

@@ -1,6 +1,7 @@
 """Send requests to an HTTP server, and explain its failures."""
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -21,6 +22,8 @@ SHOWN: Final = 300
 """Characters of an unknown answer that an error message quotes."""
 
 NOTHING: Final = "nothing more"
+
+_PAGE: Final = re.compile(r"/page(?:[/?#].*)?$")
 
 _FAILURES: Final = {
     400: Failure.BAD_REQUEST,
@@ -131,6 +134,16 @@ class UrlTransport:
             where = "" if is_ours else f"{self.url} answers {response.status}: "
             raise ClientError(f"{where}{text}", failure)
         return response.data
+
+
+def base_of(url: str) -> str:
+    """Return the base URL of an extender, from itself or from a link to a view of its page.
+
+    Example:
+        >>> base_of("http://localhost:8888/page/?view=pending"), base_of("http://localhost:8888/")
+        ('http://localhost:8888', 'http://localhost:8888')
+    """
+    return _PAGE.sub("", url).rstrip("/")
 
 
 def _tls(scheme: str, login: Login) -> dict[str, Any]:

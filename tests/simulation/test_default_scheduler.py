@@ -1,0 +1,59 @@
+"""The model of kube-scheduler without an extender, and what becomes of its pods."""
+
+import random
+
+import numpy as np
+import pytest
+
+from simulation.counterfactual import mean_fates, without_idlegpu
+from simulation.default_scheduler import DefaultScheduler, Fate, least_allocated
+from simulation.demo_fleet import demo_fleet
+from simulation.demo_scenes import PODS
+from simulation.devices import Load
+from simulation.fleet import SimulatedFleet
+from simulation.models import GIB
+from simulation.objects import pod_object
+from tests.simulation import builders
+
+
+def _schedule(fleet: SimulatedFleet, name: str = "new", gpus: int = 1) -> tuple[str, Fate, str]:
+    outcome = DefaultScheduler(fleet, random.Random(0)).schedule(pod_object(name, gpus))
+    return outcome.node, outcome.fate, outcome.reason
+
+
+def test_the_scores_are_those_of_the_default_plugins() -> None:
+    cpu, memory = np.array([0.25, 0.5]), np.array([0.25, 0.1])
+
+    # NodeResourcesFit gives 75 and 70, NodeResourcesBalancedAllocation 100 and 80.
+    assert least_allocated(cpu, memory).tolist() == [175, 150]
+
+
+def test_a_pod_goes_where_fewest_pods_are_whatever_the_gpus_do() -> None:
+    fleet = builders.fleet(builders.spec("node-a", cards=32), builders.spec("node-b", cards=32))
+    for number in range(16):  # each takes less than 0.1% of a node's CPU
+        fleet.place(builders.pod(f"pod-{number}"), "node-b", "nvidia.com/gpu")
+    fleet.set_foreign("node-a", 0, Load(utilization=0.9))
+
+    assert _schedule(fleet) == ("node-a", Fate.SATURATED, "GPU 90% busy")
+
+
+def test_a_pod_waits_where_no_node_has_as_many_free_gpus() -> None:
+    assert _schedule(builders.fleet(), gpus=3) == ("", Fate.WAITING, "no node has 3 free")
+
+
+@pytest.mark.parametrize(
+    ("used_gib", "xid", "fate"),
+    [(0, 0, Fate.GOOD), (78, 0, Fate.OUT_OF_MEMORY), (0, 79, Fate.BROKEN)],
+)
+def test_a_failed_pod_frees_its_gpus(used_gib: int, xid: int, fate: Fate) -> None:
+    fleet = builders.fleet()
+    fleet.set_memory_used("node-a", 0, used_gib * GIB)
+    fleet.set_xid("node-a", 0, xid)
+
+    assert _schedule(fleet)[1] is fate
+    assert bool(fleet.placements) is (fate is Fate.GOOD)
+
+
+def test_equal_draws_give_equal_outcomes_and_each_pod_has_one_fate() -> None:
+    assert without_idlegpu(demo_fleet, PODS, 3) == without_idlegpu(demo_fleet, PODS, 3)
+    assert sum(mean_fates(demo_fleet, PODS, 5).values()) == pytest.approx(len(PODS))
