@@ -207,6 +207,8 @@ def _part(device: Device) -> Part:
         model=device.model,
         mig_profile=device.mig_profile,
         replicas=device.replicas,
+        numa_node=device.numa_node,
+        nvlink_peers=device.nvlink_peers,
     )
 
 

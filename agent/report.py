@@ -309,6 +309,8 @@ class Part(_Record, frozen=True, kw_only=True):
     model: str = ""
     mig_profile: str = ""
     replicas: int | None = None
+    numa_node: int | None = None
+    nvlink_peers: tuple[str, ...] = ()
 
 
 class Layout(_Record, frozen=True, kw_only=True):

@@ -131,7 +131,7 @@ def _device(
     sees_foreign: bool,
     sees_holders: bool,
 ) -> Device:
-    device = fleet.device(node, view.index, view.gpu_instance_id)
+    device, spec = fleet.device(node, view.index, view.gpu_instance_id), fleet.node(node).spec
     foreign = device.foreign
     strangers = (
         (Process(pid=4711, memory_bytes=foreign.memory_bytes, place=Place.HOST),)
@@ -158,6 +158,14 @@ def _device(
         model=view.model.name,
         mig_profile=view.profile,
         pci_bus_id=view.pci_bus_id,
+        numa_node=spec.numa_nodes[view.index] if spec.numa_nodes else None,
+        nvlink_peers=tuple(
+            fleet.node(node).cards[peer].uuid
+            for joined in spec.nvlinks
+            if view.index in joined
+            for peer in joined
+            if peer != view.index
+        ),
         activity_source="gpm",
         age_seconds=0.0,
         xid_age_seconds=0.0 if view.xid else None,

@@ -91,6 +91,9 @@ class NodeSpec:
         driver_version: version of the NVIDIA driver.
         exporter: its dcgm-exporter.
         description: short description for people.
+        numa_nodes: NUMA node of each card; () if agents cannot read it.
+        nvlinks: sets of cards that NVLink joins, by index.
+        labels: further labels.
     """
 
     name: str
@@ -106,6 +109,9 @@ class NodeSpec:
     driver_version: str = "580.95.05"
     exporter: ExporterBuild = EXPORTER_4_5
     description: str = ""
+    numa_nodes: tuple[int, ...] = ()
+    nvlinks: tuple[tuple[int, ...], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Reject impossible MIG layouts."""

@@ -124,7 +124,7 @@ def node_labels(node: SimulatedNode) -> dict[str, str]:
         "nvidia.com/cuda.driver-version.minor": minor,
         "nvidia.com/cuda.driver-version.revision": revision,
     }
-    return labels | (_mig_labels(node) if has_mig else {})
+    return labels | dict(spec.labels) | (_mig_labels(node) if has_mig else {})
 
 
 def _mig_labels(node: SimulatedNode) -> dict[str, str]:

@@ -107,6 +107,9 @@ class Node:
     model_id: int = 0
     zone_id: int = 0
     suspicion: float = 0.0
+    joined: tuple[int, ...] = ()
+    numa: tuple[int, ...] = ()
+    alignment: int = 0
     free_millicores: int = NO_LIMIT
     free_bytes: int = NO_LIMIT
     leaving: tuple[int, ...] = ()
@@ -138,6 +141,9 @@ class Node:
             is_reconfiguring=self.is_reconfiguring,
             model_id=self.model_id,
             zone_id=self.zone_id,
+            joined=self.joined,
+            numa=self.numa,
+            alignment=self.alignment,
             free_millicores=self.free_millicores,
             free_bytes=self.free_bytes,
             leaving=self._leaving(first_slot) if self.leaving else None,

@@ -530,6 +530,7 @@ class NodeAllocations:
             tenants=tenants,
             measured_at=self._store.reported_at(row),
             model_id=self._model_id(info.model) if info else 0,
+            place=info.place if info else None,
         )
 
     def _complete(
@@ -546,8 +547,7 @@ class NodeAllocations:
             node.name, expected.resource, missing, expected.memory_bytes
         )
         self._store.set_lost(rows, is_lost=bool(behind))
-        placeholders = [ExpectedDevice(row=row, model_id=label_model) for row in rows]
-        return (*behind, *placeholders)
+        return (*behind, *(ExpectedDevice(row=row, model_id=label_model) for row in rows))
 
     def _model_id(self, model: str) -> int:
         if model not in self._model_ids:

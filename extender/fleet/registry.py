@@ -272,6 +272,7 @@ class DeviceRegistry:
                     model=info.model or by_other.model,
                     mig_profile=info.mig_profile or by_other.mig_profile,
                     driver_version=info.driver_version or by_other.driver_version,
+                    place=info.place or by_other.place,
                 )
         return info
 

@@ -126,6 +126,8 @@ _HELP_OURS: Final = {
     "shows whether such GPUs exist and are free",
     Rejection.DEARER: "price is strict, and cheaper nodes would do: they were full for other "
     "reasons; idlegpu.io/prefer-models names the models that may cost more",
+    Rejection.MISALIGNED: "the kubelet's Topology Manager wants all GPUs of a container on one "
+    "NUMA node, and other pods hold some of each: wait, or request fewer GPUs per container",
     Rejection.NOT_TARGET: "the pod names its nodes in idlegpu.io/target and none can take it now: "
     'wait, name others, or set idlegpu.io/target-policy to "prefer"',
 }

@@ -6,9 +6,11 @@ from operator import attrgetter
 
 from extender.core.decision.landing import assume, closed_slots
 from extender.core.devices.expected_devices import Expected, ExpectedDevice, resource_profile
+from extender.core.devices.topology import Place, device_sets
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import ClaimedDevice, PodRecord
 from extender.core.nodes.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
+from extender.core.nodes.topology_manager import Alignment
 from extender.core.policy import Assumed, SharedPolicy
 
 
@@ -131,8 +133,22 @@ def allocate(
         free_bytes=NO_LIMIT if free is None else max(free.memory_bytes, 0),
         undeclared=tuple(load.undeclared for load in loads),
     )
+    if not expected.is_shared:
+        row = _with_topology(row, [device.place for device in devices], expected.alignment)
     row = _with_unseen(row, unseen, devices, tenancy, loads)
     return replace(row, loading=tuple(load.loading for load in loads))
+
+
+def _with_topology(
+    row: PoolRow, places: Sequence[Place | None], by_labels: Alignment | None
+) -> PoolRow:
+    """Add the sets of devices and the kubelet's alignment to a row; labels count before agents."""
+    sets = device_sets(places)
+    if not sets.joined and not sets.numa:
+        return row
+    by_agent = next((place.alignment for place in places if place and place.alignment), None)
+    alignment = by_agent if by_labels is None else by_labels
+    return replace(row, joined=sets.joined, numa=sets.numa, alignment=int(alignment or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,12 +36,14 @@ class DeviceRequest:
 
     Attributes:
         count: devices or replicas, at least 1.
+        container_count: the most that one container requests; 0 for `count`.
         memory_bytes: required memory per device, 0 if the pod does not specify any.
         thresholds: a device below both thresholds is idle for this pod.
         expected_bytes: measured memory use of similar pods per device, NaN without such a pod.
     """
 
     count: int
+    container_count: int = 0
     memory_bytes: float
     thresholds: Thresholds
     expected_bytes: float = np.nan
@@ -57,7 +59,8 @@ class DeviceRequests:
     """Device requests of pods as columns: one row per node of a batch, or one row for all nodes.
 
     Attributes:
-        count: devices or replicas; a 1-D array.
+        count: devices or replicas; a 1-D array, like the next.
+        container_count: the most that one container requests.
         memory_bytes: required memory per device; a 2-D column, like the next three.
         likely_bytes: memory that the pod will likely use per device: the required memory, else the
             measured use of similar pods; NaN if neither is known.
@@ -67,6 +70,7 @@ class DeviceRequests:
     """
 
     count: Rows
+    container_count: Rows
     memory_bytes: Ratios
     likely_bytes: Ratios
     utilization: Ratios
@@ -85,8 +89,12 @@ class DeviceRequests:
         def column(values: Iterable[float]) -> Ratios:
             return np.repeat(np.fromiter(values, np.float64, len(asks)), lengths)[:, None]
 
+        def counts(values: Iterable[int]) -> Rows:
+            return np.repeat(np.fromiter(values, np.intp, len(asks)), lengths)
+
         return cls(
-            count=np.repeat(np.fromiter((ask.count for ask in asks), np.intp), lengths),
+            count=counts(ask.count for ask in asks),
+            container_count=counts(ask.container_count or ask.count for ask in asks),
             memory_bytes=column(ask.memory_bytes for ask in asks),
             likely_bytes=column(ask.memory_bytes or ask.expected_bytes for ask in asks),
             utilization=column(ask.thresholds.utilization for ask in asks),

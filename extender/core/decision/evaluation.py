@@ -276,6 +276,7 @@ def asks(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...]:
             resource,
             DeviceRequest(
                 count=count,
+                container_count=dict(request.container_counts).get(resource, 0),
                 memory_bytes=float(request.memory_bytes or 0),
                 thresholds=request.thresholds,
                 expected_bytes=np.nan

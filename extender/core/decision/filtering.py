@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.decision.assessment import Assessment, DeviceRequests
+from extender.core.decision.device_sets import is_misaligned
 from extender.core.nodes.snapshot import Batch, Flags, Rows
 
 Codes = npt.NDArray[np.uint8]
@@ -25,10 +26,14 @@ class Rejection(StrEnum):
     WRONG_MODEL = "node(s) had GPUs of other models than the pod requires"
     NOT_TARGET = "node(s) were not the pod's target"
     DEARER = "node(s) had dearer GPUs than other nodes that would do"
+    MISALIGNED = "node(s) had too few free GPUs on one NUMA node for their kubelet's policy"
 
     @property
     def is_resolvable(self) -> bool:
-        """Whether preemption could help: evicting pods frees only their memory."""
+        """Whether preemption could help: evicting pods frees only their memory.
+
+        kube-scheduler counts GPUs without their NUMA nodes, so it would evict no pod for these.
+        """
         return self is Rejection.NO_MEMORY
 
 
@@ -46,6 +51,7 @@ class Code(IntEnum):
     WRONG_MODEL = 8
     NOT_TARGET = 9
     DEARER = 10
+    MISALIGNED = 11
 
     @property
     def rejection(self) -> Rejection | None:
@@ -81,6 +87,7 @@ def reject(
         (Code.WRONG_MODEL, is_wrong_model),
         (Code.RECONFIGURING, batch.is_reconfiguring),
         (Code.UNHEALTHY, assessment.working < needed),
+        (Code.MISALIGNED, is_misaligned(batch, asks, assessment)),
         (Code.GPU_TOO_SMALL, (assessment.works & ~too_small).sum(axis=1) < needed),
         (Code.FOREIGN_USE, assessment.is_clean.sum(axis=1) - foreign < needed),
         (Code.NO_MEMORY, _lacks_room(batch, asks, assessment)),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from extender.core.decision.certainty import Band
+from extender.core.decision.device_sets import JOINED, NEAR
 from extender.core.policy import Strategy
 
 LEAST_PRESUMED: Final = 0.95
@@ -15,6 +16,7 @@ ROOM: Final = "room for such a pod's memory on"
 ILL_HEALTH: Final = "ill health costs"
 EARLY_FAILURES: Final = "early failures of pods cost"
 PREFERRED: Final = "preferred model"
+TOGETHER: Final = {JOINED: "joined by NVLink", NEAR: "on one NUMA node"}
 NOMINATED: Final = "nominated: pods that are being deleted make it do"
 """Reason of a nominated node that passes only after deleted pods have left it."""
 BETWEEN: Final = "; "
@@ -44,6 +46,7 @@ class Grounds:
         idle: number of idle landing devices.
         utilization: mean utilization of the landing devices.
         memory_used: mean ratio of memory in use on the landing devices.
+        together: result of `device_sets.side_by_side`.
     """
 
     band: Band
@@ -64,6 +67,7 @@ class Grounds:
     idle: int
     utilization: float
     memory_used: float
+    together: float = 0.0
 
 
 def reason(grounds: Grounds) -> str:
@@ -95,7 +99,7 @@ def _landing(grounds: Grounds) -> str:
 
 
 def _doubts(grounds: Grounds) -> Iterator[str]:
-    """Yield the clauses about preferred model, memory, health and early failures."""
+    """Yield the clauses about model, price, memory, health, failures and the devices' place."""
     if grounds.place is not None:
         yield f"{PREFERRED} {grounds.place}" if grounds.place else f"no {PREFERRED}"
     if grounds.price is not None:
@@ -106,6 +110,8 @@ def _doubts(grounds: Grounds) -> Iterator[str]:
         yield f"{ILL_HEALTH} {_percent(grounds.unhealthy)}"
     if grounds.suspicion:
         yield f"{EARLY_FAILURES} {_percent(grounds.suspicion)}"
+    if grounds.together:
+        yield TOGETHER[grounds.together]
 
 
 def _fit(grounds: Grounds) -> str:

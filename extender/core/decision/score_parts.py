@@ -12,6 +12,7 @@ import numpy as np
 
 from extender.core.decision.assessment import Assessment
 from extender.core.decision.certainty import STEPS, Band, bands, steps_of
+from extender.core.decision.device_sets import JOINED, side_by_side
 from extender.core.decision.scoring import (
     FIT,
     KINDS,
@@ -36,6 +37,7 @@ MODEL: Final = "preferred model"
 ROOM: Final = "GPUs with room for its memory"
 CERTAINTY: Final = "certainty and health"
 CHEAP: Final = "low price"
+TOGETHER: Final = "GPUs side by side"
 FULLNESS: Final = "few GPUs left over"
 NUMBER: Final = "many idle GPUs"
 CALM: Final = {
@@ -143,6 +145,7 @@ def break_down(
         steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
         fit=fit(batch, assessment, kind, spare, quiet) - _load_units(batch, strategy) * quiet,
         cheapness=cheapness,
+        together=side_by_side(batch, assessment),
         load=_load_units(batch, strategy),
         calm={
             name: mean(value, assessment.works, assessment.working)
@@ -181,6 +184,7 @@ class _Columns:
     steps: Ratios
     fit: Ratios
     cheapness: Ratios | None
+    together: Ratios
     load: Ratios
     calm: dict[str, Ratios]
     shares: dict[str, float]
@@ -199,6 +203,8 @@ def _parts(columns: _Columns, at: int) -> Iterator[Part]:
     load = float(columns.load[at])
     if load < 1:
         yield _part(columns.fit_name, MOST_FIT, float(columns.fit[at]) / MOST_FIT)
+    if columns.together.any():
+        yield _part(TOGETHER, JOINED, float(columns.together[at]) / JOINED)
     for name, value in columns.calm.items():
         yield _part(CALM[name], load * columns.shares[name], float(value[at]))
 

@@ -10,7 +10,8 @@ from left to right:
     score = ((((band x 17 + model) x 17 + room) x 17 + certainty) x 320 + fit) / 4,716,480
 
 `band` is 0 to 2; `model`, `room` and `certainty` are 0 to 16; `fit` includes the load and stays
-at most `FIT` / 2. With prices it is up to `PRICE` higher on cheap nodes. No digit overflows into
+at most `FIT` / 2. With prices it is up to `PRICE` higher on cheap nodes, and for several devices
+up to `device_sets.JOINED` higher on nodes that have them side by side. No digit overflows into
 the next, and nodes of different certainty stay apart, also after rounding for kube-scheduler.
 """
 
@@ -27,6 +28,7 @@ from extender.core.decision.certainty import (
     certainty,
     steps_of,
 )
+from extender.core.decision.device_sets import side_by_side
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.policy import Strategy, Weights
 
@@ -113,6 +115,7 @@ def score(
     digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(assessment.room)
     digits = digits * (STEPS + 1) + steps_of(certain)
     fitting = fit(batch, assessment, strategy, spare, quiet) + PRICE * cheapness
+    fitting += side_by_side(batch, assessment)
     return (digits * FIT + fitting) / UNITS, band
 
 

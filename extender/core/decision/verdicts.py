@@ -7,6 +7,7 @@ import numpy as np
 
 from extender.core.decision.assessment import UNKNOWN, Assessment, DeviceRequest, assess
 from extender.core.decision.certainty import Band, bands
+from extender.core.decision.device_sets import side_by_side
 from extender.core.decision.evaluation import (
     EvaluationRequest,
     HostAsks,
@@ -381,6 +382,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
     busy = mean(assessment.utilization, works, working)
     chances = np.where(assessment.holds, assessment.idle_chance, 0.0)
     least = np.where(devices, chances, 1.0).min(axis=1, initial=1.0)
+    together = np.broadcast_to(side_by_side(batch, assessment), len(batch))
     telemetry = batch.telemetry
     seen = telemetry.freshness + telemetry.memory_freshness + telemetry.presumed
     is_unknown = np.where(devices, seen, 0.0).sum(axis=1) + (~assessment.fits & devices).sum(axis=1)
@@ -405,6 +407,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
                 idle=int(idle[at]),
                 utilization=float(busy[at]),
                 memory_used=float(used[at]),
+                together=float(together[at]),
             )
         )
         for at in range(len(batch))

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from extender.core.devices.readings import NO_INSTANCES
+from extender.core.devices.topology import Place
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.reconfiguring import is_reconfiguring
+from extender.core.nodes.topology_manager import Alignment, alignment_on
 
 WHOLE_RESOURCE = "nvidia.com/gpu"
 """Resource assumed for a node whose allocatable lists no GPU resource (DRA)."""
@@ -36,6 +38,7 @@ class ExpectedDevice:
         tenants: pods (`namespace/name`) that hold it according to the device holders.
         measured_at: time of its newest reading, None without one.
         model_id: row of its model in the snapshot's models.
+        place: where it sits in its node, None if unknown.
     """
 
     row: int
@@ -43,6 +46,7 @@ class ExpectedDevice:
     tenants: tuple[str, ...] = ()
     measured_at: float | None = None
     model_id: int = 0
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,7 @@ class Expected:
         is_mps: whether MPS caps each replica's memory.
         is_by_claims: whether DRA serves the devices, so that no resource count includes them.
         is_reconfiguring: whether the node's operator is changing its GPUs or their driver.
+        alignment: how the kubelet aligns devices by the node's labels, None without labels.
     """
 
     resource: str
@@ -70,6 +75,7 @@ class Expected:
     is_mps: bool = False
     is_by_claims: bool = False
     is_reconfiguring: bool = False
+    alignment: Alignment | None = None
 
 
 def resource_profile(mig_profile: str) -> str:
@@ -116,6 +122,7 @@ def expected_devices(
             count=count,
             mig_profile=profile,
             is_by_claims=True,
+            alignment=Alignment.NONE,  # the Topology Manager does not know devices of claims
             is_reconfiguring=is_reconfiguring(node.labels),
         )
         for profile, count in sorted(seen.items())
@@ -162,6 +169,7 @@ def _expect(
         mig_profile=profile,
         is_shared=replicas > 1 or is_shared,
         is_mps=strategy == "mps",
+        alignment=alignment_on(node.labels),
         is_reconfiguring=is_reconfiguring(node.labels),
     )
 

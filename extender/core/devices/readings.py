@@ -8,6 +8,8 @@ from typing import NewType
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.devices.topology import Place
+
 Column = npt.NDArray[np.float64]
 """One number per device; NaN for a missing value (the only use of NaN here)."""
 
@@ -121,6 +123,7 @@ class DeviceInfo:
         mig_profile: profile of the instance (`1g.10gb`), "" for a whole card, `NO_INSTANCES` for
             a card with MIG enabled and no instance.
         driver_version: "" if unknown.
+        place: where the device sits in its node, None if not reported.
     """
 
     node: str
@@ -130,6 +133,7 @@ class DeviceInfo:
     model: str = ""
     mig_profile: str = ""
     driver_version: str = ""
+    place: Place | None = None
 
     @property
     def key(self) -> DeviceKey:

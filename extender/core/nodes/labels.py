@@ -3,6 +3,8 @@
 from functools import lru_cache
 from typing import Final
 
+from extender.core.nodes.topology_manager import POLICY_LABEL, SCOPE_LABEL
+
 HOSTNAME: Final = "kubernetes.io/hostname"
 
 POOL_LABELS: Final = (
@@ -28,6 +30,8 @@ LABELS_SHOWN: Final = frozenset(
         "karpenter.k8s.aws/instance-gpu-name",
         "kubernetes.azure.com/accelerator",
         "node.kubernetes.io/instance-type",
+        POLICY_LABEL,
+        SCOPE_LABEL,
         ZONE,
     }
 )

@@ -194,6 +194,10 @@ class PoolRow:
             which.
         is_presumed: the `just_freed` devices are presumed idle: none was in use before its pod
             came.
+        joined: sets of devices that NVLink joins, as bit masks of slots, one per slot; 0 for none,
+            () for none at all.
+        numa: the devices of each NUMA node, likewise.
+        alignment: how the kubelet aligns devices, a `topology_manager.Alignment`.
         leaving: the node without pods that are being deleted; None without such pods.
         loading: per slot, tenants that readings show and that may still be loading; () for none.
     """
@@ -226,10 +230,13 @@ class PoolRow:
     kindred: tuple[int, ...] = ()
     just_freed: int = 0
     is_presumed: bool = False
+    joined: tuple[int, ...] = ()
+    numa: tuple[int, ...] = ()
+    alignment: int = 0
 
     def __post_init__(self) -> None:
         """Fill omitted per-slot values with zeros."""
-        for name in ("loading", "guessed_bytes", "kindred"):
+        for name in ("loading", "guessed_bytes", "kindred", "joined", "numa"):
             if len(getattr(self, name)) != len(self.slots):
                 object.__setattr__(self, name, (0,) * len(self.slots))
 
@@ -323,6 +330,8 @@ class Batch:
     assumed: Rows
     assumed_shares: Rows
     loading: Rows
+    joined: Rows
+    numa: Rows
     guessed_bytes: Ratios
     declared_bytes: Ratios
     replicas: Rows
@@ -331,6 +340,7 @@ class Batch:
     held: Rows
     taken: Rows
     just_freed: Rows
+    alignment: Rows
     is_shared: Flags
     is_packed: Flags
     is_mps: Flags
@@ -351,17 +361,18 @@ class Batch:
 
 
 BYTES_PER_SLOT = ("guessed_bytes", "declared_bytes")
-PER_SLOT = ("used", "assumed", "assumed_shares", "loading", *BYTES_PER_SLOT)
+_COUNTS_PER_SLOT = ("used", "assumed", "assumed_shares", "loading", "joined", "numa")
+PER_SLOT = (*_COUNTS_PER_SLOT, *BYTES_PER_SLOT)
 PER_NODE = (
     *("replicas", "allocatable", "withdrawn", "held", "taken", "just_freed", "model_id"),
-    *("zone_id", "price"),
+    *("zone_id", "price", "alignment"),
     *("free_millicores", "free_bytes"),
 )
 FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_presumed", "is_reconfiguring")
 
 _OF_NODE = attrgetter(*PER_NODE, *FLAGS)
 _OF_SLOTS = attrgetter("slots", *PER_SLOT)
-_BLANKS = (NO_DEVICE, 0, 0, 0, 0, 0.0, 0.0)
+_BLANKS = (NO_DEVICE, *[0] * len(PER_SLOT))
 """Padding value of each per-slot column for a missing device."""
 
 
@@ -380,7 +391,7 @@ def batch_rows(
     by_slot = _by_slot(rows, width)
     of_bytes = len(BYTES_PER_SLOT)
     counts_by_slot = (column.T for column in by_slot[:-of_bytes].astype(np.intp))
-    slots, used, assumed, assumed_shares, loading = counts_by_slot
+    slots, *counts_per_slot = counts_by_slot
     shape = len(rows), len(PER_NODE) + len(FLAGS)
     of_nodes = np.fromiter(chain.from_iterable(map(_OF_NODE, rows)), np.intp, shape[0] * shape[1])
     counts: Rows = of_nodes.reshape(shape).T.copy()
@@ -389,10 +400,7 @@ def batch_rows(
         present=slots != NO_DEVICE,
         telemetry=telemetry.take(slots),
         suspicion=suspicion,
-        used=used,
-        assumed=assumed,
-        assumed_shares=assumed_shares,
-        loading=loading,
+        **dict(zip(_COUNTS_PER_SLOT, counts_per_slot, strict=True)),
         **{name: by_slot[at - of_bytes].T for at, name in enumerate(BYTES_PER_SLOT)},
         **dict(zip(PER_NODE, counts, strict=False)),
         **dict(zip(FLAGS, counts[len(PER_NODE) :] != 0, strict=True)),

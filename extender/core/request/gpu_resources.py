@@ -137,6 +137,26 @@ def count_lasting(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
     return {name: min(count, MAX_COUNT) for name, count in _count_moments(pod, names)[0].items()}
 
 
+def largest_of_containers(pod: Mapping[str, object], names: ResourceNames) -> dict[str, int]:
+    """Count the most devices per GPU resource that one container requests, as `count_devices`.
+
+    Example:
+        >>> container = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+        >>> largest_of_containers({"spec": {"containers": [container] * 2}}, ResourceNames())
+        {'nvidia.com/gpu': 2}
+    """
+    spec = mapping_of(pod.get("spec"))
+    containers = (objects_of(spec.get(kind)) for kind in ("containers", "initContainers"))
+    largest: dict[str, int] = {}
+    for container in chain.from_iterable(containers):
+        for name, count in _container_devices(container, names).items():
+            largest[name] = max(largest.get(name, 0), count)
+    return {
+        name: min(largest[name], MAX_COUNT)
+        for name in sorted(largest, key=lambda name: (names.rank(name), name))
+    }
+
+
 def _count_moments(
     pod: Mapping[str, object], names: ResourceNames
 ) -> tuple[dict[str, int], dict[str, int]]:

@@ -16,7 +16,12 @@ from extender.core.request.annotations import (
     own_settings,
     read_annotations,
 )
-from extender.core.request.gpu_resources import ResourceNames, count_devices, has_claims
+from extender.core.request.gpu_resources import (
+    ResourceNames,
+    count_devices,
+    has_claims,
+    largest_of_containers,
+)
 from extender.core.request.scheduled_condition import last_refusal
 from extender.core.request.targets import Target, TargetPolicy
 from extender.core.untyped import mapping_of, text_of
@@ -59,6 +64,8 @@ class GpuRequest:
             order.
         count: devices or replicas of `resource`, at least 1.
         resources: every requested GPU resource with its count, `resource` first.
+        container_counts: the most of each resource that one container requests; () if one container
+            requests all.
         memory_bytes: required memory per device, None if the pod does not specify any.
         expected_bytes: measured memory use of similar pods per device; None without such a pod, or
             if the pod specifies its memory.
@@ -82,6 +89,7 @@ class GpuRequest:
     resource: str
     count: int
     resources: tuple[tuple[str, int], ...] = ()
+    container_counts: tuple[tuple[str, int], ...] = ()
     memory_bytes: int | None = None
     expected_bytes: int | None = None
     requires_idle: bool = False
@@ -168,10 +176,12 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
     if wishes.is_enabled and counts:
         resource, count = counts[0]
         host = requested(fields)
+        container_counts = tuple(largest_of_containers(fields, resources).items())
         request = GpuRequest(
             resource=resource,
             count=count,
             resources=counts,
+            container_counts=container_counts if container_counts != counts else (),
             memory_bytes=wishes.memory_bytes,
             requires_idle=wishes.requires_idle,
             thresholds=wishes.thresholds,

@@ -51,6 +51,9 @@ LATER: Final[Mapping[str, object]] = {
     "is_presumed": False,
     "zone_id": 0,
     "price": NO_PRICE,
+    "joined": 0,
+    "numa": 0,
+    "alignment": 0,
     "free_millicores": NO_LIMIT,
     "free_bytes": NO_LIMIT,
 }

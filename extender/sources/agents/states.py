@@ -16,6 +16,7 @@ from agent.report import (
     XID_AGE,
     Holders,
     Layout,
+    Part,
     Update,
 )
 from extender.core.columns import within
@@ -29,6 +30,7 @@ from extender.core.devices.readings import (
     Signal,
 )
 from extender.core.devices.readings import Holders as NodeHolders
+from extender.core.devices.topology import Place
 from extender.core.policy import Foreign
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
@@ -210,6 +212,17 @@ def _shares_of(
     return tuple((infos[index].key, uid, count) for index, uid, count in shares)
 
 
+def _place_of(part: Part) -> Place | None:
+    """Return where a device sits in its node, None if the agent does not know."""
+    if part.numa_node is None and not part.nvlink_peers:
+        return None
+    return Place(
+        uuid="" if part.gpu_instance_id else part.uuid,
+        numa_node=part.numa_node,
+        nvlink_peers=part.nvlink_peers,
+    )
+
+
 def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
     """Return the format of an agent's values.
 
@@ -231,6 +244,7 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
             model=part.model,
             mig_profile=part.mig_profile,
             driver_version=layout.driver_version,
+            place=_place_of(part),
         )
         for part in layout.devices
     )

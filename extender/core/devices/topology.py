@@ -1,0 +1,134 @@
+"""Find the devices of a node that NVLink joins, and those on one NUMA node.
+
+A set of devices is a bit mask of their slots: bit 0 is the first device of the node.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from extender.core.nodes.topology_manager import Alignment
+
+SWITCH: Final = "switch"
+"""NVLink peer of a card on an NVSwitch, which joins all cards on it."""
+
+MOST_DEVICES: Final = 52
+"""Largest node of which sets are known: columns store masks as floats, exact up to 2^53."""
+
+MOST_LINKED: Final = 16
+"""Largest node of which joined sets are searched. No server has more cards on one NVLink; of 16
+cards there are at most a few hundred sets, whatever an agent reports."""
+
+REMEMBERED: Final = 1024
+"""Cache size of `_joined`: nodes of one kind are wired alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a device sits in its node, as the node's agent reports it.
+
+    Attributes:
+        uuid: UUID of the card, "" for a MIG instance, which no NVLink joins.
+        numa_node: NUMA node, None if unknown.
+        nvlink_peers: UUIDs of the cards at the other end of its NVLinks, or `SWITCH`.
+        alignment: how the node's kubelet aligns devices, None if the agent cannot read it.
+    """
+
+    uuid: str = ""
+    numa_node: int | None = None
+    nvlink_peers: tuple[str, ...] = ()
+    alignment: Alignment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSets:
+    """Sets of a node's devices, one per slot and padded with 0; () if none is known.
+
+    Attributes:
+        joined: the largest sets in which NVLink joins every two devices.
+        numa: the devices of each NUMA node.
+    """
+
+    joined: tuple[int, ...] = ()
+    numa: tuple[int, ...] = ()
+
+
+UNKNOWN: Final = DeviceSets()
+
+
+def device_sets(places: Sequence[Place | None]) -> DeviceSets:
+    """Return the sets of a node's devices.
+
+    Args:
+        places: place of the device in each slot, None if unknown.
+
+    Example:
+        >>> pair = [Place(uuid="a", nvlink_peers=("b",)), Place(uuid="b", nvlink_peers=("a",))]
+        >>> device_sets([*pair, Place(uuid="c")]).joined
+        (3, 0, 0)
+    """
+    if not any(places) or len(places) > MOST_DEVICES:
+        return UNKNOWN
+    numa: dict[int, int] = {}
+    for slot, place in enumerate(places):
+        if place is not None and place.numa_node is not None:
+            numa[place.numa_node] = numa.get(place.numa_node, 0) | 1 << slot
+    joined = _joined(_linked(places)) if len(places) <= MOST_LINKED else ()
+    return DeviceSets(
+        joined=_padded(joined, len(places)), numa=_padded(tuple(numa.values()), len(places))
+    )
+
+
+def _padded(sets: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """Return the first sets, as many as there are slots; () without any."""
+    return (*sets[:length], *[0] * (length - len(sets))) if sets else ()
+
+
+def _linked(places: Sequence[Place | None]) -> tuple[int, ...]:
+    """Return for each device the set of devices to which NVLink joins it."""
+    slots = {place.uuid: slot for slot, place in enumerate(places) if place and place.uuid}
+    switched = sum(
+        1 << slot for slot, place in enumerate(places) if place and SWITCH in place.nvlink_peers
+    )
+    linked = [0] * len(places)
+    for slot, place in enumerate(places):
+        for peer in place.nvlink_peers if place and place.uuid else ():
+            at = slots.get(peer)
+            if at is not None and at != slot:  # a link has two ends, and one of them may be unread
+                linked[slot] |= 1 << at
+                linked[at] |= 1 << slot
+        if switched >> slot & 1:
+            linked[slot] |= switched & ~(1 << slot)
+    return tuple(linked)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _joined(linked: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the largest sets in which every two devices are linked, largest first."""
+    whole = (1 << len(linked)) - 1
+    found = [found for found in _cliques(linked, 0, whole, 0) if found.bit_count() > 1]
+    return tuple(sorted(found, key=lambda found: (-found.bit_count(), found)))
+
+
+def _cliques(linked: Sequence[int], chosen: int, open_: int, done: int) -> Iterator[int]:
+    """Yield every largest set of linked devices: the algorithm of Bron and Kerbosch with a pivot.
+
+    Args:
+        linked: the devices linked to each device.
+        chosen: devices of the set so far.
+        open_: further devices linked to all of them.
+        done: devices linked to all of them whose sets have been found.
+    """
+    if not open_ | done:
+        yield chosen
+        return
+    pivot = max(_members(open_ | done), key=lambda slot: (linked[slot] & open_).bit_count())
+    for slot in _members(open_ & ~linked[pivot]):
+        near = linked[slot]
+        yield from _cliques(linked, chosen | 1 << slot, open_ & near, done & near)
+        open_, done = open_ & ~(1 << slot), done | 1 << slot
+
+
+def _members(devices: int) -> list[int]:
+    return [slot for slot in range(devices.bit_length()) if devices >> slot & 1]

@@ -1,0 +1,255 @@
+"""Pods with several GPUs: sets joined by NVLink, sets on one NUMA node, the kubelet's policy."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.decision.decision import Decision
+from extender.core.decision.filtering import Code, Rejection
+from extender.core.decision.scoring import GPU, UNITS
+from extender.core.devices.topology import SWITCH, UNKNOWN, DeviceSets, Place, device_sets
+from extender.core.nodes.topology_manager import Alignment, alignment_by, alignment_on
+from extender.core.policy import Strategy
+from testkit.builders import Node, busy, decide_on, gpu, node, ranking, rejected, request, score_of
+
+QUADS = (0b1111, 0b1111_0000)
+HELD = gpu(used=1)
+FREE = gpu()
+
+
+def eight(
+    held: int, *, joined: tuple[int, ...] = (), numa: tuple[int, ...] = (), **how: int
+) -> Node:
+    """Return a node of eight GPUs; `held` is the mask of those that pods hold."""
+    gpus = (HELD if held >> slot & 1 else FREE for slot in range(8))
+    padded = [(*sets, *[0] * (8 - len(sets))) for sets in (joined, numa)]
+    return node(*gpus, joined=padded[0], numa=padded[1], **how)
+
+
+def codes(decision: Decision) -> dict[str, int]:
+    return rejected(decision)
+
+
+# --- which sets a node has ------------------------------------------------------------------------
+
+
+def cube() -> list[Place]:
+    """Return the GPUs of a DGX-1: two quads, and a link from each GPU to its twin."""
+    peers = [
+        [
+            str(other)
+            for other in range(8)
+            if other != at and (other // 4 == at // 4 or other % 4 == at % 4)
+        ]
+        for at in range(8)
+    ]
+    return [Place(uuid=str(at), nvlink_peers=tuple(listed)) for at, listed in enumerate(peers)]
+
+
+def test_quads_and_pairs_of_a_hybrid_cube_mesh_are_found() -> None:
+    found = device_sets(cube()).joined
+
+    assert set(found[:2]) == set(QUADS)
+    assert {pair.bit_count() for pair in found[2:6]} == {2}
+    assert found[6:] == (0, 0)
+
+
+def test_an_nvswitch_joins_all_gpus_on_it() -> None:
+    places = [Place(uuid=str(at), nvlink_peers=(SWITCH,)) for at in range(8)]
+
+    assert device_sets(places).joined == (255, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_link_that_one_end_alone_reports_counts() -> None:
+    pair = [Place(uuid="a", nvlink_peers=("b", "gone", "a")), Place(uuid="b", numa_node=0)]
+
+    assert device_sets(pair) == DeviceSets(joined=(3, 0), numa=(2, 0))
+
+
+def test_gpus_of_each_numa_node_form_a_set() -> None:
+    places = [Place(uuid=str(at), numa_node=at // 2) for at in range(4)]
+
+    assert device_sets([*places, None]).numa == (0b11, 0b1100, 0, 0, 0)
+
+
+def test_nothing_is_known_without_places_or_of_very_wide_nodes() -> None:
+    assert device_sets([None, None]) == UNKNOWN
+    assert device_sets([Place(uuid=str(at), numa_node=0) for at in range(60)]) == UNKNOWN
+    wide = [Place(uuid=str(at), nvlink_peers=(SWITCH,)) for at in range(20)]
+    assert device_sets(wide).joined == ()
+
+
+@given(st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14), st.integers(0, 127))
+def test_the_largest_joined_set_of_some_devices_is_that_of_all_choices_unless_sets_are_left_out(
+    links: set[tuple[int, int]], kept: int
+) -> None:
+    linked = {frozenset(pair) for pair in links if pair[0] != pair[1]}
+    places = [
+        Place(uuid=str(at), nvlink_peers=tuple(str(other) for one, other in links if one == at))
+        for at in range(7)
+    ]
+    some = [at for at in range(7) if kept >> at & 1]
+    largest = max(
+        size
+        for size in range(len(some) + 1)
+        for chosen in combinations(some, size)
+        if size != 1 and all(frozenset(pair) in linked for pair in combinations(chosen, 2))
+    )
+
+    sets = device_sets(places).joined
+    found = max(((each & kept).bit_count() for each in sets), default=0)
+
+    assert (found if found > 1 else 0) <= largest
+    if not sets or not sets[-1]:
+        assert (found if found > 1 else 0) == largest
+
+
+# --- the order ------------------------------------------------------------------------------------
+
+
+def test_of_equal_nodes_the_one_with_joined_free_gpus_wins_then_the_one_on_one_numa_node() -> None:
+    nodes = {
+        "a-apart": eight(0b0011_0011, joined=QUADS, numa=QUADS),
+        "b-numa": eight(0b0000_1111, numa=QUADS),
+        "c-joined": eight(0b0000_1111, joined=QUADS),
+        "d-unknown": eight(0b0000_1111),
+    }
+
+    assert ranking(decide_on(nodes, request(4))) == ["c-joined", "b-numa", "a-apart", "d-unknown"]
+    assert ranking(decide_on(nodes, request(1))) == sorted(nodes)
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        pytest.param({"b": eight(0b0001_1111)}, id="one GPU less is left over"),
+        pytest.param({"b": eight(0)}, id="spread: more idle GPUs"),
+    ],
+)
+def test_joined_gpus_weigh_less_than_one_gpu_of_fit(better: dict[str, Node]) -> None:
+    nodes = {"a": eight(0b0000_1111, joined=QUADS), **better}
+    strategy = Strategy.SPREAD if better["b"] == eight(0) else Strategy.AUTO
+
+    assert ranking(decide_on(nodes, request(2, strategy=strategy)))[0] == "b"
+
+
+def test_joined_gpus_weigh_less_than_certainty_health_and_model() -> None:
+    joined = eight(0b0000_1111, joined=QUADS)
+    for worse in (
+        replace(joined, gpus=(*joined.gpus[:7], busy())),
+        replace(joined, gpus=(*joined.gpus[:7], gpu(penalty=0.5))),
+        replace(joined, suspicion=0.3),
+    ):
+        nodes = {"a": worse, "b": eight(0b0000_1111)}
+        assert ranking(decide_on(nodes, request(4)))[0] == "b"
+    models = ("", "nvidia h100", "nvidia a100")
+    nodes = {"a": replace(joined, model_id=2), "b": eight(0b0000_1111, model_id=1)}
+    wanted = request(4, preferred_models=("H100",))
+    assert ranking(decide_on(nodes, wanted, models=models))[0] == "b"
+
+
+def test_broken_gpus_and_gpus_that_unknown_pods_hold_leave_a_set() -> None:
+    whole = eight(0b0000_1111, joined=QUADS)
+    broken = replace(whole, gpus=(*whole.gpus[:7], gpu(is_excluded=True)))
+    for changed in (broken, replace(whole, taken=1, held=5)):
+        plain = replace(changed, joined=())
+        assert score_of(changed, request(4)) == score_of(plain, request(4))
+    assert score_of(whole, request(4)) > score_of(replace(whole, joined=()), request(4))
+
+
+@given(st.integers(0, 255), st.integers(1, 8), st.sampled_from([(), QUADS]))
+def test_sets_never_change_a_score_by_one_gpu_of_fit(
+    held: int, count: int, sets: tuple[int, ...]
+) -> None:
+    plain = score_of(eight(held), request(count))
+    with_sets = score_of(eight(held, joined=sets, numa=sets), request(count))
+
+    assert 0 <= with_sets - plain < GPU / UNITS
+    assert count > 1 or with_sets == plain
+
+
+# --- the kubelet's policy -------------------------------------------------------------------------
+
+SPLIT = 0b0011_0011
+"""Two GPUs of each NUMA node are held."""
+
+
+def aligned(held: int, alignment: Alignment, numa: tuple[int, ...] = QUADS) -> Node:
+    return eight(held, numa=numa, alignment=int(alignment))
+
+
+def test_a_node_whose_free_gpus_are_on_two_numa_nodes_is_refused_under_single_numa_node() -> None:
+    nodes = {"a": aligned(SPLIT, Alignment.SINGLE), "b": aligned(0b1111, Alignment.SINGLE)}
+    decision = decide_on(nodes, request(4))
+
+    assert codes(decision) == {"a": Code.MISALIGNED}
+    assert codes(decide_on(nodes, request(2))) == {}
+    assert not Rejection.MISALIGNED.is_resolvable
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        pytest.param(aligned(SPLIT, Alignment.NONE), id="other policy"),
+        pytest.param(aligned(SPLIT, Alignment.SINGLE, (0b1111,)), id="NUMA node of a GPU unknown"),
+        pytest.param(
+            replace(aligned(SPLIT, Alignment.SINGLE), is_agreed=False), id="holders unsure"
+        ),
+        pytest.param(
+            replace(aligned(SPLIT, Alignment.SINGLE), held=3), id="a GPU is about to be free"
+        ),
+    ],
+)
+def test_no_node_is_refused_on_uncertain_grounds(described: Node) -> None:
+    assert codes(decide_on({"node": described}, request(4))) == {}
+
+
+def test_a_busy_or_unhealthy_gpu_that_is_not_allocated_is_free_to_the_kubelet() -> None:
+    described = aligned(0b1111, Alignment.SINGLE)
+    described = replace(described, gpus=(*described.gpus[:7], busy()))
+
+    assert codes(decide_on({"node": described}, request(4))) == {}
+
+
+def test_each_container_is_aligned_by_itself_unless_the_scope_is_the_pod() -> None:
+    two_by_two = request(4, container_counts=(("nvidia.com/gpu", 2),))
+    by_container, by_pod = Alignment.SINGLE, Alignment.SINGLE | Alignment.BY_POD
+
+    assert codes(decide_on({"node": aligned(SPLIT, by_container)}, two_by_two)) == {}
+    refused = {"node": Code.MISALIGNED}
+    assert codes(decide_on({"node": aligned(SPLIT, by_pod)}, two_by_two)) == refused
+
+
+def test_restricted_refuses_pods_that_an_empty_node_would_align_and_no_others() -> None:
+    nodes = {"node": aligned(SPLIT, Alignment.RESTRICTED)}
+    assert codes(decide_on(nodes, request(4))) == {"node": Code.MISALIGNED}
+    nodes = {"node": aligned(0b0001, Alignment.RESTRICTED)}
+    assert codes(decide_on(nodes, request(5))) == {}
+    nodes = {"node": aligned(0, Alignment.SINGLE)}
+    assert codes(decide_on(nodes, request(5))) == {"node": Code.MISALIGNED}
+
+
+@given(st.integers(0, 255), st.integers(1, 8), st.sampled_from([*Alignment]))
+def test_a_refused_node_has_no_set_of_free_gpus_on_one_numa_node(
+    held: int, count: int, alignment: Alignment
+) -> None:
+    free = ~held & 255
+    room = max((free & quad).bit_count() for quad in QUADS)
+    code = codes(decide_on({"node": aligned(held, alignment)}, request(count))).get("node")
+
+    if code == Code.MISALIGNED:
+        assert room < count
+    if alignment & Alignment.SINGLE and room < count <= free.bit_count():
+        assert code == Code.MISALIGNED
+
+
+def test_policy_and_scope_are_read_by_the_kubelets_words() -> None:
+    assert alignment_by("single-numa-node", "pod") == Alignment.SINGLE | Alignment.BY_POD
+    assert alignment_by("restricted", "container") == Alignment.RESTRICTED
+    for policy in ("none", "best-effort", "another"):
+        assert alignment_by(policy, "pod") == Alignment.NONE
+    assert alignment_on({}) is None
+    assert alignment_on({"idlegpu.io/topology-policy": "none"}) == Alignment.NONE
