@@ -257,6 +257,7 @@ class Extender:
             clock=clock,
             yield_control=self.request_tracker.yield_control,
             plots=PrometheusPlots(lambda: self.settings.prometheus, clock),
+            host_pods=lambda: self.source_manager.cluster.host_pods,
             replicas=replicas,
             pool_labels=settings.pool_labels,
         )

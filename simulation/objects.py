@@ -23,7 +23,12 @@ class Kind(StrEnum):
     PODS = "pods"
 
 
-_PER_NODE: Final = {"cpu": "128", "memory": "1056762036Ki", "pods": "110"}
+_PER_NODE: Final = {
+    "cpu": "128",
+    "memory": "1056762036Ki",
+    "ephemeral-storage": "1Ti",
+    "pods": "110",
+}
 
 
 def timestamp(seconds: float) -> str:

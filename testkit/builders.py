@@ -112,6 +112,7 @@ class Node:
     alignment: int = 0
     free_millicores: int = NO_LIMIT
     free_bytes: int = NO_LIMIT
+    free_storage_bytes: int = NO_LIMIT
     leaving: tuple[int, ...] = ()
     """Devices of which every pod is being deleted; all that is in use of them is theirs."""
 
@@ -146,6 +147,7 @@ class Node:
             alignment=self.alignment,
             free_millicores=self.free_millicores,
             free_bytes=self.free_bytes,
+            free_storage_bytes=self.free_storage_bytes,
             leaving=self._leaving(first_slot) if self.leaving else None,
         )
 

@@ -72,6 +72,7 @@ def nodes(draw: st.DrawFn) -> Node:
         suspicion=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
         free_millicores=draw(st.sampled_from([NO_LIMIT, 500, 16_000])),
         free_bytes=draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 32 * 1024**3])),
+        free_storage_bytes=draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 64 * 1024**3])),
     )
     if draw(rarely):
         described = replace(described, held=draw(st.integers(0, 20)))
@@ -104,6 +105,7 @@ def requests(draw: st.DrawFn) -> GpuRequest:
         strategy=draw(st.sampled_from(Strategy)),
         millicores=draw(st.sampled_from([0, 0, 4_000, 30_000])),
         host_bytes=draw(st.sampled_from([0, 0, 9 * 1024**3])),
+        storage_bytes=draw(st.sampled_from([0, 0, 20 * 1024**3])),
         preferred_models=draw(st.sampled_from([(), (), ("H100",), ("A100", "H100")])),
     )
 

@@ -30,6 +30,7 @@ from extender.placement.placer import Placer
 from extender.placement.request_log import RequestLog
 from extender.runtime.metrics import Metrics
 from extender.server.redaction import SEES_ALL, VIEWER, Viewer
+from extender.sources.kubernetes.host_use import PlacedPod
 from extender.webhook.handlers import Webhooks
 from testkit.builders import GIB, GPU, NOW, pod_ref, request
 from testkit.cards import Gpu, readings_of
@@ -88,6 +89,7 @@ class World:
         expected: how many prioritize requests were announced.
         unreadable: namespace and name of objects that cannot be read, by resource.
         plots: the queries of the last hour.
+        host_pods: what all pods request of their nodes.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class World:
         self.expected = 0
         self.unreadable = dict(unreadable or {})
         self.plots: Plots | None = None
+        self.host_pods: dict[str, PlacedPod] = {}
         self.replicas = replicas
 
     @property
@@ -397,7 +400,10 @@ class World:
         )
         app.add_routes(fleet.routes())
         app.add_routes(self.why.routes())
-        app.add_routes(AdviceRoutes(self.fleet, self.memory, self.plots, self.clock).routes())
+        advice = AdviceRoutes(
+            self.fleet, self.memory, self.plots, self.clock, lambda: self.host_pods
+        )
+        app.add_routes(advice.routes())
         if self.replicas is not ONE:
             app.add_routes(self.why.peer_routes())
         return app

@@ -168,7 +168,7 @@ class NodeAllocations:
         return {name for name, reported in holders.items() if noted(name, reported)}
 
     def note_requested(self, node: str, requested: HostResources) -> bool:
-        """Record the CPU and memory that all pods request of a node.
+        """Record the CPU, memory and storage that all pods request of a node.
 
         For a node that is not allocated yet, it counts from its first allocation.
 

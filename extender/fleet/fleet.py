@@ -158,7 +158,7 @@ class Fleet:
             self._snapshots.mark_stale()
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:
-        """Update the sum of CPU and memory that all pods of a node request."""
+        """Update the sum of CPU, memory and storage that all pods of a node request."""
         if self._allocations.note_requested(node, requested):
             self._late.add(node)
 

@@ -1,4 +1,4 @@
-"""The route /v1/advice: recommend how to share GPUs, and find pods with oversized requests."""
+"""The route /v1/advice: how to share GPUs, which pods request too much, which GPUs are stranded."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -23,7 +23,9 @@ from extender.insight.advice_rules import (
 from extender.insight.last_hour import Plots
 from extender.insight.measured_use import OWN_SECONDS, Measured, MinuteHistory, PrometheusCache
 from extender.insight.pending import moment
+from extender.insight.stranded import HostPods, find_stranded
 from extender.insight.views import Json
+from extender.runtime.cooperative import run_in_steps
 from extender.runtime.fair_queue import BusyError, FairQueue
 from extender.server.json_answers import chunks, error_answer, json_answer, unknown_node
 from extender.server.query_parameters import (
@@ -149,15 +151,22 @@ class AdviceRoutes:
         memory: samples of the last hour.
         plots: reads older samples from Prometheus; None if there is no Prometheus.
         clock: seconds since the epoch.
+        host_pods: requests of all pods on their nodes.
     """
 
     def __init__(
-        self, fleet: Fleet, memory: MinuteHistory, plots: Plots | None, clock: Callable[[], float]
+        self,
+        fleet: Fleet,
+        memory: MinuteHistory,
+        plots: Plots | None,
+        clock: Callable[[], float],
+        host_pods: HostPods,
     ) -> None:
         self._fleet = fleet
         self._memory = memory
         self._plots = plots
         self._clock = clock
+        self._host_pods = host_pods
         self._cache = PrometheusCache(clock)
         self._queue = FairQueue(
             at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS
@@ -187,6 +196,7 @@ class AdviceRoutes:
                 found = await find(
                     self._fleet, measured, node=node, namespace=namespace, most=limit
                 )
+                stranded = await run_in_steps(find_stranded(self._fleet, self._host_pods(), node))
         except BusyError as error:
             return error_answer(429, f"too many requests for advice at once: {error}")
         if not is_all:
@@ -206,6 +216,9 @@ class AdviceRoutes:
                 "pods_unjudged": found.unjudged,
                 "cards": await _views(islice(cards, limit), _card_view),
                 "pods": await _views(islice(pods, limit), _pod_view),
+                "stranded_gpus": sum(one.gpus for one in stranded),
+                "stranded_total": len(stranded),
+                "stranded": [one.view() for one in stranded[:limit]],
             }
         )
 

@@ -173,14 +173,14 @@ class World:
         await self.settled()
         return pods
 
-    async def burden(self, *nodes: str) -> None:
-        """Fill nodes with pods that ask for much CPU and memory and no GPU.
+    async def burden(self, *nodes: str, requests: Mapping[str, str] = BURDEN) -> None:
+        """Fill nodes with pods that ask for much CPU and memory, or for `requests`, and no GPU.
 
         kube-scheduler left alone then prefers the other nodes.
         """
         for node in nodes:
             burden = pod(f"burden-{node}", 0, nodeName=node)
-            burden["spec"]["containers"][0]["resources"] = {"requests": BURDEN}
+            burden["spec"]["containers"][0]["resources"] = {"requests": dict(requests)}
             await self.client.create(burden)
 
     async def priority_class(self, name: str, value: int) -> str:

@@ -134,3 +134,24 @@ async def test_without_a_past_nothing_is_said_of_use(world: World) -> None:
     (card,) = answer["cards"]
     assert (card["verdict"], card["recommended_replicas"]) == ("not-measured", 2)
     assert card["activity_ratio"] is None
+
+
+async def test_gpus_without_cpu_are_stranded_by_the_pods_that_hold_it(world: World) -> None:
+    node = world.add("filled", 8)
+    await world.start(kubelets=False)
+    await world.burden(node, requests={"cpu": "110"})  # of 128, and 8 are assumed for a GPU
+    command = by_url(world)
+
+    async def is_found() -> dict[str, Any] | None:
+        found = (await command("advise", "--node", node, "-o", "json")).json["stranded"]
+        return found[0] if found else None
+
+    found = await wait_for(is_found, "the extender has seen the pod without GPUs")
+    shown = await command("advise", "--node", node)
+
+    assert (found["stranded_gpus"], found["free_gpus"]) == (6, 8)
+    assert found["lacks"] == ["cpu"]
+    assert [one["gpus"] for one in found["holders"]] == [0]
+    assert "6 free GPUs are stranded" in shown.out
+    assert f"burden-{node}" in shown.out
+    assert f"kubectl taint node {node}" in shown.out

@@ -12,7 +12,7 @@ import pytest
 from simulation.devices import Load
 from simulation.models import A100_40GB, GIB, H100
 from testkit.controlplane.objects import GPU, Object, pod
-from testkit.controlplane.world import World
+from testkit.controlplane.world import BURDEN, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -211,12 +211,23 @@ async def test_one_gpu_of_fit_outweighs_least_allocated(world: World, cards: int
     assert len(set(placed)) == 1
 
 
-async def test_gpus_without_cpu_for_them_are_no_room(world: World) -> None:
-    short, roomy = world.add("z-short-of-cpu", 8), world.add("a-roomy", 4)
+@pytest.mark.parametrize(
+    ("burden", "asked"),
+    [
+        pytest.param(BURDEN, {"cpu": "16"}, id="cpu"),
+        pytest.param(
+            {"ephemeral-storage": "900Gi"}, {"ephemeral-storage": "90Gi"}, id="ephemeral-storage"
+        ),
+    ],
+)
+async def test_gpus_that_their_node_cannot_serve_are_no_room(
+    world: World, burden: dict[str, str], asked: dict[str, str]
+) -> None:
+    short, roomy = world.add("z-short", 8), world.add("a-roomy", 4)
     await world.start()
-    await world.burden(short)  # leaves 18 CPUs: enough for one such pod, and no second
+    await world.burden(short, requests=burden)  # leaves enough for one such pod, and for no second
     item = pod("hungry")
-    item["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "16", GPU: "1"}
+    item["spec"]["containers"][0]["resources"]["requests"] = {**asked, GPU: "1"}
 
     assert await world.place(item) == short
     assert await world.place(pod("stock")) == roomy

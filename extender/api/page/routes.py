@@ -32,6 +32,7 @@ from extender.insight.explain_views import lost_by
 from extender.insight.last_hour import LastHour, Plots, rows_of
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.short_memory import ShortMemory
+from extender.insight.stranded import HostPods
 from extender.insight.views import Json, node_views
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.cooperative import YieldControl, run_in_steps
@@ -383,6 +384,7 @@ class PageRoutes:
         clock: seconds since the epoch.
         yield_control: yields to webhook requests.
         plots: queries Prometheus for the history; None without Prometheus.
+        host_pods: requests of all pods on their nodes.
         replicas: this replica and the others.
         pool_labels: node labels for grouping, besides `GROUP_LABELS`.
     """
@@ -396,6 +398,7 @@ class PageRoutes:
         clock: Callable[[], float],
         yield_control: YieldControl,
         plots: Plots | None = None,
+        host_pods: HostPods = dict,
         replicas: Replicas = ONE,
         pool_labels: tuple[str, ...] = (),
     ) -> None:
@@ -403,7 +406,7 @@ class PageRoutes:
         self._yield_control = yield_control
         self.memory = ShortMemory(fleet, clock)
         self._past = LastHour(fleet, self.memory, plots)
-        self.advice = AdviceRoutes(fleet, self.memory, plots, clock)  # uses the same history
+        self.advice = AdviceRoutes(fleet, self.memory, plots, clock, host_pods)  # same history
         self.lost = Lost(history, replicas, yield_control)
         self.broadcaster = Broadcaster(
             FleetFeed(fleet, pool_labels),

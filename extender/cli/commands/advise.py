@@ -1,10 +1,10 @@
-"""`idlegpu advise`: recommend how to share GPUs, and list pods with oversized requests."""
+"""`idlegpu advise`: how to share GPUs, which pods request too much, which GPUs are stranded."""
 
 import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.advice import Advice, CardAdvice, PodAdvice
+from extender.cli.remote.advice import Advice, CardAdvice, HostAmounts, PodAdvice, StrandedGpus
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
@@ -13,6 +13,8 @@ CARDS = ["CARD", "MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "AD
 WIDE_CARDS = [">LOOKED", ">SAMPLES", "RESOURCE", "WHY"]
 PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">ASKS GiB", ">BETTER GiB"]
 WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
+STRANDED = ["NODE", ">STRANDED", ">FREE", "LACKS", "LEFT", "NEED EACH", "HELD BY"]
+SHOWN_HOLDERS = 3
 
 
 @click.command("advise")
@@ -28,10 +30,13 @@ def command(
     session: Session, *, node: str | None, namespace: str | None, over: int, is_all: bool,
     limit: int,
 ) -> None:  # fmt: skip
-    """Recommend replicas for shared GPUs, and list pods that request far too much.
+    """Recommend replicas for shared GPUs; list oversized requests and stranded GPUs.
 
     Based on measured use: ACTIVITY and MEMORY are the 95th percentile of the samples since the
     GPU's tenants last changed. -o wide shows the reason, and the length of that period.
+
+    Stranded GPUs are free, but their node lacks the CPU, memory or ephemeral storage that pods
+    with such GPUs request; HELD BY names the pods that hold most of it.
     """
     answer = session.client.advice(
         node=node, namespace=namespace, over_seconds=over, all_cards=is_all, limit=limit
@@ -62,9 +67,48 @@ def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
             )
         )
     parts.append(line(_basis(answer), "dim"))
+    if answer.stranded:
+        parts += _stranded(answer)
     if answer.note:
         parts.append(line(answer.note, "yellow"))
     return stack(parts)
+
+
+def _stranded(answer: Advice) -> list[RenderableType | None]:
+    gpus = answer.stranded_gpus
+    found = answer.stranded
+    return [
+        line(""),
+        line(f"{gpus} free GPU{'s are' if gpus > 1 else ' is'} stranded:", "bold"),
+        sheet(STRANDED, (_stranded_row(one) for one in found)),
+        _left(answer.stranded_total - len(found)),
+        *(line(f"{one.node}: {one.remedy}", "dim") for one in found),
+    ]
+
+
+def _stranded_row(found: StrandedGpus) -> list[Cell]:
+    pods = [f"{one.pod} ({one.part:.0%})" for one in found.holders[:SHOWN_HOLDERS]]
+    further = found.holders_total - len(pods)
+    assumed = " (assumed)" if found.is_need_assumed else ""
+    return [
+        found.node,
+        str(found.stranded_gpus),
+        str(found.free_gpus),
+        ", ".join(found.lacks),
+        _amounts(found.left, found.lacks),
+        _amounts(found.need, found.lacks) + assumed,
+        ", ".join(pods) + (f" and {further} more" if further > 0 else "") or formatting.NOTHING,
+    ]
+
+
+def _amounts(amounts: HostAmounts, names: list[str]) -> str:
+    """Describe the amounts of some resources."""
+    words = {
+        "cpu": f"{amounts.cpus:g} CPUs",
+        "memory": f"{formatting.gib(amounts.memory_bytes)} GiB",
+        "ephemeral-storage": f"{formatting.gib(amounts.storage_bytes)} GiB of storage",
+    }
+    return ", ".join(words[name] for name in names if name in words)
 
 
 def _left(count: int) -> RenderableType | None:

@@ -69,8 +69,45 @@ class PodAdvice(Answer):
     why: str
 
 
+class HostAmounts(Answer):
+    """CPU, memory and ephemeral storage of a node."""
+
+    cpus: float
+    memory_bytes: int
+    storage_bytes: int
+
+
+class StrandedHolder(Answer):
+    """A pod that holds more of a node than the even share of its GPUs.
+
+    `part` is the part of the node's scarcest resource beyond that share. `requests` is None if the
+    caller may not read the pod.
+    """
+
+    pod: str
+    gpus: int
+    part: float
+    requests: HostAmounts | None
+
+
+class StrandedGpus(Answer):
+    """Free GPUs of a node that its CPU, memory or ephemeral storage cannot serve."""
+
+    node: str
+    resource: str
+    stranded_gpus: int
+    free_gpus: int
+    lacks: list[str]
+    left: HostAmounts
+    need: HostAmounts
+    is_need_assumed: bool
+    holders_total: int
+    holders: list[StrandedHolder]
+    remedy: str
+
+
 class Advice(Answer):
-    """How to share cards, and which pods request far too much or too little."""
+    """How to share cards, which pods request too much or too little, and stranded GPUs."""
 
     at: str
     devices: int
@@ -85,3 +122,6 @@ class Advice(Answer):
     pods_unjudged: int
     cards: list[CardAdvice]
     pods: list[PodAdvice]
+    stranded_gpus: int
+    stranded_total: int
+    stranded: list[StrandedGpus]

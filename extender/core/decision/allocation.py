@@ -75,7 +75,7 @@ def allocate(
         tenancy: inputs that decide which pods hold which devices.
         allocatable: devices or replicas that the kubelet offers.
         capacity: devices or replicas that the node has.
-        free: CPU and memory of the node that no pod requests, None if unknown.
+        free: CPU, memory and storage of the node that no pod requests, None if unknown.
         zone_id: number of the node's zone.
     """
     slots_of = _slots_by_pod(devices)
@@ -131,6 +131,7 @@ def allocate(
         zone_id=zone_id,
         free_millicores=NO_LIMIT if free is None else max(free.millicores, 0),
         free_bytes=NO_LIMIT if free is None else max(free.memory_bytes, 0),
+        free_storage_bytes=NO_LIMIT if free is None else max(free.storage_bytes, 0),
         undeclared=tuple(load.undeclared for load in loads),
     )
     if not expected.is_shared:

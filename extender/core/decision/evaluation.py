@@ -98,31 +98,36 @@ def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAsks:
-    """CPU and memory requests of pods as columns: one row per node, or one row for all nodes.
+    """Requests of pods to their host as columns: one row per node, or one row for all nodes.
 
     Attributes:
         millicores: requested CPU.
         memory_bytes: requested memory of the node.
-        is_nothing: whether no pod requests CPU or memory.
+        storage_bytes: requested ephemeral storage of the node.
+        is_nothing: whether no pod requests any of them.
     """
 
     millicores: Rows
     memory_bytes: Rows
+    storage_bytes: Rows
     is_nothing: bool
 
     @classmethod
     def of(cls, requests: Sequence[GpuRequest], lengths: Sequence[int]) -> "HostAsks":
         """Concatenate the requests of several pods, each repeated for its number of nodes."""
-        asked = [(request.millicores, request.host_bytes) for request in requests]
-        columns = np.repeat(np.array(asked, dtype=np.intp).reshape(-1, 2), lengths, axis=0)
+        asked = [(one.millicores, one.host_bytes, one.storage_bytes) for one in requests]
+        columns = np.repeat(np.array(asked, dtype=np.intp).reshape(-1, 3), lengths, axis=0)
         return cls(
-            millicores=columns[:, 0], memory_bytes=columns[:, 1], is_nothing=not columns.any()
+            millicores=columns[:, 0],
+            memory_bytes=columns[:, 1],
+            storage_bytes=columns[:, 2],
+            is_nothing=not columns.any(),
         )
 
     def spare_devices(self, batch: Batch, count: Rows) -> Ratios:
-        """Return the number of further devices for which each node has CPU and memory.
+        """Return the number of further devices that each node's CPU, memory and storage allow.
 
-        Each further device is assumed to need as much CPU and memory as each device of the pod.
+        Each further device is assumed to need as much of them as each device of the pod.
         """
         if self.is_nothing:
             return np.array([np.inf])
@@ -130,7 +135,10 @@ class HostAsks:
         for free, asked in (
             (batch.free_millicores, self.millicores),
             (batch.free_bytes, self.memory_bytes),
+            (batch.free_storage_bytes, self.storage_bytes),
         ):
+            if not asked.any():
+                continue
             left = np.maximum(free - asked, 0) * count // np.maximum(asked, 1)
             spare = np.where((asked > 0) & (free < NO_LIMIT), np.minimum(spare, left), spare)
         return spare
@@ -146,7 +154,7 @@ class Wants:
         requires_idle: whether the pod waits for devices known to be idle.
         model: rank of the node's model in the pod's list, `PLACES` for the first.
         is_wrong_model: whether the node's model is none that the pod requires.
-        hosts: CPU and memory requests.
+        hosts: requests of CPU, memory and storage.
         weighs_price: whether the price of a node counts for the pod.
     """
 

@@ -126,7 +126,7 @@ def break_down(
         batch: the nodes.
         assessment: the nodes' devices, assessed for the pod.
         model: rank of each node's model in the pod's list, None without a list.
-        spare: number of further devices for which each node has CPU and memory.
+        spare: number of further devices that each node's CPU, memory and storage allow.
         strategy: the pod's strategy.
         weights: weights of the terms of `calm`.
         cheapness: as in `scoring.score`, None if prices do not count.

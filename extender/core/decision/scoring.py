@@ -97,7 +97,8 @@ def score(
         strategy: the pod's strategy as a number of `KINDS`; one per node, or one for all.
         model: rank of the node's model in the pod's list, `PLACES` for the first; one per node, or
             one for all.
-        spare: number of further devices for which the node has CPU and memory once it runs the pod.
+        spare: number of further devices that the node's CPU, memory and storage allow once it
+            runs the pod.
         weights: weights of the terms of `calm`.
         cheapness: 0 for the highest price to 1 for nothing; 0 if prices do not count.
 

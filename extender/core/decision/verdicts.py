@@ -366,7 +366,7 @@ def _places(evidence: VerdictEvidence) -> Rows | None:
 
 
 def _spare(evidence: VerdictEvidence) -> Ratios:
-    """Return the number of further devices for which each node has CPU and memory."""
+    """Return the number of further devices that each node's CPU, memory and storage allow."""
     hosts = HostAsks.of([evidence.request], [1])
     return hosts.spare_devices(evidence.batch, evidence.ask.columns.count)
 

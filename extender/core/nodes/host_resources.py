@@ -1,4 +1,4 @@
-"""Sum the CPU and memory that pods request of their node, by kube-scheduler's rules."""
+"""Sum the CPU, memory and storage that pods request of their node, by kube-scheduler's rules."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,36 +10,47 @@ from extender.core.untyped import mapping_of, objects_of
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
+STORAGE: Final = "ephemeral-storage"
+NAMES: Final = (CPU, MEMORY, STORAGE)
+"""Resource names in the order of the fields of `HostResources`."""
 MAX_CACHED: Final = 4096
 
 
 class HostResources(NamedTuple):
-    """CPU and memory of a node.
+    """CPU, memory and ephemeral storage of a node.
 
     Attributes:
         millicores: CPU in thousandths of a core.
         memory_bytes: memory.
+        storage_bytes: ephemeral storage.
     """
 
     millicores: int = 0
     memory_bytes: int = 0
+    storage_bytes: int = 0
 
     def plus(self, other: "HostResources") -> "HostResources":
         """Return the sum of both."""
         return HostResources(
-            self.millicores + other.millicores, self.memory_bytes + other.memory_bytes
+            self.millicores + other.millicores,
+            self.memory_bytes + other.memory_bytes,
+            self.storage_bytes + other.storage_bytes,
         )
 
     def less(self, other: "HostResources") -> "HostResources":
         """Return the difference."""
         return HostResources(
-            self.millicores - other.millicores, self.memory_bytes - other.memory_bytes
+            self.millicores - other.millicores,
+            self.memory_bytes - other.memory_bytes,
+            self.storage_bytes - other.storage_bytes,
         )
 
     def most(self, other: "HostResources") -> "HostResources":
         """Return the maximum of each resource."""
         return HostResources(
-            max(self.millicores, other.millicores), max(self.memory_bytes, other.memory_bytes)
+            max(self.millicores, other.millicores),
+            max(self.memory_bytes, other.memory_bytes),
+            max(self.storage_bytes, other.storage_bytes),
         )
 
 
@@ -51,7 +62,7 @@ class ContainerNeeds:
     """Requests of one container.
 
     Attributes:
-        needs: requested CPU and memory.
+        needs: requested CPU, memory and storage.
         is_sidecar: it is an init container with restartPolicy Always, and keeps running.
     """
 
@@ -59,14 +70,19 @@ class ContainerNeeds:
     is_sidecar: bool = False
 
 
-def read_quantities(cpu: object, memory: object) -> HostResources:
-    """Parse CPU and memory; an unparsable quantity is 0, because the API server rejects such pods.
+def read_quantities(cpu: object, memory: object, storage: object = None) -> HostResources:
+    """Parse quantities; an unparsable one is 0, because the API server rejects such pods.
 
     Example:
         >>> read_quantities("1500m", "2Gi")
-        HostResources(millicores=1500, memory_bytes=2147483648)
+        HostResources(millicores=1500, memory_bytes=2147483648, storage_bytes=0)
     """
-    return HostResources(_scaled(cpu, 1000), _scaled(memory, 1))
+    return HostResources(_scaled(cpu, 1000), _scaled(memory, 1), _scaled(storage, 1))
+
+
+def read_resources(quantities: Mapping[str, object]) -> HostResources:
+    """Parse CPU, memory and ephemeral storage of a list of resources by name."""
+    return read_quantities(*map(quantities.get, NAMES))
 
 
 def _scaled(value: object, scale: int) -> int:
@@ -105,16 +121,20 @@ def add_up(
 
 
 def override(needs: HostResources, cpu: object, memory: object) -> HostResources:
-    """Return the pod-level requests, or the containers' sum for a resource without one."""
+    """Return the pod-level requests, or the containers' sum for a resource without one.
+
+    Ephemeral storage cannot be requested for a whole pod.
+    """
     own = read_quantities(cpu, memory)
     return HostResources(
         needs.millicores if cpu is None else own.millicores,
         needs.memory_bytes if memory is None else own.memory_bytes,
+        needs.storage_bytes,
     )
 
 
 def requested(pod: Mapping[str, object]) -> HostResources:
-    """Parse the CPU and memory that a pod requests of its node.
+    """Parse the CPU, memory and ephemeral storage that a pod requests of its node.
 
     Args:
         pod: the Pod object as decoded from JSON.
@@ -122,7 +142,7 @@ def requested(pod: Mapping[str, object]) -> HostResources:
     Example:
         >>> container = {"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}
         >>> requested({"spec": {"containers": [container, container]}})
-        HostResources(millicores=4000, memory_bytes=2147483648)
+        HostResources(millicores=4000, memory_bytes=2147483648, storage_bytes=0)
     """
     spec = mapping_of(pod.get("spec"))
     needs = add_up(
@@ -134,10 +154,8 @@ def requested(pod: Mapping[str, object]) -> HostResources:
     )
     own = mapping_of(mapping_of(spec.get("resources")).get("requests"))
     needs = override(needs, own.get(CPU), own.get(MEMORY))
-    overhead = mapping_of(spec.get("overhead"))
-    return needs.plus(read_quantities(overhead.get(CPU), overhead.get(MEMORY)))
+    return needs.plus(read_resources(mapping_of(spec.get("overhead"))))
 
 
 def _of_container(container: Mapping[str, object]) -> HostResources:
-    requests = mapping_of(mapping_of(container.get("resources")).get("requests"))
-    return read_quantities(requests.get(CPU), requests.get(MEMORY))
+    return read_resources(mapping_of(mapping_of(container.get("resources")).get("requests")))

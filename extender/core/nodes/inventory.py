@@ -46,7 +46,7 @@ class NodeRecord:
         other_labels: other stored labels except the host name; pods may select by them.
         hostname: label `kubernetes.io/hostname`, "" without one.
         taints: taints about GPUs or that keep pods away.
-        host: allocatable CPU and memory, None if unknown.
+        host: allocatable CPU, memory and ephemeral storage, None if unknown.
         is_unschedulable: `spec.unschedulable` (cordoned).
         is_ready: the Ready condition is True.
     """
@@ -129,7 +129,7 @@ class PodRecord:
         claimed: GPUs that it holds through ResourceClaims, each once; None if unknown, as for every
             unbound pod.
         memory_bytes: GPU memory from its annotation, per device; None if not set.
-        host: requested CPU and memory of the node; only while unbound.
+        host: requested CPU, memory and ephemeral storage of the node; only while unbound.
         bound_at: time of binding, from the PodScheduled condition; None if not bound.
         started_at: start of its first container, None before that. Init containers count only as
             sidecars with GPUs.

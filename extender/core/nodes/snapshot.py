@@ -22,7 +22,7 @@ AnyColumn = TypeVar("AnyColumn", Ratios, Flags, Rows)
 Column = TypeVar("Column", bound=npt.NDArray[np.generic])
 
 NO_LIMIT = 1 << 60
-"""Free CPU or memory of a node if unknown."""
+"""Free CPU, memory or storage of a node if unknown."""
 
 NO_PRICE = -1
 """Price of a GPU-hour on a node if unknown."""
@@ -188,6 +188,8 @@ class PoolRow:
         price: price of a GPU-hour in thousandths, `NO_PRICE` if unknown.
         free_millicores: CPU of the node that no pod requests, `NO_LIMIT` if unknown.
         free_bytes: memory of the node that no pod requests, `NO_LIMIT` if unknown.
+        free_storage_bytes: ephemeral storage of the node that no pod requests, `NO_LIMIT` if
+            unknown.
         undeclared: per slot of a shared device, tenants that declared no memory.
         kindred: per slot, number of tenants behind `guessed_bytes`; () for none.
         just_freed: whole devices still shown in use whose pods have just ended, without knowing
@@ -223,6 +225,7 @@ class PoolRow:
     price: int = NO_PRICE
     free_millicores: int = NO_LIMIT
     free_bytes: int = NO_LIMIT
+    free_storage_bytes: int = NO_LIMIT
     undeclared: tuple[int, ...] = ()
     leaving: "Leaving | None" = None
     loading: tuple[int, ...] = ()
@@ -352,6 +355,7 @@ class Batch:
     price: Rows
     free_millicores: Rows
     free_bytes: Rows
+    free_storage_bytes: Rows
     shared_results: SharedResults = field(
         default_factory=SharedResults, init=False, repr=False, compare=False
     )
@@ -366,7 +370,7 @@ PER_SLOT = (*_COUNTS_PER_SLOT, *BYTES_PER_SLOT)
 PER_NODE = (
     *("replicas", "allocatable", "withdrawn", "held", "taken", "just_freed", "model_id"),
     *("zone_id", "price", "alignment"),
-    *("free_millicores", "free_bytes"),
+    *("free_millicores", "free_bytes", "free_storage_bytes"),
 )
 FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_presumed", "is_reconfiguring")
 

@@ -78,6 +78,7 @@ class GpuRequest:
         target_policy: what the pod does while no target can take it.
         millicores: requested CPU of the node.
         host_bytes: requested memory of the node.
+        storage_bytes: requested ephemeral storage of the node.
         nominated_node: node on which preemption frees devices for the pod, "" if none.
         avoided: nodes where pods of the same owner failed soon after their start, with the share of
             its certainty that each node loses, 0 to 1.
@@ -101,6 +102,7 @@ class GpuRequest:
     target_policy: TargetPolicy = TargetPolicy.REQUIRE
     millicores: int = 0
     host_bytes: int = 0
+    storage_bytes: int = 0
     nominated_node: str = ""
     avoided: Mapping[str, float] = field(default_factory=dict, compare=False)
     has_preferences: bool = field(default=False, compare=False)
@@ -192,6 +194,7 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             target_policy=wishes.target_policy,
             millicores=host.millicores,
             host_bytes=host.memory_bytes,
+            storage_bytes=host.storage_bytes,
             nominated_node=text_of(status.get("nominatedNodeName")),
             has_preferences=has_preferences(fields),
             last_refusal=last_refusal(status),

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final
 
-from extender.core.nodes.host_resources import CPU, MEMORY, HostResources
+from extender.core.nodes.host_resources import CPU, MEMORY, STORAGE, HostResources
 from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
@@ -50,7 +50,11 @@ class WaitingRequests:
 
 def _requests(host: HostResources) -> dict[str, str]:
     """Return the resource requests of an equivalent container."""
-    return {CPU: f"{host.millicores}m", MEMORY: str(host.memory_bytes)}
+    return {
+        CPU: f"{host.millicores}m",
+        MEMORY: str(host.memory_bytes),
+        STORAGE: str(host.storage_bytes),
+    }
 
 
 def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:

@@ -56,6 +56,7 @@ LATER: Final[Mapping[str, object]] = {
     "alignment": 0,
     "free_millicores": NO_LIMIT,
     "free_bytes": NO_LIMIT,
+    "free_storage_bytes": NO_LIMIT,
 }
 """Columns that older logs lack, with the value that decisions used at that time."""
 FORMER: Final[Mapping[str, str]] = {"declared_bytes": "assumed_bytes"}

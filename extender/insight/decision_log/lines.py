@@ -234,6 +234,7 @@ def _request(request: GpuRequest) -> Json:
         "target_policy": request.target_policy.value,
         "millicores": request.millicores,
         "host_bytes": request.host_bytes,
+        "storage_bytes": request.storage_bytes,
         "nominated_node": request.nominated_node,
         "avoided": request.avoided,
         "own": sorted(request.own),

@@ -405,9 +405,10 @@ def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
             tuple[Target, ...],
         ),
         target_policy=TargetPolicy(text_of(encoded.get("target_policy")) or TargetPolicy.REQUIRE),
-        # Older logs lack CPU and memory, which did not count then.
+        # Older logs lack CPU, memory and storage, which did not count then.
         millicores=int(_number(encoded.get("millicores", 0))),
         host_bytes=int(_number(encoded.get("host_bytes", 0))),
+        storage_bytes=int(_number(encoded.get("storage_bytes", 0))),
         nominated_node=text_of(encoded["nominated_node"]),
         avoided={
             node: _number(share) for node, share in mapping_of(encoded.get("avoided")).items()

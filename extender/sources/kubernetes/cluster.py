@@ -24,7 +24,7 @@ from extender.kube.client import KubeClient
 from extender.runtime.cooperative import YieldControl, yield_to_loop
 from extender.runtime.supervision import keep
 from extender.sources.kubernetes.claims import CLAIMS, SLICES, ClaimIndex
-from extender.sources.kubernetes.host_use import HostUse
+from extender.sources.kubernetes.host_use import HostUse, PlacedPod, pod_key
 from extender.sources.kubernetes.json_text import PodFilter, WatchChange
 from extender.sources.kubernetes.object_cache import ObjectCache, Pacer
 from extender.sources.kubernetes.object_kinds import (
@@ -67,7 +67,7 @@ class PodFeed:
         self._resources = resources
         self._early_seconds = early_seconds
         self._words = exporter_words
-        self._use = HostUse(sink.apply_host_use)
+        self.host_use = HostUse(sink.apply_host_use)
         self._filter = self._new_filter()
         self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self.listed_resources: ResourceNames | None = None
@@ -97,8 +97,8 @@ class PodFeed:
         return PodFilter(
             self._resources,
             self._words,
-            on_listed=self._use.add_listed,
-            on_watched=self._use.put,
+            on_listed=self.host_use.add_listed,
+            on_watched=self.host_use.put,
         )
 
     def is_relevant(self, text: msgspec.Raw) -> bool:
@@ -121,7 +121,7 @@ class PodFeed:
         self.object_cache.begin_list()
         self._withheld.begin_list()
         self._exporters.begin_list()
-        self._use.begin_list()
+        self.host_use.begin_list()
 
     def add_listed(self, raw: Mapping[str, object]) -> None:
         """Add one pod of the list."""
@@ -137,12 +137,12 @@ class PodFeed:
         self.object_cache.keep_unreadable(uid)
         self._withheld.keep_unreadable(uid)
         self._exporters.keep_unreadable(uid)
-        self._use.keep_unreadable(uid)
+        self.host_use.keep_unreadable(pod_key(raw))
 
     async def end_list(self, pacer: Pacer) -> int:
         """Apply the list; return the number of corrected records."""
         await self._withheld.end_list(pacer)
-        await self._use.end_list(pacer)
+        await self.host_use.end_list(pacer)
         corrected = await self.object_cache.end_list(pacer) + await self._exporters.end_list(pacer)
         await self.report_withheld(pacer)  # withheld while the list was incomplete
         return corrected
@@ -152,7 +152,7 @@ class PodFeed:
         self.object_cache.abort_list()
         self._withheld.abort_list()
         self._exporters.abort_list()
-        self._use.abort_list()
+        self.host_use.abort_list()
 
     def put(self, raw: Mapping[str, object]) -> None:
         """Apply an added or changed pod."""
@@ -413,6 +413,11 @@ class ClusterSource:
     def pods(self) -> Mapping[str, PodRecord]:
         """Records of GPU pods by UID."""
         return self._pods.object_cache.records
+
+    @property
+    def host_pods(self) -> Mapping[str, PlacedPod]:
+        """Requests of every pod that has a node, by `namespace/name`."""
+        return self._pods.host_use.pods
 
     @property
     def exporter_pods(self) -> Mapping[str, str]:

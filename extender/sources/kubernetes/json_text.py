@@ -16,6 +16,7 @@ import msgspec
 from extender.core.nodes.host_resources import (
     CPU,
     MEMORY,
+    NAMES,
     NONE,
     ContainerNeeds,
     HostResources,
@@ -65,6 +66,7 @@ class _Status(msgspec.Struct):
 
 class _Metadata(msgspec.Struct):
     uid: str = ""
+    namespace: str = ""
     name: str = ""
     version: str = msgspec.field(name="resourceVersion", default="")
     labels: dict[str, str] | None = None
@@ -158,7 +160,7 @@ class WatchChange:
 
 
 OnPlaced = Callable[[str, PlacedPod | None], None]
-"""Receives a pod's UID and its requests on its node, None if it has none."""
+"""Receives a pod's `namespace/name` and its requests on its node, None if it has none."""
 
 
 class PodFilter:
@@ -191,7 +193,7 @@ class PodFilter:
             pod = decode_with(_POD.decode, text)
         except MalformedError:
             return True
-        self._on_listed(pod.metadata.uid, _placed(pod))
+        self._on_listed(_key(pod.metadata), _placed(pod))
         return self._matters(pod)
 
     def irrelevant_change(self, line: bytes) -> WatchChange | None:
@@ -204,7 +206,7 @@ class PodFilter:
         if event.type not in _CHANGES or not metadata.version:
             return None
         is_deleted = event.type == "DELETED"
-        self._on_watched(metadata.uid, None if is_deleted else _placed(event.object))
+        self._on_watched(_key(metadata), None if is_deleted else _placed(event.object))
         if self._matters(event.object):
             return None
         return WatchChange(uid=metadata.uid, version=metadata.version)
@@ -238,6 +240,10 @@ class PodFilter:
         return False
 
 
+def _key(metadata: _Metadata) -> str:
+    return f"{metadata.namespace}/{metadata.name}"
+
+
 def _placed(pod: _Pod) -> PlacedPod | None:
     """Return a pod's requests on its node, None if it has no node or has ended."""
     spec = pod.spec
@@ -262,15 +268,15 @@ def _needs(resources: _Resources | None) -> HostResources:
 
 
 def _of(quantities: Quantities | None) -> HostResources:
-    """Return CPU and memory of a list of resources; equal ones share one object."""
+    """Parse a list of resources; equal results share one object."""
     if not quantities:
         return NONE
-    return _shared(_text(quantities.get(CPU)), _text(quantities.get(MEMORY)))
+    return _shared(*(_text(quantities.get(name)) for name in NAMES))
 
 
 @lru_cache(maxsize=_MAX_KNOWN)
-def _shared(cpu: str | None, memory: str | None) -> HostResources:
-    return read_quantities(cpu, memory)
+def _shared(cpu: str | None, memory: str | None, storage: str | None) -> HostResources:
+    return read_quantities(cpu, memory, storage)
 
 
 def _text(raw: msgspec.Raw | None) -> str | None:

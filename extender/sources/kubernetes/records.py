@@ -19,7 +19,7 @@ from extender.core.nodes.host_resources import (
     MEMORY,
     NONE,
     HostResources,
-    read_quantities,
+    read_resources,
     requested,
 )
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord, Taint
@@ -161,11 +161,11 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
 
 
 def _host(status: Mapping[str, object]) -> HostResources | None:
-    """Return the allocatable CPU and memory of a node, None if either is missing."""
+    """Return the allocatable resources of a node, None if CPU or memory is missing."""
     allocatable = mapping_of(status.get("allocatable"))
     if CPU not in allocatable or MEMORY not in allocatable:
         return None
-    return _shared_needs(read_quantities(allocatable[CPU], allocatable[MEMORY]))
+    return _shared_needs(read_resources(allocatable))
 
 
 @lru_cache(maxsize=MAX_CACHED)

@@ -1,5 +1,9 @@
 """A world that advice is given for."""
 
+from dataclasses import replace
+
+from extender.core.nodes.host_resources import HostResources
+from extender.sources.kubernetes.host_use import PlacedPod
 from testkit.cards import card
 from testkit.world import SHARED, World
 
@@ -15,4 +19,12 @@ def build() -> World:
         "w": [card(big, busy=0.05, used_gib=8.0)],
     }
     world.live(shown, 3600)
+    world.register_node("z", gpus=4)
+    host = HostResources(64_000, 256 << 30, 1 << 40)
+    world.fleet.apply_node(replace(world.fleet.nodes["z"], host=host))
+    needs = {"build": HostResources(48_000, 8 << 30), "web": HostResources(8_000, 8 << 30)}
+    for name, asked in needs.items():
+        world.host_pods[f"team/{name}"] = PlacedPod("z", asked)
+    world.fleet.apply_host_use("z", needs["build"].plus(needs["web"]))
+    world.live(shown | {"z": [card() for _ in range(4)]}, 1)
     return world

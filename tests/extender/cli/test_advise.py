@@ -23,6 +23,11 @@ POD        NODE   GPUS   ACTIVITY   MEMORY GiB   ADVICE          ASKS GiB   BETT
 team/big   w         1         5%       8.0/80   asks-too-much         40           10
 team/big   w         1         5%       8.0/80   uses-a-tenth          40            -
 based on up to 60 samples of each of 3 GPUs, over 59m (memory); at least 15 are needed
+
+3 free GPUs are stranded:
+NODE   STRANDED   FREE   LACKS   LEFT     NEED EACH          HELD BY
+z             3      4   cpu     8 CPUs   8 CPUs (assumed)   team/build (75%), team/web (12%)
+z: keep pods without GPUs off the node (kubectl taint node z nvidia.com/gpu=present:NoSchedule), and restart the pods listed here elsewhere
 """  # noqa: E501 - as people see it
 
 

@@ -1,4 +1,4 @@
-"""CPU and memory that pods request of their node."""
+"""CPU, memory and ephemeral storage that pods request of their node."""
 
 import pytest
 
@@ -42,11 +42,20 @@ def container(cpu: object = None, memory: object = None, **more: object) -> dict
             (6000, GIB),
             id="what-the-pod-says-itself",
         ),
+        pytest.param(
+            {
+                "containers": [{"resources": {"requests": {"ephemeral-storage": "2Gi"}}}] * 2,
+                "resources": {"requests": {"cpu": "6"}},
+                "overhead": {"ephemeral-storage": "1Gi"},
+            },
+            (6000, 0, 5 * GIB),
+            id="storage-is-requested-by-containers-alone",
+        ),
         pytest.param({"containers": [container("lots", "-1")]}, (0, 0), id="unreadable"),
         pytest.param({"containers": [container("0.1m")]}, (1, 0), id="rounded-up"),
     ],
 )
 def test_requests_add_up_as_kube_scheduler_adds_them(
-    spec: dict[str, object], expected: tuple[int, int]
+    spec: dict[str, object], expected: tuple[int, ...]
 ) -> None:
     assert requested({"spec": spec}) == HostResources(*expected)

@@ -239,16 +239,19 @@ def test_auto_leaves_as_few_whole_devices_over_as_it_can() -> None:
     assert best_first(nodes, request(2)) == ["2", "4", "5", "8"]
 
 
-def test_devices_that_lack_cpu_or_memory_of_the_node_are_no_room() -> None:
+def test_devices_that_lack_cpu_memory_or_storage_of_the_node_are_no_room() -> None:
     nodes = {
+        "storage": node(*[gpu()] * 8, free_storage_bytes=int(150 * GIB)),
         "cpu": node(*[gpu()] * 6, free_millicores=15_000),
         "memory": node(*[gpu()] * 7, free_bytes=int(45 * GIB)),
         "three": node(*[gpu()] * 3, free_millicores=64_000),
     }
     asked = request(1, millicores=8_000, host_bytes=int(10 * GIB))
+    stored = request(1, storage_bytes=int(100 * GIB))
 
-    assert best_first(nodes, asked) == ["cpu", "three", "memory"]
-    assert best_first(nodes, request(1)) == ["three", "cpu", "memory"]
+    assert best_first(nodes, asked) == ["cpu", "three", "memory", "storage"]
+    assert best_first(nodes, stored) == ["storage", "three", "cpu", "memory"]
+    assert best_first(nodes, request(1)) == ["three", "cpu", "memory", "storage"]
 
 
 def test_auto_puts_a_share_where_the_card_is_the_least_loaded() -> None:

@@ -69,7 +69,7 @@ def pod(cpu: str, **more: object) -> dict[str, object]:
     [
         pytest.param(pod("1"), PlacedPod("a", ONE), id="runs"),
         pytest.param(pod("1", status={"phase": "Failed"}), None, id="has-failed"),
-        pytest.param({"metadata": {"uid": "u"}, "spec": {}}, None, id="on-no-node"),
+        pytest.param({"metadata": {"uid": "u", "name": "web"}, "spec": {}}, None, id="on-no-node"),
     ],
 )
 def test_requests_of_pods_without_gpus_are_reported(
@@ -88,7 +88,7 @@ def test_requests_of_pods_without_gpus_are_reported(
         version = {"metadata": {"uid": "u", "name": "web", "resourceVersion": "7"}}
         pod_filter.irrelevant_change(orjson.dumps({"type": kind, "object": value | version}))
 
-    assert noted == [("u", expected), ("u", expected), ("u", None)]
+    assert noted == [("/web", expected), ("/web", expected), ("/web", None)]
 
 
 async def test_pods_without_gpus_count_on_their_node_until_they_end(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def _shortage(node: Object, pods: list[Object]) -> str:
     free = gpus - sum(sum(asked(pod).values()) for pod in pods)
     offered = mapping_of(mapping_of(node.get("status")).get("allocatable"))
     host = read_quantities(offered.get(CPU), offered.get(MEMORY))
-    if free <= 0 or not all(host):
+    if free <= 0 or not (host.millicores and host.memory_bytes):
         return ""
     others = [pod for pod in pods if not asked(pod) and not _is_of_daemon_set(pod)]
     left = host.less(_sum(pods))
@@ -80,8 +80,13 @@ def _shortage(node: Object, pods: list[Object]) -> str:
 
 
 def _usable(host: HostResources, left: HostResources, gpus: int) -> int:
-    """Return the number of GPUs for which the node's remaining CPU and memory suffice."""
-    return min(int(rest * gpus / (whole * ENOUGH)) for rest, whole in zip(left, host, strict=True))
+    """Return the number of GPUs for which the node's remaining CPU and memory suffice.
+
+    Ephemeral storage does not count: few pods request any. `idlegpu advise` counts it for pods
+    that do.
+    """
+    pairs = ((left.millicores, host.millicores), (left.memory_bytes, host.memory_bytes))
+    return min(int(rest * gpus / (whole * ENOUGH)) for rest, whole in pairs)
 
 
 def _sum(pods: list[Object]) -> HostResources:

@@ -1,0 +1,255 @@
+"""Find free GPUs that no pod can use, because their node lacks CPU, memory or ephemeral storage."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from statistics import median_high
+from typing import Final, NamedTuple
+
+from extender.core.nodes.host_resources import NAMES, HostResources
+from extender.core.nodes.inventory import NodeRecord
+from extender.core.nodes.snapshot import PoolRow
+from extender.core.steps import Steps
+from extender.fleet.fleet import Fleet
+from extender.insight.views import Json
+from extender.server.redaction import namespace_of, of_pod, pod_key
+from extender.sources.kubernetes.host_use import PlacedPod
+
+HostPods = Callable[[], Mapping[str, PlacedPod]]
+"""Returns the requests of every pod that has a node, by `namespace/name`."""
+
+EVEN_PART: Final = 0.5
+"""Part of a GPU's even share of its node's CPU and memory that a GPU is assumed to need, where no
+pod with such GPUs requests any."""
+MOST_HOLDERS: Final = 10
+PIECE_PODS: Final = 4000
+PIECE_NODES: Final = 500
+GIB: Final = 1 << 30
+
+
+class Holder(NamedTuple):
+    """A pod that holds more of a node than the even share of its GPUs.
+
+    Attributes:
+        key: its `namespace/name`.
+        gpus: number of GPUs or replicas that it requests.
+        needs: its requests.
+        part: part of the node's scarcest resource that it holds beyond its even share, 0 to 1.
+    """
+
+    key: str
+    gpus: int
+    needs: HostResources
+    part: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrandedNode:
+    """A node with GPUs that it cannot serve.
+
+    Attributes:
+        node: its name.
+        resource: resource name of the GPUs.
+        gpus: number of stranded GPUs.
+        free: number of free GPUs, stranded or not.
+        lacks: names of the resources that are missing, the scarcest first.
+        left: what no pod requests of the node.
+        need: what one GPU, or one replica, needs.
+        is_assumed: no pod with such GPUs requests what is missing, so that `need` is an assumption.
+        holders: pods that hold more than their even share, largest first.
+    """
+
+    node: str
+    resource: str
+    gpus: int
+    free: int
+    lacks: tuple[str, ...]
+    left: HostResources
+    need: HostResources
+    is_assumed: bool
+    holders: tuple[Holder, ...] = ()
+
+    def view(self) -> Json:
+        """Describe the node for an answer."""
+        return {
+            "node": self.node,
+            "resource": self.resource,
+            "stranded_gpus": self.gpus,
+            "free_gpus": self.free,
+            "lacks": list(self.lacks),
+            "left": _json(self.left),
+            "need": _json(self.need),
+            "is_need_assumed": self.is_assumed,
+            "holders_total": len(self.holders),
+            "holders": [_holder_view(one) for one in self.holders[:MOST_HOLDERS]],
+            "remedy": self._remedy(),
+        }
+
+    def _remedy(self) -> str:
+        if not self.holders:
+            return "no pod holds more than its even share: the node has too little for its GPUs"
+        if not self.holders[0].gpus:
+            return (
+                "keep pods without GPUs off the node (kubectl taint node "
+                f"{self.node} nvidia.com/gpu=present:NoSchedule), and restart the pods listed here "
+                "elsewhere"
+            )
+        return f"lower the requests of the pods listed here to {_words(self.need)} for each GPU"
+
+
+class _Needs:
+    """Typical requests of a GPU by resource name: the median of the pods that request any."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[list[int], list[int], list[int]]] = {}
+
+    def add(self, resource: str, count: int, needs: HostResources) -> None:
+        """Add a pod's requests."""
+        seen = self._seen.setdefault(resource, ([], [], []))
+        for values, value in zip(seen, needs, strict=True):
+            if value:
+                values.append(-(-value // count))
+
+    def of(self, resource: str, host: HostResources, count: int) -> tuple[HostResources, set[str]]:
+        """Return the requests of a GPU, and the names of those that are assumed.
+
+        Args:
+            resource: resource name of the GPU.
+            host: allocatable resources of its node.
+            count: GPUs or replicas of the node.
+        """
+        seen = self._seen.get(resource, ([], [], []))
+        even = HostResources(
+            int(host.millicores * EVEN_PART / count), int(host.memory_bytes * EVEN_PART / count), 0
+        )
+        needs = [median_high(values) if values else 0 for values in seen]
+        assumed = {
+            name for name, need, part in zip(NAMES, needs, even, strict=True) if not need and part
+        }
+        return HostResources(
+            *(need or part for need, part in zip(needs, even, strict=True))
+        ), assumed
+
+
+def find_stranded(
+    fleet: Fleet, pods: Mapping[str, PlacedPod], node: str | None = None
+) -> Steps[list[StrandedNode]]:
+    """Find stranded GPUs in steps, the nodes with most of them first.
+
+    Args:
+        fleet: state of the fleet.
+        pods: requests of every pod that has a node, by `namespace/name`.
+        node: only this node; None for all.
+    """
+    needs = yield from _typical(fleet, pods)
+    found: list[StrandedNode] = []
+    for pool in fleet.snapshot().pools.values():
+        for at, (name, row) in enumerate(zip(pool.nodes, pool.rows, strict=True)):
+            if at % PIECE_NODES == PIECE_NODES - 1:
+                yield
+            record = fleet.nodes.get(name)
+            if record is not None and node in {None, name}:
+                found += _of_row(record, pool.resource, row, needs)
+    holders = yield from _holders(pods, {one.node for one in found})
+    found = [_with_holders(fleet, one, holders[one.node]) for one in found]
+    return sorted(found, key=lambda one: (-one.gpus, one.node))
+
+
+def _typical(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[_Needs]:
+    needs = _Needs()
+    for at, record in enumerate(tuple(fleet.pods.values())):
+        if at % PIECE_PODS == PIECE_PODS - 1:
+            yield
+        placed = pods.get(record.key) if record.node else None
+        asked = record.host if placed is None else placed.needs
+        if record.gives_way or record.phase.is_terminal:
+            continue
+        for resource, count in record.resources.items():
+            needs.add(resource, count, asked)
+    return needs
+
+
+def _of_row(node: NodeRecord, resource: str, row: PoolRow, needs: _Needs) -> Iterator[StrandedNode]:
+    """Yield a node if it lacks something for its free GPUs behind a resource."""
+    free = row.allocatable - row.held
+    if node.host is None or free <= 0 or node.is_unschedulable or not node.is_ready:
+        return
+    left = HostResources(row.free_millicores, row.free_bytes, row.free_storage_bytes)
+    need, assumed = needs.of(resource, node.host, row.allocatable)
+    fits = {name: rest // each for name, rest, each in zip(NAMES, left, need, strict=True) if each}
+    usable = min(fits.values(), default=free)
+    gpus, free_gpus = (free - usable) // row.replicas, free // row.replicas
+    if gpus <= 0:
+        return
+    lacks = sorted((name for name in fits if fits[name] < free), key=fits.__getitem__)
+    yield StrandedNode(
+        node=node.name,
+        resource=resource,
+        gpus=gpus,
+        free=free_gpus,
+        lacks=tuple(lacks),
+        left=left,
+        need=need,
+        is_assumed=lacks[0] in assumed,
+    )
+
+
+def _holders(
+    pods: Mapping[str, PlacedPod], nodes: AbstractSet[str]
+) -> Steps[dict[str, list[tuple[str, HostResources]]]]:
+    """Return the requests of the pods of some nodes, by node."""
+    found: dict[str, list[tuple[str, HostResources]]] = {name: [] for name in nodes}
+    if not nodes:
+        return found
+    for at, (key, placed) in enumerate(tuple(pods.items())):
+        if at % PIECE_PODS == PIECE_PODS - 1:
+            yield
+        if placed.node in found:
+            found[placed.node].append((key, placed.needs))
+    return found
+
+
+def _with_holders(
+    fleet: Fleet, found: StrandedNode, pods: Sequence[tuple[str, HostResources]]
+) -> StrandedNode:
+    """Add the pods that hold more of the scarcest resource than the even share of their GPUs."""
+    record = fleet.nodes.get(found.node)
+    pool = fleet.snapshot().pools.get(found.resource)
+    if record is None or record.host is None or pool is None or found.node not in pool.row_of:
+        return found
+    row = pool.rows[pool.row_of[found.node]]
+    gpus_of = {pod.key: pod.resources.get(found.resource, 0) for pod in fleet.pods_on(found.node)}
+    scarce = NAMES.index(found.lacks[0])
+    whole, every = max(record.host[scarce], 1), max(row.allocatable, 1)
+    holders = [
+        Holder(key, gpus_of.get(key, 0), needs, needs[scarce] / whole - gpus_of.get(key, 0) / every)
+        for key, needs in pods
+    ]
+    kept = sorted((one for one in holders if one.part > 0), key=lambda one: (-one.part, one.key))
+    return replace(found, holders=tuple(kept))
+
+
+def _json(resources: HostResources) -> Json:
+    return {
+        "cpus": resources.millicores / 1000,
+        "memory_bytes": resources.memory_bytes,
+        "storage_bytes": resources.storage_bytes,
+    }
+
+
+def _words(need: HostResources) -> str:
+    """Describe requests in one line."""
+    words = [f"{need.millicores / 1000:g} CPUs"] if need.millicores else []
+    words += [f"{need.memory_bytes / GIB:.0f} GiB of memory"] if need.memory_bytes else []
+    words += [f"{need.storage_bytes / GIB:.0f} GiB of storage"] if need.storage_bytes else []
+    return ", ".join(words)
+
+
+def _holder_view(holder: Holder) -> Json:
+    namespace = namespace_of(holder.key)
+    return {
+        "pod": pod_key(holder.key),
+        "gpus": holder.gpus,
+        "part": holder.part,
+        "requests": of_pod(namespace, _json(holder.needs)),
+    }

@@ -1,0 +1,128 @@
+"""Free GPUs that their node cannot serve, and the pods that hold what is missing."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.nodes.host_resources import HostResources
+from extender.sources.kubernetes.host_use import PlacedPod
+from testkit.cards import card
+from testkit.http_questions import get
+from testkit.others import SeesTeam
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
+
+GIB = 1 << 30
+HOST = HostResources(128_000, 1024 * GIB, 1024 * GIB)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    add(world, "full", HOST)
+    return world
+
+
+@pytest.fixture
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+def add(world: World, name: str, host: HostResources, gpus: int = 8) -> None:
+    world.register_node(name, gpus=gpus)
+    world.fleet.apply_node(replace(world.fleet.nodes[name], host=host))
+    world.live({name: [card() for _ in range(gpus)]}, 60)
+
+
+def request(world: World, node: str, **pods: HostResources) -> None:
+    """Have pods request something of a node."""
+    total = HostResources()
+    for name, needs in pods.items():
+        world.host_pods[f"team/{name}"] = PlacedPod(node, needs)
+        total = total.plus(needs)
+    world.fleet.apply_host_use(node, total)
+    world.live({node: [card() for _ in range(8)]}, 60)
+
+
+async def test_gpus_without_cpu_are_stranded_by_the_pods_that_hold_it(
+    world: World, client: Client
+) -> None:
+    request(
+        world,
+        "full",
+        web=HostResources(30_000, 8 * GIB),
+        batch=HostResources(80_000, 8 * GIB),
+    )
+
+    answer = await get(client, "/v1/advice")
+    (found,) = answer["stranded"]
+
+    assert (answer["stranded_gpus"], answer["stranded_total"]) == (6, 1)
+    assert (found["node"], found["stranded_gpus"], found["free_gpus"]) == ("full", 6, 8)
+    assert (found["lacks"], found["left"]["cpus"], found["need"]["cpus"]) == (["cpu"], 18, 8)
+    assert found["is_need_assumed"]
+    assert [one["pod"] for one in found["holders"]] == ["team/batch", "team/web"]
+    assert found["holders"][0]["part"] == pytest.approx(0.625)
+    assert "kubectl taint node full nvidia.com/gpu=present:NoSchedule" in found["remedy"]
+
+
+async def test_what_gpu_pods_request_says_what_a_gpu_needs(world: World, client: Client) -> None:
+    world.have("trains", "full")
+    request(
+        world,
+        "full",
+        trains=HostResources(2_000, GIB, 100 * GIB),
+        logs=HostResources(1_000, GIB, 720 * GIB),
+    )
+
+    (found,) = (await get(client, "/v1/advice"))["stranded"]
+
+    assert (found["stranded_gpus"], found["free_gpus"], found["lacks"]) == (
+        5,
+        7,
+        ["ephemeral-storage"],
+    )
+    assert found["need"] == {"cpus": 2.0, "memory_bytes": GIB, "storage_bytes": 100 * GIB}
+    assert [one["pod"] for one in found["holders"]] == ["team/logs"]
+    assert not found["is_need_assumed"]
+
+
+async def test_a_gpu_pod_with_more_than_its_share_is_named(world: World, client: Client) -> None:
+    world.have("greedy", "full")
+    world.have("modest", "full")
+    request(
+        world,
+        "full",
+        greedy=HostResources(100_000, GIB),
+        modest=HostResources(16_000, GIB),
+    )
+
+    (found,) = (await get(client, "/v1/advice"))["stranded"]
+
+    assert [(one["pod"], one["gpus"]) for one in found["holders"]] == [("team/greedy", 1)]
+    assert found["remedy"].startswith("lower the requests of the pods listed here to ")
+
+
+async def test_nodes_with_enough_left_or_closed_nodes_are_no_finding(
+    world: World, client: Client
+) -> None:
+    request(world, "full", small=HostResources(4_000, GIB))
+    add(world, "closed", HostResources(1_000, GIB))
+    world.fleet.apply_node(replace(world.fleet.nodes["closed"], is_unschedulable=True))
+
+    answer = await get(client, "/v1/advice")
+
+    assert (answer["stranded_gpus"], answer["stranded"]) == (0, [])
+
+
+async def test_pods_of_other_namespaces_keep_their_names(
+    world: World, aiohttp_client: MakeClient
+) -> None:
+    request(world, "full", web=HostResources(120_000, GIB))
+    world.host_pods["other/db"] = PlacedPod("full", HostResources(7_000, GIB))
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+
+    (found,) = (await get(client, "/v1/advice"))["stranded"]
+
+    assert [one["requests"] is None for one in found["holders"]] == [False, True]
+    assert "other/db" not in str(found)
