@@ -14,11 +14,13 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
-from extender.core.decision.verdicts import STATES, count_states
+from extender.core.decision.health_causes import short_words
+from extender.core.decision.verdicts import STATES, count_states, state_codes
 from extender.core.nodes.batches import current_batch
 from extender.core.steps import Steps, finish
 from extender.fleet.fleet import Fleet
 from extender.insight.demand import Supply, demand_metrics
+from extender.insight.waits import Waits
 from extender.runtime.metrics import Metrics
 from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus
@@ -88,6 +90,7 @@ class FleetCollector(Collector):
     def _devices_in_steps(self) -> Steps[list[Metric]]:
         snapshot = self._fleet.snapshot()
         states: Counter[str] = Counter()
+        unhealthy: Counter[str] = Counter()
         ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
         supply = Supply(self._fleet.nodes, snapshot.models, self.pool_labels)
         for pool in snapshot.pools.values():
@@ -95,13 +98,24 @@ class FleetCollector(Collector):
             yield
             assessment = assess(batch, ask.columns, estimates(self._fleet.policy))
             yield
-            states.update(count_states(batch, assessment))
+            codes = state_codes(batch, assessment)
+            states.update(count_states(batch, codes))
+            ill = batch.present & (codes == STATES.index("unhealthy"))
+            unhealthy.update(map(short_words, batch.telemetry.cause[ill].tolist()))
             yield from supply.add_in_steps(pool, batch, assessment)
         devices = GaugeMetricFamily("idlegpu_devices", "GPUs by state.", labels=["state"])
         for state in STATES:
             devices.add_metric([state], states[state])
+        reasons = GaugeMetricFamily(
+            "idlegpu_unhealthy_gpus", "GPUs that are left out as unhealthy.", labels=["reason"]
+        )
+        for reason, count in unhealthy.items():
+            reasons.add_metric([reason], count)
         waiting = tuple(self._fleet.unbound_pods.values())
-        return [devices, *supply.metrics(), *demand_metrics(waiting, snapshot)]
+        waits = Waits(self._clock())
+        yield from waits.add_in_steps(waiting)
+        demand = demand_metrics(waiting, snapshot)
+        return [devices, reasons, *supply.metrics(), *demand, *waits.metrics()]
 
     def _collect_sources(self) -> Iterable[Metric]:
         now = self._clock()

@@ -128,7 +128,7 @@ def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Me
     waiting: Counter[tuple[str, str, str]] = Counter()
     gpus: Counter[tuple[str, str, str]] = Counter()
     for record in pods:
-        if not record.node and _lacks_a_node(record):
+        if lacks_a_node(record):
             for resource, count in record.resources.items():
                 key = (resource, record.wanted_model or ANY, size_of(count))
                 waiting[key] += 1
@@ -152,7 +152,9 @@ def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Me
     yield from (pods_metric, gpus_metric)
 
 
-def _lacks_a_node(record: PodRecord) -> bool:
+def lacks_a_node(record: PodRecord) -> bool:
+    """Check whether kube-scheduler found no node for a pod that would need a further node."""
     is_tried = record.is_unscheduled and not record.is_gated and not record.nominated_node
+    is_bound = bool(record.node)
     is_leaving = record.is_deleting or record.phase.is_terminal
-    return is_tried and not is_leaving and not record.gives_way
+    return is_tried and not (is_bound or is_leaving or record.gives_way)

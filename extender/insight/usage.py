@@ -99,6 +99,21 @@ class _Hour:
     groups: dict[Group, Usage] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Held:
+    """Devices that the pods of a group hold, and the idle ones among these."""
+
+    gpus: int = 0
+    idle: int = 0
+    hour_idle: int = 0
+
+    def add(self, holder: Holder) -> None:
+        """Add one pod."""
+        self.gpus += holder.gpus
+        self.idle += len(holder.idle)
+        self.hour_idle += sum(device.idle_seconds >= HOUR for device in holder.idle)
+
+
 class UsageRecord:
     """Adds up usage once a minute; a pod's last part counts up to its end.
 
@@ -148,16 +163,34 @@ class UsageRecord:
         found = await self._holders.find(0.0)
         hour = self._hour(now)
         rates: dict[str, _Rate] = {}
+        held: dict[Group, _Held] = {}
         for some in chunks(found, PIECE_PODS):
             for holder in some:
                 rate = self._rate(holder, now - before)
                 rates[holder.record.uid] = rate
+                held.setdefault(rate.group, _Held()).add(holder)
                 self._add(hour, rate, min(now - before, holder.held_seconds))
             await asyncio.sleep(0)
         for uid, rate in self._rates.items():
             if uid not in rates:
                 self._add(hour, rate, self._last_seconds(uid, before, now))
         self._rates, self._swept_at = rates, now
+        self._export_held(held)
+
+    def _export_held(self, held: Mapping[Group, _Held]) -> None:
+        """Replace the gauges, so that groups without pods lose their series."""
+        if self._metrics is None:
+            return
+        gauges = (
+            self._metrics.held_gpus,
+            self._metrics.held_idle_gpus,
+            self._metrics.held_hour_idle_gpus,
+        )
+        for gauge in gauges:
+            gauge.clear()
+        for group, sums in held.items():
+            for gauge, count in zip(gauges, (sums.gpus, sums.idle, sums.hour_idle), strict=True):
+                gauge.labels(*group).set(count)
 
     def _rate(self, holder: Holder, seconds: float) -> _Rate:
         record = holder.record

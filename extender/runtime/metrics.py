@@ -42,6 +42,11 @@ class Metrics:
         candidates: nodes in a request, by verb.
         feasible: nodes that passed filter.
         rejections: rejected nodes, by reason.
+        gpu_hours: card-hours by namespace, owner kind, model and use.
+        gpu_cost: cost of these, by the same labels.
+        held_gpus: devices that pods hold, by namespace, owner kind and model.
+        held_idle_gpus: idle devices among these.
+        held_hour_idle_gpus: devices among these that have been idle for an hour or longer.
         faults: internal errors, by verb.
         followed: bound pods by whether kube-scheduler bound them to our first choice; only the
             replica that answered last counts a pod.
@@ -104,6 +109,25 @@ class Metrics:
             "Hours for which pods held GPUs, ended pods included, by idle and used. Shares and MIG "
             "instances count in part. Every replica counts all pods: use the maximum.",
             ["namespace", "owner_kind", "model", "use"],
+            registry=self.registry,
+        )
+        held_by = ["namespace", "owner_kind", "model"]
+        self.held_gpus = Gauge(
+            "idlegpu_held_gpus",
+            "GPUs that pods hold, as of the last minute; a shared GPU counts for each of its pods.",
+            held_by,
+            registry=self.registry,
+        )
+        self.held_idle_gpus = Gauge(
+            "idlegpu_held_idle_gpus",
+            "Idle GPUs among the held ones, as `idlegpu costs` counts them.",
+            held_by,
+            registry=self.registry,
+        )
+        self.held_hour_idle_gpus = Gauge(
+            "idlegpu_held_hour_idle_gpus",
+            "GPUs among the held ones that have been idle for an hour or longer.",
+            held_by,
             registry=self.registry,
         )
         self.gpu_cost = Counter(

@@ -213,6 +213,18 @@ def words(cause: int) -> str:
     return _WORDS[sign].format(value=_NAMES.get(sign, {}).get(value, value))
 
 
+def short_words(cause: int) -> str:
+    """Return a cause in words without counts, for labels, which must have few values.
+
+    Example:
+        >>> short_words(int(encode(Sign.XID, 79))), short_words(int(encode(Sign.REMAPPED_ROWS, 12)))
+        ('XID 79: fallen off the bus', 'remapped rows')
+    """
+    sign = decode(cause)[0]
+    has_count = "{value}" in _WORDS[sign] and sign not in _NAMES
+    return sign.name.lower().replace("_", " ") if has_count else words(cause)
+
+
 def blamed_siblings(causes: Rows, all_causes: Rows) -> Mapping[int, int]:
     """Return the causes of the devices that exclude their siblings, by row.
 

@@ -167,10 +167,14 @@ def device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) 
     return [[STATES[code] for code in row] for row in codes]
 
 
-def count_states(batch: Batch, assessment: Assessment) -> Mapping[str, int]:
-    """Count the devices of a batch by state."""
-    codes = state_codes(batch, assessment, multi=False)[batch.present]
-    counts = np.bincount(codes, minlength=len(STATES)).tolist()
+def count_states(batch: Batch, codes: Rows) -> Mapping[str, int]:
+    """Count the devices of a batch by state.
+
+    Args:
+        batch: the devices.
+        codes: their states, as `state_codes` returns them.
+    """
+    counts = np.bincount(codes[batch.present], minlength=len(STATES)).tolist()
     return dict(zip(STATES, counts, strict=True))
 
 

@@ -50,6 +50,17 @@ def test_devices_are_counted_by_state(world: World) -> None:
     assert counts == [2, 1, 4, 1, 1]
 
 
+def test_unhealthy_gpus_are_counted_by_their_reason(world: World) -> None:
+    register(world)
+    world.add({"worse": [Gpu(xid=79.0), Gpu(xid=48.0)]})
+
+    names = ("XID 79: fallen off the bus", "XID 48: double-bit memory error")
+    counts = [world.count("idlegpu_unhealthy_gpus", reason=name) for name in names]
+
+    assert counts == [2, 1]
+    assert sum(counts) == world.count("idlegpu_devices", state="unhealthy")
+
+
 def test_each_source_shows_its_age_its_failures_and_what_it_could_not_match(world: World) -> None:
     register(world)
 

@@ -15,6 +15,7 @@ from extender.core.decision.verdicts import (
     explain,
     gather,
     scores_of,
+    state_codes,
 )
 from extender.core.policy import Policy, Strategy
 from testkit.builders import (
@@ -155,7 +156,8 @@ def test_counts_of_states_match_the_states() -> None:
         if is_there
     )
 
-    assert count_states(batch, assessment) == dict.fromkeys(STATES, 1) == dict(counted)
+    found = count_states(batch, state_codes(batch, assessment))
+    assert found == dict.fromkeys(STATES, 1) == dict(counted)
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))

@@ -132,3 +132,51 @@ def test_a_pod_that_ends_between_sweeps_counts_up_to_its_end() -> None:
 
     hours = record.since(HOUR)[Group("team", "Job", "any")].gpu_hours
     assert hours == pytest.approx(2 * 66 / HOUR, rel=0.01)
+
+
+def counted(metrics: Metrics, name: str, **labels: str) -> float:
+    """Sum a metric over its series with these labels."""
+    return sum(
+        sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+async def test_the_metrics_add_up_to_what_costs_and_holders_say(aiohttp_client: MakeClient) -> None:
+    world = busy_and_idle()
+    metrics = Metrics()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
+    client = await aiohttp_client(world.build_app())
+    for _ in range(round(4 * HOUR / SWEEP_SECONDS)):
+        world.read_after(SWEEP_SECONDS)
+        world.why.idleness.look()
+        await record.sweep()
+
+    costs = (await get(client, "/v1/costs"))["sums"]
+    idle_for_an_hour = (await get(client, "/v1/holders", some="true"))["sums"]
+
+    assert counted(metrics, "idlegpu_held_gpus") == costs["gpus"] == 4
+    assert counted(metrics, "idlegpu_held_idle_gpus") == costs["gpus_idle"] == 2
+    hour_idle = counted(metrics, "idlegpu_held_hour_idle_gpus")
+    assert hour_idle == idle_for_an_hour["gpus_idle"] == 2
+    hours = counted(metrics, "idlegpu_gpu_hours_total")
+    assert hours == pytest.approx(costs["gpu_hours"], rel=0.01)
+    idle_hours = counted(metrics, "idlegpu_gpu_hours_total", use="idle")
+    assert idle_hours == pytest.approx(costs["gpu_hours_idle"], rel=0.01)
+    assert counted(metrics, "idlegpu_held_idle_gpus", namespace="team") == 0
+
+
+def test_a_group_without_pods_has_no_gauges() -> None:
+    world = busy_and_idle()
+    metrics = Metrics()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
+    pass_time(world, record, 120)
+    assert counted(metrics, "idlegpu_held_gpus", namespace="team") == 2
+
+    world.end(world.fleet.pods["uid-train"])
+    pass_time(world, record, 60)
+
+    assert counted(metrics, "idlegpu_held_gpus", namespace="team") == 0
+    assert counted(metrics, "idlegpu_held_gpus") == 2
