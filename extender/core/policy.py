@@ -329,6 +329,28 @@ class Weights:
         return {name: weight / total for name, weight in named.items()}
 
 
+class GroupPolicy(StrEnum):
+    """Effect of a pod's group on the choice of a node."""
+
+    REQUIRE = "require"
+    """Near the group; no pod of it starts while the cluster can never hold the whole group."""
+    PREFER = "prefer"
+    """Near the group."""
+    IGNORE = "ignore"
+
+
+GROUP_TOPOLOGY: Final = (
+    "nvidia.com/gpu.clique",
+    "network.topology.nvidia.com/accelerator",
+    "topology.kubernetes.io/block",
+    "topology.kubernetes.io/rack",
+    "network.topology.nvidia.com/leaf",
+    "network.topology.nvidia.com/spine",
+    "topology.kubernetes.io/zone",
+)
+"""Labels of GPU operator and Topograph, and common names; the nearest domain first."""
+
+
 class PriceMode(StrEnum):
     """Effect of prices on the choice of a node, for pods that name no model."""
 
@@ -361,6 +383,9 @@ class Policy:
     No setting changes `window_seconds`, the times of fading, forgetting and early failures, the
     number of readings for foreign use, and most limits of `Health`: they hold in every cluster.
 
+    `group_topology` lists node labels that name the nodes' domains, the nearest domain first.
+    Without any, the groups of pods do not count.
+
     Activity of the last `recent_seconds` decides whether a device with tenants is idle or busy.
     Activity of the last `window_seconds` only orders devices.
     """
@@ -376,6 +401,7 @@ class Policy:
     load_filter: LoadFilter = field(default_factory=LoadFilter)
     weights: Weights = field(default_factory=Weights)
     prices: Prices = field(default_factory=Prices)
+    group_topology: tuple[str, ...] = GROUP_TOPOLOGY
     mps_share_bytes: int | None = None
     window_seconds: float = 3600.0
     recent_seconds: float = 480.0

@@ -144,10 +144,21 @@ class WakeNeed:
     Attributes:
         request: GPUs that it asks for.
         selection: nodes that its own spec allows.
+        group: key of its group if the cluster may be too small for the group, else "".
     """
 
     request: GpuRequest
     selection: Selection
+    group: str = ""
+
+    @classmethod
+    def of(cls, request: GpuRequest, selection: Selection) -> "WakeNeed":
+        """Return the requirements of a pod."""
+        group = request.group
+        is_sized = group is not None and group.size is not None
+        return cls(
+            request=request, selection=selection, group=group.key if group and is_sized else ""
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -378,7 +378,7 @@ class Waker:
                 found.append(
                     Waiter(
                         pod=PodRef.of(record),
-                        need=WakeNeed(request=request, selection=record.selection or ANYWHERE),
+                        need=WakeNeed.of(request, record.selection or ANYWHERE),
                         priority=record.priority,
                         created_at=record.created_at,
                         is_gated=record.awaits_room,
@@ -515,7 +515,7 @@ class Waker:
 
 def _key(need: WakeNeed) -> object:
     """Return a key that is equal for equal requirements, and cheap to compare."""
-    return need.request, id(need.selection)
+    return need.request, id(need.selection), need.group
 
 
 async def _run_and_rest(work: Callable[[], Result]) -> Result:

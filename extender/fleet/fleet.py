@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
+from extender.core.decision.group_fit import GroupNeed
 from extender.core.devices.readings import DeviceKey, History, Own, Readings
 from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.nodes.host_resources import HostResources
@@ -19,6 +20,7 @@ from extender.core.steps import Steps, finish
 from extender.fleet.allocation import AllocationChange, NodeAllocations
 from extender.fleet.clocks import PodClocks
 from extender.fleet.failures import FailureLog
+from extender.fleet.groups import PodGroups
 from extender.fleet.pod_memory import Share
 from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
@@ -58,6 +60,7 @@ class Fleet:
         unbound_pods: GPU pods that are not bound and have not ended, by UID; read only.
         namespaces: number of GPU pods by namespace; read only.
         pod_changes: counter of pod changes; read only.
+        groups: pods by group.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Fleet:
         self.namespaces = self._known.namespaces
         self.pod_memory = self._known.memory
         self.pod_changes = self._known.changes
+        self.groups = PodGroups(self._known.by_uid, self.ledger)
         self._clock = clock
         self._latest_at = -math.inf
         self._nodes: dict[str, NodeRecord] = {}
@@ -109,6 +113,7 @@ class Fleet:
     def apply_node(self, record: NodeRecord) -> None:
         """Add or update a node."""
         before, self._nodes[record.name] = self._nodes.get(record.name), record
+        self.groups.note_node()
         self._allocations.offers.note(before, record, self._clock())
         if before is None or not before.offers_as(record):
             self._late.add(record.name)
@@ -116,6 +121,7 @@ class Fleet:
     def remove_node(self, name: str) -> None:
         """Remove a node and its devices."""
         if self._nodes.pop(name, None) is not None:
+            self.groups.note_node()
             self._allocations.forget(name, self._clock())
             self._shares.pop(name, None)
             self._unmark(name)
@@ -139,6 +145,7 @@ class Fleet:
         if before == record:
             return
         self._known.put(record)
+        self.groups.note(before, record)
         self._clocks.note(before, record, now)
         self._assume_nominated(before, record)
         if before is not None and before.holds_devices and not record.holds_devices:
@@ -191,7 +198,7 @@ class Fleet:
         if record is not None and record.holds_devices:
             # This needs the memory that the pod was seen to use, so remove the pod afterwards.
             self._end_tenancy(record, at)
-        self._known.pop(uid)
+        self.groups.note(self._known.pop(uid), None)
 
     def _end_tenancy(self, record: PodRecord, at: float) -> None:
         """Release the devices of a pod that has ended."""
@@ -444,6 +451,12 @@ class Fleet:
         if not avoided and expected is None:
             return request
         return replace(request, avoided=avoided, expected_bytes=expected)
+
+    def group_need(self, uid: str, request: GpuRequest, snapshot: Snapshot) -> GroupNeed | None:
+        """Return what the group of a pod needs, None if the pod is in none."""
+        if request.group is None:
+            return None
+        return self.groups.need(uid, request, snapshot, self._nodes, self.policy)
 
     def early_failures(self, node: str) -> int:
         """Return the number of owners whose early failures count against a node."""

@@ -33,9 +33,9 @@ from extender.insight.pending import Pending
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.size import SizeRoute
 from extender.insight.usage import UsageRecord
-from extender.insight.views import Json, request_view
+from extender.insight.views import Json, group_view, request_view
 from extender.insight.what_if import open_nodes, read_asked, read_pod
-from extender.placement.placer import Placer
+from extender.placement.placer import Placer, nearness_of
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.metrics import Metrics
 from extender.server.json_answers import document_answer, error_answer
@@ -98,7 +98,7 @@ class WhatIf:
         details: list[NodeVerdict] = []
         for start in range(0, len(best), PIECE_EXPLAINED):
             some = best[start : start + PIECE_EXPLAINED]
-            details += self._placer.explain_nodes(wanted, some)
+            details += self._placer.explain_nodes(wanted, some, nearness_of(decision, some))
             await asyncio.sleep(0)
         others, left = await run_in_steps(short_nodes(decision, best, wish.limit))
         names = [verdict.node for verdict in details]
@@ -119,6 +119,7 @@ class WhatIf:
                 "feasible": decision.feasible,
                 "node": decision.best,
                 "runner_up": decision.candidates[ordered[1]] if len(ordered) > 1 else None,
+                "group": decision.group and group_view(decision.group),
             },
             "filter": None,
             "kept": kept(decision, names),

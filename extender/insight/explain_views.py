@@ -18,6 +18,7 @@ from extender.core.decision.score_parts import (
     EARLY_FAILURES,
     ILL_HEALTH,
     MODEL,
+    NEAR,
     Part,
 )
 from extender.core.decision.verdicts import NodeScore, NodeVerdict
@@ -30,6 +31,7 @@ _NOTHING: Final = 1e-12
 """Scores closer than this count as equal."""
 
 MORE_LOAD: Final = "a little more load"
+LESS_ROOM: Final = "less room for the rest of its group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,9 @@ def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
         return next((one for one in clauses if PREFERRED in one), clauses[0])
     if mine.name == BAND:
         return clauses[0]
+    if mine.name == NEAR:
+        near = next((one for one in clauses if "group" in one), clauses[0])
+        return LESS_ROOM if near in first.reason.split(BETWEEN) else near
     if mine.name == CERTAINTY:
         pairs = zip(first.factors, other.factors, strict=True)
         worst = max(pairs, key=lambda pair: pair[0].keeps - pair[1].keeps)[1].name

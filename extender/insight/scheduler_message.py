@@ -128,6 +128,9 @@ _HELP_OURS: Final = {
     "reasons; idlegpu.io/prefer-models names the models that may cost more",
     Rejection.MISALIGNED: "the kubelet's Topology Manager wants all GPUs of a container on one "
     "NUMA node, and other pods hold some of each: wait, or request fewer GPUs per container",
+    Rejection.GROUP_TOO_LARGE: "the nodes that could take the pod have too few GPUs for all pods "
+    "of its group: make the group smaller, add nodes, or set idlegpu.io/group-policy to "
+    '"prefer" to start the pods that fit',
     Rejection.NOT_TARGET: "the pod names its nodes in idlegpu.io/target and none can take it now: "
     'wait, name others, or set idlegpu.io/target-policy to "prefer"',
 }

@@ -11,6 +11,7 @@ import numpy as np
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.filtering import Code
+from extender.core.decision.group_fit import GroupFit
 from extender.core.decision.health_causes import ill_health, shown_by
 from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, device_states
 from extender.core.devices.readings import DeviceInfo, Signal
@@ -296,6 +297,7 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
         "is_shadow": record.is_shadow,
         "snapshot": record.snapshot_version,
         "duration_seconds": record.seconds,
+        "group": decision.group and OfPod(pod.namespace, group_view(decision.group)),
     }
     if brief:
         return view
@@ -333,6 +335,18 @@ def request_view(request: GpuRequest) -> Json:
     }
 
 
+def group_view(group: GroupFit) -> Json:
+    """Build the record of a pod's group: its size, where its pods are, and where the rest fits."""
+    return {
+        "name": group.name,
+        "size": group.size,
+        "placed": dict(sorted(group.placed.items())),
+        "rest": group.rest,
+        "fitting": [asdict(domain) for domain in group.fitting],
+        "too_few": group.too_few,
+    }
+
+
 def veiled(view: Mapping[str, object]) -> Json:
     """Make another replica's decision redactable, like one of this replica."""
     namespace = namespace_of(text_of(view.get("pod")))
@@ -341,6 +355,7 @@ def veiled(view: Mapping[str, object]) -> Json:
         "pod": pod_key(text_of(view.get("pod"))),
         "uid": of_pod(namespace, view.get("uid")),
         "request": OfPod(namespace, dict(request), {"resources": request.get("resources")}),
+        "group": OfPod(namespace, view.get("group")),
     }
 
 

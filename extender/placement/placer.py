@@ -17,6 +17,7 @@ from extender.core.decision.evaluation import (
 )
 from extender.core.decision.evaluation_cache import evaluate_in_steps
 from extender.core.decision.filtering import Code
+from extender.core.decision.group_fit import Nearness, too_few
 from extender.core.decision.verdicts import NodeVerdict, gather
 from extender.core.decision.victims import batch_after
 from extender.core.nodes.assumed_pods import Assumption
@@ -70,6 +71,14 @@ class Weighed:
     policy: Policy
     overlays: Mapping[str, Overlay]
     seconds: float
+
+
+def nearness_of(decision: Decision, nodes: Iterable[str]) -> dict[str, Nearness]:
+    """Return how near some candidates are to the pod's group, {} if the pod is in none."""
+    group = decision.group
+    if group is None:
+        return {}
+    return {node: group.of(decision.place_of(node)) for node in nodes}
 
 
 class Placer:
@@ -136,6 +145,7 @@ class Placer:
             policy,
             overlays=overlays,
             evaluate=lambda _, pool, __: evaluations[pool.resource],
+            group=self.fleet.group_need("", request, snapshot),
         )
 
     def place(
@@ -168,7 +178,9 @@ class Placer:
             snapshot_version=weighed.snapshot.version,
             seconds=weighed.seconds,
             is_shadow=self.is_shadow,
-            gather=lambda nodes: self._gather(about, request, overlays, nodes),
+            gather=lambda nodes: self._gather(
+                about, request, overlays, nodes, nearness_of(weighed.decision, nodes)
+            ),
             gather_late=partial(self._gather_late, pod.uid, request),
         )
         self._assume(pod, request, weighed.decision.best)
@@ -196,6 +208,7 @@ class Placer:
             overlays=overlays,
             evaluate=self.evaluation_cache.evaluate,
             ranked=None if ranked is None else max(ranked, self.detailed, RUNNER_UP),
+            group=self.fleet.group_need(pod.uid, request, snapshot),
         )
         return Weighed(
             pod=pod,
@@ -220,11 +233,22 @@ class Placer:
         record.decision = decision.slim(self.detailed, self._listed.get(record.verb))
         self._listed[record.verb] = record.decision.candidates
 
-    def explain_nodes(self, request: GpuRequest, nodes: list[str]) -> tuple[NodeVerdict, ...]:
-        """Return verdicts on some nodes for a request, as of now."""
+    def explain_nodes(
+        self,
+        request: GpuRequest,
+        nodes: list[str],
+        nearness: Mapping[str, Nearness] | None = None,
+    ) -> tuple[NodeVerdict, ...]:
+        """Return verdicts on some nodes for a request, as of now.
+
+        Args:
+            request: the GPU request.
+            nodes: names of the nodes.
+            nearness: by node, how near it is to the pod's group.
+        """
         overlays = self.fleet.ledger.overlays(without="")
         about = (self.fleet.snapshot(), self.policy)
-        evidence = self._gather(about, request, overlays, nodes)
+        evidence = self._gather(about, request, overlays, nodes, nearness)
         return tuple(verdict for part in evidence for verdict in part.explain())
 
     def accepts_without(
@@ -237,6 +261,8 @@ class Placer:
         """
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=pod.uid)
+        if self._is_group_too_large(pod, request, snapshot, overlays):
+            return frozenset()
         return frozenset(
             candidate.node
             for candidate in victims
@@ -287,17 +313,37 @@ class Placer:
                 return False
         return True
 
+    def _is_group_too_large(
+        self,
+        pod: PodRef,
+        request: GpuRequest,
+        snapshot: Snapshot,
+        overlays: Mapping[str, Overlay],
+    ) -> bool:
+        """Return whether the cluster can never hold the pod's group."""
+        need = self.fleet.group_need(pod.uid, request, snapshot)
+        if need is None or need.total is None:
+            return False
+        resource, ask = asks(request)[0]
+        pool = snapshot.pools[resource]
+        question = EvaluationRequest(
+            request=request, ask=ask, policy=self.policy, overlay=overlays.get(resource, {})
+        )
+        codes = self.evaluation_cache.evaluate(snapshot, pool, question).codes
+        return too_few(need, pool, codes, ask.count) is not None
+
     def _gather(
         self,
         about: tuple[Snapshot, Policy],
         request: GpuRequest,
         overlays: Mapping[str, Overlay],
         nodes: Sequence[str],
+        nearness: Mapping[str, Nearness] | None = None,
     ) -> tuple[PlacedEvidence, ...]:
         """Collect the inputs of the verdicts on some nodes, for each resource."""
         snapshot, policy = about
         # Filter and prioritize of one pod usually need the same inputs.
-        key = (snapshot.version, policy, request, request.avoided, overlays, tuple(nodes))
+        key = (snapshot.version, policy, request, request.avoided, overlays, tuple(nodes), nearness)
         if self._gathered is not None and self._gathered[0] == key:
             return self._gathered[1]
         evidence: list[PlacedEvidence] = []
@@ -309,6 +355,8 @@ class Placer:
                     request=request, ask=ask, policy=policy, overlay=overlay
                 )
                 found = gather(snapshot, pool, question, nodes)
+                if nearness:
+                    found = replace(found, nearness=nearness)
                 evidence.append(place_evidence(found, self.fleet.store, snapshot.at))
         self._gathered = (key, tuple(evidence))
         return self._gathered[1]

@@ -111,6 +111,9 @@ class Settings(Section):
     spot_share: Annotated[float, Field(gt=0, le=1), Unit("ratio")] = Field(
         default=1.0, description=service.SPOT_SHARE
     )
+    group_topology: decision.Topology = Field(
+        default=decision.DEFAULT.group_topology, description=decision.GROUP_TOPOLOGY
+    )
     pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
     log: service.Log = service.Log()
     max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
@@ -245,6 +248,7 @@ class Settings(Section):
             prices=Prices(
                 mode=self.price, entries=MappingProxyType(self.prices), spot_share=self.spot_share
             ),
+            group_topology=self.group_topology,
             mps_share_bytes=self.mps_share,
             recent_seconds=self.recent_seconds,
         )

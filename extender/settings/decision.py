@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Annotated, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from extender.core import policy
 from extender.core.devices.readings import LARGEST_XID
@@ -18,10 +18,14 @@ from extender.settings.section import (
     Share,
     Unit,
     ValueForm,
+    check_label,
 )
 
 DEFAULT: Final = Policy()
 """The core defines the default values."""
+
+MOST_LEVELS: Final = 8
+"""Maximum number of topology labels: each decision about a group sums the room of each level."""
 
 Action = Annotated[HealthAction, AnyCase]
 Xid = Annotated[int, Field(ge=0, le=LARGEST_XID)]
@@ -226,6 +230,19 @@ class WeightSettings(Section):
     def value(self) -> policy.Weights:
         """Convert to the core's weights."""
         return policy.Weights(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+Topology = Annotated[
+    tuple[Annotated[str, AfterValidator(check_label)], ...],
+    Field(max_length=MOST_LEVELS),
+    ValueForm(f"a list of up to {MOST_LEVELS} names of labels"),
+]
+
+GROUP_TOPOLOGY: Final = (
+    "labels of nodes that say which nodes are near each other, from the nearest domain (NVLink) to "
+    "the widest (zone): among equally suitable nodes those near a pod's group come first "
+    "(docs/decision.md). Labels that no node has do not count. Empty: groups do not count at all"
+)
 
 
 class LoadFilterSettings(Section):

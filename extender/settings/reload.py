@@ -44,6 +44,7 @@ LIVE: Final = frozenset(
         "price",
         "spot_share",
         "pool_labels",
+        "group_topology",
         "wake",
         "unasked",
         "decisions",

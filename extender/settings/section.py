@@ -28,6 +28,11 @@ TIB: Final = 1 << 40
 NOT_A_NUMBER: Final = "not_a_number"
 """Error type for a number that cannot be parsed; the message is made from the setting."""
 
+LABEL: Final = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+"""A label's name."""
+
 _PERCENT: Final = re.compile(r"(?P<number>[0-9.]+)\s*%")
 
 
@@ -110,3 +115,14 @@ Quantity = Annotated[int, BeforeValidator(_read_bytes), Unit("bytes")]
 
 AnyCase = WrapValidator(_in_any_case)
 """Marks a choice that is accepted in any case."""
+
+
+def check_label(label: str) -> str:
+    """Return a label's name unchanged.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not LABEL.fullmatch(label):
+        raise ValueError(f"{label!r} is not allowed: must be a label's name, such as pool")
+    return label

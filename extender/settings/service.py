@@ -1,16 +1,11 @@
 """Settings of the server around the decision: answers, sources, events and log."""
 
-import re
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
 from extender.runtime.log_choices import LogFormat, LogLevel
-from extender.settings.section import AnyCase, Section, ValueForm
-
-_LABEL: Final = re.compile(
-    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-)
+from extender.settings.section import LABEL, AnyCase, Section, ValueForm, check_label
 
 
 class Wire(Section):
@@ -98,7 +93,7 @@ class DecisionsSettings(Section):
 
 def _check_entry(entry: str) -> str:
     key, separator, _ = entry.removeprefix("label/").partition("=")
-    if entry.startswith("label/") and not (_LABEL.fullmatch(key) and separator):
+    if entry.startswith("label/") and not (LABEL.fullmatch(key) and separator):
         raise ValueError(f"{entry!r} is not allowed: must be label/NAME=VALUE")
     if entry == "node/":
         raise ValueError(f"{entry!r} is not allowed: must be node/NAME")
@@ -126,14 +121,8 @@ SPOT_SHARE: Final = (
 )
 
 
-def _check_label(label: str) -> str:
-    if not _LABEL.fullmatch(label):
-        raise ValueError(f"{label!r} is not allowed: must be a label's name, such as pool")
-    return label
-
-
 PoolLabels = Annotated[
-    tuple[Annotated[str, AfterValidator(_check_label)], ...],
+    tuple[Annotated[str, AfterValidator(check_label)], ...],
     ValueForm("a list of names of labels, such as pool or example.com/pool"),
 ]
 

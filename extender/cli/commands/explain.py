@@ -18,6 +18,7 @@ from extender.cli.remote.answers import (
     DecisionAnswer,
     DeviceAnswer,
     Explanation,
+    Group,
     ReasonCount,
     Request,
     VerdictAnswer,
@@ -43,6 +44,7 @@ SIGNALS = {
 """Short name of each signal that can be the source of a device's activity."""
 PART_COLUMNS = ["PART OF THE SCORE", ">EARNED", ">AT MOST", ">ADDS"]
 MOST_NAMES = 4
+MOST_PLACED = 4
 RECOMPUTED = "recomputed from current readings, not from those of the decision:"
 NOT_KNOWN = "and no decision about it is remembered: none was made, or it is too old"
 
@@ -88,6 +90,8 @@ def _head(answer: Explanation) -> Iterable[RenderableType]:
     decision = answer.decision
     if decision is not None and decision.request is not None:
         yield line(_asked(decision.request))
+    if decision is not None and decision.group is not None:
+        yield line(_group(decision.group))
     if decision is not None:
         filtered = answer.filter or decision
         summary = f"{filtered.feasible} of {filtered.candidates} candidates suitable"
@@ -134,6 +138,22 @@ def _asked(request: Request) -> str:
     if request.strategy:
         parts.append(f"strategy {request.strategy}")
     return f"asks for {', '.join(parts)}"
+
+
+def _group(group: Group) -> str:
+    """Describe the group of a pod: its size, its placed pods, and where the rest fits."""
+    shown = list(group.placed.items())[:MOST_PLACED]
+    nodes = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in shown)
+    more = len(group.placed) - len(shown)
+    where = f": {nodes}{f' and {more} more' if more else ''}" if nodes else ""
+    text = f"group {group.name}: {sum(group.placed.values())} of {group.size} pods placed{where}"
+    if group.too_few is not None:
+        return f"{text}; the cluster has GPUs for {group.too_few} of them, held or not"
+    rest = "this pod" if group.rest == 1 else f"{group.rest} with this pod"
+    if not group.fitting:
+        return f"{text}; no domain has room for {rest}"
+    room = ", ".join(f"{one.name} ({one.pods})" for one in group.fitting)
+    return f"{text}; room for {rest} by {group.fitting[0].label}: {room}"
 
 
 def _about(decision: DecisionAnswer) -> str:

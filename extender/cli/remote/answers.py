@@ -238,6 +238,28 @@ class NodeSummary(Answer):
     rejection: str | None
 
 
+class Domain(Answer):
+    """Domain of the topology with room for the rest of a group."""
+
+    label: str
+    name: str
+    pods: int
+
+
+class Group(Answer):
+    """Group of a pod: where its pods are, and where the rest fits.
+
+    `too_few` is the number of its pods for which the cluster has GPUs, if not for all.
+    """
+
+    name: str
+    size: int
+    placed: dict[str, int]
+    rest: int
+    fitting: list[Domain]
+    too_few: int | None = None
+
+
 class DecisionAnswer(Answer):
     """One decision about a pod; only the detailed answer has `explained` and `nodes`."""
 
@@ -258,6 +280,7 @@ class DecisionAnswer(Answer):
     is_shadow: bool = False
     snapshot: int | None = None
     duration_seconds: float | None = None
+    group: Group | None = None
     explained: list[VerdictAnswer] = []
     nodes: dict[str, NodeSummary] = {}
 

@@ -20,6 +20,7 @@ from extender.core.decision.evaluation import (
 )
 from extender.core.decision.evaluation_cache import evaluate_cached
 from extender.core.decision.filtering import Code, Codes
+from extender.core.decision.group_fit import GroupFit, GroupNeed, fit_group, too_few
 from extender.core.decision.scoring import GPU, PLACES, UNITS, unknown_score
 from extender.core.nodes.node_names import NamesAt
 from extender.core.nodes.snapshot import NO_PRICE, Batch, Flags, Pool, Ratios, Rows, Snapshot
@@ -49,6 +50,7 @@ class Decision:
         zones: zone number of each candidate, -1 if unknown; () after `slim`.
         order: indexes of passing candidates, best first, ties by node name. Limited to the best
             ones if `decide` was called with `ranked`.
+        group: how near the candidates are to the pod's group, None if it is in none.
     """
 
     candidates: Sequence[str]
@@ -56,6 +58,7 @@ class Decision:
     scores: npt.NDArray[np.floating]
     order: Rows
     zones: Rows = field(default_factory=lambda: NO_ZONES, repr=False)
+    group: GroupFit | None = None
 
     def slim(self, kept: int, like: Sequence[str] | None = None) -> "Decision":
         """Return a compact copy for the decision log, sorted by node name.
@@ -83,6 +86,7 @@ class Decision:
             scores=scores[by_name],
             order=place[order],
             zones=NO_ZONES,
+            group=self.group and self.group.take(by_name),
         )
 
     def shortlist(self, count: int, reach: float) -> Rows:
@@ -188,6 +192,7 @@ def decide(
     overlays: Mapping[str, Overlay],
     evaluate: Evaluate = evaluate_pool,
     ranked: int | None = None,
+    group: GroupNeed | None = None,
 ) -> Decision:
     """Decide which candidates pass for `request`, and order them by score.
 
@@ -202,12 +207,14 @@ def decide(
         overlays: tentative tenants by resource and node, without the pod itself.
         evaluate: function that evaluates a whole pool: `evaluate_pool`, or a cache in front of it.
         ranked: number of best candidates to order, None for all that pass.
+        group: what the pod's group needs, None if the pod is in none.
     """
     targets, target_policy = request.targets, request.target_policy
     if targets:
         request = replace(request, targets=())  # evaluations do not depend on them
     # Numbers instead of names: no strings are created or compared.
     candidates = snapshot.node_index.number(candidates)
+    grouping: _Grouping | None = None
     tally = _Tally(request, candidates, weighs_load=policy.load_filter.is_enabled)
     for resource, ask in asks(request):
         pool = snapshot.pools.get(resource)
@@ -220,7 +227,10 @@ def decide(
         evaluation = evaluate(snapshot, pool, question)
         evaluation = avoid(evaluation, snapshot, pool, question)
         evaluation = nominate(evaluation, snapshot, pool, question)
-        tally.add(evaluation, _rows_in(snapshot, pool, candidates), pool.batch)
+        rows = _rows_in(snapshot, pool, candidates)
+        tally.add(evaluation, rows, pool.batch)
+        if group is not None and resource == request.resource:
+            grouping = _Grouping(group, pool, rows, question, evaluation.codes)
     codes = tally.codes
     if policy.load_filter.is_enabled:
         codes = _refuse_busy(codes, tally)
@@ -228,12 +238,17 @@ def decide(
         codes = _refuse_others(candidates, codes, targets, target_policy)
     elif policy.prices.mode is PriceMode.STRICT and not request.names_models:
         codes = _refuse_dearer(codes, tally.prices)
+    scores, fit = tally.scores, None
+    if grouping is not None:
+        codes, fit = grouping.judge(codes)
+        scores = scores + fit.units_of_all() / UNITS
     return Decision(
         candidates=candidates,
         codes=codes,
-        scores=tally.scores,
-        order=_order(candidates, codes, tally.scores, ranked),
+        scores=scores,
+        order=_order(candidates, codes, scores, ranked),
         zones=tally.zones,
+        group=fit,
     )
 
 
@@ -306,6 +321,40 @@ class _Tally:
             return
         self.codes = np.where(self.codes == Code.PASSES, codes, self.codes)
         self.scores = np.minimum(self.scores, scores)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouping:
+    """A pod's group, and the pool of the pod's first resource.
+
+    Attributes:
+        need: what the group needs.
+        pool: the pool.
+        rows: row of each candidate in the pool, -1 if it is not there.
+        question: the pod's question to the pool.
+        codes: verdict on each row of the pool.
+    """
+
+    need: GroupNeed
+    pool: Pool
+    rows: Rows
+    question: EvaluationRequest
+    codes: Codes
+
+    def judge(self, codes: Codes) -> tuple[Codes, GroupFit]:
+        """Return the verdicts on the candidates, and how near these are to the group.
+
+        A group that the cluster can never hold is refused before its first pod is placed. Nodes
+        that are not known yet may hold it.
+        """
+        need, question = self.need, self.question
+        holds = None
+        if self.rows.min(initial=0) >= 0:
+            holds = too_few(need, self.pool, self.codes, question.ask.count)
+        if holds is not None:
+            codes = np.where(codes == Code.PASSES, np.uint8(Code.GROUP_TOO_LARGE), codes)
+        fit = fit_group(need, self.pool, self.rows, codes, question)
+        return codes, replace(fit, too_few=holds)
 
 
 def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:

@@ -27,6 +27,7 @@ class Rejection(StrEnum):
     NOT_TARGET = "node(s) were not the pod's target"
     DEARER = "node(s) had dearer GPUs than other nodes that would do"
     MISALIGNED = "node(s) had too few free GPUs on one NUMA node for their kubelet's policy"
+    GROUP_TOO_LARGE = "node(s) could not hold the pod's whole group, even without other pods"
 
     @property
     def is_resolvable(self) -> bool:
@@ -52,6 +53,7 @@ class Code(IntEnum):
     NOT_TARGET = 9
     DEARER = 10
     MISALIGNED = 11
+    GROUP_TOO_LARGE = 12
 
     @property
     def rejection(self) -> Rejection | None:
@@ -64,7 +66,7 @@ class Code(IntEnum):
         return "" if self is Code.PASSES else Rejection[self.name].value
 
 
-RELATIVE_CODES: Final = (Code.BUSY, Code.NOT_TARGET, Code.DEARER)
+RELATIVE_CODES: Final = (Code.BUSY, Code.NOT_TARGET, Code.DEARER, Code.GROUP_TOO_LARGE)
 """Rejections that depend on the other candidates."""
 
 

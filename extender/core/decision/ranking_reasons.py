@@ -38,6 +38,7 @@ class Grounds:
         unhealthy: share of the certainty that ill health costs.
         suspicion: share of the certainty that early failures cost.
         price: price of a GPU-hour, None if it does not count for the pod.
+        group: how near the node is to the pod's group, "" without a group.
         place: rank in the pod's list of models, from 1; 0 if unlisted, None without a list.
         strategy: the pod's strategy.
         is_shared: the resource counts replicas.
@@ -60,6 +61,7 @@ class Grounds:
     suspicion: float
     place: int | None
     price: float | None = None
+    group: str = ""
     strategy: Strategy
     is_shared: bool
     allocatable: int
@@ -112,6 +114,8 @@ def _doubts(grounds: Grounds) -> Iterator[str]:
         yield f"{EARLY_FAILURES} {_percent(grounds.suspicion)}"
     if grounds.together:
         yield TOGETHER[grounds.together]
+    if grounds.group:
+        yield grounds.group
 
 
 def _fit(grounds: Grounds) -> str:

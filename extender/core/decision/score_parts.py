@@ -4,7 +4,7 @@ score = sum of all `Part.adds`
 certainty = product of all `Factor.keeps`, in sixteenths
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,7 @@ import numpy as np
 from extender.core.decision.assessment import Assessment
 from extender.core.decision.certainty import STEPS, Band, bands, steps_of
 from extender.core.decision.device_sets import JOINED, side_by_side
+from extender.core.decision.group_fit import Nearness
 from extender.core.decision.scoring import (
     FIT,
     KINDS,
@@ -36,6 +37,7 @@ BAND: Final = "likely to land on idle GPUs"
 MODEL: Final = "preferred model"
 ROOM: Final = "GPUs with room for its memory"
 CERTAINTY: Final = "certainty and health"
+NEAR: Final = "near its group"
 CHEAP: Final = "low price"
 TOGETHER: Final = "GPUs side by side"
 FULLNESS: Final = "few GPUs left over"
@@ -119,6 +121,7 @@ def break_down(
     strategy: Strategy,
     weights: Weights,
     cheapness: Ratios | None = None,
+    nearness: Sequence[Nearness] | None = None,
 ) -> tuple[Breakdown, ...]:
     """Break down the score of each node of a batch.
 
@@ -130,6 +133,7 @@ def break_down(
         strategy: the pod's strategy.
         weights: weights of the terms of `calm`.
         cheapness: as in `scoring.score`, None if prices do not count.
+        nearness: how near each node is to the pod's group, None without a group.
     """
     landing = assessment.landing
     band = bands(assessment.band_chance, landing.needed)
@@ -146,6 +150,7 @@ def break_down(
         fit=fit(batch, assessment, kind, spare, quiet) - _load_units(batch, strategy) * quiet,
         cheapness=cheapness,
         together=side_by_side(batch, assessment),
+        nearness=nearness,
         load=_load_units(batch, strategy),
         calm={
             name: mean(value, assessment.works, assessment.working)
@@ -185,6 +190,7 @@ class _Columns:
     fit: Ratios
     cheapness: Ratios | None
     together: Ratios
+    nearness: Sequence[Nearness] | None
     load: Ratios
     calm: dict[str, Ratios]
     shares: dict[str, float]
@@ -198,6 +204,9 @@ def _parts(columns: _Columns, at: int) -> Iterator[Part]:
     yield _part(MODEL, _MODEL * PLACES, place / PLACES)
     yield _part(ROOM, _ROOM * STEPS, float(columns.room[at]) / STEPS)
     yield _part(CERTAINTY, _CERTAINTY * STEPS, float(columns.steps[at]) / STEPS)
+    if columns.nearness is not None:
+        near = columns.nearness[at]
+        yield _part(NEAR, near.most, near.units / near.most if near.most else 0.0)
     if columns.cheapness is not None:
         yield _part(CHEAP, PRICE, float(columns.cheapness[at]))
     load = float(columns.load[at])

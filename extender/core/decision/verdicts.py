@@ -20,11 +20,12 @@ from extender.core.decision.evaluation import (
     model_places,
 )
 from extender.core.decision.filtering import Code
+from extender.core.decision.group_fit import NOT_NEAR, Nearness
 from extender.core.decision.health_causes import blamed_siblings, ill_health
 from extender.core.decision.landing import count_freed
 from extender.core.decision.ranking_reasons import NOMINATED, Grounds, reason
 from extender.core.decision.score_parts import Breakdown, Factor, Part, break_down
-from extender.core.decision.scoring import PLACES, free_after, idle_devices, mean, penalty
+from extender.core.decision.scoring import PLACES, UNITS, free_after, idle_devices, mean, penalty
 from extender.core.nodes.batches import take_batch, with_rows
 from extender.core.nodes.snapshot import NO_PRICE, Batch, Pool, Ratios, Rows, Snapshot
 from extender.core.policy import Policy, PriceMode
@@ -206,6 +207,7 @@ class VerdictEvidence:
         models: model names by model id.
         siblings: causes of ill health by row, for devices that exclude their siblings.
         promised: the pod's nominated node if it passes once deleted pods have left it; else "".
+        nearness: by node, how near it is to the pod's group; {} without a group.
     """
 
     nodes: tuple[str, ...]
@@ -217,6 +219,7 @@ class VerdictEvidence:
     models: tuple[str, ...]
     siblings: Mapping[int, int]
     promised: str = ""
+    nearness: Mapping[str, Nearness] = field(default_factory=dict)
 
 
 def gather(
@@ -293,7 +296,7 @@ def explain(evidence: VerdictEvidence) -> tuple[NodeVerdict, ...]:
             node=node,
             resource=evidence.resource,
             rejection="" if node == evidence.promised else Code(int(evaluation.codes[index])).text,
-            score=float(evaluation.scores[index]),
+            score=float(evaluation.scores[index]) + _near(evidence, node).units / UNITS,
             landing=int(assessment.landing.size[index]),
             idle=int(assessment.idle[index]),
             needed=int(assessment.landing.needed[index]),
@@ -353,7 +356,13 @@ def _break_down(evidence: VerdictEvidence, assessment: Assessment) -> tuple[Brea
         strategy=evidence.request.strategy,
         weights=evidence.policy.weights,
         cheapness=_cheapness(evidence),
+        nearness=[_near(evidence, node) for node in evidence.nodes] if evidence.nearness else None,
     )
+
+
+def _near(evidence: VerdictEvidence, node: str) -> Nearness:
+    """Return how near a node is to the pod's group."""
+    return evidence.nearness.get(node, NOT_NEAR)
 
 
 def _cheapness(evidence: VerdictEvidence) -> Ratios | None:
@@ -403,6 +412,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
                 unhealthy=float(unfit[at]),
                 suspicion=float(batch.suspicion[at]),
                 price=_price_of(evidence, at),
+                group=_near(evidence, evidence.nodes[at]).words,
                 place=None if places is None else _place_in_words(int(places[at])),
                 strategy=request.strategy,
                 is_shared=bool(batch.is_shared[at]),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.labels import HOSTNAME
 from extender.core.nodes.node_selection import Selection
+from extender.core.nodes.pod_groups import PodGroup
 from extender.core.nodes.pod_owners import Kin, owner_key
 
 EMPTY: Mapping[str, int] = MappingProxyType({})
@@ -161,6 +162,7 @@ class PodRecord:
         gives_way: its priority is negative: any pod may preempt it.
         selection: its node selector, required affinity and tolerations; only while unbound. None if
             it requests no GPU resource or exceeds the size limit.
+        group: its group, None if it is in none.
     """
 
     uid: str
@@ -200,6 +202,7 @@ class PodRecord:
     wanted_model: str = ""
     gives_way: bool = False
     selection: Selection | None = None
+    group: PodGroup | None = None
 
     @property
     def key(self) -> str:

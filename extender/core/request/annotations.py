@@ -11,7 +11,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeVar
 
-from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.nodes.pod_groups import MAX_SIZE, read_size
+from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
 from extender.core.quantity import parse_bytes
 from extender.core.request.targets import (
     TARGET_POLICY_ALLOWED,
@@ -48,6 +49,8 @@ class Annotation(StrEnum):
     REQUIRE_MODELS = "idlegpu.io/require-models"
     TARGET = "idlegpu.io/target"
     TARGET_POLICY = "idlegpu.io/target-policy"
+    GROUP_SIZE = "idlegpu.io/group-size"
+    GROUP_POLICY = "idlegpu.io/group-policy"
 
 
 OWN_ANNOTATIONS: Final = frozenset({"idlegpu.io/state", "idlegpu.io/decision", "idlegpu.io/reason"})
@@ -59,6 +62,8 @@ PERCENT_ALLOWED: Final = "a percentage from 1 to 100, such as 20 or 20%"
 BOOLEAN_ALLOWED: Final = "true or false"
 MEMORY_ALLOWED: Final = "a quantity from 1Mi to 16Ti, such as 20Gi"
 STRATEGY_ALLOWED: Final = "auto, spread or pack"
+GROUP_SIZE_ALLOWED: Final = f"a number of pods from 1 to {MAX_SIZE}"
+GROUP_POLICY_ALLOWED: Final = "require, prefer or ignore"
 MODELS_ALLOWED: Final = f"1 to {MAX_MODELS} models separated by commas, such as H100,A100"
 
 _PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%?")
@@ -104,6 +109,8 @@ class Wishes:
         required_models: GPU models of which the pod accepts any and no other; () for all.
         targets: nodes that the pod names, in the order in which they are tried; () for any node.
         target_policy: what the pod does while no target can take it.
+        group_size: number of pods with GPUs in the pod's group, None if not set.
+        group_policy: effect of the pod's group.
         problems: invalid annotations.
     """
 
@@ -116,6 +123,8 @@ class Wishes:
     required_models: tuple[str, ...]
     targets: tuple[Target, ...]
     target_policy: TargetPolicy
+    group_size: int | None
+    group_policy: GroupPolicy
     problems: tuple[AnnotationProblem, ...]
 
 
@@ -189,6 +198,20 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
             allowed=TARGET_POLICY_ALLOWED,
             instead=TargetPolicy.REQUIRE.value,
         ),
+        group_size=annotations.read(
+            Annotation.GROUP_SIZE,
+            _parse_group_size,
+            default=None,
+            allowed=GROUP_SIZE_ALLOWED,
+            instead="the size that the group's own labels say",
+        ),
+        group_policy=annotations.read(
+            Annotation.GROUP_POLICY,
+            _parse_group_policy,
+            default=GroupPolicy.REQUIRE,
+            allowed=GROUP_POLICY_ALLOWED,
+            instead=GroupPolicy.REQUIRE.value,
+        ),
         problems=(),
     )
     return replace(wishes, problems=(*annotations.problems, *annotations.unknown()))
@@ -207,6 +230,8 @@ def _silent(thresholds: Thresholds, strategy: Strategy) -> Wishes:
         required_models=(),
         targets=(),
         target_policy=TargetPolicy.REQUIRE,
+        group_size=None,
+        group_policy=GroupPolicy.REQUIRE,
         problems=(),
     )
 
@@ -364,6 +389,17 @@ def parse_strategy(text: str) -> Strategy:
         ValueError: `text` is not a strategy.
     """
     return Strategy(text.lower())
+
+
+def _parse_group_size(text: str) -> int:
+    size = read_size(text)
+    if size is None:
+        raise ValueError(f"{text!r}: must be {GROUP_SIZE_ALLOWED}")
+    return size
+
+
+def _parse_group_policy(text: str) -> GroupPolicy:
+    return GroupPolicy(text.lower())
 
 
 def parse_models(text: str) -> tuple[str, ...]:

@@ -4,15 +4,17 @@ Parsing never raises: an unreadable field counts as absent, an invalid annotatio
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from extender.core.nodes.host_resources import requested
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.node_selection import has_preferences
+from extender.core.nodes.pod_groups import PodGroup, read_group
 from extender.core.nodes.pod_owners import Kin, kin_of
-from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
 from extender.core.request.annotations import (
     AnnotationProblem,
+    Wishes,
     own_settings,
     read_annotations,
 )
@@ -84,6 +86,9 @@ class GpuRequest:
             its certainty that each node loses, 0 to 1.
         has_preferences: the pod has soft topology spread or preferred affinity for kube-scheduler.
         last_refusal: message of kube-scheduler's last failed attempt, None without one.
+        group: group of the pod, None if it is in none or ignores it. Its size counts pods with
+            GPUs.
+        group_policy: effect of the group.
         own: names of settings that the pod's annotations override.
     """
 
@@ -107,6 +112,8 @@ class GpuRequest:
     avoided: Mapping[str, float] = field(default_factory=dict, compare=False)
     has_preferences: bool = field(default=False, compare=False)
     last_refusal: str | None = field(default=None, compare=False)
+    group: PodGroup | None = field(default=None, compare=False)
+    group_policy: GroupPolicy = field(default=GroupPolicy.REQUIRE, compare=False)
     own: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
@@ -155,13 +162,16 @@ class ParsedRequest:
     problems: tuple[AnnotationProblem, ...] = ()
 
 
-def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) -> ParsedRequest:
+def parse_request(
+    pod: object, *, resources: ResourceNames, defaults: Policy, group: PodGroup | None = None
+) -> ParsedRequest:
     """Parse a pod's GPU request, its annotations and its ResourceClaims.
 
     Args:
         pod: the Pod object as decoded from JSON, of any shape.
         resources: names of the GPU resources.
         defaults: values for annotations that the pod does not set.
+        group: the pod's group, if it is known already.
 
     Example:
         >>> container = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -198,6 +208,8 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             nominated_node=text_of(status.get("nominatedNodeName")),
             has_preferences=has_preferences(fields),
             last_refusal=last_refusal(status),
+            group=_group(group or read_group(fields), wishes),
+            group_policy=wishes.group_policy,
             own=own_settings(fields, wishes),
         )
     return ParsedRequest(
@@ -207,6 +219,13 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
         has_claims=has_claims(fields),
         problems=wishes.problems,
     )
+
+
+def _group(group: PodGroup | None, wishes: Wishes) -> PodGroup | None:
+    """Return a pod's group with the size that the pod's own annotation says."""
+    if group is None or wishes.group_policy is GroupPolicy.IGNORE:
+        return None
+    return group if wishes.group_size is None else replace(group, size=wishes.group_size)
 
 
 def parse_pod_ref(pod: object) -> PodRef:

@@ -39,6 +39,7 @@ class WaitingRequests:
             record.has_claims,
             record.host,
             record.has_preferences,
+            record.group,
         )
         parsed = self._read.get(key)
         if parsed is None:
@@ -74,7 +75,7 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     }
     # The record's resources are in the order of the setting.
     names = ResourceNames(tuple(limits)) if limits else ResourceNames()
-    parsed = parse_request(pod, resources=names, defaults=policy)
+    parsed = parse_request(pod, resources=names, defaults=policy, group=record.group)
     if parsed.request is None or not record.has_preferences:
         return parsed
     return replace(parsed, request=replace(parsed.request, has_preferences=True))

@@ -30,6 +30,7 @@ from extender.core.nodes.node_selection import (
     is_excessive,
     read_selection,
 )
+from extender.core.nodes.pod_groups import read_group
 from extender.core.nodes.pod_owners import likeness_of, owner_of
 from extender.core.request.annotations import PREFIX, Annotation, read_memory
 from extender.core.request.gpu_resources import (
@@ -249,6 +250,7 @@ def reduce_pod(
         wanted_model="" if node or is_excessive(raw) else wanted_model(raw),
         gives_way=_priority(spec) < 0,
         selection=_selection(raw) if resources and not (node or phase.is_terminal) else None,
+        group=read_group(raw),
     )
 
 

@@ -16,6 +16,7 @@ resources: [nvidia.com/gpu, example.com/gpu-*]
 thresholds: {utilization: 20, memory: 40%}
 strategy: Pack
 shared_policy: packed
+group_topology: [example.com/rack]
 mps_share: 8Gi
 recent_seconds: 300
 freshness: {max_age_seconds: 60}

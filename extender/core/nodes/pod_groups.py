@@ -1,0 +1,142 @@
+"""Read which group a pod belongs to: pods that only work together, such as the ranks of a training.
+
+The pod itself says so, in a field, a label or an annotation. No object of the group is read, so the
+group's size is known only where the pod carries it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from extender.core.untyped import mapping_of, text_of
+
+MAX_SIZE: Final = 100_000
+MAX_NAME: Final = 253
+MAX_NAMESPACE: Final = 63
+MAX_CACHED: Final = 4096
+
+POD_GROUP: Final = "PodGroup"
+"""Kind of Kubernetes' own groups, which kube-scheduler places whole or not at all."""
+
+LWS: Final = "leaderworkerset.sigs.k8s.io/"
+JOBSET: Final = "jobset.sigs.k8s.io/"
+KUEUE: Final = "kueue.x-k8s.io/"
+COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"
+OLD_COSCHEDULING: Final = "pod-group.scheduling.sigs.k8s.io"
+VOLCANO: Final = "scheduling.k8s.io/group-name"
+VOLCANO_SIZE: Final = "scheduling.volcano.sh/group-min-member"
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """The group that a pod belongs to.
+
+    Attributes:
+        kind: what made the group, as users know it: `PodGroup`, `JobSet`, ...
+        namespace: namespace of its pods.
+        name: its name, unique for its kind within the namespace.
+        size: number of its pods as the pod says it, None if it does not.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    size: int | None = None
+
+    @property
+    def is_reverted(self) -> bool:
+        """Whether kube-scheduler takes back the placements of all pods if one finds no node."""
+        return self.kind == POD_GROUP
+
+    @property
+    def title(self) -> str:
+        """Kind and name of the group."""
+        return f"{self.kind} {self.name}"
+
+    @property
+    def key(self) -> str:
+        """Key of the group, equal for all of its pods.
+
+        Example:
+            >>> PodGroup("JobSet", "ns", "train").key
+            'ns/JobSet train'
+        """
+        return f"{self.namespace}/{self.title}"
+
+
+def read_group(pod: Mapping[str, object]) -> PodGroup | None:
+    """Return the group of a Pod object, None if it is in none.
+
+    Kubernetes' own group counts before a LeaderWorkerSet's, and these before the groups of
+    schedulers and queues, which may be larger. A JobSet counts last.
+
+    Example:
+        >>> labels = {"jobset.sigs.k8s.io/jobset-name": "train"}
+        >>> read_group({"metadata": {"namespace": "ns", "labels": labels}})
+        PodGroup(kind='JobSet', namespace='ns', name='train', size=None)
+    """
+    metadata = mapping_of(pod.get("metadata"))
+    spec = mapping_of(pod.get("spec"))
+    found = _own_group(spec)
+    if found is None:
+        labels = mapping_of(metadata.get("labels"))
+        annotations = mapping_of(metadata.get("annotations"))
+        if labels or annotations:
+            found = _labelled(labels, annotations)
+    if found is None:
+        return None
+    kind, name, size = found
+    namespace = text_of(metadata.get("namespace"))
+    return _shared(kind, namespace[:MAX_NAMESPACE], name[:MAX_NAME], read_size(size))
+
+
+def _own_group(spec: Mapping[str, object]) -> tuple[str, str, object] | None:
+    """Return Kubernetes' own group: `schedulingGroup` from 1.36 on, `workloadRef` in 1.35."""
+    if name := text_of(mapping_of(spec.get("schedulingGroup")).get("podGroupName")):
+        return POD_GROUP, name, None
+    reference = mapping_of(spec.get("workloadRef"))
+    if workload := text_of(reference.get("name")):
+        parts = (workload, reference.get("podGroup"), reference.get("podGroupReplicaKey"))
+        return POD_GROUP, "/".join(text_of(part) for part in parts if part), None
+    return None
+
+
+def _labelled(
+    labels: Mapping[str, object], annotations: Mapping[str, object]
+) -> tuple[str, str, object] | None:
+    """Return kind, name and size of the first group that labels or annotations name."""
+    replica = text_of(labels.get(f"{LWS}group-index"))
+    if (lws := text_of(labels.get(f"{LWS}name"))) and replica:
+        return "LeaderWorkerSet", f"{lws}-{replica}", annotations.get(f"{LWS}size")
+    if name := text_of(labels.get(COSCHEDULING) or labels.get(OLD_COSCHEDULING)):
+        return "coscheduling group", name, None
+    if name := text_of(labels.get(f"{OLD_COSCHEDULING}/name")):
+        return "coscheduling group", name, labels.get(f"{OLD_COSCHEDULING}/min-available")
+    if name := text_of(labels.get(f"{KUEUE}pod-group-name")):
+        return "Kueue group", name, annotations.get(f"{KUEUE}pod-group-total-count")
+    if name := text_of(annotations.get(VOLCANO)):
+        return "Volcano group", name, annotations.get(VOLCANO_SIZE)
+    if name := text_of(labels.get(f"{JOBSET}jobset-name")):
+        return "JobSet", name, None
+    if name := text_of(annotations.get(f"{KUEUE}workload")):
+        return "Kueue workload", name, None
+    return None
+
+
+def read_size(value: object) -> int | None:
+    """Parse a number of pods; None if it is none.
+
+    Example:
+        >>> read_size("4"), read_size("four"), read_size("0")
+        (4, None, None)
+    """
+    text = text_of(value)
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_SIZE))
+    return int(text) if is_number and 1 <= int(text) <= MAX_SIZE else None
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _shared(kind: str, namespace: str, name: str, size: int | None) -> PodGroup:
+    """Return a cached equal object: all pods of a group share it."""
+    return PodGroup(kind, namespace, name, size)

@@ -1,0 +1,176 @@
+"""Track the pods of each group, and say what the group of a pod still needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from extender.core.decision.group_fit import GroupNeed, Topology
+from extender.core.nodes.assumed_pods import Ledger
+from extender.core.nodes.inventory import NodeRecord, PodRecord
+from extender.core.nodes.node_affinity import selects, tolerates
+from extender.core.nodes.node_selection import ANYWHERE, Selection
+from extender.core.nodes.snapshot import Flags, Pool, Snapshot
+from extender.core.policy import GroupPolicy, Policy
+from extender.core.request.request import GpuRequest
+
+PASSING_TAINTS: Final = "node.kubernetes.io/"
+"""Prefix of taints that Kubernetes sets and removes by itself: cordon, not ready, pressure."""
+
+MOST_SELECTIONS: Final = 64
+"""Node selections whose nodes are remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Members:
+    """Pods of one group as the API server shows them, without the pod that is being placed.
+
+    Attributes:
+        placed: pods by node, bound or assumed.
+        waiting: devices that the pods ask for that are not placed.
+        counts: devices that each of all these pods asks for.
+    """
+
+    placed: Mapping[str, int]
+    waiting: int
+    counts: tuple[int, ...]
+
+
+class PodGroups:
+    """Pods by group. Pods without a group cost nothing here.
+
+    Args:
+        pods: GPU pods by UID.
+        ledger: assumed pods.
+    """
+
+    def __init__(self, pods: Mapping[str, PodRecord], ledger: Ledger) -> None:
+        self._pods = pods
+        self._ledger = ledger
+        self._uids: dict[str, set[str]] = {}
+        self._topologies: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], Topology]] = {}
+        self._may_go: dict[tuple[str, Selection], tuple[tuple[str, ...], Flags]] = {}
+
+    def note(self, before: PodRecord | None, record: PodRecord | None) -> None:
+        """Apply the change of a pod's record, None if it does not exist."""
+        if before is not None and before.group is not None:
+            key = before.group.key
+            uids = self._uids.get(key, set())
+            uids.discard(before.uid)
+            if not uids:
+                self._uids.pop(key, None)
+        if record is not None and record.group is not None and not record.phase.is_terminal:
+            self._uids.setdefault(record.group.key, set()).add(record.uid)
+
+    def note_node(self) -> None:
+        """Drop what is derived from nodes, because one has changed."""
+        self._topologies.clear()
+        self._may_go.clear()
+
+    def members(self, key: str) -> frozenset[str]:
+        """Return the UIDs of a group's pods that have not ended."""
+        return frozenset(self._uids.get(key, ()))
+
+    def need(
+        self,
+        uid: str,
+        request: GpuRequest,
+        snapshot: Snapshot,
+        nodes: Mapping[str, NodeRecord],
+        policy: Policy,
+    ) -> GroupNeed | None:
+        """Return what the group of a pod needs; None without a group, or if the pod is alone in it.
+
+        Args:
+            uid: UID of the pod that is being placed.
+            request: its GPU request.
+            snapshot: the current snapshot.
+            nodes: nodes by name.
+            policy: the settings of the decision.
+        """
+        group, pool = request.group, snapshot.pools.get(request.resource)
+        if group is None or pool is None or not policy.group_topology:
+            return None
+        members = self._members(group.key, uid, request.resource)
+        known = len(members.counts) + 1
+        size = max(group.size or 0, known)
+        if size == 1:
+            return None
+        counts = sorted((*members.counts, request.count))
+        more = (size - known) * request.count
+        declared = group.size if request.group_policy is GroupPolicy.REQUIRE else None
+        return GroupNeed(
+            name=group.title,
+            size=size,
+            placed=members.placed,
+            rest=members.waiting + request.count + more,
+            total=None if declared is None else sum(counts[:declared]) + more,
+            is_uniform=counts[0] == counts[-1],
+            topology=self._topology(pool, nodes, policy.group_topology),
+            may_go=None if declared is None else self._may_go_to(pool, uid, request, nodes),
+        )
+
+    def _members(self, key: str, uid: str, resource: str) -> _Members:
+        """Return the pods of a group without one pod."""
+        placed: dict[str, int] = {}
+        counts: list[int] = []
+        waiting = 0
+        for record in (self._pods[other] for other in self._uids.get(key, ()) if other != uid):
+            count = record.resources.get(resource, 0)
+            if not count or record.is_deleting:
+                continue
+            counts.append(count)
+            assumed = self._ledger.get(record.uid)
+            node = record.node or (assumed.node if assumed is not None else "")
+            if node:
+                placed[node] = placed.get(node, 0) + 1
+            else:
+                waiting += count
+        return _Members(placed=placed, waiting=waiting, counts=tuple(counts))
+
+    def _topology(
+        self, pool: Pool, nodes: Mapping[str, NodeRecord], labels: tuple[str, ...]
+    ) -> Topology:
+        """Return the domains of a pool's nodes."""
+        found = self._topologies.get((pool.resource, labels))
+        if found is None or found[0] is not pool.nodes:
+            records = [nodes.get(name) for name in pool.nodes]
+            made = Topology.of(
+                {
+                    label: [(record and record.label(label)) or "" for record in records]
+                    for label in labels
+                }
+            )
+            found = self._topologies[pool.resource, labels] = (pool.nodes, made)
+        return found[1]
+
+    def _may_go_to(
+        self, pool: Pool, uid: str, request: GpuRequest, nodes: Mapping[str, NodeRecord]
+    ) -> Flags:
+        """Return per row of a pool whether labels, lasting taints and targets admit the pod.
+
+        A pod whose node selection is unknown may go anywhere.
+        """
+        record = self._pods.get(uid)
+        selection = (record and record.selection) or ANYWHERE
+        key = (pool.resource, selection)
+        found = self._may_go.get(key)
+        if found is None or found[0] is not pool.nodes:
+            if len(self._may_go) >= MOST_SELECTIONS:
+                self._may_go.clear()
+            admits = [_admits(selection, nodes.get(name)) for name in pool.nodes]
+            found = self._may_go[key] = (pool.nodes, np.array(admits, dtype=np.bool_))
+        if request.target_nodes is None:
+            return found[1]
+        return found[1] & np.isin(pool.nodes, list(request.target_nodes))
+
+
+def _admits(selection: Selection, node: NodeRecord | None) -> bool:
+    """Return whether a pod could go to a node once the node is ready and not cordoned."""
+    if node is None:
+        return True
+    lasting = (taint for taint in node.taints if taint.repels)
+    return selects(selection, node) and all(
+        taint.key.startswith(PASSING_TAINTS) or tolerates(selection, taint) for taint in lasting
+    )

@@ -1,0 +1,212 @@
+"""The pods of a group, as the fleet knows them, and what they mean for the choice of a node."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from extender.core.decision.filtering import Code
+from extender.core.decision.group_fit import GroupNeed
+from extender.core.nodes.inventory import Taint
+from extender.core.nodes.node_selection import Selection
+from extender.core.nodes.pod_groups import PodGroup
+from extender.core.policy import GroupPolicy, Policy
+from extender.core.request.request import GpuRequest
+from extender.placement.placer import Victims
+from testkit.builders import GPU, pod_ref, ranking, rejected, request
+from testkit.world import World
+
+RACK = "topology.kubernetes.io/rack"
+GROUP = PodGroup("JobSet", "ns", "train")
+
+
+def world(racks: dict[str, str], cards: int = 2, **node: Any) -> World:
+    """Return a world of idle nodes, each in a rack."""
+    made = World()
+    for name, rack in racks.items():
+        made.add_node(name, cards, other_labels={RACK: rack} if rack else {}, **node)
+    made.read()
+    return made
+
+
+def asked(size: int | None = None, **changes: Any) -> GpuRequest:
+    return request(group=replace(GROUP, size=size), **changes)
+
+
+def waiting(made: World, *names: str, **changes: Any) -> None:
+    """Let the watch show pods of the group that have no node yet."""
+    for name in names:
+        made.add_waiting(name, "ns", **{"resources": {GPU: 1}, "group": GROUP, **changes})
+
+
+def need(made: World, name: str, wanted: GpuRequest) -> GroupNeed | None:
+    return made.fleet.group_need(f"uid-{name}", wanted, made.fleet.snapshot())
+
+
+def test_a_group_counts_its_pods_bound_assumed_and_waiting() -> None:
+    made = world({"a": "1", "b": "1"})
+    waiting(made, "p-0", "p-1", "p-2")
+    made.bind("p-3", "a", group=GROUP)
+    made.place("p-2", asked())
+
+    found = need(made, "p-0", asked())
+
+    assert found is not None
+    assert found.size == 4
+    assert sum(found.placed.values()) == 2
+    assert found.rest == 2
+    assert found.total is None  # no pod says the size
+
+
+def test_a_size_that_the_pod_says_counts_pods_that_do_not_exist_yet() -> None:
+    made = world({"a": "1", "b": "1"})
+    waiting(made, "p-0")
+
+    found = need(made, "p-0", asked(4))
+
+    assert found is not None
+    assert (found.size, found.rest, found.total) == (4, 4, 4)
+
+
+def test_a_group_larger_than_it_has_to_be_needs_its_smallest_pods_only() -> None:
+    made = world({"a": "1"})
+    waiting(made, "p-0", "p-1", "p-2", resources={GPU: 2})
+
+    found = need(made, "p-0", asked(2))
+
+    assert found is not None
+    assert found.size == 3
+    assert found.total == 3  # this pod's one and the smallest other
+    assert not found.is_uniform
+
+
+@pytest.mark.parametrize("state", ["deleted", "ended", "deleting", "other namespace"])
+def test_pods_that_are_gone_or_of_another_namespace_do_not_count(state: str) -> None:
+    made = world({"a": "1"})
+    waiting(made, "p-0")
+    other = made.bind("p-1", "a", group=GROUP)
+    match state:
+        case "deleted":
+            made.fleet.remove_pod(other.uid, made.now)
+        case "ended":
+            made.end(other)
+        case "deleting":
+            made.fleet.apply_pod(replace(other, is_deleting=True))
+        case _:
+            made.fleet.apply_pod(replace(other, group=replace(GROUP, namespace="other")))
+
+    assert need(made, "p-0", asked()) is None
+
+
+def test_a_pod_alone_in_its_group_or_in_none_needs_nothing() -> None:
+    made = world({"a": "1"})
+    waiting(made, "p-0")
+
+    assert need(made, "p-0", asked()) is None
+    assert need(made, "p-0", request()) is None
+
+
+def test_later_pods_follow_the_first_into_its_rack() -> None:
+    made = world({"a": "1", "b": "2", "c": "1", "d": "2"})
+    waiting(made, "p-0", "p-1")
+    made.bind("p-0", "d", 2, group=GROUP)
+    made.read()
+
+    decision = made.placer.weigh(pod_ref("p-1"), asked(), tuple(made.fleet.nodes)).decision
+
+    assert ranking(decision)[0] == "b"
+    assert decision.group is not None
+    assert decision.group.of(decision.place_of("b")).words == "same rack as its group"
+
+
+def test_a_changed_label_counts_at_once() -> None:
+    made = world({"a": "1", "b": "2", "c": "1"})
+    made.bind("p-0", "a", 2, group=GROUP)
+    made.read()
+    assert made.rank(asked()).best == "c"
+
+    made.fleet.apply_node(replace(made.fleet.nodes["b"], other_labels={RACK: "1"}))
+    made.fleet.apply_node(replace(made.fleet.nodes["c"], other_labels={RACK: "2"}))
+
+    assert made.rank(asked()).best == "b"
+
+
+def test_the_topology_is_a_setting() -> None:
+    made = World(Policy(group_topology=("x/row",)))
+    for name, row in {"a": "1", "b": "2", "c": "1"}.items():
+        made.add_node(name, 1, other_labels={"x/row": row, RACK: "1"})
+    made.read()
+    made.bind("p-0", "c", group=GROUP)
+    made.read()
+
+    assert ranking(made.rank(asked(), ["a", "b"])) == ["a", "b"]
+
+
+def test_without_topology_groups_do_not_count() -> None:
+    made = World(Policy(group_topology=()))
+    made.add_node("a", 1)
+    made.read()
+
+    assert made.rank(asked(9)).group is None
+    assert made.rank(asked(9)).best == "a"
+
+
+def refused(made: World, wanted: GpuRequest, name: str = "p-0") -> dict[str, int]:
+    return rejected(made.placer.weigh(pod_ref(name), wanted, tuple(made.fleet.nodes)).decision)
+
+
+def test_the_first_pod_of_a_group_that_cannot_fit_is_refused_until_a_node_is_added() -> None:
+    made = world({"a": "1", "b": "1"})
+    waiting(made, "p-0")
+    assert refused(made, asked(5)) == dict.fromkeys("ab", Code.GROUP_TOO_LARGE)
+
+    made.add_node("c", 1)
+    made.read()
+
+    assert refused(made, asked(5)) == {}
+
+
+def test_devices_that_other_pods_hold_count_for_what_could_fit() -> None:
+    made = world({"a": "1", "b": "1"})
+    made.bind("other", "a", 1)
+    made.read()
+
+    assert refused(made, asked(4)) == {}
+
+
+def test_a_pod_may_ask_for_nearness_without_a_refusal() -> None:
+    made = world({"a": "1"})
+
+    assert refused(made, asked(5, group_policy=GroupPolicy.PREFER)) == {}
+
+
+@pytest.mark.parametrize(
+    ("node", "selection", "expected"),
+    [
+        ({}, Selection(labels=(("pool", "x"),)), Code.GROUP_TOO_LARGE),
+        ({"taints": (Taint(key="team"),)}, Selection(), Code.GROUP_TOO_LARGE),
+        ({"taints": (Taint(key="node.kubernetes.io/not-ready"),)}, Selection(), Code.PASSES),
+        ({"is_unschedulable": True}, Selection(), Code.PASSES),
+    ],
+    ids=["another label", "a taint", "not ready for now", "cordoned"],
+)
+def test_only_nodes_that_could_ever_take_the_pod_count(
+    node: dict[str, Any], selection: Selection, expected: Code
+) -> None:
+    made = World()
+    made.add_node("a", 2, other_labels={"pool": "x"})
+    made.add_node("b", 2, **node)
+    made.read()
+    waiting(made, "p-0", selection=selection)
+
+    assert refused(made, asked(4)).get("a", Code.PASSES) == expected
+
+
+def test_nothing_is_evicted_for_a_group_that_cannot_fit() -> None:
+    made = world({"a": "1"})
+    low = made.bind("low", "a", 2)
+    made.read()
+    victims = [Victims(node="a", uids=frozenset({low.uid}))]
+
+    assert made.placer.accepts_without(pod_ref("p-0"), asked(2), victims) == {"a"}
+    assert made.placer.accepts_without(pod_ref("p-0"), asked(3), victims) == frozenset()
