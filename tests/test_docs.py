@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 
 from tests.files import ROOT, tracked
 from tests.reference import PAGES as PAGES_WITH_PARTS
@@ -17,6 +18,13 @@ BLOCK: Final = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MENTION: Final = re.compile(r"\bdocs/[\w/-]+\.md\b")
 HEADING: Final = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+SECTION: Final = re.compile(r"^### (\w+)\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL)
+RUNBOOK: Final = re.compile(
+    r"\n- \*\*Meaning:\*\* .+\n- \*\*Look:\*\* `[^`\n]+`"
+    r"\n- \*\*Do:\*\* .+\n- \*\*Harmless\*\* .+\n+",
+    re.DOTALL,
+)
+"""What a runbook says; exactly one command shows more."""
 WITHOUT_DOCS: Final = {".lock", ".json", ".png", ".gz", ".zip"}
 """Kinds of files that name no page of ours, and may be large."""
 
@@ -77,6 +85,22 @@ def test_the_index_links_every_page() -> None:
     linked = {(index.parent / file).resolve() for file, _ in relative_links(index)}
 
     assert set((ROOT / "docs").rglob("*.md")) - {index} - linked == set()
+
+
+def test_each_alert_has_a_runbook_that_says_what_to_do() -> None:
+    rules = yaml.safe_load(
+        (ROOT / "manifests/components/prometheus-rule/prometheus-rule.yaml").read_text()
+    )
+    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    page = (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")
+    sections = dict(SECTION.findall(page))
+
+    assert list(sections) == [alert["alert"] for alert in alerts]
+    assert {alert["alert"]: alert["annotations"]["runbook"] for alert in alerts} == {
+        name: f"docs/runbooks.md#{name.lower()}" for name in sections
+    }
+    wrong = {name for name, text in sections.items() if not RUNBOOK.fullmatch(text)}
+    assert wrong == set()
 
 
 def test_the_readme_stays_short() -> None:

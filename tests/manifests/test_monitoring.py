@@ -103,6 +103,54 @@ def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
     assert "SUCCESS" in promtool("test", "rules", str(path))
 
 
+LASTING: Final = {
+    "IdlegpuGpusHeldIdle": (
+        'idlegpu_held_hour_idle_gpus{namespace="team",owner_kind="Job",model="h100",TARGET}',
+        "2+0x400",
+    ),
+    "IdlegpuPodsRefused": (
+        'idlegpu_unplaced_longest_seconds{namespace="team",resource="nvidia.com/gpu",model="any",'
+        'size="1",refused_by="idlegpu",TARGET}',
+        "0+60x400",
+    ),
+}
+"""Alerts about states that last, and the values of such a series minute by minute."""
+
+
+@pytest.mark.parametrize(
+    ("name", "quiet", "firing"),
+    [("IdlegpuGpusHeldIdle", "179m", "181m"), ("IdlegpuPodsRefused", "65m", "67m")],
+)
+def test_a_state_that_lasts_fires_once_for_all_replicas(
+    name: str, quiet: str, firing: str, tmp_path: Path
+) -> None:
+    series, values = LASTING[name]
+    replicas = [TARGET, TARGET.replace("10.0.0.7", "10.0.0.8")]
+    fired = f'count(ALERTS{{alertname="{name}",alertstate="firing",namespace="team"}}) or vector(0)'
+    tests = [
+        {"expr": fired, "eval_time": moment, "exp_samples": [{"labels": "{}", "value": count}]}
+        for moment, count in ((quiet, 0), (firing, 1))
+    ]
+    case = {
+        "rule_files": [str(rule_file(tmp_path))],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": series.replace("TARGET", target), "values": values}
+                    for target in replicas
+                ],
+                "promql_expr_test": tests,
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(json.dumps(case))
+
+    assert "SUCCESS" in promtool("test", "rules", str(path))
+
+
 def test_every_alert_says_how_grave_it_is_and_what_is_wrong() -> None:
     names = [alert["alert"] for alert in alerts()]
 
@@ -131,12 +179,14 @@ def test_jobs_are_named_as_alerts_expect_and_each_pod_is_scraped_once() -> None:
         if item["kind"] == "Service" and wanted <= item["metadata"]["labels"].items()
     ]
     (endpoint,) = service_monitor["endpoints"]
+    dropped = {"action": "labeldrop", "regex": "namespace"}
     pod_monitor = find(items, "PodMonitor", AGENT_JOB)["spec"]
     pod = find(items, "DaemonSet", AGENT_JOB)["spec"]["template"]
     (agent_endpoint,) = pod_monitor["podMetricsEndpoints"]
 
     assert service["metadata"]["labels"][service_monitor["jobLabel"]] == EXTENDER_JOB
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert dropped in endpoint["relabelings"]  # else `namespace` would be the extender's own
     assert pod["metadata"]["labels"][pod_monitor["jobLabel"]] == AGENT_JOB
     assert pod_monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]

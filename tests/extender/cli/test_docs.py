@@ -43,6 +43,17 @@ def test_every_command_is_documented() -> None:
     assert {"nodes", "gpus", "top", "best", "explain", "pending", "holders", "run"} <= reported
 
 
+def test_the_commands_of_the_runbooks_exist(url: str) -> None:
+    page = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
+    commands = set(re.findall(r"`idlegpu ([a-z]+)([^`]*)`", page))
+
+    assert len(commands) > 4
+    for name, rest in commands:
+        usage = runner(url)(name, "--help").stdout
+        assert name in COMMANDS
+        assert all(option in usage for option in re.findall(r" (--?[a-z-]+)", rest)), rest
+
+
 def test_documented_options_exist(url: str) -> None:
     shown = "".join(runner(url)(name, "--help").stdout for name in COMMANDS)
 
