@@ -10,7 +10,7 @@ from testkit.controlplane.client import PATCH, ApiClient, ApiError
 from testkit.controlplane.kubeconfig import User, write_kubeconfig
 from testkit.controlplane.objects import Object
 from testkit.controlplane.plane import ControlPlane
-from testkit.controlplane.shipped import CRDS, address_of, built
+from testkit.controlplane.shipped import CRDS, address_of, built, manifest_text
 from testkit.controlplane.waiting import wait_for
 
 AUTHORIZATION: Final = "/apis/authorization.k8s.io/v1"
@@ -53,7 +53,7 @@ class Installation:
         """
         items = built(folder)
         self.items += items
-        await self.plane.kubectl("apply", "--validate=strict", "-k", str(folder))
+        await self.plane.kubectl("apply", "--validate=strict", "-f", str(self._written(folder)))
         return await self._settled(items)
 
     async def _settled(self, items: list[Object]) -> list[Object]:
@@ -85,9 +85,14 @@ class Installation:
             "--force-conflicts",
             "--dry-run=server",
             "--validate=strict",
-            "-k",
-            str(folder),
+            "-f",
+            str(self._written(folder)),
         )
+
+    def _written(self, folder: Path) -> Path:
+        path = self.plane.folder / "applied.yaml"
+        path.write_text(manifest_text(folder))
+        return path
 
     async def add_kinds_of_others(self) -> None:
         """Teach the API server the kinds of Prometheus operator and cert-manager; it keeps them."""

@@ -25,6 +25,9 @@ CRDS: Final = Path(__file__).parent / "crds"
 EXTENDER_NAMESPACE: Final = "idlegpu"
 AGENT_NAMESPACE: Final = "idlegpu-agent"
 
+FILLED_IN: Final = {"FIXED_ADDRESS": "10.96.0.88", "API_SERVER_NETWORK": "192.0.2.0/24"}
+"""Values of the placeholders, which manifests/render.sh takes from the environment."""
+
 # Made of the resource's name alone: the API server refuses nothing else that we ship.
 _IRREGULAR: Final = {
     "NetworkPolicy": "networkpolicies",
@@ -34,12 +37,25 @@ _IRREGULAR: Final = {
 
 
 @cache
-def _built(folder: Path) -> list[Object]:
+def manifest_text(folder: Path) -> str:
+    """Return a kustomization as YAML, with `FILLED_IN` for its placeholders.
+
+    Raises:
+        RuntimeError: the real kubectl cannot build it.
+    """
     command = [str(binary("kubectl")), "kustomize", str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if result.returncode:
         raise RuntimeError(f"cannot put {folder} together: {result.stderr}")
-    return [item for item in yaml.safe_load_all(result.stdout) if item]
+    text = result.stdout
+    for name, value in FILLED_IN.items():
+        text = text.replace(name, value)
+    return text
+
+
+@cache
+def _built(folder: Path) -> list[Object]:
+    return [item for item in yaml.safe_load_all(manifest_text(folder)) if item]
 
 
 def built(folder: Path) -> list[Object]:

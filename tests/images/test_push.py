@@ -83,7 +83,7 @@ def test_what_is_missing_is_named(programs: Path) -> None:
         assert (no_registry.returncode, "name your registry" in no_registry.stderr) == (2, True)
     no_variant = run(RENDER, "r", "kubedm", programs=programs)
     assert no_variant.returncode == 2
-    assert "kubedm is no variant: must be one of admission" in no_variant.stderr
+    assert "kubedm is no variant: must be a folder with" in no_variant.stderr
 
 
 def test_only_our_images_get_the_registry(programs: Path) -> None:
@@ -93,14 +93,15 @@ def test_only_our_images_get_the_registry(programs: Path) -> None:
       image: registry.k8s.io/kube-scheduler:v1.37.2
     # image: idlegpu-agent:0.1.0 in words"""
     fake(programs, "kubectl", f"cat <<'EOF'\n{rendered}\nEOF")
+    version = {"KUBE_VERSION": "v1.36.4"}
 
-    done = run(RENDER, "r.example.com/team", "kubeadm", programs=programs)
-    tagged = run(RENDER, "r", programs=programs, TAG="7")
+    done = run(RENDER, "r.example.com/team", "kubeadm", programs=programs, **version)
+    tagged = run(RENDER, "r", programs=programs, TAG="7", **version)
 
     assert done.stdout.splitlines() == [
         "      image: r.example.com/team/idlegpu-extender:0.1.0",
         "        image: r.example.com/team/idlegpu-agent:0.1.0",
-        "      image: registry.k8s.io/kube-scheduler:v1.37.2",
+        "      image: registry.k8s.io/kube-scheduler:v1.36.4",
         "    # image: idlegpu-agent:0.1.0 in words",
     ]
     assert "image: r/idlegpu-extender:7" in tagged.stdout

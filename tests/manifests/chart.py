@@ -10,7 +10,7 @@ import yaml
 
 from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import ROOT
-from testkit.controlplane.tools import binary
+from testkit.controlplane.tools import KUBERNETES_VERSION, binary
 
 CHART: Final = ROOT / "charts" / "idlegpu"
 RELEASE: Final = "idlegpu"
@@ -48,8 +48,9 @@ def values_file(folder: Path, values: Values) -> Path:
     return path
 
 
-def rendered(values: Values, folder: Path) -> list[Object]:
-    """Return the objects that the chart makes of values."""
+def rendered(values: Values, folder: Path, kube_version: str = KUBERNETES_VERSION) -> list[Object]:
+    """Return the objects that the chart makes of values, for an API server of a version."""
     path = values_file(folder, values)
-    output = helm("template", RELEASE, str(CHART), "--values", str(path), folder=folder)
+    options = ("--values", str(path), "--kube-version", kube_version)
+    output = helm("template", RELEASE, str(CHART), *options, folder=folder)
     return [item for item in yaml.load_all(output, yaml.CSafeLoader) if item]

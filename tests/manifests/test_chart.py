@@ -13,6 +13,7 @@ from extender.settings.config import Settings, load_settings
 from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import (
     COMPONENTS,
+    FILLED_IN,
     MANIFESTS,
     OVERLAYS,
     SECOND_SCHEDULER,
@@ -29,6 +30,10 @@ CERTS_JOB: Final = "idlegpu-certs"
 EXTENDER: Final = "idlegpu-extender"
 SCHEDULER: Final = "idlegpu-scheduler"
 SCHEDULER_CONFIG: Final = "idlegpu-scheduler-config"
+ADDRESSES: Final = {
+    "fixedAddress": {"clusterIP": FILLED_IN["FIXED_ADDRESS"]},
+    "apiProxy": {"addresses": [FILLED_IN["API_SERVER_NETWORK"]]},
+}
 DIGEST: Final = "sha256:" + "0" * 64
 
 
@@ -61,7 +66,7 @@ def by_name(items: list[Object]) -> dict[tuple[str, str, str], Object]:
 def assert_same(values: Values, folder: Path, tmp_path: Path) -> None:
     """Compare what both make, object by object."""
     expected = by_name([json.loads(json.dumps(item)) for item in built(folder)])
-    actual = by_name(rendered(values, tmp_path))
+    actual = by_name(rendered({**ADDRESSES, **values}, tmp_path))
     assert actual.keys() == expected.keys()
     for name, item in expected.items():
         assert actual[name] == item
@@ -99,11 +104,7 @@ def test_without_agents_nobody_waits_for_their_reports(tmp_path: Path) -> None:
 
 
 def test_values_of_a_release_that_knew_no_proxy_still_do(tmp_path: Path) -> None:
-    names = ["certs-job", "api-proxy"]
-    (tmp_path / "overlay").mkdir()
-    folder = with_components(tmp_path / "overlay", names)
-
-    assert_same({"components": names, "apiProxy": None}, folder, tmp_path)
+    assert_same({"apiProxy": None}, MANIFESTS, tmp_path)
 
 
 def test_the_second_scheduler_is_a_choice_of_values(tmp_path: Path) -> None:
@@ -180,6 +181,34 @@ def test_the_extender_gets_the_time_to_end_that_its_settings_need(
 
 def time_to_end(settings: Settings) -> float:
     return settings.drain_seconds + settings.shutdown_seconds
+
+
+@pytest.mark.parametrize(
+    ("server", "scheduler"),
+    [
+        ("v1.35.4", "v1.35.4"),
+        ("v1.33.5-gke.1080000", "v1.33.5"),
+        ("v1.34.1-eks-113cf36", "v1.34.1"),
+        ("v1.36.2+k3s1", "v1.36.2"),
+        ("v1.38.0-rc.1", "v1.38.0-rc.1"),
+    ],
+)
+def test_the_second_scheduler_has_the_api_servers_version(
+    server: str, scheduler: str, tmp_path: Path
+) -> None:
+    items = rendered({"scheduler": {"enabled": True}}, tmp_path, server)
+
+    (container,) = find(items, "Deployment", SCHEDULER)["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.k8s.io/kube-scheduler:{scheduler}"
+
+
+def test_a_kube_scheduler_newer_than_the_api_server_is_refused(tmp_path: Path) -> None:
+    def values(tag: str) -> Values:
+        return {"scheduler": {"enabled": True}, "images": {"scheduler": {"tag": tag}}}
+
+    assert rendered(values("v1.36.9"), tmp_path, "v1.36.1")
+    with pytest.raises(HelmError, match=r"v1\.37\.0 is newer than the API server \(v1\.36\.1\)"):
+        rendered(values("v1.37.0"), tmp_path, "v1.36.1+k3s1")
 
 
 def test_our_images_come_from_one_registry(tmp_path: Path) -> None:
@@ -302,6 +331,8 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
     [
         pytest.param({"extender": {"replica": 2}}, "replica", id="unknown-value"),
         pytest.param({"extender": {"replicas": 0}}, "replicas", id="no-replica"),
+        pytest.param({"components": ["fixed-address"]}, "fixedAddress.clusterIP", id="no-address"),
+        pytest.param({"components": ["api-proxy"]}, "apiProxy.addresses", id="no-proxy"),
         pytest.param({"components": ["no-such"]}, "no components/no-such", id="unknown-component"),
         pytest.param(
             {"components": ["certs-job", "cert-manager"]}, "components", id="two-that-make-secrets"

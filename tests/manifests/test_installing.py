@@ -13,7 +13,6 @@ from testkit.controlplane.shipped import (
     SECOND_SCHEDULER,
     address_of,
     built,
-    find,
     with_components,
 )
 from tests.manifests.variants import EVERY_COMPONENT, VARIANTS
@@ -70,17 +69,13 @@ async def test_all_components_go_together_and_are_removed_without_rest(
     assert {item["kind"] for item in left} == {"Namespace"}
 
 
-async def test_the_fixed_address_is_the_one_that_kube_scheduler_is_told(
-    installation: Installation,
-) -> None:
-    items = await installation.apply_with_kubectl(OVERLAYS / "kubeadm")
+async def test_the_api_server_refuses_a_placeholder(installation: Installation) -> None:
+    for folder, component in ((OVERLAYS / "kubeadm", None), (None, "api-proxy")):
+        path = folder or with_components(installation.plane.folder, [component or ""])
+        await installation.apply(MANIFESTS / "rbac")
 
-    service = await installation.admin.request(
-        "GET", address_of(find(items, "Service", "idlegpu-extender"))
-    )
-    config = (MANIFESTS.parent / "scheduler-config" / "kube-scheduler.yaml").read_text()
-    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
-    assert f"https://{service['spec']['clusterIP']}:{ports['webhooks']}\n" in config
+        with pytest.raises(RuntimeError, match=r"FIXED_ADDRESS|API_SERVER_NETWORK"):
+            await installation.plane.kubectl("apply", "--dry-run=server", "-k", str(path))
 
 
 def test_every_component_is_in_some_variant_or_told_how_to_use() -> None:

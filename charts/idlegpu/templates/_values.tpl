@@ -79,7 +79,12 @@
 {{- $images := .root.Values.images }}
 {{- range $container := .spec.containers }}
 {{- $image := index $images (splitList ":" $container.image | first | base | trimPrefix "idlegpu-" | trimPrefix "kube-") }}
-{{- $version := printf ":%s" (default $.root.Chart.AppVersion $image.tag) }}
+{{- $tag := default $.root.Chart.AppVersion $image.tag }}
+{{- if hasSuffix "/kube-scheduler" $image.repository }}
+{{- $tag = default (include "idlegpu.kubeVersion" $.root) $image.tag }}
+{{- if not $image.digest }}{{ include "idlegpu.notNewer" (dict "root" $.root "tag" $tag) }}{{ end }}
+{{- end }}
+{{- $version := printf ":%s" $tag }}
 {{- if $image.digest }}{{ $version = printf "@%s" $image.digest }}{{ end }}
 {{- $registry := "" }}
 {{- if hasPrefix "idlegpu-" $image.repository }}{{ $registry = default "" $images.registry }}{{ end }}
@@ -91,6 +96,20 @@
 {{- $secrets := list }}
 {{- range $images.pullSecrets }}{{ $secrets = append $secrets (dict "name" .) }}{{ end }}
 {{- $_ := set .spec "imagePullSecrets" $secrets }}
+{{- end }}
+{{- end }}
+
+{{/* The API server's version without what a distribution adds to it (-gke.1036000, -eks-1a2b3c, +k3s1). */}}
+{{- define "idlegpu.kubeVersion" }}
+{{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+(-(alpha|beta|rc)\\.[0-9]+)?" .Capabilities.KubeVersion.Version }}
+{{- end }}
+
+{{/* Refuse a kube-scheduler of a newer minor version than the API server. In: root, tag. */}}
+{{- define "idlegpu.notNewer" }}
+{{- $minor := regexReplaceAll "^v?[0-9]+\\.([0-9]+).*$" .tag "${1}" | int }}
+{{- $server := include "idlegpu.kubeVersion" .root }}
+{{- if gt $minor (regexReplaceAll "^v[0-9]+\\.([0-9]+).*$" $server "${1}" | int) }}
+{{- fail (printf "images.scheduler.tag: %s is newer than the API server (%s): leave it empty for the API server's version" .tag $server) }}
 {{- end }}
 {{- end }}
 

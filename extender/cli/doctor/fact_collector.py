@@ -121,6 +121,7 @@ PLURALS: Final = {
     "pods": "Pod",
     "daemonsets": "DaemonSet",
     "configmaps": "ConfigMap",
+    "services": "Service",
     "secrets": "Secret",
     **{f"{kind.lower()}s": kind for kind in KINDS},
 }
@@ -145,6 +146,7 @@ class FactCollector:
         self._schedulers: list[Scheduler] = []
         self._plugin_configs: dict[str, Object] = {}
         self._settings: Object | None = None
+        self._version: str | None = None
         self._answers: dict[str, Object] = {}
         self._metrics: list[Sample] | None = None
         self._exporter: list[Sample] | None = None
@@ -179,6 +181,10 @@ class FactCollector:
     def add_answer(self, name: str, answer: object) -> None:
         """Add an answer of the extender's API under its fact name, such as unasked or devices."""
         self._answers[name] = mapping_of(answer)
+
+    def add_version(self, version: Object) -> None:
+        """Add the API server's version, as its /version gives it."""
+        self._version = text_of(version.get("gitVersion")) or None
 
     def add(self, source: str, document: object, *, stem: str = "") -> bool:
         """Add a document; return whether its kind was recognized.
@@ -226,6 +232,8 @@ class FactCollector:
             self.add_answer("sources", document)
         elif "degraded" in document:
             self.add_answer("degraded", document)
+        elif "serverVersion" in document:
+            self.add_version(mapping_of(document["serverVersion"]))
         elif document.get("version") == "v1" and ("sharing" in document or "flags" in document):
             self._plugin_configs[stem or source] = document
         elif len(SETTINGS_KEYS & document.keys()) > 1:
@@ -268,6 +276,8 @@ class FactCollector:
             pods=self._kind("Pod"),
             daemon_sets=self._kind("DaemonSet"),
             config_maps=self._kind("ConfigMap"),
+            services=self._kind("Service"),
+            version=self._version,
             schedulers=tuple(self._schedulers) or None,
             plugin_configs=self._plugin_configs or None,
             settings=self._settings,

@@ -16,6 +16,8 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "pods": "pods",
         "daemon_sets": "DaemonSets",
         "config_maps": "ConfigMaps",
+        "services": "Services of the extender's namespace",
+        "version": "GET /version of the API server",
         "schedulers": "a KubeSchedulerConfiguration",
         "plugin_configs": "the device plugin's configuration",
         "settings": "the extender's settings file",
@@ -100,6 +102,8 @@ class Facts:
         pods: Pod objects.
         daemon_sets: DaemonSet objects.
         config_maps: ConfigMap objects that could be read.
+        services: Service objects of the extender's namespace.
+        version: the API server's version, such as v1.37.2.
         schedulers: kube-scheduler configurations.
         plugin_configs: configurations of NVIDIA's device plugin, by the key that a node's label
             `nvidia.com/device-plugin.config` names.
@@ -122,6 +126,8 @@ class Facts:
     pods: tuple[Object, ...] | None = None
     daemon_sets: tuple[Object, ...] | None = None
     config_maps: tuple[Object, ...] | None = None
+    services: tuple[Object, ...] | None = None
+    version: str | None = None
     schedulers: tuple[Scheduler, ...] | None = None
     plugin_configs: Mapping[str, Object] | None = None
     settings: Object | None = None

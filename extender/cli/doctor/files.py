@@ -15,9 +15,9 @@ from extender.runtime.yaml_documents import yaml_documents
 
 ALLOWED: Final = (
     "must be objects of the API server as JSON or YAML (nodes, pods, daemonsets, configmaps, "
-    "secrets, roles and their bindings), a KubeSchedulerConfiguration, metrics of dcgm-exporter or "
-    "the extender, answers of /v1/unasked, /v1/gpus, /v1/nodes or /readyz, the extender's "
-    "settings, or certificates"
+    "services, secrets, roles and their bindings), the output of kubectl version, a "
+    "KubeSchedulerConfiguration, metrics of dcgm-exporter or the extender, answers of /v1/unasked, "
+    "/v1/gpus, /v1/nodes or /readyz, the extender's settings, or certificates"
 )
 
 

@@ -72,6 +72,7 @@ def gather_cluster(collector: FactCollector, cluster: Callable[[], Cluster], acc
         server = cluster()
     except ClientError as error:
         names = (*LISTS, "config_maps", "schedulers", "exporter", "certificates", "rights")
+        names += ("services", "version")
         collector.missing |= dict.fromkeys(names, str(error))
         return
     found: dict[str, list[Object]] = {}
@@ -84,6 +85,7 @@ def gather_cluster(collector: FactCollector, cluster: Callable[[], Cluster], acc
     pods, namespace = found.get("pods", []), account.partition("/")[0]
     _add_config_maps(collector, server, pods, namespace)
     _add_secrets(collector, server, namespace)
+    _add_service_and_version(collector, server, namespace)
     _add_exporters(collector, server, pods)
     try:
         collector.rights = ask_rights(server, account, collector.facts(0.0).settings or {})
@@ -148,6 +150,19 @@ def _add_secrets(collector: FactCollector, server: Cluster, namespace: str) -> N
             continue
         collector.add_list("Secret", [secret])
     collector.missing["certificates"] = why
+
+
+def _add_service_and_version(collector: FactCollector, server: Cluster, namespace: str) -> None:
+    """Add the Services of the extender's namespace, and the API server's version."""
+    try:
+        services = list(_pages(server, f"/api/v1/namespaces/{namespace}/services"))
+        collector.add_list("Service", services)
+    except ClientError as error:
+        collector.missing["services"] = str(error)
+    try:
+        collector.add_version(mapping_of(server.get("/version")))
+    except ClientError as error:
+        collector.missing["version"] = str(error)
 
 
 def _add_exporters(collector: FactCollector, server: Cluster, pods: list[Object]) -> None:

@@ -4,6 +4,7 @@ from typing import Final
 
 from extender.cli.doctor.checks import (
     clocks,
+    control_plane,
     coverage,
     fields,
     gpu_operator,
@@ -73,6 +74,19 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="no other extender sees only our shortlist",
         needs=("schedulers",),
         find=schedulers.shortened,
+    ),
+    Check(
+        code="IG010",
+        title="kube-scheduler calls the extender's address",
+        needs=("schedulers",),
+        find=control_plane.wrong_address,
+        unseen=control_plane.unknown_address,
+    ),
+    Check(
+        code="IG011",
+        title="kube-scheduler is not newer than the API server",
+        needs=("pods", "version"),
+        find=control_plane.wrong_version,
     ),
     Check(
         code="IG101",

@@ -36,6 +36,21 @@ def replica(
     return made
 
 
+def service(address: str = "10.96.0.88") -> dict[str, Any]:
+    """Return the extender's Service."""
+    return {
+        "kind": "Service",
+        "metadata": {"name": "idlegpu-extender", "namespace": "idlegpu"},
+        "spec": {"clusterIP": address},
+    }
+
+
+def second_scheduler(version: str, **changes: Any) -> dict[str, Any]:
+    """Return a pod of the second scheduler; what changes is as for any pod."""
+    image = f"registry.k8s.io/kube-scheduler:{version}"
+    return pod("idlegpu-scheduler-x", namespace="idlegpu", image=image, **changes)
+
+
 GROUP = {
     "scheduler": "default-scheduler",
     "resources": [GPU],

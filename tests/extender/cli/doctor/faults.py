@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from extender.cli.doctor.facts import Certificate, Facts, Sample
 from extender.core.decision.filtering import Rejection
-from tests.extender.cli.doctor.described import bypassed, replica, right
+from tests.extender.cli.doctor.described import bypassed, replica, right, second_scheduler, service
 from tests.extender.cli.doctor.things import GPU, NOW, device, entry, node, pod, sample, scheduler
 
 DAY: Final = 86_400.0
@@ -57,6 +57,8 @@ HEALTHY: Final = Facts(
     pods=(EXPORTER, TRAIN, replica("one")),
     daemon_sets=(),
     config_maps=(),
+    services=(service(),),
+    version="v1.37.2",
     schedulers=(scheduler(entry()),),
     plugin_configs={},
     settings={"prometheus": {"exporter_interval_seconds": 30}},
@@ -169,6 +171,16 @@ FAULTS: Final[dict[str, Fault]] = {
         "IG009",
         "wire.shortlist: 0",
         {"schedulers": (scheduler(entry(), {"urlPrefix": "http://b", "filterVerb": "filter"}),)},
+    ),
+    "an address that was not filled in": Fault(
+        "IG010",
+        "scheduler-config/control-plane.sh",
+        {"schedulers": asking(urlPrefix="https://FIXED_ADDRESS:8888")},
+    ),
+    "a second scheduler newer than the API server": Fault(
+        "IG011",
+        'images.scheduler.tag: ""',
+        {"pods": beside(second_scheduler("v1.38.0"), replica("one"))},
     ),
     "DCGM fields that are not exported": Fault(
         "IG101",

@@ -79,6 +79,12 @@ def test_configurations_are_known_by_themselves(tmp_path: Path) -> None:
     assert (facts.settings or {})["listen"] == "0.0.0.0:8888"
 
 
+def test_the_api_servers_version_is_in_what_kubectl_prints(tmp_path: Path) -> None:
+    printed = {"clientVersion": {"gitVersion": "v1.37.2"}, "serverVersion": {"gitVersion": "v1.35"}}
+
+    assert read(tmp_path, version_json=json.dumps(printed)).version == "v1.35"
+
+
 def test_config_maps_are_looked_into(tmp_path: Path) -> None:
     data = {
         "kube-scheduler.yaml": yaml.safe_dump({"kind": "KubeSchedulerConfiguration"}),
@@ -145,7 +151,7 @@ def test_certificates_are_read_from_files_and_secrets(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "is not recognized"),
-        ("kind: Service", "is not recognized"),
+        ("kind: Endpoints", "is not recognized"),
         ("listen: x", "is not recognized"),
         ("up 1\n", "is not recognized"),
         ("{", "is not recognized"),

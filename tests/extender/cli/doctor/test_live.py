@@ -17,6 +17,7 @@ from extender.cli.doctor.live import gather_cluster, gather_extender
 from extender.cli.doctor.rights import ACCOUNT, NEEDS
 from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure
+from tests.extender.cli.doctor.described import service
 from tests.extender.cli.doctor.things import NOW, device, entry, node, pod
 
 USER = "system:serviceaccount:idlegpu:idlegpu-extender"
@@ -131,7 +132,7 @@ def test_without_a_kubeconfig_all_of_the_cluster_is_missing() -> None:
     pile = FactCollector()
     gather_cluster(pile, none, ACCOUNT)
 
-    for name in ("nodes", "pods", "schedulers", "rights", "certificates", "exporter"):
+    for name in ("nodes", "pods", "schedulers", "rights", "services", "version", "exporter"):
         assert pile.facts(NOW).why_missing(name).endswith("no such file")
 
 
@@ -151,6 +152,19 @@ def test_config_maps_are_looked_for_where_schedulers_run() -> None:
 
     assert [one.source for one in facts.schedulers or ()] == ["ConfigMap mine/c config"]
     assert "GET /api/v1/namespaces/team/configmaps" not in server.asked
+
+
+def test_the_service_and_the_version_are_read() -> None:
+    answers = {
+        "/api/v1/namespaces/idlegpu/services": items(service()),
+        "/version": {"gitVersion": "v1.36.1+k3s1"},
+    }
+
+    facts = gathered(Server(answers))
+
+    assert facts.services == (service(),)
+    assert facts.version == "v1.36.1+k3s1"
+    assert "that is forbidden" in gathered(Server({})).why_missing("version")
 
 
 def test_no_secret_is_read_but_ours() -> None:

@@ -1,0 +1,122 @@
+"""Check that kube-scheduler's address for the extender, and its version, fit the cluster."""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from extender.cli.doctor.checks.schedulers import our_entry
+from extender.cli.doctor.facts import Facts, Object, Scheduler
+from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.objects import is_called, is_over, key_of, name_of
+from extender.core.untyped import mapping_of, objects_of, text_of
+
+PLACEHOLDER: Final = "FIXED_ADDRESS"
+"""Stands for the extender's address in scheduler-config/kube-scheduler.yaml."""
+EXAMPLES: Final = (
+    ipaddress.ip_network("192.0.2.0/24"),
+    ipaddress.ip_network("2001:db8::/32"),
+)
+"""Networks that are reserved for documentation."""
+SERVICE: Final = "idlegpu-extender"
+SCHEDULER_WORDS: Final = ("kube-scheduler", "idlegpu-scheduler")
+OLDEST: Final = 1
+"""Minor versions that kube-scheduler may be behind the API server (version skew policy)."""
+
+_IMAGE: Final = re.compile(r"/kube-scheduler:v?(\d+)\.(\d+)")
+_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
+
+
+def wrong_address(facts: Facts) -> Iterator[Problem]:
+    """Find configurations that call a placeholder, or another address than the Service's."""
+    address = _service_address(facts)
+    for scheduler, host in _hosts(facts):
+        wrong = ""
+        if host == PLACEHOLDER.lower() or _is_example(host):
+            wrong = "a placeholder instead of the extender's address"
+        elif address and _is_address(host) and host != address:
+            wrong = "another address than the Service's"
+        if wrong:
+            yield Problem(
+                severity=Severity.ERROR,
+                what=f"kube-scheduler calls {wrong}: pods are placed without the extender",
+                evidence=(
+                    f"{scheduler.source}: extenders: urlPrefix: {_prefix(scheduler.config)}",
+                    f"Service {SERVICE}: clusterIP: {address or 'unknown'}",
+                ),
+                remedy="scheduler-config/control-plane.sh writes the configuration with the "
+                "Service's address (move the old file away first); then restart kube-scheduler",
+            )
+
+
+def unknown_address(facts: Facts) -> str:
+    """Return what is missing to compare an address with the Service's, "" for nothing."""
+    if not facts.services and any(_is_address(host) for _, host in _hosts(facts)):
+        return facts.why_missing("services")
+    return ""
+
+
+def _hosts(facts: Facts) -> Iterator[tuple[Scheduler, str]]:
+    """Yield configurations with the host, in lower case, at which they call the extender."""
+    for scheduler in facts.schedulers or ():
+        try:
+            host = urlsplit(_prefix(scheduler.config)).hostname
+        except ValueError:  # brackets without an IPv6 address
+            continue
+        if host:
+            yield scheduler, host
+
+
+def _prefix(config: Object) -> str:
+    return text_of((our_entry(config) or {}).get("urlPrefix"))
+
+
+def _service_address(facts: Facts) -> str:
+    for service in facts.services or ():
+        if name_of(service) == SERVICE:
+            return text_of(mapping_of(service.get("spec")).get("clusterIP"))
+    return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_example(host: str) -> bool:
+    return _is_address(host) and any(ipaddress.ip_address(host) in each for each in EXAMPLES)
+
+
+def wrong_version(facts: Facts) -> Iterator[Problem]:
+    """Find kube-schedulers of a newer minor version than the API server, or of a too old one."""
+    server = _VERSION.match(facts.version or "")
+    if not server:
+        return
+    allowed = int(server[2])
+    for pod in facts.pods or ():
+        if is_over(pod) or not is_called(pod, SCHEDULER_WORDS):
+            continue
+        for container in objects_of(mapping_of(pod.get("spec")).get("containers")):
+            image = text_of(container.get("image"))
+            found = _IMAGE.search(image)
+            if not found or found[1] != server[1]:
+                continue
+            minor = int(found[2])
+            if minor > allowed or minor < allowed - OLDEST:
+                yield _skewed(key_of(pod), image, facts.version or "", is_newer=minor > allowed)
+
+
+def _skewed(pod: str, image: str, server: str, *, is_newer: bool) -> Problem:
+    relation = "newer than the API server" if is_newer else "more than one minor version older"
+    return Problem(
+        severity=Severity.ERROR if is_newer else Severity.WARNING,
+        what=f"kube-scheduler is {relation}: Kubernetes supports the same minor version and one "
+        "below",
+        evidence=(f"pod {pod}: {image}", f"API server: {server}"),
+        remedy="for the second scheduler: manifests/render.sh REGISTRY second-scheduler | kubectl "
+        'apply -f -, or with Helm images.scheduler.tag: ""; both follow the API server',
+    )

@@ -1,0 +1,68 @@
+"""Checks of kube-scheduler's address for the extender, and of its version."""
+
+import pytest
+
+from extender.cli.doctor.facts import Facts
+from extender.cli.doctor.findings import examine
+from extender.cli.doctor.table import CHECKS
+from tests.extender.cli.doctor.described import second_scheduler, service
+from tests.extender.cli.doctor.things import NOW, entry, evidence, found, scheduler, severities
+
+ADDRESS = "10.96.0.88"
+
+
+def calling(prefix: str, *, known: bool = True) -> Facts:
+    configured = (scheduler(entry(urlPrefix=prefix)),)
+    return Facts(at=NOW, schedulers=configured, services=(service(ADDRESS),) if known else None)
+
+
+@pytest.mark.parametrize("host", ["FIXED_ADDRESS", "192.0.2.7", "[2001:db8::1]", "10.96.0.3"])
+def test_an_address_that_is_not_the_services_is_found(host: str) -> None:
+    facts = calling(f"https://{host}:8888")
+
+    assert severities("IG010", facts) == ["error"]
+    assert host in evidence("IG010", facts)
+    assert f"clusterIP: {ADDRESS}" in evidence("IG010", facts)
+
+
+@pytest.mark.parametrize("host", [ADDRESS, "idlegpu-extender.idlegpu.svc", "[", "localhost"])
+def test_the_services_address_and_names_are_none(host: str) -> None:
+    assert found("IG010", calling(f"https://{host}:8888")) == []
+
+
+def not_run(facts: Facts) -> dict[str, str]:
+    return {one.code: one.why for one in examine(facts, CHECKS).not_run}
+
+
+def test_without_the_service_a_placeholder_is_still_found_and_an_address_is_not_passed() -> None:
+    placeholder = calling("https://FIXED_ADDRESS:8888", known=False)
+    address = calling(f"https://{ADDRESS}:8888", known=False)
+    name = calling("https://idlegpu-extender.idlegpu.svc:8888", known=False)
+
+    assert severities("IG010", placeholder) == ["error"]
+    assert "Services of the extender" in not_run(address)["IG010"]
+    assert "IG010" not in not_run(name)
+
+
+@pytest.mark.parametrize(
+    ("version", "server", "severity"),
+    [
+        ("v1.37.0", "v1.36.4", ["error"]),
+        ("v1.34.9", "v1.36.4+k3s1", ["warning"]),
+        ("v1.36.9", "v1.36.4-eks-1a2b", []),
+        ("v1.35.1", "v1.36.4", []),
+        ("latest", "v1.36.4", []),
+    ],
+)
+def test_versions_that_kubernetes_does_not_support_are_found(
+    version: str, server: str, severity: list[str]
+) -> None:
+    facts = Facts(at=NOW, pods=(second_scheduler(version),), version=server)
+
+    assert severities("IG011", facts) == severity
+
+
+def test_a_pod_that_ended_does_not_count() -> None:
+    ended = second_scheduler("v1.37.0", phase="Succeeded")
+
+    assert found("IG011", Facts(at=NOW, pods=(ended,), version="v1.36.4")) == []

@@ -1,0 +1,194 @@
+"""The scripts fill in registry, addresses and versions, and refuse a placeholder that is left."""
+
+import base64
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from extender.server.certificates.__main__ import main as certificates
+from testkit.controlplane.installing import Installation
+from testkit.controlplane.objects import Object
+from testkit.controlplane.plane import ControlPlane
+from testkit.controlplane.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG, find
+from testkit.controlplane.tools import KUBERNETES_VERSION, binary
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+RENDER: Final = MANIFESTS / "render.sh"
+CONTROL_PLANE: Final = SCHEDULER_CONFIG / "control-plane.sh"
+ADDRESS: Final = "10.96.0.77"
+SIDE: Final = "kube-scheduler"
+
+
+def run(
+    script: Path, *arguments: str, kubeconfig: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with the real kubectl."""
+    path = f"{binary('kubectl').parent}:{os.environ['PATH']}"
+    home = str(kubeconfig.parent) if kubeconfig else "/nonexistent"  # for kubectl's cache
+    kube = {"HOME": home, "KUBECONFIG": str(kubeconfig or "/dev/null")}
+    variables = {"PATH": path, **kube, **environment}
+    return subprocess.run(
+        [script, *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+
+
+def objects(done: subprocess.CompletedProcess[str]) -> list[Object]:
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def test_one_value_fills_the_address_in() -> None:
+    items = objects(run(RENDER, "r.example.com", "kubeadm", FIXED_ADDRESS=ADDRESS))
+
+    assert find(items, "Service", "idlegpu-extender")["spec"]["clusterIP"] == ADDRESS
+    assert "FIXED_ADDRESS" not in str(items)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "file"),
+    [
+        (("kubeadm",), "FIXED_ADDRESS", "components/fixed-address/kustomization.yaml"),
+        (("default", "api-proxy"), "API_SERVER_NETWORK", "components/api-proxy/network-policy"),
+    ],
+)
+def test_a_placeholder_that_is_left_is_named_with_its_file(
+    arguments: tuple[str, ...], name: str, file: str
+) -> None:
+    done = run(RENDER, "r.example.com", *arguments)
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"set {name}: it is a placeholder in manifests/components/" in done.stderr
+    assert file in done.stderr
+
+
+def test_every_placeholder_of_the_manifests_is_known_to_the_script() -> None:
+    (line,) = (each for each in RENDER.read_text().splitlines() if each.startswith("placeholders="))
+    known = line.partition("=")[2].strip('"').split()
+    text = "".join(path.read_text() for path in COMPONENTS.rglob("*.yaml"))
+
+    assert known
+    assert [
+        name for name in known if name not in text or f"#   {name} " not in RENDER.read_text()
+    ] == []
+
+
+def test_components_go_with_any_variant_and_an_own_overlay(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{os.path.relpath(MANIFESTS, tmp_path.resolve())}]\n"
+    )
+
+    several = objects(
+        run(
+            RENDER,
+            "r",
+            "kubeadm",
+            "api-proxy",
+            "runtime-class",
+            API_SERVER_NETWORK="10.0.0.0/28",
+            FIXED_ADDRESS=ADDRESS,
+        )
+    )
+    own = objects(run(RENDER, "r", str(tmp_path), "runtime-class"))
+
+    for items in (several, own):
+        agent = find(items, "DaemonSet", "idlegpu-agent")["spec"]["template"]["spec"]
+        assert agent["runtimeClassName"] == "nvidia"
+    policy = find(several, "NetworkPolicy", "idlegpu-extender-api-proxy")["spec"]
+    assert policy["ingress"][0]["from"] == [{"ipBlock": {"cidr": "10.0.0.0/28"}}]
+    unknown = run(RENDER, "r", "default", "no-such")
+    assert unknown.returncode == 2
+    assert "no-such is no component: must be one of admission" in unknown.stderr
+
+
+def image_of(done: subprocess.CompletedProcess[str]) -> str:
+    pod = find(objects(done), "Deployment", "idlegpu-scheduler")["spec"]["template"]["spec"]
+    return str(pod["containers"][0]["image"])
+
+
+def test_the_second_scheduler_has_the_api_servers_version(control_plane: ControlPlane) -> None:
+    asked = run(RENDER, "r", "second-scheduler", kubeconfig=control_plane.kubeconfig())
+    given = run(
+        RENDER, "r", "second-scheduler", KUBE_VERSION="v1.35.1", KUBE_REGISTRY="r.example.com/kube"
+    )
+    unknown = run(RENDER, "r", "second-scheduler")
+
+    assert image_of(asked) == f"registry.k8s.io/kube-scheduler:{KUBERNETES_VERSION}"
+    assert image_of(given) == "r.example.com/kube/kube-scheduler:v1.35.1"
+    assert unknown.returncode == 1
+    assert "set KUBE_VERSION to the API server's version" in unknown.stderr
+
+
+def certificate(folder: Path) -> Mapping[str, str]:
+    """Issue certificates and return kube-scheduler's files, encoded as in a Secret."""
+    assert certificates(["--folder", str(folder)]) == 0
+    return {
+        path.name: base64.b64encode(path.read_bytes()).decode()
+        for path in (folder / SIDE).iterdir()
+    }
+
+
+async def store(installation: Installation, data: Mapping[str, str]) -> None:
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "idlegpu-kube-scheduler-tls", "namespace": "idlegpu"},
+        "type": "kubernetes.io/tls",
+        "data": data,
+    }
+    address = "/api/v1/namespaces/idlegpu/secrets/idlegpu-kube-scheduler-tls"
+    await installation.admin.apply(address, secret)
+    installation.items.append(secret)
+
+
+async def test_a_control_plane_node_gets_configuration_and_renewed_certificates(
+    installation: Installation, tmp_path: Path
+) -> None:
+    folder, kubeconfig = tmp_path / "idlegpu", installation.plane.kubeconfig()
+    (tmp_path / "rendered.yaml").write_text(
+        run(RENDER, "r", "kubeadm", FIXED_ADDRESS=ADDRESS).stdout
+    )
+    await installation.plane.kubectl("apply", "-f", str(tmp_path / "rendered.yaml"))
+    installation.items += list(yaml.safe_load_all((tmp_path / "rendered.yaml").read_text()))
+    await store(installation, certificate(tmp_path / "one"))
+
+    first = run(CONTROL_PLANE, str(folder), kubeconfig=kubeconfig)
+    again = run(CONTROL_PLANE, str(folder), kubeconfig=kubeconfig)
+
+    assert first.returncode == 0, first.stderr
+    (entry,) = yaml.safe_load((folder / "kube-scheduler.yaml").read_text())["extenders"]
+    assert entry["urlPrefix"] == f"https://{ADDRESS}:8888"
+    assert entry["tlsConfig"]["certFile"] == str(folder / "tls.crt")
+    assert (folder / "tls.key").read_bytes() == (tmp_path / "one" / SIDE / "tls.key").read_bytes()
+    assert (folder / "tls.key").stat().st_mode & 0o77 == 0
+    assert (again.returncode, again.stdout) == (0, "")
+
+    await store(installation, certificate(tmp_path / "two"))
+    renewed = run(CONTROL_PLANE, str(folder), kubeconfig=kubeconfig)
+    assert (folder / "tls.crt").read_bytes() == (tmp_path / "two" / SIDE / "tls.crt").read_bytes()
+    assert "the CA changed: restart kube-scheduler" in renewed.stdout
+    assert {path.name for path in folder.iterdir()} == {
+        "ca.crt", "tls.crt", "tls.key", "kube-scheduler.yaml",
+    }  # fmt: skip
+
+    config = folder / "kube-scheduler.yaml"
+    config.write_text(config.read_text().replace(ADDRESS, "10.96.0.3"))
+    strayed = run(CONTROL_PLANE, str(folder), kubeconfig=kubeconfig)
+    assert strayed.returncode == 1
+    assert f"does not name the Service's address {ADDRESS}" in strayed.stderr
+
+
+def test_the_timer_runs_the_script() -> None:
+    folder = SCHEDULER_CONFIG / "systemd"
+    service = (folder / "idlegpu-control-plane.service").read_text()
+    timer = (folder / "idlegpu-control-plane.timer").read_text()
+
+    assert "\nExecStart=/usr/local/sbin/idlegpu-control-plane\n" in service
+    assert "\nEnvironment=KUBECONFIG=/etc/kubernetes/admin.conf\n" in service
+    assert "\nOnCalendar=daily\n" in timer
