@@ -44,6 +44,11 @@ FREEZE_GC_AFTER: Final = 2
 """Number of reports after which all long-lived objects exist."""
 
 
+_FIRST_PASS: Final = Answer(
+    status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"the first pass has not finished yet\n"
+)
+
+
 @contextlib.contextmanager
 def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Tenants]:
     """Build the source of tenants, and close it when the context ends.
@@ -133,6 +138,7 @@ class Agent:
         return {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
+            "/readyz": self._readyz,
             REPORT_PATH: self._report,
         }
 
@@ -151,6 +157,10 @@ class Agent:
         status = HTTPStatus.OK if self.sampler.is_alive else HTTPStatus.SERVICE_UNAVAILABLE
         return Answer(status=status, body=f"{problem or 'ok'}\n".encode())
 
+    def _readyz(self, _: Headers) -> Answer:
+        """Return 503 until the first pass has finished."""
+        return Answer(body=b"ok\n") if self.sampler.latest.report else _FIRST_PASS
+
     def _report(self, _: Headers) -> Answer:
         return self._report_answer(self.sampler.latest.report)
 
@@ -160,9 +170,7 @@ class Agent:
 
     def _report_answer(self, report: contract.Report | None) -> Answer:
         if report is None:
-            return Answer(
-                status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"the first pass has not finished yet\n"
-            )
+            return _FIRST_PASS
         content = contract.encode(report, sent_at=self._clock())
         return Answer(content_type="application/json", body=content)
 

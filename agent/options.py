@@ -52,7 +52,7 @@ class Options:
     """All settings of the agent.
 
     Attributes:
-        host: address of /metrics, /healthz and the report.
+        host: address of /metrics, /healthz, /readyz and the report.
         port: their port.
         loads_host: address of the report that has only loads; "" to not serve it.
         loads_port: its port.

@@ -10,11 +10,12 @@
 # Variables of the environment:
 #   FIXED_ADDRESS        for fixed-address (part of kubeadm): a free address of the cluster's service range
 #   API_SERVER_NETWORK   for api-proxy: the network of the API server's addresses, such as 10.0.0.0/28
+#   KUBELET_ROOT         for kubelet-root: the kubelet's root directory, such as /var/lib/k0s/kubelet
 #   TAG                  tag of extender and agent; unless set, the one in the manifests
 #   KUBE_VERSION         version of the second scheduler; unless set, the API server's
 #   KUBE_REGISTRY        registry of its image; unless set, registry.k8s.io
 set -eu
-placeholders="FIXED_ADDRESS API_SERVER_NETWORK"
+placeholders="FIXED_ADDRESS API_SERVER_NETWORK KUBELET_ROOT"
 
 fail() {
     echo "manifests/render.sh: $1" >&2

@@ -251,6 +251,7 @@ def _apiserver(
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.96.0.0/16",
+        "--allow-privileged=true",  # as on every cluster
         # Its taint not-ready on each new node is for a controller that does not run here.
         "--disable-admission-plugins=TaintNodesByCondition",
         "--max-requests-inflight=4000",

@@ -25,7 +25,11 @@ CRDS: Final = Path(__file__).parent / "crds"
 EXTENDER_NAMESPACE: Final = "idlegpu"
 AGENT_NAMESPACE: Final = "idlegpu-agent"
 
-FILLED_IN: Final = {"FIXED_ADDRESS": "10.96.0.88", "API_SERVER_NETWORK": "192.0.2.0/24"}
+FILLED_IN: Final = {
+    "FIXED_ADDRESS": "10.96.0.88",
+    "API_SERVER_NETWORK": "192.0.2.0/24",
+    "KUBELET_ROOT": "/var/lib/k0s/kubelet",
+}
 """Values of the placeholders, which manifests/render.sh takes from the environment."""
 
 # Made of the resource's name alone: the API server refuses nothing else that we ship.

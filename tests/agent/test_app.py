@@ -128,6 +128,7 @@ async def test_metrics_include_dcgm_names_only_if_enabled() -> None:
 async def test_without_a_driver_the_agent_serves_reports_the_problem_and_stays_live() -> None:
     async with served(fault=Code.LibraryNotFound) as one:
         status, body = await one.until("/healthz", lambda _, body: body != b"ok\n")
+        await one.until("/readyz", lambda status, _: status == 200)
         _, content = await one.until("/v1/report", lambda status, _: status == 200)
         _, metrics = await one.get("/metrics")
 
@@ -174,11 +175,15 @@ async def test_the_agent_serves_before_the_first_pass_ends() -> None:
     ):
         async with http.get("/healthz") as answer:
             assert (answer.status, await answer.text()) == (200, "ok\n")
-        async with http.get("/v1/report") as answer:
-            assert answer.status == 503
+        for path in ("/v1/report", "/readyz"):
+            async with http.get(path) as answer:
+                assert answer.status == 503
         async with http.get("/metrics") as answer:
             assert b"idlegpu_agent_passes_total 0.0" in await answer.read()
         backend.released.set()
+        async with asyncio.timeout(10):
+            while (await http.get("/readyz")).status != 200:
+                await asyncio.sleep(0.01)
 
 
 async def test_an_address_in_use_raises_oserror() -> None:

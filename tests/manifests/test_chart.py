@@ -34,6 +34,7 @@ ADDRESSES: Final = {
     "fixedAddress": {"clusterIP": FILLED_IN["FIXED_ADDRESS"]},
     "apiProxy": {"addresses": [FILLED_IN["API_SERVER_NETWORK"]]},
 }
+KUBELET_ROOT: Final = FILLED_IN["KUBELET_ROOT"]
 DIGEST: Final = "sha256:" + "0" * 64
 
 
@@ -66,7 +67,10 @@ def by_name(items: list[Object]) -> dict[tuple[str, str, str], Object]:
 def assert_same(values: Values, folder: Path, tmp_path: Path) -> None:
     """Compare what both make, object by object."""
     expected = by_name([json.loads(json.dumps(item)) for item in built(folder)])
-    actual = by_name(rendered({**ADDRESSES, **values}, tmp_path))
+    given: Object = {**ADDRESSES, **values}
+    if "kubelet-root" in given.get("components", ()):
+        given["agent"] = {"kubeletRoot": KUBELET_ROOT}
+    actual = by_name(rendered(given, tmp_path))
     assert actual.keys() == expected.keys()
     for name, item in expected.items():
         assert actual[name] == item
@@ -314,6 +318,53 @@ def test_what_differs_from_cluster_to_cluster_is_a_value(tmp_path: Path) -> None
     assert find(items, "PodMonitor", "idlegpu-agent")["metadata"]["labels"]["release"] == "stack"
 
 
+def test_how_the_agent_gets_its_gpus_is_a_value(tmp_path: Path) -> None:
+    name = "NVIDIA_VISIBLE_DEVICES"
+    volume = {"name": "driver", "hostPath": {"path": "/opt/nvidia"}}
+    mount = {"name": "driver", "mountPath": "/usr/local/nvidia"}
+
+    before = agent_of(rendered({}, tmp_path))
+    after = agent_of(
+        rendered(
+            {
+                "agent": {
+                    "env": [{"name": name, "value": "void"}, {"name": "A", "value": "b"}],
+                    "volumes": [volume],
+                    "volumeMounts": [mount],
+                    "securityContext": {"privileged": True, "allowPrivilegeEscalation": True},
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                    "kubeletRoot": f"{KUBELET_ROOT}/",
+                }
+            },
+            tmp_path,
+        )
+    )
+
+    (was,), (container,) = before["containers"], after["containers"]
+    environ = {each["name"]: each.get("value") for each in container["env"]}
+    assert {name: "void", "A": "b"}.items() <= environ.items()
+    assert environ.keys() == {each["name"] for each in was["env"]} | {"A"}
+    assert [each for each in container["volumeMounts"] if each not in was["volumeMounts"]] == [
+        mount
+    ]
+    assert container["securityContext"] == {
+        **was["securityContext"],
+        "privileged": True,
+        "allowPrivilegeEscalation": True,
+    }
+    assert after["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert volume in after["volumes"]
+    on_host = (each for each in after["volumes"] if "hostPath" in each)
+    paths = {each["name"]: each["hostPath"]["path"] for each in on_host}
+    assert paths["pod-resources"] == f"{KUBELET_ROOT}/pod-resources"
+    assert paths["pod-logs"] == "/var/log/pods"
+
+
+def agent_of(items: list[Object]) -> Object:
+    pod: Object = find(items, "DaemonSet", "idlegpu-agent")["spec"]["template"]["spec"]
+    return pod
+
+
 def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
     addresses = ["10.1.0.4/32", "fd00::4/128"]
 
@@ -333,6 +384,8 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
         pytest.param({"extender": {"replicas": 0}}, "replicas", id="no-replica"),
         pytest.param({"components": ["fixed-address"]}, "fixedAddress.clusterIP", id="no-address"),
         pytest.param({"components": ["api-proxy"]}, "apiProxy.addresses", id="no-proxy"),
+        pytest.param({"components": ["kubelet-root"]}, "agent.kubeletRoot", id="no-root"),
+        pytest.param({"agent": {"env": [{"value": "x"}]}}, "name", id="no-name"),
         pytest.param({"components": ["no-such"]}, "no components/no-such", id="unknown-component"),
         pytest.param(
             {"components": ["certs-job", "cert-manager"]}, "components", id="two-that-make-secrets"

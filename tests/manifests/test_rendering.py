@@ -189,6 +189,6 @@ def test_the_timer_runs_the_script() -> None:
     service = (folder / "idlegpu-control-plane.service").read_text()
     timer = (folder / "idlegpu-control-plane.timer").read_text()
 
-    assert "\nExecStart=/usr/local/sbin/idlegpu-control-plane\n" in service
+    assert "\nExecStart=/usr/local/sbin/idlegpu-control-plane /etc/kubernetes/idlegpu\n" in service
     assert "\nEnvironment=KUBECONFIG=/etc/kubernetes/admin.conf\n" in service
     assert "\nOnCalendar=daily\n" in timer

@@ -12,14 +12,14 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from extender.server.certificates.issuing import Files
-from extender.server.certificates.storing import CA_SECRET, SECRETS
+from extender.server.certificates.storing import CA_SECRET
 from testkit.certificates import issue
 from testkit.controlplane.deployed import scheduler_config
 from testkit.controlplane.fixtures import StartScheduler
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.running import CA_PATH, RunningExtender, running_extender
-from testkit.controlplane.shipped import MANIFESTS, ROOT
+from testkit.controlplane.shipped import MANIFESTS
 from testkit.controlplane.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -96,21 +96,6 @@ async def test_agents_find_the_cas_in_their_namespace(shipped: RunningExtender) 
     served = (shipped.mounted / "extender" / "ca.crt").read_text()
     assert [one["ca.crt"].count("BEGIN CERTIFICATE") for one in told] == [1, 2]
     assert told[1] == {"ca.crt": served}
-
-
-async def test_the_guides_command_writes_what_kube_scheduler_reads(
-    shipped: RunningExtender,
-) -> None:
-    guide = (ROOT / "docs" / "kube-scheduler.md").read_text()
-    command = 'go-template="{{index .data \\"$file\\" | base64decode}}"'
-    assert command in guide
-    for file in ("ca.crt", "tls.crt", "tls.key"):
-        template = command.replace("$file", file).replace('\\"', "'").replace('"', "")
-        written = await shipped.installation.plane.kubectl(
-            "-n", "idlegpu", "get", "secret", SECRETS[SIDE], "-o", template.replace("'", '"')
-        )
-
-        assert written.encode() == (shipped.mounted / SIDE / file).read_bytes()
 
 
 async def authority(shipped: RunningExtender) -> Files:

@@ -33,6 +33,7 @@
 {{- end }}
 {{- else if eq $item.kind "DaemonSet" }}
 {{- include "idlegpu.workload" (dict "spec" $item.spec.template.spec "values" $values.agent) }}
+{{- include "idlegpu.agent" (dict "spec" $item.spec.template.spec "values" $values.agent) }}
 {{- if $item.spec.template.spec.runtimeClassName }}
 {{- $_ := set $item.spec.template.spec "runtimeClassName" $values.runtimeClassName }}
 {{- end }}
@@ -71,6 +72,22 @@
 {{- $_ := set $item.spec "clusterIP" $values.fixedAddress.clusterIP }}
 {{- else if and (hasPrefix "monitoring.coreos.com/" $item.apiVersion) $values.monitorLabels }}
 {{- $_ := set $item.metadata "labels" (merge (dict) $values.monitorLabels $item.metadata.labels) }}
+{{- end }}
+{{- end }}
+
+{{/* What differs in the agent's container from node to node. In: spec, values (of the agent). */}}
+{{- define "idlegpu.agent" }}
+{{- $container := dict "name" "agent" }}
+{{- range pick .values "env" "volumeMounts" "securityContext" | keys }}
+{{- if get $.values . }}{{ $_ := set $container . (get $.values .) }}{{ end }}
+{{- end }}
+{{- $patch := dict "containers" (list $container) }}
+{{- if .values.volumes }}{{ $_ := set $patch "volumes" .values.volumes }}{{ end }}
+{{- include "idlegpu.merge" (dict "into" .spec "from" $patch) }}
+{{- if .values.kubeletRoot }}
+{{- range .spec.volumes }}
+{{- if eq .name "pod-resources" }}{{ $_ := set .hostPath "path" (printf "%s/pod-resources" (trimSuffix "/" $.values.kubeletRoot)) }}{{ end }}
+{{- end }}
 {{- end }}
 {{- end }}
 

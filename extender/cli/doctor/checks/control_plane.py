@@ -52,7 +52,7 @@ def wrong_address(facts: Facts) -> Iterator[Problem]:
 
 def unknown_address(facts: Facts) -> str:
     """Return what is missing to compare an address with the Service's, "" for nothing."""
-    if not facts.services and any(_is_address(host) for _, host in _hosts(facts)):
+    if facts.services is None and any(_is_address(host) for _, host in _hosts(facts)):
         return facts.why_missing("services")
     return ""
 

@@ -87,7 +87,7 @@ def ending(facts: Facts) -> Iterator[Problem]:
             what="certificates expire soon: kube-scheduler will no longer connect to the extender",
             evidence=tuple(lines),
             remedy="kubectl -n idlegpu create job --from=cronjob/idlegpu-certs certs-now, and "
-            "renew kube-scheduler's files (docs/kube-scheduler.md)",
+            "run scheduler-config/control-plane.sh on the control plane's nodes",
         )
 
 
