@@ -141,7 +141,7 @@ class Cluster:
     async def is_idle(self, node: str) -> bool:
         """Return whether the extender takes a node's GPU to be idle."""
         view = await self.extender.get(f"/v1/nodes/{node}")
-        return bool(view["gpus_idle"])
+        return bool(view["gpu_states"]["idle"])
 
     async def questions(self) -> float:
         """Return how often filter was asked."""

@@ -62,14 +62,18 @@ class FleetWatcher:
         await self._wait(sees_foreign_use, "two readings have shown the foreign processes")
 
     async def wait_shown(self, placements: Sequence[Placement]) -> None:
-        """Wait until telemetry shows every placed pod on a GPU."""
+        """Wait until telemetry shows every placed pod on a GPU, and the idle holders are known."""
         placed = {f"default/{placement.pod}" for placement in placements if placement.node}
 
         async def are_shown() -> bool:
             gpus = (await self._get("/v1/gpus"))["gpus"]
             return placed <= {tenant for gpu in gpus for tenant in gpu["tenants"]}
 
+        async def are_holders_known() -> bool:
+            return bool((await self._get("/v1/holders"))["holders"])
+
         await self._wait(are_shown, "telemetry shows the pods that were placed")
+        await self._wait(are_holders_known, "the extender knows which GPUs were idle before")
 
     async def wait_warnings(self) -> list[JsonObject]:
         """Wait for the first warning Event of the extender, and return all warnings."""
@@ -145,8 +149,7 @@ def _cells(gpus: Sequence[Answer]) -> Text:
     """Format the GPUs of a node, one letter each."""
     text = Text()
     for gpu in gpus:
-        is_stale = gpu["state"] == "unknown" and gpu["freshness"] == "stale"
-        letter, style = _LETTERS["stale" if is_stale else gpu["state"]]
+        letter, style = _LETTERS[gpu["state"]]
         text.append(letter.lower() if gpu["tenants"] else letter, style=style)
     return text
 

@@ -96,16 +96,6 @@ def resources(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.rpartition('/')[2]}" for name, count in counts.items())
 
 
-def model(name: str) -> str:
-    """Strip the vendor from a GPU model's name.
-
-    Example:
-        >>> model("NVIDIA H100 80GB HBM3"), model("")
-        ('H100 80GB HBM3', '?')
-    """
-    return name.removeprefix("NVIDIA").strip(" -") or UNKNOWN
-
-
 def listed(names: Iterable[str], most: int = 3) -> str:
     """Join the first names with commas and add the number of the remaining ones.
 

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from extender.core.devices.gpu_models import GIB, SharingWay, is_vgpu
+from extender.core.devices.gpu_models import GIB, SharingWay, is_vgpu, model_name
 from extender.fleet.fleet import Fleet
 from extender.fleet.pod_memory import LEAST_SAMPLES, Use
 from extender.insight import advice_rules as rules
@@ -288,7 +288,7 @@ def _card_view(found: CardFinding) -> Json:
         "node": device.node,
         "index": device.info.index,
         "uuid": device.info.uuid,
-        "model": device.model,
+        "model": model_name(device.model),
         "resource": device.resource,
         "shared_by": shared_by if card.is_shared else None,
         "replicas": card.replicas,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from extender.server.redaction import OfPod
 
@@ -44,21 +45,35 @@ class GpuState:
     signals: Mapping[str, Mapping[str, object]]
 
 
-def counts(states: Iterable[GpuState]) -> dict[str, int]:
-    """Count GPUs and MIG instances; a partitioned GPU counts as one card.
+KINDS: Final = ("idle", "held_idle", "busy", "foreign", "unhealthy", "unknown")
+"""States that counts distinguish. A device that a pod holds is `held_idle`, not `idle`; one without
+fresh readings is `unknown`."""
 
-    A partitioned card is idle if all its instances are.
+
+def shown_state(state: str, freshness: str, assumed: int) -> str:
+    """Return a device's state for people: stale or unknown without a fresh reading.
+
+    Args:
+        state: its state in decisions.
+        freshness: freshness of its readings: fresh, stale or missing.
+        assumed: number of pods placed on it that readings do not show yet.
+
+    Example:
+        >>> shown_state("busy", "stale", 0), shown_state("busy", "stale", 1)
+        ('stale', 'busy')
     """
-    cards: dict[object, bool] = {}
-    instances = instances_idle = 0
-    for number, state in enumerate(states):
-        is_idle, card = state.state == "idle", state.uuid or number
-        cards[card] = is_idle and cards.get(card, True)
-        if state.mig_profile:
-            instances, instances_idle = instances + 1, instances_idle + is_idle
-    return {
-        "gpus_total": len(cards),
-        "gpus_idle": sum(cards.values()),
-        "mig_instances_total": instances,
-        "mig_instances_idle": instances_idle,
-    }
+    is_busy_by_reading = state == "busy" and not assumed
+    if freshness == "fresh" or not (state == "unknown" or is_busy_by_reading):
+        return state
+    return "stale" if freshness == "stale" else "unknown"
+
+
+def counts(states: Iterable[GpuState]) -> dict[str, dict[str, int]]:
+    """Count whole GPUs and MIG instances by kind, apart: each device counts once."""
+    whole, instances = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    for state in states:
+        kind = "unknown" if state.state == "stale" else state.state
+        if kind == "idle" and state.replicas_used:
+            kind = "held_idle"
+        (instances if state.mig_profile else whole)[kind] += 1
+    return {"gpu_states": whole, "mig_states": instances}

@@ -14,6 +14,7 @@ from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import GroupFit
 from extender.core.decision.health_causes import ill_health, shown_by
 from extender.core.decision.verdicts import DeviceVerdict, NodeVerdict, device_states
+from extender.core.devices.gpu_models import model_name
 from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.nodes.snapshot import PoolRow, Snapshot, batch_rows
 from extender.core.request.request import GpuRequest
@@ -22,7 +23,7 @@ from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest_values import MEMORY_SIGNALS
 from extender.insight.device_order import order_of
-from extender.insight.gpu_state import GpuState, counts
+from extender.insight.gpu_state import GpuState, counts, shown_state
 from extender.placement.history import DecisionRecord
 from extender.server.redaction import OfPod, namespace_of, of_pod, pod_key, pod_name
 
@@ -89,6 +90,7 @@ def _gpu(
     info = store.info(row) or DeviceInfo(node=node, uuid="")
     fresh = float(telemetry.freshness[row])
     memory_fresh = float(telemetry.memory_freshness[row])
+    freshness = freshness_word(max(fresh, memory_fresh))
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
     signals = _signals(fleet, snapshot, row)
     activity = signals.get("utilization", {})
@@ -100,8 +102,8 @@ def _gpu(
         uuid=info.uuid,
         gpu_instance_id=info.gpu_instance_id,
         mig_profile=info.mig_profile,
-        model=info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, ""),
-        state=state,
+        model=model_name(info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, "")),
+        state=shown_state(state, freshness, pool_row.assumed[slot]),
         why=health
         if state == "unhealthy"
         else _why(fleet, snapshot, row, state, counted) + besides,
@@ -115,7 +117,7 @@ def _gpu(
         temperature_celsius=store.value(Signal.TEMPERATURE, row),
         power_watts=store.value(Signal.POWER, row),
         xid=_whole(store.value(Signal.XID, row)),
-        freshness=freshness_word(max(fresh, memory_fresh)),
+        freshness=freshness,
         age_seconds=_age(fleet, snapshot, row),
         source=str(activity.get("source") or store.source(row) or "none"),
         replicas=pool_row.replicas,
@@ -364,6 +366,7 @@ def verdict_view(verdict: NodeVerdict) -> Json:
     # Not `asdict`, which takes five times as long: there may be thousands of nodes.
     view: Json = {name: getattr(verdict, name) for name in _VERDICT}
     return view | {
+        "model": model_name(verdict.model),
         "rejection": verdict.rejection or None,
         "devices": [_device_view(device) for device in verdict.devices],
         "parts": [asdict(part) for part in verdict.parts],

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.devices.gpu_models import model_name
 from extender.core.devices.readings import Column, DeviceInfo
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import POOL_LABELS
@@ -171,7 +172,7 @@ class _Lister:
                     row,
                     cards.setdefault(info.uuid or f"?{len(cards)}", len(cards)),
                     NO_INDEX if index is None else index,
-                    self.models.number(info.model or product),
+                    self.models.number(model_name(info.model or product)),
                     self.profiles.number(info.mig_profile),
                     self.resources.number(resource),
                     replicas,

@@ -8,7 +8,7 @@ from extender.cli.remote.advice import Advice, CardAdvice, HostAmounts, PodAdvic
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
-CARDS = ["CARD", "MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
+CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
          "HOW"]  # fmt: skip
 WIDE_CARDS = [">LOOKED", ">SAMPLES", "RESOURCE", "WHY"]
 PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">ASKS GiB", ">BETTER GiB"]
@@ -47,15 +47,15 @@ def command(
 def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
     parts: list[RenderableType | None] = []
     if answer.cards:
-        columns = CARDS + (WIDE_CARDS if is_wide else [])
-        parts.append(sheet(columns, (_card(one, is_wide=is_wide) for one in answer.cards)))
+        cards = (_card(one, is_wide=is_wide) for one in answer.cards)
+        parts.append(sheet(CARDS, cards, WIDE_CARDS if is_wide else ()))
         parts.append(_left(answer.cards_total - len(answer.cards)))
     else:
         parts.append(line("no GPU should be shared differently"))
     parts.append(line(""))
     if answer.pods:
-        columns = PODS + (WIDE_PODS if is_wide else [])
-        parts.append(sheet(columns, (_pod(one, is_wide=is_wide) for one in answer.pods)))
+        pods = (_pod(one, is_wide=is_wide) for one in answer.pods)
+        parts.append(sheet(PODS, pods, WIDE_PODS if is_wide else ()))
         parts.append(_left(answer.pods_total - len(answer.pods)))
     else:
         parts.append(line("no pod is known to request far more, or less, than it uses"))
@@ -133,7 +133,7 @@ def _card(card: CardAdvice, *, is_wide: bool) -> list[Cell]:
     how = {"mig": f"MIG {card.mig_layout}", "mps": "MPS"}.get(card.way or "", card.way)
     row: list[Cell] = [
         card.name,
-        formatting.model(card.model),
+        card.model or formatting.UNKNOWN,
         str(card.replicas),
         str(card.replicas_used),
         formatting.percent(card.activity_ratio),

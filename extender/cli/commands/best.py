@@ -10,7 +10,7 @@ from extender.cli.remote.answers import Best, VerdictAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-COLUMNS = [">#", "NODE", "MODEL", ">IDLE", ">CHANCE", ">ACTIVITY", ">FREE GiB"]
+COLUMNS = [">#", "NODE", "?MODEL", ">IDLE", ">CHANCE", "?>ACTIVITY", ">FREE GiB"]
 WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 
 
@@ -47,12 +47,11 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
     shown = answer.best
     parts: list[RenderableType | None] = []
     if shown:
-        columns = [*COLUMNS, "WHY", *(WIDE_COLUMNS if is_wide else [])]
         rows = (
             [*row(rank, one), one.reason, *(_wide(one) if is_wide else [])]
             for rank, one in enumerate(shown, 1)
         )
-        parts.append(sheet(columns, rows))
+        parts.append(sheet([*COLUMNS, "WHY"], rows, WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line("no node suits", "bold"))
     left = answer.feasible - len(shown)
@@ -78,7 +77,7 @@ def row(rank: int | None, verdict: VerdictAnswer) -> list[Cell]:
     return [
         formatting.NOTHING if rank is None else str(rank),
         verdict.node,
-        formatting.model(verdict.model.upper()),
+        verdict.model or formatting.UNKNOWN,
         f"{verdict.idle}/{verdict.landing}",
         formatting.percent(verdict.chance),
         formatting.percent(sum(known) / len(known) if known else None),

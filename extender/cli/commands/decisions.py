@@ -1,5 +1,7 @@
 """`idlegpu decisions`: list the latest decisions."""
 
+from collections.abc import Sequence
+
 import click
 from rich.console import RenderableType
 
@@ -8,8 +10,10 @@ from extender.cli.remote.answers import DecisionAnswer, Decisions
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
-COLUMNS = [">#", "=TIME", "POD", "=VERB", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
+COLUMNS = [">#", "=TIME", "POD", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
 WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
+MOST = 1000
+"""Largest number of decisions that the extender returns."""
 
 FOLLOWED = {True: "yes", False: "no", None: formatting.NOTHING}
 SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
@@ -20,31 +24,33 @@ it."""
 @click.command("decisions")
 @connected
 @click.argument("pod", required=False)
-@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, 1000),
+@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, MOST),
               help="Largest number of decisions to show.")  # fmt: skip
 def command(session: Session, *, pod: str | None, limit: int) -> None:
     """List the latest decisions, newest first, of POD (namespace/name, name or UID) or of all pods.
 
     kube-scheduler calls the extender twice for each pod: filter selects the nodes that suit,
-    prioritize ranks them. FEASIBLE: nodes that suit, of the candidates; CHOSE: our first choice;
-    FOLLOWED: whether the pod was bound there. -o wide adds the runner-up and the pod's requests.
+    prioritize ranks them. Both calls are one row. FEASIBLE: nodes that suit, of the candidates;
+    CHOSE: our first choice; FOLLOWED: whether the pod was bound there. -o wide adds the runner-up
+    and the pod's requests; -o json lists each call.
     """
-    answer = session.client.decisions(pod=pod, limit=limit)
-    session.show(answer, lambda: _render(answer, pod, is_wide=session.is_wide))
+    calls = min(2 * limit, MOST) if session.is_table else limit
+    answer = session.client.decisions(pod=pod, limit=calls)
+    session.show(answer, lambda: _render(answer, pod, limit, is_wide=session.is_wide))
     if pod is not None and not answer.decisions:
         click.echo(f"no decision about {pod!r} is remembered", err=True)
         click.get_current_context().exit(1)
 
 
-def _render(answer: Decisions, pod: str | None, *, is_wide: bool) -> RenderableType:
-    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
-    rows = (_row(one, is_wide=is_wide) for one in answer.decisions)
+def _render(answer: Decisions, pod: str | None, limit: int, *, is_wide: bool) -> RenderableType:
+    pairs = _joined(answer.decisions)[:limit]
+    rows = (_row(one, filtered, is_wide=is_wide) for one, filtered in pairs)
     # For one pod, an empty list is an error: the caller prints it.
     none = None if pod else line("no decisions yet")
     away = formatting.listed(answer.unreachable)
     return stack(
         [
-            sheet(columns, rows) if answer.decisions else none,
+            sheet(COLUMNS, rows, WIDE_COLUMNS if is_wide else ()) if answer.decisions else none,
             line(f"shadow: {formatting.SHADOW}")
             if any(one.is_shadow for one in answer.decisions)
             else None,
@@ -53,14 +59,29 @@ def _render(answer: Decisions, pod: str | None, *, is_wide: bool) -> RenderableT
     )
 
 
-def _row(decision: DecisionAnswer, *, is_wide: bool) -> list[Cell]:
+def _joined(decisions: Sequence[DecisionAnswer]) -> list[tuple[DecisionAnswer, DecisionAnswer]]:
+    """Return each attempt, newest first: its last call, and its filter call (or the same call)."""
+    attempts: list[tuple[DecisionAnswer, DecisionAnswer]] = []
+    ranked: dict[tuple[str, str | None], int] = {}
+    for one in decisions:
+        key = (one.pod, one.uid)
+        at = ranked.pop(key, None)
+        if one.verb == "filter" and at is not None:
+            attempts[at] = (attempts[at][0], one)
+            continue
+        if one.verb == "prioritize":
+            ranked[key] = len(attempts)
+        attempts.append((one, one))
+    return attempts
+
+
+def _row(decision: DecisionAnswer, filtered: DecisionAnswer, *, is_wide: bool) -> list[Cell]:
     texts = SHADOWED if decision.is_shadow else FOLLOWED
     row: list[Cell] = [
         str(decision.number),
         formatting.clock(decision.at),
         decision.pod,
-        decision.verb,
-        f"{decision.feasible}/{decision.candidates}",
+        f"{filtered.feasible}/{filtered.candidates}",
         decision.node or "none",
         decision.bound_node or formatting.NOTHING,
         word(texts[decision.is_followed]),

@@ -30,8 +30,8 @@ from extender.cli.tables import Cell, line, sheet, stack, word
 
 # Render an explanation: the outcome, then a table of all nodes, then one node in detail.
 
-DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "=LANDS",
-                  ">ASSUMED", "SOURCE, AGE", "HEALTH"]  # fmt: skip
+DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "?BY", ">MEMORY", ">FREE GiB", "?>°C", "=LANDS",
+                  "?>ASSUMED", "SOURCE, AGE", "HEALTH"]  # fmt: skip
 SIGNALS = {
     "graphics_active_ratio": "graphics",
     "gpu_utilization_ratio": "GPU util",

@@ -1,14 +1,14 @@
 """`idlegpu gpus`: list GPUs."""
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
 
 from extender.cli import formatting
 from extender.cli.remote.answers import Gpu
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
-COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", ">°C", "STATE", "TENANTS"]
+COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", "?>°C", "STATE", "TENANTS"]
 WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
 STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 
@@ -28,7 +28,7 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
     answer.gpus = [
         gpu
         for gpu in answer.gpus
-        if state in {None, gpu.shown_state} and model.lower() in gpu.model.lower()
+        if state in {None, gpu.state} and model.lower() in gpu.model.lower()
     ]
     session.show(answer, lambda: table(answer.gpus, is_wide=session.is_wide))
     if not answer.gpus:
@@ -36,21 +36,21 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
         click.get_current_context().exit(1)
 
 
-def table(gpus: list[Gpu], *, is_wide: bool) -> Table:
+def table(gpus: list[Gpu], *, is_wide: bool) -> RenderableType:
     """Format GPUs as a table."""
-    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
-    return sheet(columns, (_row(gpu, is_wide=is_wide) for gpu in gpus))
+    rows = (_row(gpu, is_wide=is_wide) for gpu in gpus)
+    return sheet(COLUMNS, rows, WIDE_COLUMNS if is_wide else ())
 
 
 def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
     profile = f" {gpu.mig_profile}" if gpu.mig_profile else ""
     row: list[Cell] = [
         gpu.name,
-        formatting.model(gpu.model) + profile,
+        (gpu.model or formatting.UNKNOWN) + profile,
         formatting.percent(gpu.utilization_ratio),
         memory(gpu),
         formatting.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
-        word(gpu.shown_state),
+        word(gpu.state),
         formatting.listed(gpu.tenants)
         if gpu.tenants or not gpu.replicas_used
         else formatting.UNKNOWN,

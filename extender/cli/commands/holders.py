@@ -8,7 +8,16 @@ from extender.cli.remote.holding import HolderAnswer, HoldersAnswer, SumsAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-COLUMNS = ["POD", "NODE", ">IDLE GPUS", ">IDLE FOR", ">GPU-HOURS", ">IDLE", ">MEMORY GiB", "OWNER"]
+COLUMNS = [
+    "POD",
+    "NODE",
+    ">IDLE GPUS",
+    ">IDLE FOR",
+    "?>GPU-HOURS",
+    ">IDLE HOURS",
+    "?>MEMORY GiB",
+    "?OWNER",
+]
 COST_COLUMNS = [">COST USED", ">COST IDLE"]
 WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
 
@@ -47,9 +56,8 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
     parts: list[RenderableType | None] = []
     if answer.holders:
         costs = COST_COLUMNS if answer.is_priced else []
-        columns = COLUMNS + costs + (WIDE_COLUMNS if is_wide else [])
         rows = (_row(one, is_wide=is_wide, is_priced=answer.is_priced) for one in answer.holders)
-        parts.append(sheet(columns, rows))
+        parts.append(sheet(COLUMNS + costs, rows, WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
     left = answer.total - len(answer.holders)

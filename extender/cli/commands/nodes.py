@@ -1,16 +1,31 @@
 """`idlegpu nodes`: list the nodes with GPUs."""
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
+from rich.text import Text
 
 from extender.cli import formatting
-from extender.cli.remote.answers import Node, Nodes
+from extender.cli.remote.answers import Node, Nodes, StateCounts
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
-COLUMNS = ["NODE", "MODEL", ">IDLE", ">HELD", ">ACTIVITY", ">MEMORY", "STATUS"]
-MIG_COLUMN = ">MIG IDLE"
-WIDE_COLUMNS = [">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
+COLUMNS = [
+    "NODE", "MODEL", ">GPUS", ">IDLE", ">HELD IDLE", ">BUSY", ">FOREIGN", ">UNHEALTHY", ">UNKNOWN",
+    "?>ACTIVITY", "?>MEMORY",
+]  # fmt: skip
+STATUS_COLUMN = "STATUS"
+WIDE_COLUMNS = [
+    ">HELD", ">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS",
+]  # fmt: skip
+KINDS = {
+    "idle": "green",
+    "held_idle": "yellow",
+    "busy": "",
+    "foreign": "magenta",
+    "unhealthy": "bold red",
+    "unknown": "yellow",
+}
+"""Columns of counts, by field of the answer, and their colors."""
 
 
 @click.command("nodes")
@@ -20,19 +35,21 @@ WIDE_COLUMNS = [">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
 )
 @click.option("--model", default="", help="Only nodes whose GPU model contains this text.")
 def command(session: Session, *, only_idle: bool, model: str) -> None:
-    """List nodes with GPUs: idle GPUs, activity, memory, status.
+    """List nodes with GPUs, and count their GPUs by state.
 
-    IDLE: GPUs that are idle by their readings, of all GPUs (a GPU in MIG mode is idle if all its
-    instances are). MIG IDLE: idle MIG instances, if there are any. HELD: GPUs that pods hold, of
-    the allocatable ones, as the API server counts. ACTIVITY and MEMORY: means over the node's GPUs.
-    STATUS: as kubectl shows it.
+    Each GPU counts once: GPUS is the sum of the six columns after it. MIG instances have a row of
+    their own under their node. IDLE: idle by their readings, and no pod holds them. HELD IDLE: idle
+    although a pod holds them. FOREIGN: a process outside Kubernetes uses them. UNKNOWN: without
+    fresh readings. ACTIVITY and MEMORY: means over the
+    node. STATUS: as kubectl shows it, if a node is not just Ready. -o wide adds
+    HELD: what pods hold of the allocatable GPUs, as the API server counts.
     """
     answer = session.client.nodes()
     answer.nodes = [
         node
         for node in answer.nodes
         if model.lower() in node.model.lower()
-        and (node.gpus_idle or node.mig_instances_idle or not only_idle)
+        and (node.gpu_states.idle or node.mig_states.idle or not only_idle)
     ]
     session.show(answer, lambda: _sheet(answer, is_wide=session.is_wide))
     if not answer.nodes:
@@ -40,46 +57,49 @@ def command(session: Session, *, only_idle: bool, model: str) -> None:
         click.get_current_context().exit(1)
 
 
-def _sheet(answer: Nodes, *, is_wide: bool) -> Table:
-    has_instances = any(node.mig_instances_total for node in answer.nodes)
-    at = COLUMNS.index(">IDLE") + 1
-    columns = [*COLUMNS[:at], *([MIG_COLUMN] if has_instances else []), *COLUMNS[at:]]
+def _sheet(answer: Nodes, *, is_wide: bool) -> RenderableType:
+    has_status = any(status_of(node) != "Ready" for node in answer.nodes)
+    columns = [*COLUMNS, STATUS_COLUMN] if has_status else COLUMNS
+    extra = [*([] if has_status else [STATUS_COLUMN]), *WIDE_COLUMNS] if is_wide else []
     rows = []
     for node in answer.nodes:
-        row = _row(node, is_wide=is_wide)
-        if has_instances:
-            row.insert(at, _instances(node))
-        rows.append(row)
-    return sheet(columns + (WIDE_COLUMNS if is_wide else []), rows)
+        states = [node.gpu_states] if node.gpu_states.total or not node.mig_states.total else []
+        if node.mig_states.total:
+            states.append(node.mig_states)
+        for one in states:
+            row = _row(node, one)
+            if has_status or is_wide:
+                row.append(word(status_of(node)))
+            if is_wide:
+                row += _more(node)
+            rows.append(row)
+    return sheet(columns, rows, extra)
 
 
-def _instances(node: Node) -> str:
-    total = node.mig_instances_total
-    return f"{node.mig_instances_idle}/{total}" if total else formatting.NOTHING
-
-
-def _row(node: Node, *, is_wide: bool) -> list[Cell]:
-    used = sum(counts.held for counts in node.resources.values())
-    offered = sum(counts.allocatable for counts in node.resources.values())
-    row: list[Cell] = [
+def _row(node: Node, states: StateCounts) -> list[Cell]:
+    kind = " MIG" if states is node.mig_states else ""
+    counted = [(getattr(states, name), style) for name, style in KINDS.items()]
+    return [
         node.name,
-        formatting.model(node.model),
-        f"{node.gpus_idle}/{node.gpus_total}",
-        f"{used}/{offered}",
+        (node.model or formatting.UNKNOWN) + kind,
+        str(states.total),
+        *(Text(str(count), style=style if count else "dim") for count, style in counted),
         formatting.percent(node.utilization_mean_ratio),
         formatting.percent(node.memory_used_mean_ratio),
-        word(status_of(node)),
     ]
-    if is_wide:
-        assumed = sum(counts.assumed for counts in node.resources.values())
-        row += [
-            str(assumed),
-            str(node.early_failures),
-            node.driver_version or formatting.UNKNOWN,
-            formatting.resources({name: one.allocatable for name, one in node.resources.items()}),
-            formatting.listed(node.pods),
-        ]
-    return row
+
+
+def _more(node: Node) -> list[Cell]:
+    counts = list(node.resources.values())
+    held, offered = sum(one.held for one in counts), sum(one.allocatable for one in counts)
+    return [
+        f"{held}/{offered}",
+        str(sum(one.assumed for one in counts)),
+        str(node.early_failures),
+        node.driver_version or formatting.UNKNOWN,
+        formatting.resources({name: one.allocatable for name, one in node.resources.items()}),
+        formatting.listed(node.pods),
+    ]
 
 
 def status_of(node: Node) -> str:

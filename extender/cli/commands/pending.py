@@ -8,7 +8,14 @@ from extender.cli.remote.answers import PendingAnswer, ReasonCount, Waiting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
-COLUMNS = ["POD", ">WAITS", "ASKS FOR", "STATE", "NODES HELD BACK BY KUBE-SCHEDULER", "BY IDLEGPU"]
+COLUMNS = [
+    "POD",
+    ">WAITS",
+    "ASKS FOR",
+    "STATE",
+    "_NODES HELD BACK BY KUBE-SCHEDULER",
+    "_BY IDLEGPU",
+]
 WIDE_COLUMNS = ["SCHEDULER", "OWNER", "WHAT WOULD HELP"]
 MOST_REASONS = 2
 
@@ -29,12 +36,12 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 
 
 def _render(answer: PendingAnswer, *, is_wide: bool) -> RenderableType:
-    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
+    columns = WIDE_COLUMNS if is_wide else ()
     left = answer.total - len(answer.pods)
     away = formatting.listed(answer.unreachable)
     return stack(
         [
-            sheet(columns, (_row(pod, is_wide=is_wide) for pod in answer.pods))
+            sheet(COLUMNS, (_row(pod, is_wide=is_wide) for pod in answer.pods), columns)
             if answer.pods
             else line("no GPU pod waits"),
             line(f"and {left} more (--limit)", "dim") if left > 0 else None,

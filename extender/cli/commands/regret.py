@@ -9,7 +9,7 @@ from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
 MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
-COLUMNS = ["POD", "NODE", "OUR CHOICE", "BEST", ">GOT", ">CHOICE", ">BEST", ">REGRET", "FOLLOWED"]
+COLUMNS = ["POD", "NODE", "OUR CHOICE", "?BEST", ">GOT", ">CHOICE", ">BEST", ">REGRET", "?FOLLOWED"]
 WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 
 
@@ -45,9 +45,15 @@ def _render(answer: Regret, *, is_wide: bool) -> RenderableType:
         _mean_row("followed", answer.followed),
         _mean_row("not followed", answer.not_followed),
     ]
-    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
     rows = (_row(one, is_wide=is_wide) for one in answer.placements)
-    return stack([sheet(MEANS, means), line(""), sheet(columns, rows), *notes])
+    return stack(
+        [
+            sheet(MEANS, means),
+            line(""),
+            sheet(COLUMNS, rows, WIDE_COLUMNS if is_wide else ()),
+            *notes,
+        ]
+    )
 
 
 def _mean_row(name: str, means: RegretMeans) -> list[Cell]:

@@ -61,12 +61,12 @@ def command(
     status 1 if the pod did not run or failed. -o json or yaml prints the outcome and the output as
     a document.
     """
-    cluster = session.cluster
-    where = namespace or cluster.namespace
     item = smoke_pod(node, resource=resource, image=image)
     if dry_run:
         click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
         return
+    cluster = session.cluster
+    where = namespace or cluster.namespace
     made = cluster.create(PATHS["Pod"].format(where), item)
     name = made["metadata"]["name"]
     path = f"{PATHS['Pod'].format(where)}/{name}"

@@ -100,16 +100,16 @@ def _screen(gpus: list[Gpu], lines: int, *, is_wide: bool) -> RenderableType:
 
 def _head(gpus: list[Gpu]) -> Text:
     """Return the summary line: time, number of GPUs, mean activity, GPUs by state."""
-    states = Counter(gpu.shown_state for gpu in gpus)
+    states = Counter(gpu.state for gpu in gpus)
     known = [gpu.utilization_latest_ratio for gpu in gpus]
     busy = [value for value in known if value is not None]
     mean = f"{sum(busy) / len(busy):.0%}" if busy else UNKNOWN
     now = datetime.now().astimezone()
-    inside = [(gpu.node, gpu.uuid) for gpu in gpus if gpu.mig_profile]
-    instances = f", {len(inside)} MIG instances" if inside else ""
-    cards = len(gpus) - len(inside) + len(set(inside))
-    named = f"{cards} GPU" if cards == 1 else f"{cards} GPUs"
-    head = Text(f"{now:%H:%M:%S}  {named}{instances}, {mean} busy on average:")
+    instances = sum(bool(gpu.mig_profile) for gpu in gpus)
+    whole = len(gpus) - instances
+    named = f"{whole} GPU" if whole == 1 else f"{whole} GPUs"
+    also = f", {instances} MIG instances" if instances else ""
+    head = Text(f"{now:%H:%M:%S}  {named}{also}, {mean} busy on average:")
     for state in STATES:
         if states[state]:
             head.append(f"  {states[state]} {state}", style=STYLES[state])

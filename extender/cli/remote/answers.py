@@ -68,19 +68,27 @@ class Gpu(Answer):
         instance = f"/{self.gpu_instance_id}" if self.gpu_instance_id else ""
         return f"{self.node}::{index}{instance}"
 
+
+class StateCounts(Answer):
+    """Number of devices in each state; a device that a pod holds is `held_idle`, not `idle`."""
+
+    idle: int = 0
+    held_idle: int = 0
+    busy: int = 0
+    foreign: int = 0
+    unhealthy: int = 0
+    unknown: int = 0
+
     @property
-    def shown_state(self) -> str:
-        """State as page and command line show it: stale or unknown without a fresh reading."""
-        is_busy_by_reading = self.state == "busy" and not self.assumed
-        if self.freshness == "fresh" or not (self.state == "unknown" or is_busy_by_reading):
-            return self.state
-        return "stale" if self.freshness == "stale" else "unknown"
+    def total(self) -> int:
+        """Number of devices."""
+        return sum(getattr(self, name) for name in self.__struct_fields__)
 
 
 class Node(Answer):
     """One node with GPUs; `gpus` is filled only in the answer for a single node.
 
-    A GPU is a card. A card with MIG instances counts once, and is idle if all of them are.
+    `gpu_states` counts GPUs without MIG instances, `mig_states` MIG instances: each device once.
     """
 
     name: str
@@ -89,15 +97,13 @@ class Node(Answer):
     is_ready: bool
     is_unschedulable: bool
     resources: dict[str, ResourceCounts]
-    gpus_total: int
-    gpus_idle: int
+    gpu_states: StateCounts
+    mig_states: StateCounts
     utilization_mean_ratio: float | None
     memory_used_mean_ratio: float | None
     early_failures: int
     pods: list[str]
     gpus: list[Gpu] = []
-    mig_instances_total: int = 0
-    mig_instances_idle: int = 0
 
 
 class Nodes(Answer):

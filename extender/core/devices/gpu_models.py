@@ -17,6 +17,33 @@ def normalize_model(model: str) -> str:
     return " ".join(model.lower().replace("-", " ").replace("_", " ").split())
 
 
+_NOT_SPELLED: Final = frozenset({"nvidia", "tesla"})
+"""Words that say nothing about a model."""
+
+_SPELLED: Final = MappingProxyType(
+    {"pcie": "PCIe", "geforce": "GeForce", "rtx": "RTX", "gtx": "GTX", "titan": "TITAN"}
+    | {"grid": "GRID", "pro": "PRO", "super": "SUPER", "nvl": "NVL", "sxm": "SXM", "cg": "CG"}
+)
+"""Spelling of words that are neither capitalized nor, with a digit, in capitals."""
+
+
+def model_name(model: str) -> str:
+    """Return the spelling of a model for people: the same for telemetry and for node labels.
+
+    Example:
+        >>> model_name("Tesla V100-SXM2-32GB"), model_name("NVIDIA-A10-SHARED")
+        ('V100 SXM2 32GB', 'A10')
+        >>> model_name("NVIDIA GeForce RTX 3060 Ti"), model_name("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb")
+        ('GeForce RTX 3060 Ti', 'A100 SXM4 40GB')
+    """
+    name = normalize_model(model).partition(" mig ")[0].removesuffix(" shared")
+    return " ".join(
+        _SPELLED.get(word, word.capitalize() if word.isalpha() else word.upper())
+        for word in name.split()
+        if word not in _NOT_SPELLED
+    )
+
+
 GIB: Final = 1 << 30
 
 ANY: Final = "any"

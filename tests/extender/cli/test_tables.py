@@ -218,12 +218,18 @@ team/train-012   10:01:00         80
 POD            TIME      GiB
 team/train-012 10:01:00   80
 """,
+    24: """
+                    FREE
+POD        TIME      GiB
+team/      10:01:00   80
+train-012
+""",
     20: """
                 FREE
 POD    TIME      GiB
-team/t 10:01:00   80
-rain-0
-12
+team/  10:01:00   80
+train-
+012
 """,
 }
 """A table by the columns of the terminal."""
@@ -275,10 +281,10 @@ def test_decisions_in_shadow_are_marked() -> None:
         reported = runner(url)("decisions").stdout.splitlines()
         why = runner(url)("explain", "waits").stdout
 
-    assert [line.partition("prioritize")[2].split(maxsplit=3)[2:] for line in reported[1:4]] == [
-        ["-", "shadow"],
-        ["node-2", "shadow: another"],
-        ["node-1", "shadow: same"],
+    assert [line.split(maxsplit=5)[5:] for line in reported[1:4]] == [
+        ["-          shadow"],
+        ["node-2     shadow: another"],
+        ["node-1     shadow: same"],
     ]
     assert reported[4].startswith("shadow: in shadow mode kube-scheduler does not receive")
     assert "in shadow mode kube-scheduler does not receive" in why

@@ -168,14 +168,14 @@ def test_without_a_terminal_it_writes_one_look_after_the_other(fleet: Changing) 
         process.communicate()
 
 
-def test_a_card_in_instances_counts_once() -> None:
+def test_instances_of_a_card_are_counted_apart_from_gpus() -> None:
     with serving(mig_world().build_app()) as url:
         shown = runner(url)("top", "--once").stdout
         listed = runner(url)("nodes", "--idle").stdout
 
     header, node = listed.splitlines()
-    assert re.split(" {2,}", header)[2:4] == ["IDLE", "MIG IDLE"]
-    assert re.split(" {2,}", node)[2:4] == ["0/1", "2/4"]
-    assert "1 GPU, 4 MIG instances, 45% busy on average" in shown
+    assert re.split(" {2,}", header)[1:4] == ["MODEL", "GPUS", "IDLE"]
+    assert re.split(" {2,}", node)[1:4] == ["A100 SXM4 40GB MIG", "4", "2"]
+    assert "0 GPUs, 4 MIG instances, 45% busy on average" in shown
     names = [line.split()[0] for line in shown.splitlines() if line.startswith("node-m::")]
     assert sorted(names) == [f"node-m::0/{number}" for number in (10, 7, 8, 9)]

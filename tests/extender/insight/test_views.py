@@ -218,12 +218,13 @@ def test_an_assumed_pod_shows_on_its_node(world: World) -> None:
     }
 
 
-def test_a_card_in_mig_instances_is_one_gpu_of_a_node() -> None:
+def test_the_instances_of_a_card_are_counted_apart_from_gpus() -> None:
     mig = mig_world()
     (node,) = node_views(mig.fleet, mig.fleet.snapshot(), ["node-m"], gpus=False)
 
-    assert (node["gpus_total"], node["gpus_idle"]) == (1, 0)
-    assert (node["mig_instances_total"], node["mig_instances_idle"]) == (4, 2)
+    assert sum(node["gpu_states"].values()) == 0
+    assert sum(node["mig_states"].values()) == 4
+    assert (node["mig_states"]["idle"], node["mig_states"]["foreign"]) == (2, 2)
 
 
 def test_a_node_without_gpus_has_none(world: World) -> None:
@@ -231,7 +232,7 @@ def test_a_node_without_gpus_has_none(world: World) -> None:
 
     (node,) = node_views(world.fleet, world.fleet.snapshot(), ["plain"], gpus=True)
 
-    assert node["gpus_total"] == node["gpus_idle"] == 0
+    assert sum(node["gpu_states"].values()) == sum(node["mig_states"].values()) == 0
 
 
 def test_the_driver_is_reported_by_telemetry_else_by_labels(world: World) -> None:

@@ -113,7 +113,7 @@ export class Detail {
   }
 
   gpu(gpu, at) {
-    const kind = kindName(gpu);
+    const kind = gpu.state;
     return h("section", { class: "gpu", "aria-label": nameOf(gpu) },
       h("h3", {}, nameOf(gpu), h("span", { class: `state ${kind}` }, kind)),
       h("p", { class: "why" }, gpu.why),
@@ -152,12 +152,5 @@ export class Detail {
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
 export const nameOf = (gpu) => `${gpu.index === null ? "GPU" : `GPU ${gpu.index}`}${gpu.mig_profile ? ` ${clean(gpu.mig_profile)}` : ""}`;
-
-/** Return the state in the map's terms. */
-function kindName(gpu) {
-  if (gpu.state === "unhealthy") return "unhealthy";
-  if (gpu.state === "unknown" || (gpu.state === "busy" && gpu.freshness !== "fresh" && !gpu.assumed)) return gpu.freshness === "stale" ? "stale" : "unknown";
-  return gpu.state;
-}
 
 export { KINDS, kindOf };

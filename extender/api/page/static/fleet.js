@@ -76,19 +76,7 @@ export class Fleet {
       this.labels[label] = { values, of: unpack(of, Uint16Array) };
     }
     this.size = this.state.length;
-    this.uniteModels();
     this.layCards(unpack(event.counts, Uint16Array));
-  }
-
-  /** Normalize model names: node labels spell them differently from telemetry. */
-  uniteModels() {
-    const key = (name) => name.replaceAll(" ", "-").replace(/-SHARED$/, "");
-    const spelled = new Map();
-    for (const name of this.models) if (!spelled.has(key(name)) || name.includes(" ")) spelled.set(key(name), name);
-    const united = [...spelled.values()];
-    const number = this.models.map((name) => united.indexOf(spelled.get(key(name))));
-    for (let device = 0; device < this.size; device++) this.model[device] = number[this.model[device]];
-    this.models = united;
   }
 
   /** Compute the devices of each node, and their cards. */
@@ -137,15 +125,15 @@ export class Fleet {
     return at < this.nodeStart[node + 1] ? this.models[this.model[at]] || "unknown model" : "no GPUs seen";
   }
 
-  /** Count a node's cards and MIG instances. */
+  /** Count a node's GPUs that have no MIG instances, and its MIG instances. */
   sizes(node) {
-    const first = this.nodeCard[node], last = this.nodeCard[node + 1];
-    let instances = 0;
-    for (let card = first; card < last; card++) {
+    let gpus = 0, instances = 0;
+    for (let card = this.nodeCard[node]; card < this.nodeCard[node + 1]; card++) {
       const start = this.cardStart[card];
       if (this.profiles[this.profile[start]]) instances += this.cardStart[card + 1] - start;
+      else gpus++;
     }
-    return { cards: last - first, instances };
+    return { gpus, instances };
   }
 
   get hasInstances() {
@@ -154,14 +142,14 @@ export class Fleet {
 
   /** Format the counts of all or some nodes, such as `6 GPUs`, `8 MIG instances`. */
   sizeInWords(nodes = this.names.keys()) {
-    let cards = 0, instances = 0;
+    let gpus = 0, instances = 0;
     for (const node of nodes) {
       const one = this.sizes(node);
-      cards += one.cards;
+      gpus += one.gpus;
       instances += one.instances;
     }
-    const gpus = plural(cards, "GPU");
-    return instances ? [gpus, plural(instances, "MIG instance")] : [gpus];
+    const words = plural(gpus, "GPU");
+    return instances ? [words, plural(instances, "MIG instance")] : [words];
   }
 
   /** Count the devices of each kind, of all or some nodes. */

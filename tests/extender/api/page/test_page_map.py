@@ -26,7 +26,7 @@ NODES = {  # zone, pool, model
 }
 WORKERS = ("n-1", "n-2", "n-3")
 GROUPS = {
-    "model": {"NVIDIA A10": ["n-2", "n-3"], "NVIDIA H100 80GB HBM3": ["n-1", "n-4"]},
+    "model": {"A10": ["n-2", "n-3"], "H100 80GB HBM3": ["n-1", "n-4"]},
     POOL: {"blue": ["n-1", "n-2"], "green": ["n-3", "n-4"]},
     ZONE: {"east": ["n-1", "n-3"], "west": ["n-2", "n-4"]},
     ROLES: {"gpu": ["n-4"], "gpu + worker": ["n-1", "n-2", "n-3"]},
