@@ -188,6 +188,8 @@ class Assumed:
     Attributes:
         utilization: ratio that each pod adds to a shared device.
         tentative_seconds: time that an unbound pod counts after our answer.
+        simulated_seconds: the same for a pod whose placement kube-scheduler may take back without
+            a word, from the last answer about any pod of its group.
         warm_up_seconds: time after a pod's start from which readings show its load.
         loading_seconds: time after the last container start during which a pod on a shared device
             with less activity than estimated counts as still loading its data.
@@ -195,6 +197,7 @@ class Assumed:
 
     utilization: float = 0.10
     tentative_seconds: float = 30.0
+    simulated_seconds: float = 1.0
     warm_up_seconds: float = 120.0
     loading_seconds: float = 900.0
 

@@ -157,6 +157,7 @@ class Fleet:
                 self.pod_waiting.publish(record)
             return
         if record.holds_devices and not (before is not None and before.holds_devices):
+            self.groups.note_bound(record, until=now + self.policy.assumed.tentative_seconds)
             self._gained.add(record.node)
         self._dirty.add(record.node)
         self.changed.publish()

@@ -11,8 +11,9 @@ from extender.core.nodes.assumed_pods import Ledger
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.node_affinity import selects, tolerates
 from extender.core.nodes.node_selection import ANYWHERE, Selection
+from extender.core.nodes.pod_groups import PodGroup
 from extender.core.nodes.snapshot import Flags, Pool, Snapshot
-from extender.core.policy import GroupPolicy, Policy
+from extender.core.policy import Assumed, GroupPolicy, Policy
 from extender.core.request.request import GpuRequest
 
 PASSING_TAINTS: Final = "node.kubernetes.io/"
@@ -71,6 +72,39 @@ class PodGroups:
     def members(self, key: str) -> frozenset[str]:
         """Return the UIDs of a group's pods that have not ended."""
         return frozenset(self._uids.get(key, ()))
+
+    def tentative_seconds(self, uid: str, assumed: Assumed) -> float:
+        """Return for how long a pod counts after our answer if it is not bound."""
+        record = self._pods.get(uid)
+        is_reverted = record is not None and record.group is not None and record.group.is_reverted
+        return assumed.simulated_seconds if is_reverted else assumed.tentative_seconds
+
+    def note_question(self, uid: str, group: PodGroup | None, *, until: float) -> None:
+        """Note that kube-scheduler asks about the next pod of a group that it may take back.
+
+        If the pod is assumed already, kube-scheduler tries the whole group again, so the answers
+        about the pods after it are void. Otherwise the pods before it still count.
+
+        Args:
+            uid: UID of the pod.
+            group: its group.
+            until: end of the time that the group's pods count, seconds since the epoch.
+        """
+        if group is None or not group.is_reverted:
+            return
+        others = self.members(group.key)
+        self._ledger.drop_later(uid, others)
+        self._ledger.prolong(others, until)
+
+    def note_bound(self, record: PodRecord, *, until: float) -> None:
+        """Note that a pod is bound: kube-scheduler then binds the others of its group, too.
+
+        Args:
+            record: the pod.
+            until: end of the time that the others count, seconds since the epoch.
+        """
+        if record.group is not None and record.group.is_reverted:
+            self._ledger.prolong(self.members(record.group.key), until)
 
     def need(
         self,

@@ -29,6 +29,7 @@ from extender.fleet.fleet import Fleet
 from extender.placement.evaluation_cache import EvaluationCache
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
+from extender.placement.request_log import FILTER
 from extender.runtime.topic import Topic
 from extender.settings.config import Settings
 from extender.settings.shadow_mode import Mode
@@ -166,6 +167,9 @@ class Placer:
             candidates: node names, in kube-scheduler's order.
             ranked: minimum number of nodes to rank; None for all that pass.
         """
+        if verb == FILTER and request.group is not None:
+            until = self._clock() + self.policy.assumed.simulated_seconds
+            self.fleet.groups.note_question(pod.uid, request.group, until=until)
         weighed = self.weigh(pod, request, candidates, ranked=ranked)
         about, overlays = (weighed.snapshot, weighed.policy), weighed.overlays
         record = DecisionRecord(
@@ -381,10 +385,22 @@ class Placer:
         if node is None or self.is_shadow:
             self.fleet.ledger.drop(pod.uid)
         else:
-            self.reserve(pod, request, node)
+            seconds = self.fleet.groups.tentative_seconds(pod.uid, self.policy.assumed)
+            self.reserve(pod, request, node, seconds=seconds)
 
-    def reserve(self, pod: PodRef, request: GpuRequest, node: str) -> None:
-        """Assume a pod on a node until it is bound or the assumption expires."""
+    def reserve(
+        self, pod: PodRef, request: GpuRequest, node: str, *, seconds: float | None = None
+    ) -> None:
+        """Assume a pod on a node until it is bound or the assumption expires.
+
+        Args:
+            pod: the pod.
+            request: its GPU request.
+            node: name of the node.
+            seconds: time until then; None for `assumed.tentative_seconds`.
+        """
+        if seconds is None:
+            seconds = self.policy.assumed.tentative_seconds
         self.fleet.ledger.assume(
             Assumption(
                 uid=pod.uid,
@@ -393,7 +409,7 @@ class Placer:
                 resources=request.resources,
                 memory_bytes=request.memory_bytes,
                 expected_bytes=request.expected_bytes,
-                expires_at=self._clock() + self.policy.assumed.tentative_seconds,
+                expires_at=self._clock() + seconds,
                 last_refusal=request.last_refusal,
             )
         )

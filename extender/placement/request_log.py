@@ -260,7 +260,9 @@ class RequestLog:
         is_firm = known is not None and known.expires_at is None
         if is_firm or (record is not None and (record.node or record.phase.is_terminal)):
             return
-        left = question.at + self._fleet.policy.assumed.tentative_seconds - self.monotonic()
+        assumed = self._fleet.policy.assumed
+        seconds = self._fleet.groups.tentative_seconds(question.uid, assumed)
+        left = question.at + seconds - self.monotonic()
         offered = self._fleet.offered
         # Before the nodes are known, any resource may be offered.
         resources = tuple(part for part in question.resources if part[0] in offered or not offered)

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 GROUPS: Final = f"/apis/{API}/namespaces/default/podgroups"
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
+RACK: Final = "topology.kubernetes.io/rack"
 GIVEN_BACK: Final = "pod group is unschedulable"
 """What kube-scheduler says of a pod that has a node, in a group that has too few."""
 
@@ -124,6 +125,43 @@ async def test_a_group_that_is_deleted_counts_nowhere(world: World) -> None:
         return bool(shown["resources"]["nvidia.com/gpu"]["assumed"] == 0)
 
     await wait_for(counts_nowhere, "nothing is assumed of the group")
+
+
+async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(
+    world: World,
+) -> None:
+    name = world.add("small", 2)
+    await world.start()
+    pods = await group(world, "again", 3)
+    await world.client.create_all(pods)
+    await given_back(world, pods)
+    for _ in range(2):  # from the second time on, no condition of a pod changes
+        tried = [len(await world.decisions(item)) for item in pods]
+
+        async def is_tried(before: int = sum(tried)) -> bool:
+            return sum([len(await world.decisions(item)) for item in pods]) > before
+
+        await world.client.patch(node(name), {"metadata": {"labels": {"x": str(sum(tried))}}})
+        await wait_for(is_tried, "kube-scheduler tries the group again")
+
+    async def counts_nowhere() -> bool:
+        shown = await world.services.extender.get(f"/v1/nodes/{name}")
+        return bool(shown["resources"]["nvidia.com/gpu"]["assumed"] == 0)
+
+    await wait_for(counts_nowhere, "nothing is assumed of the group", deadline_seconds=10)
+
+
+async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World) -> None:
+    small = [world.add(f"a-{number}", 1) for number in range(3)]
+    large = [world.add(f"b-{number}", 2) for number in range(2)]
+    await world.start()
+    for rack, nodes in (("a", small), ("b", large)):
+        for name in nodes:
+            await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
+    pods = await group(world, "near", 4)
+    await world.client.create_all(pods)
+
+    assert set(await world.bound(pods)) == set(large)
 
 
 async def test_a_group_evicts_no_more_than_it_needs_without_our_being_asked_whom(

@@ -1,7 +1,8 @@
 """Order nodes for a pod of a group: near the pods that are placed, and where the rest has room.
 
-The topology is a list of labels from the nearest domain to the widest; the node itself is the
-nearest domain of all. Nodes of equal certainty and preference are ordered by:
+The topology is a list of labels from the nearest domain to the widest. The node itself is the
+nearest domain of all, except with shared devices, on which the group's pods would slow each other
+down. Nodes of equal certainty and preference are ordered by:
 
 1. how near the nearest domain is that the node shares with a placed pod of the group
 2. how near the nearest domain is with room for all pods of the group that are not placed yet
@@ -199,13 +200,14 @@ def fit_group(
     room = np.where(passing, np.maximum(free, count) // unit, 0)
     needed = -(-need.rest // unit)
     domains = [np.where(rows < 0, -1, of_label[rows]) for of_label in need.topology.domains]
-    rooms = [room, *(_sums(domain, room) for domain in domains)]
+    is_shared = pool.batch.is_shared[rows]
+    rooms = [np.where(is_shared, 0, room), *(_sums(domain, room) for domain in domains)]
     wanted = max(min(needed, max(int(each.max(initial=0)) for each in rooms)), 1)
     fits = _first_level([each >= wanted for each in rooms])
     nearer = np.choose(np.maximum(np.minimum(fits, len(rooms)) - 1, 0), rooms)
     lacking = QUARTERS - np.minimum(nearer * QUARTERS // wanted, QUARTERS)
     levels = len(rooms) + 1
-    order = _nearness(need, pool, rows, domains) * levels + fits
+    order = _nearness(need, pool, rows, (domains, is_shared)) * levels + fits
     order = order * (QUARTERS + 1) + np.where(fits == 0, 0, lacking)
     kinds, ranks = np.unique(order[passing], return_inverse=True)
     all_ranks = np.full(len(rows), UNRANKED, dtype=np.uint8)
@@ -215,6 +217,7 @@ def fit_group(
         levels=(NODE, *map(short, need.topology.labels)),
         has_placed=bool(need.placed),
         is_whole=wanted >= needed,
+        is_known=bool(domains) or not is_shared.all(),
     )
     return GroupFit(
         name=need.name,
@@ -291,12 +294,15 @@ def _first_level(holds: Sequence[Flags]) -> Rows:
     return found
 
 
-def _nearness(need: GroupNeed, pool: Pool, rows: Rows, domains: Sequence[Rows]) -> Rows:
+def _nearness(
+    need: GroupNeed, pool: Pool, rows: Rows, by_row: tuple[Sequence[Rows], Flags]
+) -> Rows:
     """Return per candidate the nearest level that it shares with a placed pod of the group."""
+    domains, is_shared = by_row
     placed = [pool.row_of[node] for node in need.placed if node in pool.row_of]
     if not placed:
         return np.zeros(len(rows), dtype=np.intp)
-    shares = [np.isin(rows, placed)]
+    shares = [np.isin(rows, placed) & ~is_shared]
     for of_label, domain in zip(need.topology.domains, domains, strict=True):
         shares.append((domain >= 0) & np.isin(domain, of_label[placed]))
     return _first_level(shares)
@@ -337,14 +343,18 @@ class _Words:
         levels: names of the levels, the nearest first.
         has_placed: whether a pod of the group is placed.
         is_whole: whether some domain has room for all of the rest.
+        is_known: whether any domain is known.
     """
 
     levels: tuple[str, ...]
     has_placed: bool
     is_whole: bool
+    is_known: bool
 
     def of(self, near: int, fits: int) -> str:
         """Return the words for the nearest shared level, and the nearest one with room."""
+        if not self.is_known:
+            return ""
         if self.has_placed and near < len(self.levels):
             return f"same {self.levels[near]} as its group"
         away = "apart from its group, " if self.has_placed else ""

@@ -151,6 +151,25 @@ class Ledger:
                 expires_at = assumption.expires_at - seconds
                 self._by_uid[uid] = replace(assumption, expires_at=expires_at)
 
+    def prolong(self, uids: Iterable[str], until: float) -> None:
+        """Let tentative pods count until a given time at least, seconds since the epoch."""
+        for uid in uids:
+            assumption = self._by_uid.get(uid)
+            if assumption is not None and (assumption.expires_at or until) < until:
+                self._by_uid[uid] = replace(assumption, expires_at=until)
+
+    def drop_later(self, uid: str, uids: AbstractSet[str]) -> None:
+        """Remove those of the tentative pods `uids` that were assumed after a pod.
+
+        Args:
+            uid: UID of the pod; if it is not assumed, nothing is removed.
+            uids: UIDs of other pods.
+        """
+        order = list(self._by_uid)
+        later = order[order.index(uid) + 1 :] if uid in self._by_uid else []
+        found = (self._by_uid[other] for other in later if other in uids)
+        self._drop_all([each for each in found if each.expires_at is not None])
+
     def expire(self, now: float) -> None:
         """Remove expired tentative pods and expired records of deleted pods."""
         while self._gone and self._gone[gone := next(iter(self._gone))] <= now:

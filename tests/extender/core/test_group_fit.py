@@ -156,6 +156,22 @@ def test_pods_that_are_placed_and_not_seen_yet_take_room() -> None:
     assert found[0].startswith("b1")
 
 
+def test_a_shared_node_is_not_near_itself() -> None:
+    shared = {
+        name: Node(gpus=(Gpu(used=used),), replicas=4, is_shared=True)
+        for name, used in {"a1-x": 1, "a1-y": 0, "b1-x": 0}.items()
+    }
+    none = need(shared, size=3, placed={"a1-x": 1}, topology=Topology())
+
+    near = decided(shared, need(shared, size=3, placed={"a1-x": 1}))
+    unknown = decided(shared, none)
+
+    assert ranking(near) == ["a1-y", "a1-x", "b1-x"]
+    assert ranking(unknown) == ranking(decided(shared, None)) == ["a1-y", "b1-x", "a1-x"]
+    assert unknown.group is not None
+    assert unknown.group.of(0).words == ""
+
+
 def test_room_counts_whole_pods() -> None:
     nodes = nodes_of({"a1-x": 3, "a1-y": 3, "b1-x": 2, "b1-y": 2, "b1-z": 2})
 
