@@ -12,8 +12,8 @@ from testkit.controlplane.plane import ControlPlane
 from testkit.controlplane.services import Services
 from testkit.controlplane.world import World, open_world
 
-FEATURES: Final = ("GenericWorkload",)
-"""Beta in the release that the tests run with, and off by default."""
+FEATURES: Final = ("GenericWorkload", "TopologyAwareWorkloadScheduling")
+"""Beta and alpha in the release that the tests run with, and off by default."""
 API: Final = "scheduling.k8s.io/v1beta1"
 
 _numbers = count(1)

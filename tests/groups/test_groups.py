@@ -5,6 +5,7 @@ tests/e2e/test_held.py.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
@@ -25,16 +26,36 @@ GIVEN_BACK: Final = "pod group is unschedulable"
 """What kube-scheduler says of a pod that has a node, in a group that has too few."""
 
 
-async def group(world: World, name: str, count: int, **both: Any) -> list[Object]:
+async def counts_nowhere(world: World, name: str) -> None:
+    """Wait until nothing is assumed on a node."""
+
+    async def is_so() -> bool:
+        shown = await world.services.extender.get(f"/v1/nodes/{name}")
+        return bool(shown["resources"]["nvidia.com/gpu"]["assumed"] == 0)
+
+    await wait_for(is_so, f"nothing is assumed on {name}", deadline_seconds=10)
+
+
+async def group(
+    world: World,
+    name: str,
+    count: int,
+    *,
+    topology: Mapping[str, object] | None = None,
+    **both: Any,
+) -> list[Object]:
     """Have a group that starts with so many pods, and describe these.
 
     Args:
         world: where.
         name: what it is called, and its pods before their numbers.
         count: how many pods.
+        topology: the group's own constraints of topology.
         **both: fields that the specs of the group and of its pods have to agree in.
     """
     spec = {"schedulingPolicy": {"gang": {"minCount": count}}, **both}
+    if topology is not None:
+        spec["schedulingConstraints"] = topology
     item = {"apiVersion": API, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
     await world.client.request("POST", GROUPS, item)
     membership = {"podGroupName": name}
@@ -119,12 +140,7 @@ async def test_a_group_that_is_deleted_counts_nowhere(world: World) -> None:
     await given_back(world, pods)
 
     await end(world, pods)
-
-    async def counts_nowhere() -> bool:
-        shown = await world.services.extender.get(f"/v1/nodes/{name}")
-        return bool(shown["resources"]["nvidia.com/gpu"]["assumed"] == 0)
-
-    await wait_for(counts_nowhere, "nothing is assumed of the group")
+    await counts_nowhere(world, name)
 
 
 async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(
@@ -143,12 +159,7 @@ async def test_a_group_that_is_tried_again_and_again_keeps_no_gpu_from_others(
 
         await world.client.patch(node(name), {"metadata": {"labels": {"x": str(sum(tried))}}})
         await wait_for(is_tried, "kube-scheduler tries the group again")
-
-    async def counts_nowhere() -> bool:
-        shown = await world.services.extender.get(f"/v1/nodes/{name}")
-        return bool(shown["resources"]["nvidia.com/gpu"]["assumed"] == 0)
-
-    await wait_for(counts_nowhere, "nothing is assumed of the group", deadline_seconds=10)
+    await counts_nowhere(world, name)
 
 
 async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World) -> None:
@@ -162,6 +173,30 @@ async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World
     await world.client.create_all(pods)
 
     assert set(await world.bound(pods)) == set(large)
+
+
+async def test_a_group_that_is_tried_on_each_rack_counts_where_it_goes_and_nowhere_else(
+    world: World,
+) -> None:
+    racks = {"a": [world.add("a", 2)], "b": [world.add(f"b-{at}", 2) for at in range(2)]}
+    await world.start()
+    for rack, nodes in racks.items():
+        for name in nodes:
+            await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
+    topology = {"topology": [{"key": RACK}]}
+    pods = await group(world, "bound", 3, topology=topology)
+    await world.client.create_all(pods)
+
+    assert set(await world.bound(pods)) <= set(racks["b"])
+    asked = [each["candidates"] for item in pods for each in await world.decisions(item)]
+    assert max(asked) == len(racks["b"])  # one rack at a time
+
+    more = await group(world, "waiting", 3, topology=topology)
+    await world.client.create_all(more)
+    await given_back(world, more)
+    assert await world.count_bound(more) == 0
+    for name in (*racks["a"], *racks["b"]):
+        await counts_nowhere(world, name)
 
 
 async def test_a_group_evicts_no_more_than_it_needs_without_our_being_asked_whom(
