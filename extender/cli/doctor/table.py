@@ -8,6 +8,7 @@ from extender.cli.doctor.checks import (
     coverage,
     fields,
     gpu_operator,
+    groups,
     hosts,
     layouts,
     neighbours,
@@ -196,6 +197,12 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="the targets of waiting pods exist",
         needs=("nodes", "pods"),
         find=pods.lost_targets,
+    ),
+    Check(
+        code="IG305",
+        title="nodes have the labels by which groups are placed",
+        needs=("nodes", "pods", "settings"),
+        find=groups.unknown_topology,
     ),
     Check(
         code="IG401",

@@ -108,7 +108,7 @@ def _labelled(
     """Return kind, name and size of the first group that labels or annotations name."""
     replica = text_of(labels.get(f"{LWS}group-index"))
     if (lws := text_of(labels.get(f"{LWS}name"))) and replica:
-        return "LeaderWorkerSet", f"{lws}-{replica}", annotations.get(f"{LWS}size")
+        return "LeaderWorkerSet", f"{lws}-{replica}", _lws_size(labels, annotations)
     if name := text_of(labels.get(COSCHEDULING) or labels.get(OLD_COSCHEDULING)):
         return "coscheduling group", name, None
     if name := text_of(labels.get(f"{OLD_COSCHEDULING}/name")):
@@ -122,6 +122,16 @@ def _labelled(
     if name := text_of(annotations.get(f"{KUEUE}workload")):
         return "Kueue workload", name, None
     return None
+
+
+def _lws_size(labels: Mapping[str, object], annotations: Mapping[str, object]) -> str:
+    """Return the number of pods of a LeaderWorkerSet's replica that certainly have GPUs.
+
+    A leader may have none. If it has some, it is placed before its workers.
+    """
+    size = read_size(annotations.get(f"{LWS}size"))
+    is_worker = text_of(labels.get(f"{LWS}worker-index")) not in {"", "0"}
+    return "" if size is None else str(size - is_worker)
 
 
 def read_size(value: object) -> int | None:

@@ -33,6 +33,8 @@ REFUSALS: Final = (
     "node(s) had GPUs of other models than the pod requires",
     "node(s) were not the pod's target",
     "node(s) had dearer GPUs than other nodes that would do",
+    "node(s) had too few free GPUs on one NUMA node for their kubelet's policy",
+    "node(s) could not hold the pod's whole group, even without other pods",
 )
 """Rejection reasons of the extender, as kube-scheduler counts them in a pod's condition."""
 REQUIRES_IDLE: Final = "idlegpu.io/require-idle"

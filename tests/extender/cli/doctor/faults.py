@@ -291,6 +291,11 @@ FAULTS: Final[dict[str, Fault]] = {
         "correct the names",
         {"pods": beside(pod("lost", 1, annotations={"idlegpu.io/target": "gone"}, node=""))},
     ),
+    "topology that no node has": Fault(
+        "IG305",
+        "correct group_topology",
+        {"settings": {**(HEALTHY.settings or {}), "group_topology": ["example.com/rack"]}},
+    ),
     "agents refused": Fault(
         "IG401",
         "service_accounts",
