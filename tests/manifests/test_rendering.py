@@ -1,8 +1,11 @@
 """The scripts fill in registry, addresses and versions, and refuse a placeholder that is left."""
 
+import asyncio
 import base64
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,7 +18,8 @@ from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object
 from testkit.controlplane.plane import ControlPlane
 from testkit.controlplane.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG, find
-from testkit.controlplane.tools import KUBERNETES_VERSION, binary
+from testkit.controlplane.tools import KUBERNETES_VERSION
+from tests.manifests.scripts import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -23,19 +27,6 @@ RENDER: Final = MANIFESTS / "render.sh"
 CONTROL_PLANE: Final = SCHEDULER_CONFIG / "control-plane.sh"
 ADDRESS: Final = "10.96.0.77"
 SIDE: Final = "kube-scheduler"
-
-
-def run(
-    script: Path, *arguments: str, kubeconfig: Path | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a script with the real kubectl."""
-    path = f"{binary('kubectl').parent}:{os.environ['PATH']}"
-    home = str(kubeconfig.parent) if kubeconfig else "/nonexistent"  # for kubectl's cache
-    kube = {"HOME": home, "KUBECONFIG": str(kubeconfig or "/dev/null")}
-    variables = {"PATH": path, **kube, **environment}
-    return subprocess.run(
-        [script, *arguments], env=variables, capture_output=True, text=True, check=False
-    )
 
 
 def objects(done: subprocess.CompletedProcess[str]) -> list[Object]:
@@ -178,10 +169,27 @@ async def test_a_control_plane_node_gets_configuration_and_renewed_certificates(
     }  # fmt: skip
 
     config = folder / "kube-scheduler.yaml"
+    report = await doctor(installation, config)
+    assert "IG010" in report["passed"]
     config.write_text(config.read_text().replace(ADDRESS, "10.96.0.3"))
     strayed = run(CONTROL_PLANE, str(folder), kubeconfig=kubeconfig)
     assert strayed.returncode == 1
     assert f"does not name the Service's address {ADDRESS}" in strayed.stderr
+    report = await doctor(installation, config)
+    (finding,) = [one for one in report["findings"] if one["code"] == "IG010"]
+    assert f"Service idlegpu-extender: clusterIP: {ADDRESS}" in finding["evidence"]
+
+
+async def doctor(installation: Installation, *files: Path) -> Object:
+    """Return what `idlegpu doctor` reports of the cluster and of files."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "extender.cli", "doctor", "-o", "json",
+        "--kubeconfig", str(installation.plane.kubeconfig()), *map(str, files),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    report: Object = json.loads(output)
+    return report
 
 
 def test_the_timer_runs_the_script() -> None:

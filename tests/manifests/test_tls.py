@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 import pytest_asyncio
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from extender.server.certificates.issuing import Files
@@ -19,12 +20,14 @@ from testkit.controlplane.fixtures import StartScheduler
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object, node, pod
 from testkit.controlplane.running import CA_PATH, RunningExtender, running_extender
-from testkit.controlplane.shipped import MANIFESTS
+from testkit.controlplane.shipped import MANIFESTS, SCHEDULER_CONFIG
 from testkit.controlplane.waiting import wait_for
+from tests.manifests.scripts import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SIDE = "kube-scheduler"
+SERVICE_PATH: Final = "/api/v1/namespaces/idlegpu/services/idlegpu-extender"
 
 RENEWALS: Final = 3
 """Certificates are replaced so often at least while pods are placed."""
@@ -80,6 +83,26 @@ async def test_kube_scheduler_asks_over_tls_with_the_certificates_of_the_job(
     shipped: RunningExtender, start_scheduler: StartScheduler
 ) -> None:
     await start_scheduler(asking(shipped, shipped.mounted / SIDE))
+    await shipped.installation.admin.create_all([node(name) for name in "ab"])
+    await place(shipped, "asked")
+
+    assert await decided(shipped) == {"asked"}
+
+
+async def test_kube_scheduler_asks_by_the_configuration_that_the_script_writes(
+    shipped: RunningExtender, start_scheduler: StartScheduler, tmp_path: Path
+) -> None:
+    plane, folder = shipped.installation.plane, tmp_path / "idlegpu"
+    script = SCHEDULER_CONFIG / "control-plane.sh"
+    done = await asyncio.to_thread(run, script, str(folder), kubeconfig=plane.kubeconfig())
+    assert done.returncode == 0, done.stderr
+    service = await shipped.installation.admin.request("GET", SERVICE_PATH)
+    address = f"https://{service['spec']['clusterIP']}:8888"
+    written = (folder / "kube-scheduler.yaml").read_text()
+    assert f"urlPrefix: {address}\n" in written
+
+    # No kube-proxy leads to the Service here; everything else is as it was written.
+    await start_scheduler(yaml.safe_load(written.replace(address, shipped.webhooks)))
     await shipped.installation.admin.create_all([node(name) for name in "ab"])
     await place(shipped, "asked")
 
