@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _ANYTHING: Final = msgspec.json.Decoder()
 
+_CHECK: Final = "check the address, and that the extender or the port-forward to it runs"
+
 SERVICE: Final = "idlegpu/idlegpu-extender:status"
 """Service that the manifests create for the extender's API, as `namespace/name:port`."""
 
@@ -65,7 +67,7 @@ class Client:
         """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         login = Login(headers=headers, ca_file=ca_file, timeout_seconds=timeout_seconds)
-        return cls(UrlTransport(base_of(url), login))
+        return cls(UrlTransport(base_of(url), login, if_unreachable=_CHECK))
 
     @classmethod
     def in_cluster_of(

@@ -57,7 +57,7 @@ def error_answer(status: int, message: str) -> web.Response:
 def unknown_node(name: str, nodes: Iterable[str]) -> str:
     """Return the error message for a node that is not among the known ones."""
     near = ", ".join(near_names(name, sorted(nodes), NEAR))
-    hint = f"next to it are {near}; " if near else ""
+    hint = f"did you mean {near}? " if near else ""
     return f"node {name!r} is not known: {hint}GET /v1/nodes (idlegpu nodes) lists the nodes"
 
 

@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
+from extender.cli.name_completion import NAMESPACES, NODES
 from extender.cli.remote.advice import Advice, CardAdvice, HostAmounts, PodAdvice, StrandedGpus
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
@@ -19,8 +20,10 @@ SHOWN_HOLDERS = 3
 
 @click.command("advise")
 @connected
-@click.option("--node", metavar="NAME", help="Only GPUs and pods of this node.")
-@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("--node", metavar="NAME", shell_complete=NODES,
+              help="Only GPUs and pods of this node.")  # fmt: skip
+@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
+              help="Only pods of this namespace.")  # fmt: skip
 @click.option("--over", default="1h", show_default=True, type=formatting.Span(), metavar="TIME",
               help="Period to evaluate (1d, 7d); beyond 1h Prometheus is queried.")  # fmt: skip
 @click.option("--all", "is_all", is_flag=True, help="Include GPUs that need no change.")

@@ -5,6 +5,7 @@ from rich.console import RenderableType
 
 from extender.cli import formatting
 from extender.cli.commands.holders import summed
+from extender.cli.name_completion import NAMESPACES
 from extender.cli.remote.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
@@ -30,7 +31,8 @@ COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     metavar="TIME",
     help="Only pods whose GPUs have been idle this long (30m, 1h, 1d12h); 0 for every holder.",
 )
-@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
+              help="Only pods of this namespace.")  # fmt: skip
 @click.option(
     "--some", is_flag=True, help="With --idle-for, include pods that use some of their GPUs."
 )

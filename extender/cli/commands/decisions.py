@@ -6,6 +6,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
+from extender.cli.name_completion import PODS
 from extender.cli.remote.answers import DecisionAnswer, Decisions
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
@@ -23,7 +24,7 @@ it."""
 
 @click.command("decisions")
 @connected
-@click.argument("pod", required=False)
+@click.argument("pod", required=False, shell_complete=PODS)
 @click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, MOST),
               help="Largest number of decisions to show.")  # fmt: skip
 def command(session: Session, *, pod: str | None, limit: int) -> None:

@@ -44,7 +44,8 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
     such as kube-scheduler's configuration. With --offline only FILES are checked: output of kubectl
     get -o json (nodes, pods, ...), configurations, metrics, answers of the extender, certificates.
 
-    Exits with status 1 if a finding is an error. A check that could not run has not passed.
+    Exits with status 1 if a finding is an error, and 3 if nothing could be checked. A check that
+    could not run has not passed; -o wide lists these checks one by one.
     """
     namespace, slash, name = account.partition("/")
     if not (namespace and slash and name):
@@ -60,11 +61,17 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
         gather_extender(collector, lambda: session.client, at)
     add_files(collector, files)
     report = examine(collector.facts(at), CHECKS)
-    if session.is_table:
-        causes = [why for why, count in Counter(collector.missing.values()).items() if count > 1]
-        show_table(session.console, _sheet(report, causes, is_wide=session.is_wide))
-    else:
+    causes = [why for why, count in Counter(collector.missing.values()).items() if count > 1]
+    is_blind = not report.findings and not report.passed
+    if not session.is_table:
         session.write(asdict(report))
+    elif not is_blind:
+        show_table(session.console, _sheet(report, causes, is_wide=session.is_wide))
+    if is_blind:
+        repeated = {one for one in causes for other in causes if one != other and one in other}
+        unique = [one for one in causes if one not in repeated]
+        why = "; ".join(unique) or "no file says anything that a check needs"
+        raise ClientError(f"nothing could be checked: {why}", Failure.UNREACHABLE)
     if report.has_errors:
         click.get_current_context().exit(1)
 
@@ -80,9 +87,17 @@ def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> Ren
     parts: list[RenderableType | None] = [
         _finding(finding, is_wide=is_wide) for finding in report.findings
     ]
-    met = [cause for cause in causes if any(cause in one.why for one in report.not_run)]
-    parts += [_not_run(one, met) for one in report.not_run]
+    not_run, left = list(report.not_run), []
+    if not is_wide:  # a line for all checks that lack the same, instead of one for each
+        for cause in causes:
+            codes = [one.code for one in not_run if _is_only(one, cause)]
+            not_run = [one for one in not_run if one.code not in codes]
+            if codes:
+                left.append(line(f"{len(codes)} checks could not run: {cause}", "yellow"))
+    met = [cause for cause in causes if any(cause in one.why for one in not_run)]
+    parts += [_not_run(one, met) for one in not_run]
     parts += [line(f"({number}) {cause}") for number, cause in enumerate(met, 1)]
+    parts += left
     counts = [f"{sum(one.severity is kind for one in report.findings)} {kind}" for kind in Severity]
     parts.append(
         line(
@@ -91,6 +106,11 @@ def _sheet(report: DoctorReport, causes: Sequence[str], *, is_wide: bool) -> Ren
         )
     )
     return stack(parts)
+
+
+def _is_only(one: NotRun, cause: str) -> bool:
+    """Return whether a check lacks nothing but what one cause withholds."""
+    return all("\0" in part for part in one.why.replace(cause, "\0").split("; "))
 
 
 def _finding(finding: Finding, *, is_wide: bool) -> RenderableType:

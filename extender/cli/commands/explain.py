@@ -14,6 +14,7 @@ from extender.cli import formatting
 from extender.cli.commands.best import COLUMNS, row
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
+from extender.cli.name_completion import NODES, PODS
 from extender.cli.remote.answers import (
     DecisionAnswer,
     DeviceAnswer,
@@ -361,7 +362,7 @@ class DecisionName(click.ParamType[int | str]):
 
 @click.command("explain")
 @connected
-@click.argument("pods", nargs=-1, metavar="[POD]...")
+@click.argument("pods", nargs=-1, metavar="[POD]...", shell_complete=PODS)
 @click.option(
     "-f",
     "--filename",
@@ -372,7 +373,7 @@ class DecisionName(click.ParamType[int | str]):
 @click.option("--number", "decisions", multiple=True, type=DecisionName(), metavar="N",
               help="Explain decision N instead: its number, or its id if several replicas have "
               "the number; repeatable.")  # fmt: skip
-@click.option("--node", metavar="NAME",
+@click.option("--node", metavar="NAME", shell_complete=NODES,
               help="Show this node in detail, as far as it was recorded.")  # fmt: skip
 @click.option("--limit", type=Whole(0, EVERY), help="Largest number of nodes to list; unless set, "
               "10 in the table, and all with -o wide, json or yaml.")  # fmt: skip

@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
+from extender.cli.name_completion import NODES
 from extender.cli.remote.answers import Gpu
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
@@ -15,7 +16,7 @@ STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 
 @click.command("gpus")
 @connected
-@click.argument("node", required=False)
+@click.argument("node", required=False, shell_complete=NODES)
 @click.option("--state", type=click.Choice(STATES), help="Only GPUs in this state.")
 @click.option("--model", default="", help="Only GPUs whose model contains this text.")
 def command(session: Session, *, node: str | None, state: str | None, model: str) -> None:

@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
+from extender.cli.name_completion import NAMESPACES
 from extender.cli.remote.holding import HolderAnswer, HoldersAnswer, SumsAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
@@ -32,7 +33,8 @@ WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
     metavar="TIME",
     help="Only pods idle for at least this long (30m, 1h, 1d12h); 0 lists every holder.",
 )
-@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
+              help="Only pods of this namespace.")  # fmt: skip
 @click.option("--some", is_flag=True, help="Include pods that use some of their GPUs.")
 @click.option("--limit", default=200, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of pods to show.")  # fmt: skip

@@ -4,6 +4,7 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
+from extender.cli.name_completion import NAMESPACES
 from extender.cli.remote.regret import PlacementOutcome, Regret, RegretMeans
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
@@ -15,7 +16,8 @@ WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 
 @click.command("regret")
 @connected
-@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("-n", "--namespace", metavar="NAME", shell_complete=NAMESPACES,
+              help="Only pods of this namespace.")  # fmt: skip
 @click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, 1000),
               help="Largest number of placements to show.")  # fmt: skip
 def command(session: Session, *, namespace: str | None, limit: int) -> None:

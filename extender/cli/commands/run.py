@@ -8,6 +8,7 @@ import click
 
 from extender.cli.formatting import Whole
 from extender.cli.manifests import Object, adapted, gpu_pod, job_of, name_for, pod_of, unique
+from extender.cli.name_completion import NAMESPACES, NODES
 from extender.cli.remote.errors import ClientError
 from extender.cli.session import Session, connected, dump
 from extender.core.request.targets import parse_targets
@@ -65,7 +66,7 @@ def checked_environment(
               callback=checked_environment,
               help="Environment variable; repeatable.")  # fmt: skip
 @click.option("--shm", metavar="QUANTITY", help="Size of /dev/shm, such as 16Gi; part of the RAM.")
-@click.option("--node", default="", metavar="NAME", help="Only this node.")
+@click.option("--node", default="", metavar="NAME", shell_complete=NODES, help="Only this node.")
 @click.option("--timeout", "longest", default="", metavar="DURATION",
               help="Longest run, such as 90m or 12h; then it is ended.")  # fmt: skip
 @click.option("--cpu", metavar="QUANTITY", help="CPU, such as 8.")
@@ -80,6 +81,7 @@ def checked_environment(
 @click.option(
     "-n",
     "--namespace",
+    shell_complete=NAMESPACES,
     default="",
     metavar="NAME",
     help="Namespace; that of the kubeconfig unless set.",

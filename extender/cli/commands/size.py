@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from extender.cli.manifests import Object, load_documents, owner_of, pods_of
+from extender.cli.name_completion import NAMESPACES
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import FILE, Session, connected, show_table
 from extender.cli.sizing import GIB, Certainty, Measured, Proposal, propose, texts_in
@@ -29,6 +30,7 @@ WORDS = {
               help="Controller of similar pods, such as Deployment/chat.")  # fmt: skip
 @click.option("--text", default="", help='Description, such as "fine-tune a 7 billion model".')
 @click.option("-n", "--namespace", default="default", show_default=True, metavar="NAME",
+              shell_complete=NAMESPACES,
               help="Namespace of similar pods.")  # fmt: skip
 def command(
     session: Session, *, file: str | None, image: str, owner: str, text: str, namespace: str

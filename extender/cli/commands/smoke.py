@@ -7,6 +7,7 @@ import click
 from extender.cli.commands.run import IMAGE, PATHS
 from extender.cli.formatting import Span, clean, span
 from extender.cli.manifests import Object, gpu_pod, pod_of, unique
+from extender.cli.name_completion import NAMESPACES, NODES
 from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, dump
@@ -16,7 +17,7 @@ POLL_SECONDS = 0.5
 
 @click.command("smoke")
 @connected
-@click.argument("node")
+@click.argument("node", shell_complete=NODES)
 @click.option(
     "--resource",
     default="nvidia.com/gpu",
@@ -28,6 +29,7 @@ POLL_SECONDS = 0.5
 @click.option(
     "-n",
     "--namespace",
+    shell_complete=NAMESPACES,
     default="",
     metavar="NAME",
     help="Namespace of the pod; that of the kubeconfig unless set.",

@@ -13,6 +13,7 @@ from rich.text import Text
 from extender.cli.commands.gpus import STATES, table
 from extender.cli.formatting import UNKNOWN, Number
 from extender.cli.keys import pressed_keys
+from extender.cli.name_completion import NODES
 from extender.cli.remote.answers import Gpu
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
@@ -28,7 +29,7 @@ QUIT = "q"
 
 @click.command("top")
 @connected
-@click.argument("node", required=False)
+@click.argument("node", required=False, shell_complete=NODES)
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option(
     "--interval",

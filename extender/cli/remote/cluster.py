@@ -27,6 +27,10 @@ _SERVICE: Final = re.compile(
 )
 
 
+_MISSING: Final = re.compile(r'(services|namespaces) "[^"]+" not found')
+"""The API server's message for a Service that does not exist."""
+
+
 class Cluster:
     """One API server and one identity.
 
@@ -89,7 +93,14 @@ class Cluster:
             server_name=configuration.tls_server_name,
             timeout_seconds=timeout_seconds,
         )
-        return cls(UrlTransport(configuration.host or "", login), namespace)
+        return cls(
+            UrlTransport(
+                configuration.host or "",
+                login,
+                if_unreachable="check that `kubectl get nodes` works with this kubeconfig",
+            ),
+            namespace,
+        )
 
     def service(self, service: str, *, token: str = "") -> "ServiceTransport":
         """Return a transport to a Service through the API server's proxy.
@@ -228,6 +239,8 @@ class ServiceTransport:
             return self._transport.ask(method, f"{self._proxy}{path}", params, body)
         except ClientError as error:
             hint = self._hint if error.failure is Failure.UNREACHABLE else ""
+            if _MISSING.search(str(error)):
+                hint = "; install idlegpu, or name its Service with --service (IDLEGPU_SERVICE)"
             raise ClientError(f"service {self._service}: {error}{hint}", error.failure) from error
 
     @functools.cached_property

@@ -11,7 +11,8 @@ class Failure(Enum):
     BAD_REQUEST = 2
     """The request is invalid: a parameter, a manifest, a setting of the client."""
     UNREACHABLE = 3
-    """The server does not answer in time. Before Kubernetes 1.37 a missing Service gives 1."""
+    """The server does not answer in time, or the doctor could check nothing. Before Kubernetes 1.37
+    a missing Service gives 1."""
     REFUSED = 4
     """The caller has no right to it."""
     FAULT = 5

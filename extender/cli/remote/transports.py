@@ -23,7 +23,28 @@ SHOWN: Final = 300
 
 NOTHING: Final = "nothing more"
 
+_ERRNO: Final = re.compile(r"^\[Errno -?[0-9]+\] ")
 _PAGE: Final = re.compile(r"/page(?:[/?#].*)?$")
+
+_READY: Final = ("is not ready", "`kubectl get pods -n idlegpu` shows its pods")
+_EXTENDER: Final = {
+    401: ("wants a valid token", "give one with --token or --token-file (IDLEGPU_TOKEN)"),
+    403: ("refuses this", "docs/api.md says which rights a caller needs"),
+    429: ("has too many requests", "try again in a minute"),
+    502: _READY,
+    503: _READY,
+    504: _READY,
+}
+"""What a status of the extender means, and what to do."""
+
+_API_SERVER: Final = {
+    401: ("refuses the credentials of the kubeconfig", "log in again, as for kubectl"),
+    403: ("refuses this", "ask the cluster's administrator for this right"),
+    503: ("reaches no extender", "`kubectl get pods -n idlegpu` shows its pods"),
+}
+"""The same for a status of the API server."""
+
+_FAILED: Final = ("fails", "its log says why")
 
 _FAILURES: Final = {
     400: Failure.BAD_REQUEST,
@@ -82,12 +103,13 @@ class UrlTransport:
     Args:
         url: base URL, `http://` or `https://`.
         login: credentials and TLS settings.
+        if_unreachable: what to do if the server does not answer.
 
     Raises:
         ClientError: the URL is invalid, or a file of the login is missing.
     """
 
-    def __init__(self, url: str, login: Login) -> None:
+    def __init__(self, url: str, login: Login, *, if_unreachable: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ClientError(
@@ -95,6 +117,7 @@ class UrlTransport:
                 Failure.BAD_REQUEST,
             )
         self.url = url.rstrip("/")
+        self._if_unreachable = if_unreachable
         self._headers = dict(login.headers)
         self._pool = urllib3.PoolManager(
             num_pools=2,
@@ -125,15 +148,33 @@ class UrlTransport:
             )
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             cause = _cause(error, is_plain=self.url.startswith("http:"))
-            raise ClientError(f"cannot reach {self.url}: {cause}", _kind(error)) from error
+            raise ClientError(
+                f"cannot reach {self.url}: {cause}; {self._if_unreachable}", _kind(error)
+            ) from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             failure = _FAILURES.get(response.status, Failure.FAULT)
             text = message_of(response.data)
             # An error in the request says nothing about the server: leave its address out.
             is_ours = failure in {Failure.NOT_FOUND, Failure.BAD_REQUEST} and text != NOTHING
-            where = "" if is_ours else f"{self.url} answers {response.status}: "
-            raise ClientError(f"{where}{text}", failure)
+            raise ClientError(text if is_ours else self._explain(response), failure)
         return response.data
+
+    def _explain(self, response: urllib3.BaseHTTPResponse) -> str:
+        """Return what an error of the server means for the caller, and what to do."""
+        text = message_of(response.data)
+        words = _API_SERVER if _is_status(response.data) else _EXTENDER
+        means, remedy = words.get(response.status, _FAILED)
+        said = "" if text == NOTHING else f": {text}"
+        return f"{self.url} {means}{said}; {remedy}"
+
+
+def _is_status(body: bytes) -> bool:
+    """Return whether an answer is a Status object, so the API server's own."""
+    try:
+        document = decode_with(msgspec.json.decode, body)
+    except MalformedError:
+        return False
+    return isinstance(document, dict) and document.get("kind") == "Status"
 
 
 def base_of(url: str) -> str:
@@ -200,7 +241,7 @@ def _cause(error: BaseException, *, is_plain: bool) -> str:
     if isinstance(error, urllib3.exceptions.NameResolutionError):
         return "its host name cannot be resolved"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
-        return str(error).rpartition(": ")[2]
+        return _ERRNO.sub("", str(error).rpartition(": ")[2])
     if any(isinstance(each, ConnectionResetError) for each in error.args):
         hint = " (use https:// if it speaks TLS)" if is_plain else ""
         return f"it closes the connection{hint}"

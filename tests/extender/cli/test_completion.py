@@ -39,6 +39,47 @@ def test_kubectl_receives_every_subcommand(capsys: pytest.CaptureFixture[str]) -
     assert lines == [f"{name}\t{text}" for name, text in COMMANDS.items()]
 
 
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        pytest.param(["gpus", "node-"], ["node-1", "node-2", "node-3", "node-4"], id="node"),
+        pytest.param(["explain", "--node", "node-3"], ["node-3"], id="node-option"),
+        pytest.param(
+            ["explain", "team/"],
+            ["team/big", "team/fresh", "team/notebook", "team/train"],
+            id="pods-that-run-or-wait",
+        ),
+        pytest.param(["explain", "team/big", "team/f"], ["team/fresh"], id="another-pod"),
+        pytest.param(["holders", "-n", ""], ["team"], id="namespace"),
+        pytest.param(["run", "-n", "te"], ["team"], id="namespace-of-a-job"),
+    ],
+)
+def test_names_come_from_the_extender(
+    typed: list[str], found: list[str], url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--url", url, *typed])
+
+    assert capsys.readouterr().out.splitlines() == [*found, ":4"]
+
+
+@pytest.mark.parametrize("typed", [["gpus", ""], ["explain", ""], ["pending", "-n", ""]])
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "nonsense", ""])
+def test_without_an_answer_there_are_no_names_and_no_message(
+    typed: list[str],
+    address: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("IDLEGPU_URL", address)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+
+    main(typed)
+
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [":4"]
+    assert captured.err == ""
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_the_script_completes_in_a_real_bash(tmp_path: Path) -> None:
     script = tmp_path / "idlegpu"

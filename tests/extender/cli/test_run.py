@@ -268,7 +268,7 @@ def test_what_the_api_server_refuses_is_reported(submit: Run, cluster: FakeClust
 
     result = submit("run", "--apply", "--", "true")
 
-    assert "answers 403: pods is forbidden" in result.stderr
+    assert "refuses this: pods is forbidden" in result.stderr
     assert result.exit_code == 4
 
 

@@ -89,7 +89,7 @@ def test_an_extender_that_goes_away_is_reported_and_comes_back(
     top.read_until("0% busy on average")
 
     fleet.work("off")
-    top.read_until("answers 503", since=len(top.raw))
+    top.read_until("is not ready", since=len(top.raw))
     fleet.work("0.3")
 
     top.read_until("30% busy on average", since=len(top.raw))
