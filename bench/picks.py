@@ -7,16 +7,22 @@ are drawn by what is published of a trace of inference GPUs (Alibaba, GenAI 2026
 and more 43 % are under 5 % a minute later. The trace itself names no licence and is not in this
 repository. What was measured on it (5.83 % for the first defaults, 5.60 % for mean + standard
 deviation) is of other series than these, and does not compare with them.
+
+Forecasts of the next hour (`bench.forecasts`) pick from series of their own: with and without a
+curve of the day, and pods whose work changes each hour to each day. `--series FILE` judges them on
+given series instead: CSV, a row for each minute and a column for each GPU, ratios.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from bench import forecasts
 from bench.machine import Bound, report
 from bench.sharing_pods import MOST_BURSTS, STEP_SECONDS, bursts
 from bench.traces import Floats, Ints
@@ -40,7 +46,14 @@ as far from random to perfect knowledge as on the trace, 38 % (6.73, 5.86 and 4.
 MEMORY: Final = 16 * GIB
 OURS: Final = "strategy auto"
 WANTED: Final = "mean + standard deviation"
+AGAINST: Final = f"% of that by {WANTED}"
 SURE: Final = 1.96
+
+FORECAST_SEEDS: Final = 8
+BETTER: Final = 97.0
+"""A forecast is worth its cost if the next hour of its picks is at most this, in % of that by mean
++ standard deviation."""
+GIVEN_WARM_UP: Final = 2 * forecasts.HOUR
 
 ESTIMATORS: Final[dict[str, Callable[[Floats, Floats], Floats]]] = {
     "last sample": lambda past, _: past[-1],
@@ -119,12 +132,57 @@ def run(seed: int) -> dict[str, Floats]:
     return {name: np.array(values) for name, values in found.items()}
 
 
+def judge_forecasts(seeds: int) -> dict[str, list[dict[str, float]]]:
+    """Return for each kind of series the mean next hour of the picks in %, by seed."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for kind in forecasts.KINDS:
+        for seed in range(seeds):
+            series, warm_up = forecasts.draw_series(kind, seed, PODS)
+            found.setdefault(kind, []).append(forecasts.judge(series, seed, warm_up))
+    return found
+
+
+def relative(found: Sequence[Mapping[str, float]], name: str) -> tuple[float, float]:
+    """Return what was picked by a forecast in % of that by mean + sd, and the error of that."""
+    parts = np.array([100 * one[name] / one[WANTED] for one in found])
+    return float(parts.mean()), SURE * float(parts.std()) / float(np.sqrt(len(parts)))
+
+
+def rows_of(kind: str, found: Sequence[Mapping[str, float]]) -> list[dict[str, object]]:
+    """Return the table's rows of one kind of series."""
+    rows: list[dict[str, object]] = []
+    for name in found[0]:
+        percent, error = relative(found, name)
+        rows.append(
+            {
+                "series": kind,
+                "picked by": name,
+                "next hour's mean %": float(np.mean([one[name] for one in found])),
+                AGAINST: f"{percent:.1f} ± {error:.1f}",
+            }
+        )
+    return rows
+
+
+def judge_given(path: Path, seeds: int) -> int:
+    """Print how forecasts pick from given series; return 1 where they are not better enough."""
+    busy = np.loadtxt(path, delimiter=",")
+    series = forecasts.Series(np.clip(busy, 0.0, 1.0))
+    found = [forecasts.judge(series, seed, GIVEN_WARM_UP) for seed in range(seeds)]
+    for row in rows_of(path.name, found):
+        sys.stdout.write(f"{row}\n")
+    return 0 if relative(found, forecasts.TIME_OF_DAY)[0] <= BETTER else 1
+
+
 def main() -> int:
     """Run all seeds, print and write the result; return 1 where the bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.picks", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
+    parser.add_argument("--series", type=Path, help="CSV file: judge the forecasts on it alone")
     options = parser.parse_args()
+    if options.series is not None:
+        return judge_given(options.series, options.seeds)
     began = time.perf_counter()
     seeds = [run(seed) for seed in range(1 if options.quick else options.seeds)]
     found = {name: np.concatenate([one[name] for one in seeds]) for name in seeds[0]}
@@ -139,18 +197,36 @@ def main() -> int:
         unit="%",
         between=(measured - error, measured + error),
     )
+    forecast = judge_forecasts(1 if options.quick else FORECAST_SEEDS)
+    every = [one for of_kind in forecast.values() for one in of_kind]
+    percent, spread = relative(every, forecasts.TIME_OF_DAY)
+    is_better = Bound(
+        what=f"next hour of the pick of the {forecasts.TIME_OF_DAY}, of that by {WANTED}",
+        limit=BETTER,
+        measured=percent,
+        unit="%",
+        between=(percent - spread, percent + spread),
+    )
     is_met = report(
         "picks",
         "The idlest of ten shared GPUs",
         rows=[
-            {"picked by": name, "next hour's mean %": float(values.mean())}
+            {
+                "series": "as published",
+                "picked by": name,
+                "next hour's mean %": float(values.mean()),
+                AGAINST: f"{100 * values.mean() / limit:.1f}",
+            }
             for name, values in found.items()
-        ],
-        bounds=[bound],
+        ]
+        + [row for kind, of_kind in forecast.items() for row in rows_of(kind, of_kind)],
+        bounds=[bound, is_better],
         notes=[
             __doc__.strip(),
             f"{len(seeds)} seeds, {len(found[OURS])} picks. What was measured is given with the "
             "error of the difference between the two, pick by pick.",
+            f"Forecasts: {FORECAST_SEEDS} seeds of each kind of series, with the error over seeds. "
+            "The extender does not use them: docs/decision.md.",
             f"{time.perf_counter() - began:.0f} s in all.",
         ],
         module="picks",

@@ -1,0 +1,205 @@
+"""Forecast the next hour of shared GPUs from their last hours and the time of day.
+
+`bench.picks` judges these forecasts. A forecast is a product of powers of simple estimators, whose
+exponents are learned from all GPUs: what each estimator said an hour ago against the hour since.
+The prior is mean + standard deviation alone. The extender does not use forecasts: docs/decision.md.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from bench.sharing_pods import MOST_BURSTS, STEP_SECONDS, bursts
+from bench.traces import Floats, Ints
+
+HOUR: Final = 60
+"""Readings of an hour: one a minute."""
+DAY: Final = 24 * HOUR
+EVERY: Final = 10
+"""Minutes between two picks, and between two lessons."""
+PICKS: Final = 60
+OF: Final = 10
+
+LEAST: Final = 0.01
+"""Added to a load before its logarithm: below it differences do not count."""
+PRIOR: Final = 20.0
+"""Lessons that the prior counts as."""
+MEANS: Final = (5, 15, 30, 60, 180)
+"""Time constants of exponentially weighted means, minutes."""
+
+WANTED: Final = "mean + standard deviation"
+LAST_HOURS: Final = "forecast by the last hours"
+TIME_OF_DAY: Final = "forecast by the last hours and the time of day"
+PERFECT: Final = "perfect knowledge"
+
+CURVE: Final = 0.9
+"""Largest part of a pod's bursts that its time of day takes or adds."""
+LEAST_SHARE: Final = 0.001
+MOST_SHARE: Final = 0.6
+
+
+class Series:
+    """Loads of GPUs, with what estimators need of them at any minute.
+
+    Args:
+        busy: ratio busy, a row for each minute and a column for each GPU.
+    """
+
+    def __init__(self, busy: Floats) -> None:
+        self.busy = busy
+        start = np.zeros((1, busy.shape[1]))
+        self._sum = np.concatenate([start, np.cumsum(busy, axis=0)])
+        self._square = np.concatenate([start, np.cumsum(busy * busy, axis=0)])
+        self._means = {minutes: _weighted(busy, minutes) for minutes in MEANS}
+
+    def __len__(self) -> int:
+        return len(self.busy)
+
+    def mean(self, start: int, stop: int) -> Floats:
+        """Return each GPU's mean from minute `start` up to `stop`, exclusive."""
+        return np.asarray((self._sum[stop] - self._sum[start]) / (stop - start))
+
+    def next_hour(self, minute: int) -> Floats:
+        """Return each GPU's mean of the hour after a minute."""
+        return self.mean(minute + 1, minute + 1 + HOUR)
+
+    def estimates(self, minute: int) -> dict[str, Floats]:
+        """Return simple estimates of the next hour by the past, up to and with a minute."""
+        stop = minute + 1
+        mean = self.mean(stop - HOUR, stop)
+        square = (self._square[stop] - self._square[stop - HOUR]) / HOUR
+        day = self.mean(max(stop - DAY, 0), stop)
+        is_known = stop >= DAY
+        return {
+            WANTED: mean + np.sqrt(np.maximum(square - mean * mean, 0.0)),
+            **{f"mean over {minutes} min": of[minute] for minutes, of in self._means.items()},
+            "mean of the day": day,
+            "this hour yesterday": self.mean(stop - DAY, stop - DAY + HOUR) if is_known else day,
+        }
+
+
+def _weighted(busy: Floats, minutes: int) -> Floats:
+    """Return exponentially weighted means; the first ones are plain means."""
+    means, mean = np.empty_like(busy), busy[0].copy()
+    weight = 1 - np.exp(-1 / minutes)
+    for at, row in enumerate(busy):
+        mean += max(weight, 1 / (at + 1)) * (row - mean)
+        means[at] = mean
+    return means
+
+
+class Forecast:
+    """Learns the exponents of simple estimators.
+
+    Args:
+        names: the estimators.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._seen = PRIOR * np.eye(len(names) + 1)
+        self._wanted = np.zeros(len(names) + 1)
+
+    def learn(self, estimates: Mapping[str, Floats], hour: Floats) -> None:
+        """Learn from what estimators said and how the hour turned out."""
+        columns = self._columns(estimates)
+        self._seen += columns.T @ columns
+        self._wanted += columns.T @ (np.log(hour + LEAST) - _prior(estimates))
+
+    def predict(self, estimates: Mapping[str, Floats]) -> Floats:
+        """Return the logarithm of the expected load of each GPU."""
+        exponents = np.linalg.solve(self._seen, self._wanted)
+        return np.asarray(_prior(estimates) + self._columns(estimates) @ exponents)
+
+    def _columns(self, estimates: Mapping[str, Floats]) -> Floats:
+        logs = [np.log(estimates[name] + LEAST) for name in self._names]
+        return np.stack([np.ones_like(logs[0]), *logs], axis=1)
+
+
+def _prior(estimates: Mapping[str, Floats]) -> Floats:
+    return np.log(estimates[WANTED] + LEAST)
+
+
+def judge(series: Series, seed: int, warm_up: int) -> dict[str, float]:
+    """Return the mean of the next hour of the picked GPU in %, by what picks.
+
+    Args:
+        series: the loads.
+        seed: of the choice of ten GPUs.
+        warm_up: minutes before the first pick; from the second hour on the forecasts learn.
+    """
+    draws = np.random.default_rng([seed, 3])
+    short = (WANTED, *(f"mean over {minutes} min" for minutes in (15, 60)))
+    long = tuple(series.estimates(HOUR))
+    forecasts = {LAST_HOURS: Forecast(short), TIME_OF_DAY: Forecast(long)}
+    found: dict[str, list[float]] = {}
+    for minute in range(2 * HOUR, len(series) - HOUR, EVERY):
+        for forecast in forecasts.values():
+            forecast.learn(series.estimates(minute - HOUR), series.next_hour(minute - HOUR))
+        if minute < warm_up:
+            continue
+        hour, estimates = 100 * series.next_hour(minute), series.estimates(minute)
+        ranked = {
+            WANTED: estimates[WANTED],
+            **{name: forecast.predict(estimates) for name, forecast in forecasts.items()},
+            PERFECT: hour,
+        }
+        among = _choices(draws, series.busy.shape[1])
+        for name, values in ranked.items():
+            chosen = among[np.arange(PICKS), np.argmin(values[among], axis=1)]
+            found.setdefault(name, []).append(float(hour[chosen].mean()))
+        found.setdefault("random", []).append(float(hour[among].mean()))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def _choices(draws: np.random.Generator, gpus: int) -> Ints:
+    return np.stack([draws.permutation(gpus)[:OF] for _ in range(PICKS)])
+
+
+Draw = Callable[[np.random.Generator], Floats]
+
+
+def draw_pod(
+    draws: np.random.Generator, minutes: int, steady_seconds: float, curve: float
+) -> Floats:
+    """Return the load of one serving pod, a value for each minute.
+
+    Args:
+        draws: source of chance.
+        minutes: how many.
+        steady_seconds: how long it has as much to do as before, on average.
+        curve: largest part of its bursts that the time of day takes or adds; 0 for none.
+    """
+    each = int(60 / STEP_SECONDS)
+    peak, amplitude = 24 * draws.random(), curve * draws.random()
+    parts, length = [], 0
+    while length < minutes * each:
+        part = 1 + int(draws.exponential(steady_seconds) / STEP_SECONDS)
+        share, high = MOST_BURSTS * draws.random() ** 3, 0.2 + 0.7 * draws.random()
+        stop = length + part
+        while length < min(stop, minutes * each):
+            some = min(stop - length, 15 * each if curve else part)
+            hour = length * STEP_SECONDS / 3600
+            factor = 1 + amplitude * np.cos((hour - peak) / 12 * np.pi)
+            of_now = float(np.clip(share * factor, LEAST_SHARE, MOST_SHARE))
+            parts.append(bursts(draws, some, of_now if curve else share, high))
+            length += some
+    return np.concatenate(parts)[: minutes * each : each]
+
+
+KINDS: Final[Mapping[str, tuple[int, float, float, int]]] = {
+    "work changes each hour, 8 h": (8, 3600.0, 0.0, 2),
+    "work changes each hour, 36 h": (36, 3600.0, 0.0, 26),
+    "work changes each 3 h, by time of day, 36 h": (36, 3 * 3600.0, CURVE, 26),
+    "work changes each day, by time of day, 60 h": (60, 24 * 3600.0, CURVE, 30),
+}
+"""Hours, seconds of steady work, curve of the day, and hours before the first pick."""
+
+
+def draw_series(kind: str, seed: int, pods: int) -> tuple[Series, int]:
+    """Return the loads of serving pods of one kind, and the minutes before the first pick."""
+    hours, steady_seconds, curve, warm_up = KINDS[kind]
+    draws = np.random.default_rng([seed, 4])
+    busy = [draw_pod(draws, hours * HOUR, steady_seconds, curve) for _ in range(pods)]
+    return Series(np.stack(busy, axis=1)), warm_up * HOUR

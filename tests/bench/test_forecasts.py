@@ -1,0 +1,54 @@
+"""Forecasts of the next hour, as `bench.picks` judges them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import forecasts, picks
+from bench.forecasts import HOUR, LAST_HOURS, PERFECT, TIME_OF_DAY, WANTED, Forecast, Series, judge
+
+
+def test_a_forecast_ranks_by_mean_and_standard_deviation_before_its_first_lesson() -> None:
+    series = Series(np.random.default_rng(1).random((3 * HOUR, 20)))
+    estimates = series.estimates(2 * HOUR)
+
+    ranked = Forecast(list(estimates)).predict(estimates)
+
+    assert np.array_equal(np.argsort(ranked), np.argsort(estimates[WANTED]))
+
+
+def test_estimates_know_nothing_of_the_time_to_come() -> None:
+    busy = np.random.default_rng(2).random((30 * HOUR, 5))
+    changed = busy.copy()
+    changed[26 * HOUR + 1 :] = 0.0
+
+    before, after = (Series(of).estimates(26 * HOUR) for of in (busy, changed))
+
+    assert all(np.allclose(before[name], after[name]) for name in before)
+    assert np.allclose(
+        before["this hour yesterday"], busy[2 * HOUR + 1 : 3 * HOUR + 1].mean(axis=0)
+    )
+
+
+def test_a_daily_rhythm_is_learned() -> None:
+    draws = np.random.default_rng(3)
+    hours, peak = np.arange(72 * HOUR)[:, None] / HOUR, 24 * draws.random(60)
+    busy = 0.3 + 0.25 * np.cos((hours - peak) * 2 * np.pi / 24) + 0.02 * draws.random(60)
+
+    found = judge(Series(busy), 1, 48 * HOUR)
+
+    gap = {name: found[name] - found[PERFECT] for name in (WANTED, LAST_HOURS, TIME_OF_DAY)}
+    assert gap[TIME_OF_DAY] < gap[LAST_HOURS] < gap[WANTED]
+
+
+def test_given_series_are_judged_by_the_same_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "series.csv"
+    np.savetxt(file, np.random.default_rng(4).random((5 * HOUR, 12)), delimiter=",")
+
+    status = picks.judge_given(file, 1)
+
+    assert status in {0, 1}
+    assert forecasts.TIME_OF_DAY in capsys.readouterr().out
