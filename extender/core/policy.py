@@ -406,5 +406,6 @@ class Policy:
     prices: Prices = field(default_factory=Prices)
     group_topology: tuple[str, ...] = GROUP_TOPOLOGY
     mps_share_bytes: int | None = None
+    reads_memory_limits: bool = False
     window_seconds: float = 3600.0
     recent_seconds: float = 480.0

@@ -181,7 +181,7 @@ class Fleet:
                     key=record.key,
                     node=record.nominated_node,
                     resources=tuple(record.resources.items()),
-                    memory_bytes=record.memory_bytes,
+                    memory_bytes=self.memory_on(record.nominated_node, record),
                     expected_bytes=self.expected_bytes(record),
                     expires_at=None,
                 )
@@ -203,6 +203,7 @@ class Fleet:
 
     def _end_tenancy(self, record: PodRecord, at: float) -> None:
         """Release the devices of a pod that has ended."""
+        record = self._declared(record, record.node)
         self._settle([record.node])
         others = self._pods_of_node.get(record.node, {})
         others.pop(record.uid, None)
@@ -406,8 +407,19 @@ class Fleet:
         return self._known.by_uid
 
     def pods_on(self, node: str) -> tuple[PodRecord, ...]:
-        """Return the pods that hold devices of a node."""
-        return tuple(self._pods_of_node.get(node, {}).values())
+        """Return the pods that hold devices of a node; shares of its cards' memory as bytes."""
+        pods = tuple(self._pods_of_node.get(node, {}).values())
+        if not any(pod.memory_share for pod in pods):
+            return pods
+        return tuple(self._declared(pod, node) for pod in pods)
+
+    def memory_on(self, node: str, asked: GpuRequest | PodRecord) -> int | None:
+        """Return the memory per device that a pod requires on a node, None if none is known."""
+        shared = int(asked.memory_share * self.store.card_bytes(node)) if asked.memory_share else 0
+        return max(shared, asked.memory_bytes or 0) or None
+
+    def _declared(self, pod: PodRecord, node: str) -> PodRecord:
+        return replace(pod, memory_bytes=self.memory_on(node, pod)) if pod.memory_share else pod
 
     def tenants_of(self, row: int) -> tuple[str, ...]:
         """Return the keys of the pods that are known to hold a device."""
@@ -447,7 +459,7 @@ class Fleet:
             return request
         avoided = self._failures.of_owner(kin[0], self._clock())
         expected = None
-        if request.memory_bytes is None:
+        if request.memory_bytes is None and not request.memory_share:
             expected = self._allocations.similar_pods.expected(kin)
         if not avoided and expected is None:
             return request

@@ -423,6 +423,11 @@ class DeviceStore:
         self._flag["was_used"][index] &= self._float["was_used_at"][index] < since
         self._flag["was_busy"][index] &= self._float["measured_at"][index] < since
 
+    def card_bytes(self, node: str) -> int:
+        """Return the memory of a node's largest card, 0 if unknown."""
+        total = self._columns.total_bytes(self.rows_on([node]))
+        return int(np.nanmax(total)) if np.any(~np.isnan(total)) else 0
+
     def occupancy(self, row: int) -> tuple[float, float, float]:
         """Return the memory of a device in use, in use beyond declarations, and in foreign use.
 

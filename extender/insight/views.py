@@ -326,6 +326,8 @@ def request_view(request: GpuRequest) -> Json:
     return {
         "resources": dict(request.resources),
         "gpu_memory_bytes": request.memory_bytes,
+        "gpu_memory_share": request.memory_share or None,
+        "gpu_memory_from": request.memory_source or None,
         "require_idle": request.requires_idle,
         "max_utilization_ratio": request.thresholds.utilization,
         "max_memory_ratio": request.thresholds.memory,

@@ -407,7 +407,7 @@ class Placer:
                 key=pod.key,
                 node=node,
                 resources=request.resources,
-                memory_bytes=request.memory_bytes,
+                memory_bytes=self.fleet.memory_on(node, request),
                 expected_bytes=request.expected_bytes,
                 expires_at=self._clock() + seconds,
                 last_refusal=request.last_refusal,

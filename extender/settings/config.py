@@ -250,6 +250,7 @@ class Settings(Section):
             ),
             group_topology=self.group_topology,
             mps_share_bytes=self.mps_share,
+            reads_memory_limits=self.cluster.memory_limits,
             recent_seconds=self.recent_seconds,
         )
 

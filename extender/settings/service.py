@@ -56,6 +56,11 @@ class ClusterSettings(Section):
         description="words in the name or app label of pods that export telemetry; the names and "
         "addresses of these pods identify the node of a series",
     )
+    memory_limits: bool = Field(
+        default=False,
+        description="read variables and arguments that limit a framework's GPU memory, such as "
+        "vLLM's --gpu-memory-utilization, as gpu-memory of pods without that annotation",
+    )
 
 
 class Events(Section):

@@ -271,6 +271,7 @@ def _reflector_settings(settings: Settings) -> ReflectorSettings:
     cluster = settings.cluster
     return ReflectorSettings(
         exporter_words=cluster.exporter_words,
+        reads_limits=cluster.memory_limits,
         backoff_max_seconds=cluster.max_backoff_seconds,
     )
 

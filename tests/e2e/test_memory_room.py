@@ -61,6 +61,21 @@ async def test_what_a_pod_declared_is_kept_for_it_though_it_has_not_loaded_it_ye
     assert await world.place(asking("small", 6)) == card
 
 
+async def test_a_limit_of_vllm_counts_as_declared_memory(world: World) -> None:
+    card, other = world.add_shared("card"), world.add_shared("other")
+    await world.start({**BRIEF, "cluster": {"memory_limits": True}})
+    await tenant(world, card, 10)
+    first, second = pod("vllm-1"), pod("vllm-2")
+    for item in (first, second):
+        item["spec"]["containers"][0]["args"] = ["--gpu-memory-utilization", "0.7"]
+    await world.covered(card, other)
+
+    # 0.7 of 24 GiB is too much beside 10 GiB, and beside another 0.7.
+    assert await world.place(first) == other
+    assert NO_MEMORY.replace("1", "2", 1) in await refused(world, second)
+    assert await world.place(asking("small", 6)) in {card, other}
+
+
 async def test_what_foreign_processes_hold_is_not_room_once_a_pod_has_left(world: World) -> None:
     card = world.add_shared("card")
     world.fleet.set_foreign(card, 0, Load(memory_bytes=12 * GIB))

@@ -122,6 +122,10 @@ def _asked(request: Request) -> str:
     parts = [formatting.resources(request.resources)]
     if request.gpu_memory_bytes:
         parts.append(f"{formatting.gib(request.gpu_memory_bytes)} GiB on each")
+    if request.gpu_memory_share:
+        parts.append(f"{request.gpu_memory_share:.0%} of the memory of each")
+    if request.gpu_memory_from:
+        parts.append(f"by {request.gpu_memory_from}")
     if request.prefer_models:
         parts.append(f"preferably {', '.join(request.prefer_models)}")
     if request.require_models:

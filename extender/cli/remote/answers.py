@@ -227,6 +227,8 @@ class Request(Answer):
 
     resources: dict[str, int]
     gpu_memory_bytes: int | None = None
+    gpu_memory_share: float | None = None
+    gpu_memory_from: str | None = None
     require_idle: bool | None = None
     max_utilization_ratio: float | None = None
     max_memory_ratio: float | None = None
@@ -370,8 +372,9 @@ class NodeDetail(Answer):
 
 
 class ProblemAnswer(Answer):
-    """An invalid annotation."""
+    """An invalid annotation, variable or argument; `kind` says which."""
 
+    kind: str
     annotation: str
     value: str
     allowed: str

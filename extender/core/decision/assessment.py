@@ -40,6 +40,7 @@ class DeviceRequest:
         memory_bytes: required memory per device, 0 if the pod does not specify any.
         thresholds: a device below both thresholds is idle for this pod.
         expected_bytes: measured memory use of similar pods per device, NaN without such a pod.
+        memory_share: required memory as a share of the card's memory, 0 without one.
     """
 
     count: int
@@ -47,6 +48,7 @@ class DeviceRequest:
     memory_bytes: float
     thresholds: Thresholds
     expected_bytes: float = np.nan
+    memory_share: float = 0.0
 
     @property
     def columns(self) -> "DeviceRequests":
@@ -61,7 +63,8 @@ class DeviceRequests:
     Attributes:
         count: devices or replicas; a 1-D array, like the next.
         container_count: the most that one container requests.
-        memory_bytes: required memory per device; a 2-D column, like the next three.
+        memory_bytes: required memory per device; a 2-D column, like the next four.
+        memory_share: required memory as a share of the node's cards.
         likely_bytes: memory that the pod will likely use per device: the required memory, else the
             measured use of similar pods; NaN if neither is known.
         utilization: idle threshold of utilization, ratio.
@@ -72,6 +75,7 @@ class DeviceRequests:
     count: Rows
     container_count: Rows
     memory_bytes: Ratios
+    memory_share: Ratios
     likely_bytes: Ratios
     utilization: Ratios
     memory: Ratios
@@ -96,6 +100,7 @@ class DeviceRequests:
             count=counts(ask.count for ask in asks),
             container_count=counts(ask.container_count or ask.count for ask in asks),
             memory_bytes=column(ask.memory_bytes for ask in asks),
+            memory_share=column(ask.memory_share for ask in asks),
             likely_bytes=column(ask.memory_bytes or ask.expected_bytes for ask in asks),
             utilization=column(ask.thresholds.utilization for ask in asks),
             memory=column(ask.thresholds.memory for ask in asks),
@@ -441,21 +446,34 @@ def _asked_bytes(batch: Batch, asks: DeviceRequests, landing: Landing) -> Ratios
 
     Under MPS each share has its own cap, so shares do not add up there.
     """
+    each = _declared_bytes(batch, asks)
     if (asks.count <= 1).all():
-        return asks.memory_bytes
+        return each
     shares = -(-asks.count // np.maximum(landing.size, 1))
     is_capped = batch.is_mps | ~batch.is_shared
-    return asks.memory_bytes * np.where(is_capped, 1, shares)[:, None]
+    return each * np.where(is_capped, 1, shares)[:, None]
+
+
+def _declared_bytes(batch: Batch, asks: DeviceRequests) -> Ratios:
+    """Return the memory that a pod asks for per share, with shares of the node's largest card."""
+    if not asks.memory_share.any():
+        return asks.memory_bytes
+    total = batch.telemetry.memory_total_bytes.max(axis=1, initial=0.0)[:, None]
+    declared: Ratios = np.maximum(asks.memory_bytes, asks.memory_share * total)
+    return declared
 
 
 def _likely_bytes(batch: Batch, asks: DeviceRequests, room: _Room) -> Ratios:
     """Return the memory that a pod will likely use per device."""
-    if not np.isnan(asks.likely_bytes).any():
-        return asks.likely_bytes
+    likely = asks.likely_bytes
+    if asks.memory_share.any():
+        likely = np.where(asks.memory_share > 0, _declared_bytes(batch, asks), likely)
+    if not np.isnan(likely).any():
+        return likely
     share_bytes = batch.telemetry.memory_total_bytes / batch.replicas[:, None]
     even = MOST_OF_SHARE * np.minimum(share_bytes, room.full_bytes)
     of_unknown = np.where(batch.is_shared[:, None], even, 0.0)
-    return np.where(np.isnan(asks.likely_bytes), of_unknown, asks.likely_bytes)
+    return np.where(np.isnan(likely), of_unknown, likely)
 
 
 def _room_share(free_bytes: Ratios, likely_bytes: Ratios, fits: Flags) -> Ratios:

@@ -286,6 +286,7 @@ def asks(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...]:
                 count=count,
                 container_count=dict(request.container_counts).get(resource, 0),
                 memory_bytes=float(request.memory_bytes or 0),
+                memory_share=request.memory_share,
                 thresholds=request.thresholds,
                 expected_bytes=np.nan
                 if request.expected_bytes is None

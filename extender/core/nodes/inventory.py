@@ -129,7 +129,8 @@ class PodRecord:
         has_gpu_claims: one of its claims certainly holds GPUs outside `resources`.
         claimed: GPUs that it holds through ResourceClaims, each once; None if unknown, as for every
             unbound pod.
-        memory_bytes: GPU memory from its annotation, per device; None if not set.
+        memory_bytes: GPU memory per device from its annotation or a limit; None if not set.
+        memory_share: the limit as a share of the card's memory, 0 without one.
         host: requested CPU, memory and ephemeral storage of the node; only while unbound.
         bound_at: time of binding, from the PodScheduled condition; None if not bound.
         started_at: start of its first container, None before that. Init containers count only as
@@ -177,6 +178,7 @@ class PodRecord:
     has_gpu_claims: bool = False
     claimed: tuple[ClaimedDevice, ...] | None = None
     memory_bytes: int | None = None
+    memory_share: float = 0.0
     host: HostResources = NONE
     bound_at: float | None = None
     started_at: float | None = None

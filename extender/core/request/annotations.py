@@ -72,25 +72,27 @@ _MODEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]{0,62}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotationProblem:
-    """An annotation with an invalid value.
+    """An annotation, a variable or an argument with an invalid value.
 
     Attributes:
         annotation: its name.
         value: its value, truncated.
         allowed: description of valid values.
         default_used: value that applies instead.
+        kind: `annotation`, `variable` or `argument`.
     """
 
     annotation: str
     value: str
     allowed: str
     default_used: str
+    kind: str = "annotation"
 
     @property
     def message(self) -> str:
         """The problem as one sentence for users."""
         return (
-            f'annotation {self.annotation}: "{self.value}" is not allowed: must be '
+            f'{self.kind} {self.annotation}: "{self.value}" is not allowed: must be '
             f"{self.allowed}; used instead: {self.default_used}"
         )
 
@@ -260,6 +262,12 @@ def own_settings(pod: Mapping[str, object], wishes: Wishes) -> frozenset[str]:
     )
 
 
+def has_memory(pod: Mapping[str, object]) -> bool:
+    """Return whether a pod has the annotation for its memory, valid or not."""
+    annotations = mapping_of(mapping_of(pod.get("metadata")).get("annotations"))
+    return Annotation.GPU_MEMORY in annotations
+
+
 def read_memory(pod: Mapping[str, object]) -> int | None:
     """Parse the required memory per device from a pod's annotation; None if not set."""
     return _read_memory(_annotations_of(pod))
@@ -315,8 +323,8 @@ class _Annotations:
         names = [name for name in self._values if name.startswith(PREFIX) and name not in KNOWN]
         return [
             AnnotationProblem(
-                annotation=_shorten(name),
-                value=_shorten(self._values[name]),
+                annotation=shorten(name),
+                value=shorten(self._values[name]),
                 allowed=f"under one of the names {', '.join(Annotation)}",
                 default_used=f"nothing, it is ignored{_meant(name)}",
             )
@@ -327,7 +335,7 @@ class _Annotations:
         self.problems.append(
             AnnotationProblem(
                 annotation=name,
-                value=_shorten(value),
+                value=shorten(value),
                 allowed=allowed,
                 default_used=instead,
             )
@@ -340,7 +348,7 @@ def _meant(name: str) -> str:
     return f" (did you mean {similar[0]}?)" if similar else ""
 
 
-def _shorten(value: object) -> str:
+def shorten(value: object) -> str:
     """Return a value as one line of limited length."""
     text = value if isinstance(value, str) else type(value).__name__
     line = " ".join(text[: 2 * MAX_SHOWN].split())

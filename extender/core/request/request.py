@@ -15,6 +15,7 @@ from extender.core.policy import GroupPolicy, Policy, Strategy, Thresholds
 from extender.core.request.annotations import (
     AnnotationProblem,
     Wishes,
+    has_memory,
     own_settings,
     read_annotations,
 )
@@ -24,6 +25,7 @@ from extender.core.request.gpu_resources import (
     has_claims,
     largest_of_containers,
 )
+from extender.core.request.memory_limits import MemoryLimit, read_limits
 from extender.core.request.scheduled_condition import last_refusal
 from extender.core.request.targets import Target, TargetPolicy
 from extender.core.untyped import mapping_of, text_of
@@ -69,6 +71,9 @@ class GpuRequest:
         container_counts: the most of each resource that one container requests; () if one container
             requests all.
         memory_bytes: required memory per device, None if the pod does not specify any.
+        memory_share: required memory per device as a share of the card's memory, 0 if the pod does
+            not specify any.
+        memory_source: variable or argument that states either, "" for the annotation.
         expected_bytes: measured memory use of similar pods per device; None without such a pod, or
             if the pod specifies its memory.
         requires_idle: the pod waits for devices known to be idle.
@@ -97,6 +102,8 @@ class GpuRequest:
     resources: tuple[tuple[str, int], ...] = ()
     container_counts: tuple[tuple[str, int], ...] = ()
     memory_bytes: int | None = None
+    memory_share: float = 0.0
+    memory_source: str = field(default="", compare=False)
     expected_bytes: int | None = None
     requires_idle: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -152,7 +159,7 @@ class ParsedRequest:
         kin: keys that identify similar pods.
         is_disabled: the pod has `idlegpu.io/enabled: "false"`.
         has_claims: the pod uses ResourceClaims, which may hold devices outside any resource count.
-        problems: invalid annotations.
+        problems: invalid annotations, variables and arguments.
     """
 
     request: GpuRequest | None
@@ -184,17 +191,23 @@ def parse_request(
     wishes = read_annotations(fields, defaults)
     counts = tuple(count_devices(fields, resources).items())
     status = mapping_of(fields.get("status"))
-    request = None
+    request, problems = None, wishes.problems
     if wishes.is_enabled and counts:
         resource, count = counts[0]
         host = requested(fields)
+        limit = MemoryLimit(memory_bytes=wishes.memory_bytes)
+        if defaults.reads_memory_limits and not has_memory(fields):
+            limit, ignored = read_limits(fields, resources)
+            problems = (*problems, *ignored)
         container_counts = tuple(largest_of_containers(fields, resources).items())
         request = GpuRequest(
             resource=resource,
             count=count,
             resources=counts,
             container_counts=container_counts if container_counts != counts else (),
-            memory_bytes=wishes.memory_bytes,
+            memory_bytes=limit.memory_bytes,
+            memory_share=limit.share,
+            memory_source=limit.source,
             requires_idle=wishes.requires_idle,
             thresholds=wishes.thresholds,
             strategy=wishes.strategy,
@@ -217,7 +230,7 @@ def parse_request(
         kin=kin_of(fields) if request is not None else (),
         is_disabled=not wishes.is_enabled,
         has_claims=has_claims(fields),
-        problems=wishes.problems,
+        problems=problems,
     )
 
 

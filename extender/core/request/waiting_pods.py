@@ -40,6 +40,8 @@ class WaitingRequests:
             record.host,
             record.has_preferences,
             record.group,
+            record.memory_bytes,
+            record.memory_share,
         )
         parsed = self._read.get(key)
         if parsed is None:
@@ -76,6 +78,13 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     # The record's resources are in the order of the setting.
     names = ResourceNames(tuple(limits)) if limits else ResourceNames()
     parsed = parse_request(pod, resources=names, defaults=policy, group=record.group)
-    if parsed.request is None or not record.has_preferences:
+    if parsed.request is None:
         return parsed
-    return replace(parsed, request=replace(parsed.request, has_preferences=True))
+    request = replace(
+        parsed.request,
+        has_preferences=record.has_preferences,
+        # Its containers' limits are not in the equivalent pod.
+        memory_bytes=record.memory_bytes,
+        memory_share=record.memory_share,
+    )
+    return replace(parsed, request=request)

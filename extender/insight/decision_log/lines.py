@@ -224,6 +224,7 @@ def _request(request: GpuRequest) -> Json:
     return {
         "resources": request.resources,
         "memory_bytes": request.memory_bytes,
+        "memory_share": request.memory_share,
         "expected_bytes": request.expected_bytes,
         "requires_idle": request.requires_idle,
         "thresholds": asdict(request.thresholds),

@@ -393,6 +393,7 @@ def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
         count=resources[0][1],
         resources=resources,
         memory_bytes=None if memory is None else int(_number(memory)),
+        memory_share=float(_number(encoded.get("memory_share", 0))),
         expected_bytes=None if expected is None else int(_number(expected)),
         requires_idle=bool(encoded["requires_idle"]),
         thresholds=msgspec.convert(encoded["thresholds"], Thresholds, strict=False),

@@ -59,6 +59,7 @@ class PodFeed:
         *,
         early_seconds: float,
         exporter_words: tuple[str, ...],
+        reads_limits: bool = False,
         held_by: Callable[[str], tuple[ClaimedDevice, ...] | None],
         clock: Callable[[], float],
     ) -> None:
@@ -67,6 +68,7 @@ class PodFeed:
         self._resources = resources
         self._early_seconds = early_seconds
         self._words = exporter_words
+        self._reads_limits = reads_limits
         self.host_use = HostUse(sink.apply_host_use)
         self._filter = self._new_filter()
         self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
@@ -82,16 +84,17 @@ class PodFeed:
         )
 
     def configure(
-        self, resources: ResourceNames, early_seconds: float, exporter_words: tuple[str, ...]
+        self, resources: ResourceNames, early_seconds: float, settings: ReflectorSettings
     ) -> bool:
         """Reduce pods by these settings from now on; return whether they have changed."""
-        before = (self._resources, self._early_seconds, self._words)
+        before = (self._resources, self._early_seconds, self._words, self._reads_limits)
+        words, reads_limits = settings.exporter_words, settings.reads_limits
         if resources != self._resources:
             self._withheld = _silent_cache()
         self._resources, self._early_seconds = resources, early_seconds
-        self._words = exporter_words
+        self._words, self._reads_limits = words, reads_limits
         self._filter = self._new_filter()
-        return before != (resources, early_seconds, exporter_words)
+        return before != (resources, early_seconds, words, reads_limits)
 
     def _new_filter(self) -> PodFilter:
         return PodFilter(
@@ -220,7 +223,12 @@ class PodFeed:
         return self._index
 
     def _reduce(self, raw: Mapping[str, object]) -> tuple[str, PodRecord | None]:
-        record = reduce_pod(raw, self._resources, early_seconds=self._early_seconds)
+        record = reduce_pod(
+            raw,
+            self._resources,
+            early_seconds=self._early_seconds,
+            reads_limits=self._reads_limits,
+        )
         return _uid(raw), record
 
     def _clear_index(self, _: object) -> None:
@@ -284,6 +292,7 @@ class ClusterSource:
             resources,
             early_seconds=early_seconds,
             exporter_words=reflector_settings.exporter_words,
+            reads_limits=reflector_settings.reads_limits,
             held_by=self._held_by,
             clock=clock,
         )
@@ -330,7 +339,7 @@ class ClusterSource:
             settings: limits and intervals of lists and watches.
         """
         are_nodes_outdated = self._nodes.configure(resources)
-        are_pods_outdated = self._pods.configure(resources, early_seconds, settings.exporter_words)
+        are_pods_outdated = self._pods.configure(resources, early_seconds, settings)
         outdated = {NODES.resource: are_nodes_outdated, PODS.resource: are_pods_outdated}
         for resource, reflector in self._reflectors.items():
             reflector.adopt(settings, is_outdated=outdated.get(resource, False))

@@ -32,7 +32,7 @@ from extender.core.nodes.node_selection import (
 )
 from extender.core.nodes.pod_groups import read_group
 from extender.core.nodes.pod_owners import likeness_of, owner_of
-from extender.core.request.annotations import PREFIX, Annotation, read_memory
+from extender.core.request.annotations import PREFIX, Annotation, has_memory, read_memory
 from extender.core.request.gpu_resources import (
     ResourceNames,
     count_devices,
@@ -42,6 +42,7 @@ from extender.core.request.gpu_resources import (
     holds_devices,
     read_counts,
 )
+from extender.core.request.memory_limits import MemoryLimit, read_limits
 from extender.core.request.scheduled_condition import (
     awaits_room,
     is_unschedulable,
@@ -176,7 +177,11 @@ def _shared_needs(needs: HostResources) -> HostResources:
 
 
 def reduce_pod(
-    raw: Mapping[str, object], names: ResourceNames, *, early_seconds: float
+    raw: Mapping[str, object],
+    names: ResourceNames,
+    *,
+    early_seconds: float,
+    reads_limits: bool = False,
 ) -> PodRecord | None:
     """Return the record of a Pod object, None if it neither requests GPUs nor has claims.
 
@@ -184,6 +189,7 @@ def reduce_pod(
         raw: the Pod object.
         names: names of the GPU resources.
         early_seconds: a container that fails within this time after its start failed early.
+        reads_limits: read the memory limits of variables and arguments.
     """
     resources = count_devices(raw, names)
     lasting = count_lasting(raw, names) if resources else resources
@@ -212,6 +218,9 @@ def reduce_pod(
     started_at = _started_at(status, sidecars)
     # A pod that its node refused to start ended when it was bound.
     refused_at = bound_at if phase.is_terminal else None
+    limit = MemoryLimit(memory_bytes=read_memory(raw))
+    if reads_limits and resources and not has_memory(raw):
+        limit, _ = read_limits(raw, names)
     return PodRecord(
         uid=uid,
         namespace=intern(text_of(metadata.get("namespace"))),
@@ -223,7 +232,8 @@ def reduce_pod(
         lasting=None if lasting == resources else _shared_counts(lasting),
         has_claims=claims,
         has_gpu_claims=claims and has_gpu_claims(raw),
-        memory_bytes=read_memory(raw),
+        memory_bytes=limit.memory_bytes,
+        memory_share=limit.share,
         host=_shared_needs(requested(raw)) if is_waiting else NONE,
         bound_at=bound_at,
         started_at=started_at,

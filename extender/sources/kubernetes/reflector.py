@@ -78,6 +78,7 @@ class ReflectorSettings:
         backoff_max_seconds: maximum delay; 50 to 100 % of the delay are used, at random.
         exporter_words: pods whose name or `app` label contains one of these words are telemetry
             exporters; the default is the name in NVIDIA's charts and in GKE.
+        reads_limits: read the memory limits of pods from variables and arguments.
     """
 
     page_size: int = 100
@@ -90,6 +91,7 @@ class ReflectorSettings:
     backoff_first_seconds: float = 0.5
     backoff_max_seconds: float = 30.0
     exporter_words: tuple[str, ...] = ("dcgm-exporter",)
+    reads_limits: bool = False
 
 
 class Backoff:

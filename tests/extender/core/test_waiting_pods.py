@@ -106,3 +106,21 @@ def test_what_is_remembered_has_an_end() -> None:
 
     assert again == first
     assert again is not first
+
+
+def test_a_limit_of_a_framework_is_kept() -> None:
+    raw = with_spec(
+        containers=[
+            {
+                "args": ["--gpu-memory-utilization", "0.4"],
+                "resources": {"limits": {GPU: "1"}},
+            }
+        ]
+    )
+    record = reduce_pod(raw, ResourceNames(), early_seconds=60, reads_limits=True)
+    assert record is not None
+
+    request = read(record).request
+
+    assert request is not None
+    assert (request.memory_bytes, request.memory_share) == (None, 0.4)

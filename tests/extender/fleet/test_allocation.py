@@ -211,6 +211,15 @@ def test_pods_of_an_unknown_node_count_once_the_node_is_known() -> None:
     assert made.row("late").held == 1
 
 
+def test_a_share_of_the_cards_memory_is_declared_in_bytes() -> None:
+    made = one_node(1, replicas=10)
+    made.bind("a", on=[made.card()], memory_share=0.25)
+
+    made.read_after(120)
+
+    assert made.row().declared_bytes == (20 * GIB,)
+
+
 def test_a_pods_load_on_a_shared_device_is_assumed_until_readings_cover_it() -> None:
     made = one_node(1, replicas=10)
     made.bind("a", on=[made.card()], memory_bytes=int(20 * GIB))

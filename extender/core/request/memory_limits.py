@@ -1,0 +1,196 @@
+"""Read the GPU memory that a pod's frameworks are limited to, from variables and arguments.
+
+JAX and CUDA under MPS read their variables themselves. TensorFlow, ONNX Runtime and vLLM read none
+for this: images read these names and pass the value on, to `set_logical_device_configuration`
+(MiB), `gpu_mem_limit` and `--gpu-memory-utilization`.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from extender.core.request.annotations import (
+    MIB,
+    TIB,
+    AnnotationProblem,
+    shorten,
+)
+from extender.core.request.gpu_resources import ResourceNames, read_counts
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
+
+SHARE_ALLOWED: Final = "a share of the GPU's memory, above 0 and up to 1, such as 0.4"
+BYTES_ALLOWED: Final = "from 1 MiB to 16 TiB"
+GIB: Final = 1 << 30
+MAX_TEXT: Final = 65_536
+"""Arguments of a container are read up to this length, in characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """GPU memory per device that a container's frameworks are limited to.
+
+    Attributes:
+        memory_bytes: the limit, None if it is a share or there is none.
+        share: the limit as a share of the card's memory, 0 if it is in bytes or there is none.
+        source: the variable or argument, "" without one.
+    """
+
+    memory_bytes: int | None = None
+    share: float = 0.0
+    source: str = ""
+
+
+NO_LIMIT: Final = MemoryLimit()
+
+Parser = Callable[[str], MemoryLimit]
+
+
+def parse_share(text: str) -> MemoryLimit:
+    """Parse a share of the card's memory.
+
+    Raises:
+        ValueError: `text` is not a share above 0 and up to 1.
+    """
+    share = float(text)
+    if not 0 < share <= 1:
+        raise ValueError(f"{text!r}: must be {SHARE_ALLOWED}")
+    return MemoryLimit(share=share)
+
+
+def parse_multiple(text: str, unit: int) -> MemoryLimit:
+    """Parse a number of units as bytes.
+
+    Raises:
+        ValueError: `text` is not a number, or out of bounds.
+    """
+    count = float(text) * unit
+    if not MIB <= count <= 16 * TIB:
+        raise ValueError(f"{text!r}: must be {BYTES_ALLOWED}")
+    return MemoryLimit(memory_bytes=int(count))
+
+
+def parse_mps(text: str) -> MemoryLimit:
+    """Parse the limits of an MPS client, `device=size` separated by commas; the largest counts.
+
+    Raises:
+        ValueError: `text` is not such a list.
+
+    Example:
+        >>> parse_mps("0=1G,1=512M").memory_bytes >> 20
+        1024
+    """
+    found = [re.fullmatch(r"\d+=(\d+)([GM])B?", one.strip()) for one in text.split(",")]
+    if None in found:
+        raise ValueError(f"{text!r}: must be such as 0=4G")
+    return MemoryLimit(
+        memory_bytes=max(
+            parse_multiple(one[1], GIB if one[2] == "G" else MIB).memory_bytes or 0
+            for one in found
+            if one
+        )
+    )
+
+
+def _bytes(text: str) -> MemoryLimit:
+    return parse_multiple(text, 1)
+
+
+def _mib(text: str) -> MemoryLimit:
+    return parse_multiple(text, MIB)
+
+
+def _gib(text: str) -> MemoryLimit:
+    return parse_multiple(text, GIB)
+
+
+VARIABLES: Final[Mapping[str, Parser]] = {
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": parse_mps,
+    "VLLM_GPU_MEMORY_UTILIZATION": parse_share,
+    "GPU_MEMORY_UTILIZATION": parse_share,
+    "CUDA_MEMORY_FRACTION": parse_share,
+    "TF_GPU_MEMORY_LIMIT": _mib,
+    "TF_GPU_MEMORY_LIMIT_MB": _mib,
+    "TF_PER_PROCESS_GPU_MEMORY_FRACTION": parse_share,
+    "ORT_CUDA_GPU_MEM_LIMIT": _bytes,
+    "ORT_CUDA_GPU_MEM_LIMIT_MB": _mib,
+    "ORT_GPU_MEM_LIMIT_MB": _mib,
+    "ORT_GPU_MEM_LIMIT_GB": _gib,
+    "ONNX_GPU_MEM_LIMIT_MB": _mib,
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": parse_share,
+    "XLA_CLIENT_MEM_FRACTION": parse_share,
+}
+"""Variables in the order of precedence. `GPU_MEMORY_UTILIZATION` is that of vLLM's serverless
+workers, `CUDA_MEMORY_FRACTION` that of text-generation-inference."""
+
+ARGUMENTS: Final = ("--gpu-memory-utilization", "--cuda-memory-fraction")
+"""Arguments of vLLM and text-generation-inference; each is a share, and precedes variables."""
+
+_ARGUMENT: Final = re.compile(
+    r"(--gpu[-_]memory[-_]utilization|--cuda[-_]memory[-_]fraction)[=\s]+[\"']?([^\s\"']*)"
+)
+
+
+def read_limits(
+    pod: Mapping[str, object], names: ResourceNames
+) -> tuple[MemoryLimit, tuple[AnnotationProblem, ...]]:
+    """Return the largest limit of a pod's containers with GPUs, and the values that are invalid.
+
+    Values that refer to other variables, Secrets or ConfigMaps are unknown, and left out.
+
+    Args:
+        pod: the Pod object as decoded from JSON.
+        names: names of the GPU resources.
+
+    Example:
+        >>> container = {
+        ...     "args": ["--gpu-memory-utilization", "0.4"],
+        ...     "resources": {"limits": {"nvidia.com/gpu": "1"}},
+        ... }
+        >>> read_limits({"spec": {"containers": [container]}}, ResourceNames())[0].share
+        0.4
+    """
+    best, problems = NO_LIMIT, []
+    for container in objects_of(mapping_of(pod.get("spec")).get("containers")):
+        resources = mapping_of(container.get("resources"))
+        if not (read_counts(resources.get("limits"), names)):
+            continue
+        for source, value, parse in _stated(container):
+            try:
+                limit = parse(value)
+            except ValueError:
+                problems.append(_problem(source, value, parse))
+                continue
+            if (limit.share, limit.memory_bytes or 0) > (best.share, best.memory_bytes or 0):
+                best = MemoryLimit(
+                    memory_bytes=limit.memory_bytes, share=limit.share, source=source
+                )
+            break
+    return best, tuple(problems)
+
+
+def _stated(container: Mapping[str, object]) -> Iterator[tuple[str, str, Parser]]:
+    """Yield the limits that a container states, the most specific first."""
+    words = [*items_of(container.get("command")), *items_of(container.get("args"))]
+    for found in _ARGUMENT.finditer(" ".join(map(text_of, words))[:MAX_TEXT]):
+        if not found[2].startswith("$"):
+            yield f"argument {found[1].replace('_', '-')}", found[2], parse_share
+    values = {
+        text_of(one.get("name")): text_of(one.get("value"))
+        for one in objects_of(container.get("env"))
+    }
+    for name, parse in VARIABLES.items():
+        value = values.get(name, "").strip()
+        if value and "$(" not in value:
+            yield f"variable {name}", value, parse
+
+
+def _problem(source: str, value: str, parse: Parser) -> AnnotationProblem:
+    kind, _, name = source.partition(" ")
+    return AnnotationProblem(
+        kind=kind,
+        annotation=name,
+        value=shorten(value),
+        allowed=SHARE_ALLOWED if parse is parse_share else BYTES_ALLOWED,
+        default_used="nothing, it is ignored",
+    )
