@@ -3,22 +3,30 @@
 docs/command-line.md has an example.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from extender.cli.jobs import PATHS, GpuJob, only_scheduler
+from extender.cli.proposals import propose_for
 from extender.cli.remote import answers
 from extender.cli.remote.advice import Advice
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.remote.holding import Costs, HoldersAnswer, Usage
 from extender.cli.remote.regret import Regret
 from extender.cli.remote.transports import Login, Transport, UrlTransport, base_of
+from extender.core.sizing import Proposal
 from extender.runtime.decoding import MalformedError, decode_with
 
-__all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]
+if TYPE_CHECKING:
+    from extender.cli.remote.cluster import Cluster  # takes half a second
+
+__all__ = ["SERVICE", "Client", "ClientError", "Failure", "GpuJob", "Proposal", "answers"]
 
 Kind = TypeVar("Kind", bound=answers.Answer)
 T = TypeVar("T")
@@ -39,10 +47,12 @@ class Client:
 
     Args:
         transport: transport to the extender; `Client.at` and `Client.in_cluster_of` create one.
+        cluster: API server for `submit`, None for that of the default kubeconfig.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, cluster: "Cluster | None" = None) -> None:
         self._transport = transport
+        self._cluster = cluster
 
     @classmethod
     def at(
@@ -97,7 +107,7 @@ class Client:
         cluster = Cluster.from_kubeconfig(
             kubeconfig, context=context, timeout_seconds=timeout_seconds
         )
-        return cls(cluster.service(service, token=token))
+        return cls(cluster.service(service, token=token), cluster)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Client":
@@ -261,7 +271,54 @@ class Client:
         """
         return self._get(Usage, "/v1/usage", {"since": since_seconds, "namespace": namespace})
 
-    def size(self, pod: Mapping[str, object], *, owner: str | None = None) -> answers.Size:
+    def size(
+        self,
+        *,
+        manifest: Mapping[str, object] | Sequence[Mapping[str, object]] = (),
+        text: str = "",
+        command: str = "",
+        image: str = "",
+        owner: str = "",
+        namespace: str = "default",
+    ) -> Proposal:
+        """Propose number, memory, share and models of GPUs for a task, as `idlegpu size` does.
+
+        Args:
+            manifest: the task's object, or several, of any kind.
+            text: description, such as "fine-tune a 7 billion model".
+            command: command, such as "vllm serve m --tensor-parallel-size 4".
+            image: image, to find similar pods.
+            owner: controller of similar pods as KIND/NAME, such as `Deployment/chat`.
+            namespace: namespace of similar pods, if the manifest does not say.
+        """
+        documents = [manifest] if isinstance(manifest, Mapping) else manifest
+        return propose_for(
+            lambda pod, of: self.measured(pod, owner=of),
+            documents=documents,
+            text=text,
+            command=command,
+            image=image,
+            owner=owner,
+            namespace=namespace,
+        )
+
+    def submit(self, job: GpuJob) -> dict[str, Any]:
+        """Submit a Job or Pod as `idlegpu run --apply` does; return it as the API server made it.
+
+        It goes to the API server of the kubeconfig, with the kubeconfig's namespace unless `job`
+        has one. Without a scheduler in `job`, the one that calls the extender places it, else the
+        cluster's default.
+        """
+        if not job.scheduler:
+            with suppress(ClientError):  # optional: the default scheduler may call it, too
+                job = replace(job, scheduler=only_scheduler(self.unasked().asked_by))
+        item = job.manifest()
+        cluster = self._cluster or _default_cluster()
+        path = PATHS[item["kind"]].format(job.namespace or cluster.namespace)
+        made: dict[str, Any] = cluster.create(path, item)
+        return made
+
+    def measured(self, pod: Mapping[str, object], *, owner: str | None = None) -> answers.Size:
         """Return what pods similar to a pod were measured to use.
 
         Args:
@@ -317,6 +374,12 @@ class Client:
 
     def _get(self, kind: type[Kind], path: str, asked: Mapping[str, object] | None = None) -> Kind:
         return _read(kind, self._transport.ask("GET", path, _params(asked)), path)
+
+
+def _default_cluster() -> "Cluster":
+    from extender.cli.remote.cluster import Cluster
+
+    return Cluster.from_kubeconfig()
 
 
 def _params(asked: Mapping[str, object] | None) -> dict[str, str]:

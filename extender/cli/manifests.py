@@ -93,6 +93,29 @@ def pods_of(document: object) -> Iterator[Object]:
     yield {**pod, "kind": "Pod", "apiVersion": "v1", "metadata": {**names, **made}}
 
 
+def nested_pods(document: object) -> Iterator[Object]:
+    """Yield a pod for each list of containers in an object of any kind, such as a RayService.
+
+    Its pods get other names, so only namespace, images and requests are meaningful.
+    """
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    namespace = (metadata or {}).get("namespace", "default")
+    for spec in _specs_in(document):
+        yield {"kind": "Pod", "metadata": {"namespace": namespace}, "spec": spec}
+
+
+def _specs_in(document: object) -> Iterator[Object]:
+    if isinstance(document, list):
+        for item in document:
+            yield from _specs_in(item)
+    elif isinstance(document, dict):
+        containers = document.get("containers")
+        if containers and isinstance(containers, list):
+            yield document
+        for value in document.values():
+            yield from _specs_in(value)
+
+
 def owner_of(document: object) -> str:
     """Return the controller that an object of a manifest is, as KIND/NAME; "" for a pod."""
     if not isinstance(document, dict) or document.get("kind") in {None, "Pod", "PodTemplate"}:

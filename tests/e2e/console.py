@@ -48,6 +48,10 @@ class CommandLine:
         """Where programs are looked for."""
         return self._environment["PATH"]
 
+    def with_program(self, *program: str) -> "CommandLine":
+        """Return what runs another program with the same environment."""
+        return CommandLine(program, **self._environment)
+
     async def __call__(self, *arguments: str, status: int = 0) -> Done:
         """Run a command that is to end with a status."""
         done = await self.run(*arguments)

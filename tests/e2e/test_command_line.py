@@ -1,5 +1,7 @@
 """The console commands against a real cluster: by URL, and through the API server's proxy."""
 
+import json
+import re
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -240,6 +242,29 @@ async def test_a_job_is_submitted(world: World) -> None:
     jobs = await world.services.plane.kubectl("get", "jobs", "-o", "name")
     assert "job.batch/job" in jobs
     await world.services.plane.kubectl("delete", "job", "job")
+
+
+async def test_the_documented_example_of_the_client_sizes_and_submits_a_job(world: World) -> None:
+    world.add("any", 1)
+    await world.start()
+    text = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    _, example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+    ran = await by_url(world).with_program(sys.executable, "-c", example)()
+
+    certainty, *_, name = ran.out.split()
+    assert certainty == "estimated"
+    kubectl = world.services.plane.kubectl
+    job = json.loads(await kubectl("get", "job", name, "-o", "json"))
+    await kubectl("delete", "job", name)
+    template = job["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["command"] == ["python", "train.py"]
+    assert container["env"] == [{"name": "EPOCHS", "value": "3"}]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "cpu": "8", "memory": "64Gi"}
+    assert template["metadata"]["annotations"]["idlegpu.io/gpu-memory"] == "19Gi"
+    assert template["spec"]["activeDeadlineSeconds"] == 12 * 3600
+    assert template["spec"]["volumes"][0]["emptyDir"]["sizeLimit"] == "16Gi"
 
 
 async def test_kubectl_knows_it_by_the_name_of_its_script(world: World) -> None:

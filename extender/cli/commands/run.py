@@ -7,22 +7,15 @@ from typing import Final
 import click
 
 from extender.cli.formatting import Whole
-from extender.cli.manifests import Object, adapted, gpu_pod, job_of, name_for, pod_of, unique
+from extender.cli.jobs import DEFAULT_SCHEDULER, HOLD, IMAGE, PATHS, GpuJob, only_scheduler
+from extender.cli.manifests import Object, name_for, unique
 from extender.cli.name_completion import NAMESPACES, NODES
 from extender.cli.remote.errors import ClientError
 from extender.cli.session import Session, connected, dump
 from extender.core.request.targets import parse_targets
 
-IMAGE = "nvidia/cuda:12.9.1-base-ubuntu24.04"
-HOLD = ["sleep", "infinity"]
-DEFAULT_SCHEDULER: Final = "default-scheduler"
-"""Scheduler of pods without schedulerName."""
 HURRY_SECONDS: Final = 3.0
 """Timeout for the optional question to the extender: a Job can be printed without its answer."""
-PATHS = {
-    "Job": "/apis/batch/v1/namespaces/{}/jobs",
-    "Pod": "/api/v1/namespaces/{}/pods",
-}
 
 
 def checked_environment(
@@ -119,42 +112,39 @@ def command(
 
     It is a stock Job: idlegpu needs only resources, annotations and schedulerName.
     """
-    words = list(arguments) or (HOLD if hold else [])
+    words = list(arguments or (HOLD if hold else ()))
     if hold and arguments:
         raise click.UsageError("--hold takes no command: leave out CMD")
     if not words:
         raise click.UsageError("say what to run, after --; or --hold for a pod to work in")
-    wishes = {
-        "gpu-memory": memory,
-        "prefer-models": model,
-        "require-models": require_model,
-        "strategy": strategy,
-        "require-idle": "true" if require_idle else None,
-    }
     if not scheduler:
         scheduler = _choose_scheduler(session)
-    limits = {resource: str(gpus), "cpu": cpu, "memory": ram}
-    build = pod_of if hold else job_of
     base = name or unique("hold" if hold else name_for(words))
-    items = []
-    for number, target in enumerate(targets or (None,)):
-        asked = wishes | {"target": _checked(target)}
-        template = gpu_pod(
-            words,
+    items = [
+        GpuJob(
+            command=words,
             image=image,
-            limits={key: value for key, value in limits.items() if value},
-            annotations={f"idlegpu.io/{key}": value for key, value in asked.items() if value},
-            scheduler=scheduler,
-        )
-        template = adapted(
-            template,
-            environment=environment,
+            env=dict(one.split("=", 1) for one in environment),
+            gpus=gpus,
+            resource=resource,
+            memory=memory,
+            model=model,
+            require_model=require_model,
+            target=_checked(target),
+            strategy=strategy,
+            require_idle=require_idle,
+            cpu=cpu,
+            ram=ram,
             shm=shm,
             node=node,
-            seconds=_seconds(longest) if longest else None,
-        )
-        item_name = f"{base}-{number}" if len(targets) > 1 else base
-        items.append(build(template, name=item_name, namespace=namespace))
+            timeout_seconds=_seconds(longest) if longest else None,
+            scheduler=scheduler,
+            name=f"{base}-{number}" if len(targets) > 1 else base,
+            namespace=namespace,
+            is_held=hold,
+        ).manifest()
+        for number, target in enumerate(targets or (None,))
+    ]
     if is_applied:
         for item in items:
             _apply(session, item, namespace)
@@ -198,9 +188,12 @@ def _choose_scheduler(session: Session) -> str:
         known = f"schedulers that call idlegpu: {', '.join(asking) or 'none known'}"
     except ClientError:
         asking, known = [], "idlegpu does not answer"
-    chosen = asking[0] if len(asking) == 1 else DEFAULT_SCHEDULER
-    click.echo(f"{chosen} will place it (--scheduler NAME for another): {known}", err=True)
-    return "" if chosen == DEFAULT_SCHEDULER else chosen
+    chosen = only_scheduler(asking)
+    click.echo(
+        f"{chosen or DEFAULT_SCHEDULER} will place it (--scheduler NAME for another): {known}",
+        err=True,
+    )
+    return chosen
 
 
 def _apply(session: Session, item: Object, namespace: str) -> None:

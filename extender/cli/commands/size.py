@@ -6,12 +6,12 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from extender.cli.manifests import Object, load_documents, owner_of, pods_of
+from extender.cli.manifests import load_documents
 from extender.cli.name_completion import NAMESPACES
-from extender.cli.remote.errors import ClientError, Failure
+from extender.cli.proposals import propose_for
 from extender.cli.session import FILE, Session, connected, show_table
-from extender.cli.sizing import GIB, Certainty, Measured, Proposal, propose, texts_in
 from extender.cli.tables import line, stack
+from extender.core.sizing import GIB, Certainty, Proposal
 
 WORDS = {
     Certainty.MEASURED: "measured from similar pods",
@@ -42,37 +42,22 @@ def command(
     """
     if not (file or image or owner or text):
         raise click.UsageError("say what to size: -f FILE, --image, --owner or --text")
-    documents = load_documents(file) if file else []
-    pods = [(pod, document) for document in documents for pod in pods_of(document)]
-    pod: Object = {"spec": {"containers": [{"image": image} if image else {}]}}
-    if pods:
-        pod, document = pods[0]
-        owner = owner or owner_of(document)
-    pod["metadata"] = {"namespace": namespace} | pod.get("metadata", {})
-    measured = _measured(session, pod, owner) if pods or image or owner else None
-    found = propose(text, " ".join(texts_in(documents)), measured)
+    kind, _, name = owner.partition("/")
+    if owner and not (kind and name):
+        raise click.BadParameter("must be KIND/NAME, such as Deployment/chat", param_hint="--owner")
+    found = propose_for(
+        lambda pod, of: session.client.measured(pod, owner=of),
+        documents=load_documents(file) if file else (),
+        text=text,
+        image=image,
+        owner=owner,
+        namespace=namespace,
+        on_unreachable=lambda error: click.echo(f"similar pods are not known: {error}", err=True),
+    )
     if session.is_table:
         show_table(session.console, _render(found))
     else:
         session.write(found)
-
-
-def _measured(session: Session, pod: Object, owner: str) -> Measured | None:
-    """Ask the extender what similar pods used; without an answer print a note and return None."""
-    kind, _, name = owner.partition("/")
-    if owner and not (kind and name):
-        raise click.BadParameter("must be KIND/NAME, such as Deployment/chat", param_hint="--owner")
-    try:
-        answer = session.client.size(pod, owner=f"{kind} {name}" if owner else None)
-    except ClientError as error:
-        if error.failure is not Failure.UNREACHABLE:
-            raise
-        click.echo(f"similar pods are not known: {error}", err=True)
-        return None
-    used = answer.measured
-    if used is None:
-        return None
-    return Measured(by=used.by, pods=used.pods, memory_bytes=used.memory_bytes)
 
 
 def _render(found: Proposal) -> RenderableType:

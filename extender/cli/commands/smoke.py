@@ -4,8 +4,8 @@ import time
 
 import click
 
-from extender.cli.commands.run import IMAGE, PATHS
 from extender.cli.formatting import Span, clean, span
+from extender.cli.jobs import IMAGE, PATHS
 from extender.cli.manifests import Object, gpu_pod, pod_of, unique
 from extender.cli.name_completion import NAMESPACES, NODES
 from extender.cli.remote.cluster import Cluster

@@ -15,7 +15,7 @@ TEXT = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 def test_the_example_of_the_client_runs(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    example, _ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     monkeypatch.setenv("IDLEGPU_URL", url)
 
     exec(example, {})  # noqa: S102 - our own text
@@ -29,7 +29,7 @@ def test_the_example_of_the_client_runs(
 
 
 def test_the_example_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    example, _ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     monkeypatch.setenv("IDLEGPU_URL", "http://127.0.0.1:9")
 
     with pytest.raises(SystemExit, match="cannot reach"):

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from aiohttp import web
 
+from extender.cli.client import Client, ClientError
+from extender.cli.jobs import GpuJob
 from extender.core.policy import Policy
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import parse_request
@@ -83,7 +85,7 @@ def cluster() -> FakeCluster:
 
 
 @pytest.fixture
-def submit(cluster: FakeCluster, tmp_path: Path) -> Iterator[Run]:
+def kubeconfig(cluster: FakeCluster, tmp_path: Path) -> Iterator[Path]:
     with serving(cluster.build_app()) as url:
         context = {"cluster": "c", "user": "u", "namespace": "team"}
         config = {
@@ -94,12 +96,17 @@ def submit(cluster: FakeCluster, tmp_path: Path) -> Iterator[Run]:
         }
         file = tmp_path / "kubeconfig"
         file.write_text(yaml.safe_dump(config))
-        run = runner(url)
+        yield file
 
-        def submit(*arguments: str, **environment: str) -> Any:
-            return run(*arguments, **{"IDLEGPU_URL": "", "KUBECONFIG": str(file), **environment})
 
-        yield submit
+@pytest.fixture
+def submit(kubeconfig: Path) -> Run:
+    run = runner("")
+
+    def submit(*arguments: str, **environment: str) -> Any:
+        return run(*arguments, **{"IDLEGPU_URL": "", "KUBECONFIG": str(kubeconfig), **environment})
+
+    return submit
 
 
 def printed(run: Run, *arguments: str) -> Object:
@@ -176,6 +183,39 @@ def test_a_wish_that_cannot_be_read_is_refused(run: Run, option: tuple[str, str]
 
     assert result.exit_code == 2
     assert f"{option[1]!r}: must be" in result.stderr
+
+
+def test_the_client_submits_what_the_command_line_prints(
+    run: Run, cluster: FakeCluster, kubeconfig: Path
+) -> None:
+    printed_job = printed(
+        run, "--gpus", "2", "--image", "i", "--env", "EPOCHS=3", "--model", "H100", "--memory",
+        "20Gi", "--cpu", "8", "--ram", "64Gi", "--shm", "16Gi", "--timeout", "90m", "--name",
+        "mine", "--scheduler", "idlegpu-scheduler", "--", "python", "t.py",
+    )  # fmt: skip
+    cluster.asked_by = ["idlegpu-scheduler"]
+    job = GpuJob(
+        command=["python", "t.py"], gpus=2, image="i", env={"EPOCHS": "3"}, model="H100",
+        memory="20Gi", cpu="8", ram="64Gi", shm="16Gi", timeout_seconds=5400, name="mine",
+    )  # fmt: skip
+
+    made = Client.in_cluster_of(str(kubeconfig)).submit(job)
+
+    assert made == printed_job
+    assert cluster.created == [("/apis/batch/v1/namespaces/team/jobs", printed_job)]
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"env": {"1": "2"}}, "'1': must be a variable's name"),
+        ({"gpus": 0}, "must be at least 1"),
+        ({"target": "gpu-1::x"}, "'gpu-1::x': must be 1 to 32 nodes"),
+    ],
+)
+def test_the_client_refuses_a_wish_that_cannot_be_read(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClientError, match=message):
+        GpuJob(**wish)
 
 
 def test_a_target_that_cannot_be_read_is_refused(run: Run) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.cli.sizing import GIB, Certainty, Measured, propose, texts_in
+from extender.cli.client import Client, ClientError
+from extender.cli.proposals import propose_for
+from extender.cli.remote.answers import MeasuredUse, Size
+from extender.core.sizing import GIB, Certainty, Measured, propose, texts_in
 from testkit.cli_serving import Run
 
 
@@ -27,6 +30,7 @@ from testkit.cli_serving import Run
         ("", "python -m sglang.launch_server --tp=2 --model m-8b", 2, 9, False, "estimated"),
         ("", "tensor_parallel_size: 8", 8, None, False, "stated"),
         ("", "trtllm-serve x --tp_size 2", 2, 8, False, "guessed"),
+        ("", "run --http 80 --attp 9 --setup 3", 1, None, False, "guessed"),
     ],
 )
 def test_a_proposal_says_what_it_rests_on(
@@ -72,6 +76,25 @@ def test_what_similar_pods_used_counts_before_words() -> None:
             "kind": "RayService",
             "spec": {"serveConfigV2": "engine_kwargs:\n  tensor_parallel_size: 4\n"},
         },
+        {"kind": "RayService", "spec": {"args": {"tp-size": 4}}},
+        {"kind": "RayService", "spec": {"engine": {"tensor-parallel-size": "4"}}},
+        {"kind": "LLMInferenceService", "spec": {"parallelism": {"tensor": 4, "data": 2}}},
+        {
+            "kind": "InferenceService",
+            "spec": {"predictor": {"model": {"env": [{"name": "TP_SIZE", "value": "4"}]}}},
+        },
+        {
+            "kind": "InferenceService",
+            "spec": {"predictor": {"model": {"args": ["--tensor_parallel_size=4"]}}},
+        },
+        {
+            "kind": "LeaderWorkerSet",
+            "spec": {
+                "leaderWorkerTemplate": {
+                    "leaderTemplate": {"spec": {"containers": [{"args": ["--tp-size", "4"]}]}}
+                }
+            },
+        },
     ],
 )
 def test_the_size_in_any_kind_of_manifest_is_found(document: dict[str, Any]) -> None:
@@ -98,6 +121,57 @@ def test_a_manifest_is_sized_by_the_pods_of_its_controller(run: Run, tmp_path: P
     assert "idlegpu run --gpus 2 --memory" in shown.stdout
     as_json = json.loads(run("size", "-f", str(file), "-o", "json").stdout)
     assert as_json["gpus"] == 2
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"kind": "InferenceService", "spec": {"predictor": {"containers": [{"image": "i"}]}}},
+        {
+            "kind": "LeaderWorkerSet",
+            "spec": {
+                "leaderWorkerTemplate": {
+                    "workerTemplate": {"spec": {"containers": [{"image": "i"}]}}
+                }
+            },
+        },
+        {
+            "kind": "RayService",
+            "spec": {
+                "rayClusterConfig": {
+                    "workerGroupSpecs": [{"template": {"spec": {"containers": [{"image": "i"}]}}}]
+                }
+            },
+        },
+    ],
+)
+def test_a_manifest_of_any_kind_is_sized_by_similar_pods(document: dict[str, Any]) -> None:
+    asked: list[tuple[dict[str, Any], str | None]] = []
+
+    def measure(pod: dict[str, Any], owner: str | None) -> Size:
+        asked.append((pod, owner))
+        return Size(
+            measured=MeasuredUse(by="images", pods=2, memory_bytes=5 * GIB, least_bytes=GIB)
+        )
+
+    named = document | {"metadata": {"name": "chat", "namespace": "team"}}
+    found = propose_for(measure, documents=[named])
+
+    ((pod, owner),) = asked
+    assert pod["spec"]["containers"] == [{"image": "i"}]
+    assert (pod["metadata"], owner) == ({"namespace": "team"}, f"{document['kind']} chat")
+    assert found.certainty is Certainty.MEASURED
+
+
+def test_the_client_sizes_as_the_command_line_does(url: str) -> None:
+    client = Client.at(url)
+
+    assert client.size(text="fine-tune a 7 billion model").gpus == 2
+    assert client.size(command="vllm serve m --tp 4", image="team/chat").gpus == 4
+    with pytest.raises(ClientError, match="must be KIND/NAME"):
+        client.size(owner="chat")
+    with pytest.raises(ClientError, match="cannot reach"):
+        Client.at("http://127.0.0.1:9").size(image="team/chat")
 
 
 def test_a_task_is_sized_without_an_extender(run: Run) -> None:

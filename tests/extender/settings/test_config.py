@@ -17,6 +17,7 @@ thresholds: {utilization: 20, memory: 40%}
 strategy: Pack
 shared_policy: packed
 group_topology: [example.com/rack]
+cluster: {memory_limits: true}
 mps_share: 8Gi
 recent_seconds: 300
 freshness: {max_age_seconds: 60}

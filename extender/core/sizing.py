@@ -105,9 +105,12 @@ LARGE_BILLIONS: Final = 70.0
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(billion|bn|b|million|m)\b", re.IGNORECASE)
 _LARGE: Final = re.compile(r"\blarge\b|\bllm\b", re.IGNORECASE)
 _PARALLEL: Final = re.compile(
-    r"""(?:--tensor[-_]parallel[-_]size|--tp[-_]size|--tp|-tp|\btensor_parallel_size|\btp_size)"""
-    r"""["']?[\s=:]+["']?(\d{1,3})\b"""
+    r"""(?<![\w-])(?:-{0,2}(?:tensor[-_]?parallel[-_]?size|tp[-_]?size)|--?tp|parallelism:\s+tensor)"""
+    r"""["']?(?:\s+value:)?[\s=:]+["']?(\d{1,3})\b""",
+    re.IGNORECASE,
 )
+"""Options and keys of vLLM, SGLang and TensorRT-LLM, variables of these names in a container
+(`name: TP_SIZE value: 4`), and KServe's `parallelism: {tensor: 4}`."""
 _SCALES: Final[Mapping[str, float]] = {"billion": 1.0, "bn": 1.0, "b": 1.0}
 
 
