@@ -18,6 +18,7 @@ from extender.cli.doctor.checks import (
     schedulers,
     service,
     telemetry,
+    topology,
 )
 from extender.cli.doctor.findings import Check
 
@@ -173,6 +174,12 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="nodes with free GPUs have free CPU and memory",
         needs=("nodes", "pods"),
         find=hosts.filled,
+    ),
+    Check(
+        code="IG208",
+        title="labels name the policy of each kubelet's Topology Manager",
+        needs=("nodes", "pods"),
+        find=topology.unlike_kubelet,
     ),
     Check(
         code="IG301",

@@ -258,6 +258,11 @@ FAULTS: Final[dict[str, Fault]] = {
             **WITH_MIG_ALONE,
         },
     ),
+    "a Topology Manager that no label names": Fault(
+        "IG208",
+        "idlegpu.io/topology-policy=single-numa-node",
+        {"nodes": (node(labels={"idlegpu.io/topology-policy": "single"}),)},
+    ),
     "time-slicing without memory limits": Fault(
         "IG206",
         'annotations: {idlegpu.io/gpu-memory: "8Gi"}',
