@@ -192,7 +192,7 @@ def decide(
     overlays: Mapping[str, Overlay],
     evaluate: Evaluate = evaluate_pool,
     ranked: int | None = None,
-    group: GroupNeed | None = None,
+    group: GroupNeed | GroupFit | None = None,
 ) -> Decision:
     """Decide which candidates pass for `request`, and order them by score.
 
@@ -207,7 +207,8 @@ def decide(
         overlays: tentative tenants by resource and node, without the pod itself.
         evaluate: function that evaluates a whole pool: `evaluate_pool`, or a cache in front of it.
         ranked: number of best candidates to order, None for all that pass.
-        group: what the pod's group needs, None if the pod is in none.
+        group: what the pod's group needs, None if the pod is in none; or how near the candidates
+            are to the group by a logged decision.
     """
     targets, target_policy = request.targets, request.target_policy
     if targets:
@@ -229,7 +230,7 @@ def decide(
         evaluation = nominate(evaluation, snapshot, pool, question)
         rows = _rows_in(snapshot, pool, candidates)
         tally.add(evaluation, rows, pool.batch)
-        if group is not None and resource == request.resource:
+        if isinstance(group, GroupNeed) and resource == request.resource:
             grouping = _Grouping(group, pool, rows, question, evaluation.codes)
     codes = tally.codes
     if policy.load_filter.is_enabled:
@@ -238,10 +239,9 @@ def decide(
         codes = _refuse_others(candidates, codes, targets, target_policy)
     elif policy.prices.mode is PriceMode.STRICT and not request.names_models:
         codes = _refuse_dearer(codes, tally.prices)
-    scores, fit = tally.scores, None
-    if grouping is not None:
-        codes, fit = grouping.judge(codes)
-        scores = scores + fit.units_of_all() / UNITS
+    fit = group if isinstance(group, GroupFit) else None
+    fit = fit if grouping is None else grouping.judge(codes)
+    codes, scores = _weigh_group(fit, codes, tally.scores)
     return Decision(
         candidates=candidates,
         codes=codes,
@@ -341,8 +341,8 @@ class _Grouping:
     question: EvaluationRequest
     codes: Codes
 
-    def judge(self, codes: Codes) -> tuple[Codes, GroupFit]:
-        """Return the verdicts on the candidates, and how near these are to the group.
+    def judge(self, codes: Codes) -> GroupFit:
+        """Return how near the candidates are to the group, by the verdicts on them.
 
         A group that the cluster can never hold is refused before its first pod is placed. Nodes
         that are not known yet may hold it.
@@ -351,10 +351,17 @@ class _Grouping:
         holds = None
         if self.rows.min(initial=0) >= 0:
             holds = too_few(need, self.pool, self.codes, question.ask.count)
-        if holds is not None:
-            codes = np.where(codes == Code.PASSES, np.uint8(Code.GROUP_TOO_LARGE), codes)
         fit = fit_group(need, self.pool, self.rows, codes, question)
-        return codes, replace(fit, too_few=holds)
+        return replace(fit, too_few=holds)
+
+
+def _weigh_group(fit: GroupFit | None, codes: Codes, scores: Ratios) -> tuple[Codes, Ratios]:
+    """Return codes and scores of the candidates with what their pod's group means for them."""
+    if fit is None:
+        return codes, scores
+    if fit.too_few is not None:
+        codes = np.where(codes == Code.PASSES, np.uint8(Code.GROUP_TOO_LARGE), codes)
+    return codes, scores + fit.units_of_all() / UNITS
 
 
 def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:

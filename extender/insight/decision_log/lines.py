@@ -19,7 +19,7 @@ from extender.core.decision.evaluation import Overlay
 from extender.core.nodes.batches import current_batch
 from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.node_names import NamesAt
-from extender.core.nodes.snapshot import Pool, Snapshot, Tenant, batch_rows
+from extender.core.nodes.snapshot import Pool, Rows, Snapshot, Tenant, batch_rows
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.insight.decision_log.columns import VERSION, write_columns
@@ -81,6 +81,7 @@ class LineWriter:
             "candidates": _candidates(decision.candidates, snapshot.node_index),
             "result": _result(decision),
             "seconds": round(record.seconds, 6),
+            **_group(decision),
         }
         changes = {
             "rows": self._changed_rows(snapshot),
@@ -192,6 +193,28 @@ def _leaving(pool: Pool, rows: Iterable[int]) -> Json:
     return {"leaving": found} if found else {}
 
 
+def name_order(names: Sequence[str]) -> Rows:
+    """Return the indexes of candidates in the order of their names."""
+    if isinstance(names, NamesAt):  # node numbers are in the order of names
+        return np.argsort(names.rows, kind="stable")
+    return np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
+
+
+def _group(decision: Decision) -> Json:
+    """Encode how near the candidates are to the pod's group, in the order of their names."""
+    group = decision.group
+    if group is None:
+        return {}
+    ranks = group.ranks[name_order(decision.candidates)]
+    return {
+        "group": {
+            "ranks": base64.b64encode(ranks.tobytes()).decode(),
+            "units": group.units,
+            "too_few": group.too_few,
+        }
+    }
+
+
 def digest(names: Sequence[str], decision: Decision) -> str:
     """Hash the verdicts on all candidates, independently of the candidates' order.
 
@@ -199,10 +222,7 @@ def digest(names: Sequence[str], decision: Decision) -> str:
         names: candidate nodes.
         decision: codes and full-precision scores, in the order of `names`.
     """
-    if isinstance(names, NamesAt):  # node numbers are in the order of names
-        order = np.argsort(names.rows, kind="stable")
-    else:
-        order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
+    order = name_order(names)
     hashed = hashlib.blake2b(digest_size=8)
     hashed.update(np.ascontiguousarray(decision.codes[order], dtype="<u1").tobytes())
     hashed.update(np.ascontiguousarray(decision.scores[order], dtype="<f8").tobytes())

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from extender.core.decision.evaluation import Overlay
+from extender.core.decision.group_fit import GroupFit
 from extender.core.nodes.node_index import NodeIndex
 from extender.core.nodes.snapshot import (
     FLAGS,
@@ -38,6 +39,7 @@ from extender.insight.decision_log.columns import (
     RecordError,
     read_columns,
 )
+from extender.insight.decision_log.lines import name_order
 from extender.runtime.decoding import MalformedError, decode_with
 
 
@@ -60,6 +62,7 @@ class LoggedDecision:
         feasible: number of candidates that passed.
         digest: hash of the verdicts on all candidates.
         fleet: sequence number of the `fleet` line that the snapshot is based on.
+        group: how near the candidates are to the pod's group, None if it is in none.
     """
 
     number: int
@@ -76,6 +79,7 @@ class LoggedDecision:
     feasible: int
     digest: str
     fleet: int
+    group: GroupFit | None = None
 
     @property
     def node(self) -> str:
@@ -186,6 +190,7 @@ class _Reader:
         self.overlays = _read_overlays(self.overlays, mapping_of(line.get("overlay")))
         result, pod = mapping_of(line["result"]), mapping_of(line["pod"])
         best = result["best"]
+        candidates = _read_candidates(line["candidates"], snapshot.node_index)
         return LoggedDecision(
             number=int(_number(line["number"])),
             at=_number(line["at"]),
@@ -193,7 +198,7 @@ class _Reader:
             mode=str(line["mode"]),
             pod=PodRef(**{name: text_of(pod.get(name)) for name in ("uid", "namespace", "name")}),
             request=_read_request(mapping_of(line["request"])),
-            candidates=_read_candidates(line["candidates"], snapshot.node_index),
+            candidates=candidates,
             snapshot=snapshot,
             overlays=self.overlays,
             policy=self.policy,
@@ -201,7 +206,34 @@ class _Reader:
             feasible=int(_number(result["feasible"])),
             digest=str(result["digest"]),
             fleet=self.fleets,
+            group=_read_group(mapping_of(line.get("group")), candidates),
         )
+
+
+def _read_group(encoded: Mapping[str, object], candidates: Sequence[str]) -> GroupFit | None:
+    """Read how near the candidates are to the pod's group; {} means that it is in none."""
+    if not encoded:
+        return None
+    try:
+        stored = base64.b64decode(text_of(encoded["ranks"]), validate=True)
+    except binascii.Error as error:
+        raise RecordError(f"the group cannot be read: {error}") from error
+    if len(stored) != len(candidates):
+        raise RecordError(f"the group has {len(stored)} of {len(candidates)} candidates")
+    ranks = np.zeros(len(candidates), dtype=np.uint8)
+    ranks[name_order(candidates)] = np.frombuffer(stored, np.uint8)
+    units = tuple(_number(each) for each in encoded["units"])  # type: ignore[attr-defined] # of a document
+    few = encoded.get("too_few")
+    return GroupFit(
+        name="",
+        size=0,
+        placed={},
+        rest=0,
+        ranks=ranks,
+        units=units,
+        words=("",) * len(units),
+        too_few=None if few is None else int(_number(few)),
+    )
 
 
 def _number(value: object) -> float:

@@ -132,6 +132,7 @@ class Replay:
             policy,
             overlays=logged.overlays,
             evaluate=self._evaluate,
+            group=logged.group,
         )
 
     def _evaluate(self, snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extender.core.nodes.pod_groups import PodGroup
 from extender.core.policy import Policy, Strategy
 from extender.core.request.request import GpuRequest
 from extender.insight.replay.changes import Changes, parse_changes
 from extender.insight.replay.replay import Replay, Replayed
-from testkit.builders import Node, busy, gpu, node, request, snapshot_of
+from testkit.builders import Node, busy, gpu, node, pod_ref, request, snapshot_of
 from testkit.decision_logs import (
     LoggedWorld,
     decisions_in,
@@ -183,3 +184,27 @@ def test_several_changes_hold_together() -> None:
     assert policy == replace(
         Policy(), strategy=policy.strategy, weights=policy.weights, load_filter=policy.load_filter
     )
+
+
+RACK = "topology.kubernetes.io/rack"
+GROUP = PodGroup("JobSet", "ns", "train", 3)
+
+
+@pytest.mark.parametrize("more", [(), ("unknown",)], ids=["all", "with a node that is unknown"])
+def test_a_pod_of_a_group_goes_near_it_again(more: tuple[str, ...]) -> None:
+    world = World()
+    for name, rack in {"c": "2", "a": "1", "b": "2"}.items():
+        world.add_node(name, 2 if rack == "2" else 1, other_labels={RACK: rack})
+    world.read()
+    logged = LoggedWorld(world)
+    for size in (3, 9):
+        wanted = request(group=replace(GROUP, size=size))
+        names = ("b", *more, "c", "a")
+        decided = world.placer.place("filter", pod_ref(f"p-{size}"), wanted, names).decision
+        assert (decided.best is None) == (size == 9 and not more)
+
+    first, second = again(logged.log)
+
+    assert first.is_exact
+    assert first.after.node == "b"  # alone it would go to a
+    assert second.is_exact
