@@ -122,7 +122,7 @@ pictures: $(VENV)/.dev ## write docs/pictures from the demo's page, with Chromiu
 	@$(BIN)/python -m testkit.page.chromium
 	@$(BIN)/python -m tests.pictures
 
-cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
+cluster: announce-cluster $(VENV)/.dev ## leave the real control plane, Prometheus, extender and simulated fleet running
 	@$(BIN)/python -m testkit.controlplane.cluster
 
 bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from testkit.controlplane.tools import build_minutes, cache_folder, missing, names_of
+from testkit.controlplane.tools import CLUSTER, build_minutes, build_plan, missing, names_of
 
 ENVIRONMENT: Final = Path(".venv/.dev")
 INSTALL_MINUTES: Final = 1
+START_MINUTES: Final = 1
 CHECK_MINUTES: Final = 4
 REAL_MINUTES: Final = 10
 NEIGHBOUR_MINUTES: Final = 5
@@ -21,20 +22,21 @@ def steps(target: str) -> list[tuple[str, int]]:
     """List what a target will do, and the minutes that each step takes.
 
     Args:
-        target: `check`, `test` or `test-neighbours`.
+        target: `check`, `test`, `test-neighbours` or `cluster`.
     """
     found: list[tuple[str, int]] = []
     if not ENVIRONMENT.exists():
         found.append(("install Python packages into .venv", INSTALL_MINUTES))
     if target != "check":
-        names = names_of(neighbours=False)
+        names = list(CLUSTER) if target == "cluster" else names_of(neighbours=False)
         if target == "test-neighbours":
             names += names_of(neighbours=True)
         to_build = missing(names)
         if to_build:
-            text = f"build {', '.join(to_build)} into {cache_folder()}, once"
-            found.append((text, build_minutes(to_build)))
-    if target != "test-neighbours":
+            found.append((build_plan(to_build), build_minutes(to_build)))
+    if target == "cluster":
+        found.append(("start the programs", START_MINUTES))
+    if target in {"check", "test"}:
         found.append(("format, lint, types, imports, unit tests", CHECK_MINUTES))
     if target == "test":
         found.append(("tests with a real control plane, Prometheus and Chromium", REAL_MINUTES))

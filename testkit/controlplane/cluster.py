@@ -35,7 +35,7 @@ from testkit.controlplane.process import ProcessError, ServerProcess
 from testkit.controlplane.scheduler import kube_scheduler
 from testkit.controlplane.simulated import following, register_nodes, register_tenants
 from testkit.controlplane.telemetry import PrometheusServer
-from testkit.controlplane.tools import binary
+from testkit.controlplane.tools import CLUSTER, binary, prepare
 from testkit.controlplane.waiting import wait_for
 
 SCRAPE_SECONDS: Final = 2.0
@@ -178,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="place one pod, and end")
     options = parser.parse_args(arguments)
     try:
+        prepare(CLUSTER)
         with contextlib.suppress(asyncio.CancelledError):  # the signals below ended it
             asyncio.run(_run(once=options.once))
     except (BuildError, ProcessError) as error:

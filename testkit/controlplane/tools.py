@@ -29,6 +29,8 @@ OLDEST_KUBERNETES_VERSION: Final = "v1.32.2"
 OLDEST: Final = "oldest-"
 """Before the names of its programs."""
 DESCHEDULER_VERSION: Final = "v0.36.0"
+ETCD_VERSION: Final = "v3.7.0"
+KWOK_VERSION: Final = "v0.8.0"
 HELM_VERSION: Final = "v4.3.1"
 PROMETHEUS_VERSION: Final = "3.15.0"
 MODULES: Final = Path(__file__).parent
@@ -44,6 +46,8 @@ class Tool:
         version_arguments: arguments that make it print its version.
         fitting: what a version that will do prints; a regular expression.
         build_seconds: about how long its build takes on two cores, after those listed before it.
+        megabytes: about how large the program is.
+        version: the version that is built here, "" if its number does not matter.
         is_neighbour: only the tests beside other projects and releases run it.
     """
 
@@ -51,6 +55,8 @@ class Tool:
     version_arguments: tuple[str, ...]
     fitting: str
     build_seconds: int
+    megabytes: int
+    version: str = ""
     is_neighbour: bool = False
 
 
@@ -58,6 +64,7 @@ def _kubernetes(
     name: str,
     *version_arguments: str,
     build_seconds: int,
+    megabytes: int,
     module: Path = MODULES,
     version: str = KUBERNETES_VERSION,
     is_neighbour: bool = False,
@@ -77,22 +84,25 @@ def _kubernetes(
         version_arguments=version_arguments,
         fitting=rf"\bv1\.{minor}\.\d+\s",
         build_seconds=build_seconds,
+        megabytes=megabytes,
+        version=version.removeprefix("v"),
         is_neighbour=is_neighbour,
     )
 
 
-def _oldest_kubernetes(name: str, build_seconds: int) -> Tool:
+def _oldest_kubernetes(name: str, build_seconds: int, megabytes: int) -> Tool:
     return _kubernetes(
         name,
         "--version",
         build_seconds=build_seconds,
+        megabytes=megabytes,
         module=MODULES / "oldest",
         version=OLDEST_KUBERNETES_VERSION,
         is_neighbour=True,
     )
 
 
-def _prometheus(name: str, build_seconds: int) -> Tool:
+def _prometheus(name: str, build_seconds: int, megabytes: int) -> Tool:
     program = GoProgram(
         module=MODULES / "prometheus",
         package=f"github.com/prometheus/prometheus/cmd/{name}",
@@ -104,6 +114,8 @@ def _prometheus(name: str, build_seconds: int) -> Tool:
         version_arguments=("--version",),
         fitting=r"version 3\.\d+",
         build_seconds=build_seconds,
+        megabytes=megabytes,
+        version=PROMETHEUS_VERSION,
     )
 
 
@@ -113,24 +125,28 @@ TOOLS: Final = {
         version_arguments=("--version",),
         fitting=r"etcd Version: 3\.7\.",
         build_seconds=50,
+        megabytes=25,
+        version=ETCD_VERSION.removeprefix("v"),
     ),
-    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=195),
-    "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=40),
+    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=195, megabytes=119),
+    "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=40, megabytes=81),
     # Compiled from what kube-scheduler has just been compiled from.
     "extenderargs": Tool(
         program=GoProgram(module=MODULES / "extenderargs", package=".", variables={}),
         version_arguments=("-version",),
         fitting=r"extenderargs of kube-scheduler v0\.37\.",
         build_seconds=10,
+        megabytes=9,
     ),
     # A module of its own: it needs much that the others do not.
     "kube-controller-manager": _kubernetes(
         "kube-controller-manager",
         "--version",
         build_seconds=40,
+        megabytes=105,
         module=MODULES / "controllers",
     ),
-    "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=20),
+    "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=20, megabytes=62),
     "kwok": Tool(
         program=GoProgram(
             module=MODULES / "kwok",
@@ -140,12 +156,15 @@ TOOLS: Final = {
         version_arguments=("--version",),
         fitting=r"kwok version v?0\.8\.",
         build_seconds=55,
+        megabytes=64,
+        version=KWOK_VERSION.removeprefix("v"),
     ),
     "cert-manager": Tool(
         program=GoProgram(module=MODULES / "certmanager", package=".", variables={}),
         version_arguments=("-help",),
         fitting=r"where /healthz answers",
         build_seconds=40,
+        megabytes=67,
         is_neighbour=True,
     ),
     # With its provider of simulated nodes, which makes Node objects and nothing else.
@@ -156,6 +175,7 @@ TOOLS: Final = {
         version_arguments=("--help",),
         fitting=r"-instance-types-file-path",
         build_seconds=80,
+        megabytes=61,
         is_neighbour=True,
     ),
     # Asks a Prometheus only where it finds the cluster's CA, which is in pods alone: here it looks
@@ -172,12 +192,13 @@ TOOLS: Final = {
         version_arguments=("version",),
         fitting=r"GitVersion:v0\.36\.",
         build_seconds=100,
+        megabytes=82,
         is_neighbour=True,
     ),
-    "prometheus": _prometheus("prometheus", 80),
-    "promtool": _prometheus("promtool", 30),
-    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 140),
-    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 20),
+    "prometheus": _prometheus("prometheus", 80, 51),
+    "promtool": _prometheus("promtool", 30, 54),
+    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 140, 95),
+    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 20, 67),
     "actionlint": Tool(
         program=GoProgram(
             module=MODULES / "actionlint",
@@ -187,6 +208,7 @@ TOOLS: Final = {
         version_arguments=("-version",),
         fitting=r"built with go",
         build_seconds=10,
+        megabytes=6,
         is_neighbour=True,
     ),
     "helm": Tool(
@@ -198,8 +220,14 @@ TOOLS: Final = {
         version_arguments=("version", "--short"),
         fitting=r"\bv4\.\d+\.\d+",
         build_seconds=80,
+        megabytes=67,
+        version=HELM_VERSION.removeprefix("v"),
     ),
 }
+
+
+CLUSTER: Final = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl", "kwok", "prometheus")
+"""What `make cluster` runs."""
 
 
 @cache
@@ -217,7 +245,16 @@ def binary(name: str) -> Path:
         # At once: one after another would compile what they share again.
         prepare(names_of(neighbours=TOOLS[name].is_neighbour))
         path = cached_path(name)
+    elif path != cached_path(name) and (text := other_version(name, path)):
+        say(f"warning: {path} is {text}, the tests were made with {TOOLS[name].version}")
     return path
+
+
+def other_version(name: str, path: Path) -> str:
+    """Return the version of a fitting program, "" if it is the one that is built here."""
+    found = re.search(r"\d+\.\d+\.\d+", _fitting_output(name, path))
+    wanted = TOOLS[name].version
+    return found.group() if found and wanted and found.group() != wanted else ""
 
 
 def names_of(*, neighbours: bool) -> list[str]:
@@ -235,6 +272,15 @@ def build_minutes(names: Iterable[str]) -> int:
     return -(-sum(TOOLS[name].build_seconds for name in names) // 60)
 
 
+def build_plan(names: Sequence[str]) -> str:
+    """Say which tools are built, where to, and how large they are."""
+    megabytes = sum(TOOLS[name].megabytes for name in names)
+    return (
+        f"build {', '.join(names)} into {cache_folder()}, once ({megabytes} MB; some GB more while "
+        "it builds)"
+    )
+
+
 def prepare(names: Iterable[str]) -> None:
     """Build the tools that are missing, and remove what only the build needed.
 
@@ -244,8 +290,7 @@ def prepare(names: Iterable[str]) -> None:
     to_build = missing(names)
     if not to_build:
         return
-    minutes = build_minutes(to_build)
-    say(f"building {', '.join(to_build)} into {cache_folder()}: about {minutes} min, once")
+    say(f"{build_plan(to_build)}, about {build_minutes(to_build)} min")
     with _build_lock():
         toolchain = GoToolchain(cache_folder() / "scratch")
         for name in to_build:
@@ -309,7 +354,11 @@ def _installed(name: str) -> Path | None:
 
 
 def _fits(name: str, path: Path) -> bool:
-    """Ask a program for its version; on any failure it does not fit."""
+    return bool(_fitting_output(name, path))
+
+
+def _fitting_output(name: str, path: Path) -> str:
+    """Ask a program for its version, and return its answer; "" if it fails or does not fit."""
     tool = TOOLS[name]
     try:
         result = subprocess.run(
@@ -320,8 +369,9 @@ def _fits(name: str, path: Path) -> bool:
             timeout=VERSION_TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return re.search(tool.fitting, result.stdout + result.stderr) is not None
+        return ""
+    output = result.stdout + result.stderr
+    return output if re.search(tool.fitting, output) else ""
 
 
 def _build(name: str, toolchain: GoToolchain) -> None:

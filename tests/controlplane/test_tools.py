@@ -6,12 +6,17 @@ import pytest
 
 from testkit.controlplane.gobuild import BuildError
 from testkit.controlplane.tools import (
+    CLUSTER,
     DESCHEDULER_VERSION,
+    ETCD_VERSION,
     KUBERNETES_VERSION,
+    KWOK_VERSION,
     MODULES,
     OLDEST_KUBERNETES_VERSION,
     PROMETHEUS_VERSION,
     _installed,
+    binary,
+    build_plan,
     cached_path,
     prepare,
 )
@@ -134,6 +139,47 @@ def test_a_fitting_tool_of_the_user_is_taken(
     assert _installed(name) == tmp_path / "assets" / name
 
 
+@pytest.mark.parametrize("folder", ["assets", "bin"])
+@pytest.mark.parametrize(
+    ("says", "warning"),
+    [
+        ("Kubernetes v1.37.2", ""),
+        ("Kubernetes v1.37.9", "is 1.37.9, the tests were made with 1.37.2"),
+    ],
+)
+def test_another_patch_version_is_taken_with_a_warning(
+    folder: str,
+    says: str,
+    warning: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KUBE_ASSETS", str(tmp_path / "assets"))
+    path = tmp_path / folder / "kube-scheduler"
+    install(path, f"#!/bin/sh\necho '{says}'\n")
+    binary.cache_clear()
+
+    assert [binary("kube-scheduler") for _ in range(2)] == [path, path]
+
+    binary.cache_clear()
+    said = capsys.readouterr().out
+    assert said == (f"tools: warning: {path} {warning}\n" if warning else "")
+
+
+def test_a_cluster_builds_only_what_it_runs_and_says_so_before(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path / "bin" / "go", GO_BUILDS)
+
+    prepare(CLUSTER)
+
+    assert {path.name for path in cache.glob("tools/*/*")} == set(CLUSTER)
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"tools: {build_plan(CLUSTER)}, about 8 min"
+    assert "(402 MB; some GB more while it builds)" in first
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -184,6 +230,13 @@ def test_the_table_of_versions_names_those_that_are_built() -> None:
         assert f"k8s.io/kubernetes {version} // indirect" in (module / "go.mod").read_text()
     minor = PROMETHEUS_VERSION.rpartition(".")[0]
     assert f"| Prometheus | {minor} ({PROMETHEUS_VERSION}) |" in page
+
+
+def test_the_versions_of_etcd_and_kwok_are_those_of_their_modules() -> None:
+    etcd, kwok = (MODULES / "go.mod").read_text(), (MODULES / "kwok" / "go.mod").read_text()
+
+    assert f"go.etcd.io/etcd/server/v3 {ETCD_VERSION}" in etcd
+    assert f"sigs.k8s.io/kwok {KWOK_VERSION}" in kwok
 
 
 def test_the_descheduler_that_is_built_is_the_one_that_the_docs_name() -> None:
