@@ -302,9 +302,16 @@ def _nearness(
     placed = [pool.row_of[node] for node in need.placed if node in pool.row_of]
     if not placed:
         return np.zeros(len(rows), dtype=np.intp)
-    shares = [np.isin(rows, placed) & ~is_shared]
-    for of_label, domain in zip(need.topology.domains, domains, strict=True):
-        shares.append((domain >= 0) & np.isin(domain, of_label[placed]))
+    here = np.zeros(len(pool.rows) + 1, dtype=np.bool_)
+    here[placed] = True
+    shares = [here[rows] & ~is_shared]
+    for of_label, domain, names in zip(
+        need.topology.domains, domains, need.topology.names, strict=True
+    ):
+        near = np.zeros(len(names) + 1, dtype=np.bool_)
+        near[of_label[placed]] = True
+        near[-1] = False  # nodes without the label
+        shares.append(near[domain])
     return _first_level(shares)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from extender.core.untyped import mapping_of, text_of
+from extender.core.untyped import mapping_of, objects_of, text_of
 
 MAX_SIZE: Final = 100_000
 MAX_NAME: Final = 253
@@ -26,6 +26,14 @@ COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"
 OLD_COSCHEDULING: Final = "pod-group.scheduling.sigs.k8s.io"
 VOLCANO: Final = "scheduling.k8s.io/group-name"
 VOLCANO_SIZE: Final = "scheduling.volcano.sh/group-min-member"
+
+GROUP_OWNERS: Final = frozenset(
+    {
+        *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
+        *("RayCluster",),
+    }
+)
+"""Kinds of Kubeflow and Ray that make pods themselves, all for one computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,8 @@ def read_group(pod: Mapping[str, object]) -> PodGroup | None:
     """Return the group of a Pod object, None if it is in none.
 
     Kubernetes' own group counts before a LeaderWorkerSet's, and these before the groups of
-    schedulers and queues, which may be larger. A JobSet counts last.
+    schedulers and queues, which may be larger. Next come a JobSet, and controllers whose pods work
+    together.
 
     Example:
         >>> labels = {"jobset.sigs.k8s.io/jobset-name": "train"}
@@ -84,6 +93,7 @@ def read_group(pod: Mapping[str, object]) -> PodGroup | None:
         annotations = mapping_of(metadata.get("annotations"))
         if labels or annotations:
             found = _labelled(labels, annotations)
+    found = found or _owned(metadata)
     if found is None:
         return None
     kind, name, size = found
@@ -121,6 +131,15 @@ def _labelled(
         return "JobSet", name, None
     if name := text_of(annotations.get(f"{KUEUE}workload")):
         return "Kueue workload", name, None
+    return None
+
+
+def _owned(metadata: Mapping[str, object]) -> tuple[str, str, object] | None:
+    """Return the group that a pod's controller makes up."""
+    for owner in objects_of(metadata.get("ownerReferences")):
+        kind, name = text_of(owner.get("kind")), text_of(owner.get("name"))
+        if owner.get("controller") is True and kind in GROUP_OWNERS and name:
+            return kind, name, None
     return None
 
 

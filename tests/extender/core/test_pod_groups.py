@@ -96,6 +96,23 @@ def test_a_pod_says_its_group_and_often_the_groups_size(
     assert read_group(described) == PodGroup(kind, "ns", name, size)
 
 
+@pytest.mark.parametrize(
+    ("owner", "expected"),
+    [
+        ({"kind": "PyTorchJob", "name": "train", "controller": True}, "PyTorchJob train"),
+        ({"kind": "PyTorchJob", "name": "train"}, None),
+        ({"kind": "Job", "name": "train", "controller": True}, None),
+        ({"kind": "ReplicaSet", "name": "serve", "controller": True}, None),
+    ],
+)
+def test_some_controllers_are_groups_by_themselves(
+    owner: dict[str, Any], expected: str | None
+) -> None:
+    group = read_group(pod(ownerReferences=[owner]))
+
+    assert (group and group.title) == expected
+
+
 def test_kubernetes_own_group_counts_before_labels_and_a_replica_before_its_queue() -> None:
     labels = {
         f"{LWS}/name": "serve",
