@@ -66,7 +66,7 @@ for name in $placeholders; do
     eval "value=\${$name:-}"
     [ -n "$value" ] ||
         fail "set $name: it is a placeholder in $(cd "$folder" && grep -rl --include='*.yaml' "$name" components | sed 's#^#manifests/#' | tr '\n' ' ')"
-    change="$change;s#$name#$value#g"
+    change="$change;s#(\.\./)?$name#$value#g"
 done
 case $rendered in *"image: registry.k8s.io/kube-scheduler:"*)
     version=${KUBE_VERSION:-$(kubectl get --raw /version | sed -n 's/.*"gitVersion": *"\(v[0-9.]*[0-9]\).*/\1/p')}

@@ -53,7 +53,7 @@ def manifest_text(folder: Path) -> str:
         raise RuntimeError(f"cannot put {folder} together: {result.stderr}")
     text = result.stdout
     for name, value in FILLED_IN.items():
-        text = text.replace(name, value)
+        text = re.sub(rf"(\.\./)?{name}", value, text)
     return text
 
 

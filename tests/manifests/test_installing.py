@@ -70,12 +70,16 @@ async def test_all_components_go_together_and_are_removed_without_rest(
 
 
 async def test_the_api_server_refuses_a_placeholder(installation: Installation) -> None:
-    for folder, component in ((OVERLAYS / "kubeadm", None), (None, "api-proxy")):
-        path = folder or with_components(installation.plane.folder, [component or ""])
-        await installation.apply(MANIFESTS / "rbac")
+    await installation.apply(MANIFESTS)
+    for component, refusal in (
+        ("fixed-address", '"FIXED_ADDRESS": must be a valid IP'),
+        ("api-proxy", '"API_SERVER_NETWORK": must be a valid CIDR'),
+        ("kubelet-root", r"hostPath.path: .* must not contain '\.\.'"),
+    ):
+        folder = with_components(installation.plane.folder, [component])
 
-        with pytest.raises(RuntimeError, match=r"FIXED_ADDRESS|API_SERVER_NETWORK"):
-            await installation.plane.kubectl("apply", "--dry-run=server", "-k", str(path))
+        with pytest.raises(RuntimeError, match=refusal):
+            await installation.plane.kubectl("apply", "--dry-run=server", "-k", str(folder))
 
 
 def test_every_component_is_in_some_variant_or_told_how_to_use() -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -15,11 +16,13 @@ from testkit.controlplane.scheduler import scheduler_config
 from testkit.controlplane.shipped import (
     AGENT_NAMESPACE,
     EXTENDER_NAMESPACE,
+    FILLED_IN,
     MANIFESTS,
     SECOND_SCHEDULER,
     built,
     find,
     pod_of,
+    with_components,
 )
 from testkit.controlplane.waiting import wait_for
 
@@ -131,6 +134,27 @@ async def test_the_agent_lacks_nothing_of_the_strictest_level_but_what_it_gives_
         "runAsUser=0",
     ]
     assert admitted["metadata"]["namespace"] == AGENT_NAMESPACE
+
+
+async def test_the_agent_is_admitted_however_it_gets_its_gpus(
+    installation: Installation, tmp_path: Path
+) -> None:
+    folder = with_components(tmp_path, ["cdi", "gke", "kubelet-root", "privileged"])
+    items = await installation.apply(folder)
+    pod = pod_of(find(items, "DaemonSet", "idlegpu-agent"), "agent")
+
+    admitted = await installation.admin.request(
+        "POST", PODS.format(AGENT_NAMESPACE), pod, parameters=DRY_RUN
+    )
+
+    (container,) = admitted["spec"]["containers"]
+    assert container["securityContext"]["privileged"]
+    environ = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environ["NVIDIA_VISIBLE_DEVICES"] == "management.nvidia.com/gpu=all"
+    assert environ["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+    paths = [each["hostPath"]["path"] for each in admitted["spec"]["volumes"] if "hostPath" in each]
+    assert f"{FILLED_IN['KUBELET_ROOT']}/pod-resources" in paths
+    assert "/home/kubernetes/bin/nvidia" in paths
 
 
 def test_the_agent_reads_two_folders_of_its_node_and_writes_none() -> None:

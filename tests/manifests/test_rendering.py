@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from extender.server.certificates.__main__ import main as certificates
 from testkit.controlplane.installing import Installation
 from testkit.controlplane.objects import Object
 from testkit.controlplane.plane import ControlPlane
-from testkit.controlplane.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG, find
+from testkit.controlplane.shipped import COMPONENTS, MANIFESTS, OVERLAYS, SCHEDULER_CONFIG, find
 from testkit.controlplane.tools import KUBERNETES_VERSION
 from tests.manifests.scripts import run
 
@@ -27,6 +28,8 @@ RENDER: Final = MANIFESTS / "render.sh"
 CONTROL_PLANE: Final = SCHEDULER_CONFIG / "control-plane.sh"
 ADDRESS: Final = "10.96.0.77"
 SIDE: Final = "kube-scheduler"
+VARIABLES: Final = ("IDLEGPU_", "NVIDIA_")
+"""Before the names of variables of containers, which are no placeholders."""
 
 
 def objects(done: subprocess.CompletedProcess[str]) -> list[Object]:
@@ -62,12 +65,11 @@ def test_a_placeholder_that_is_left_is_named_with_its_file(
 def test_every_placeholder_of_the_manifests_is_known_to_the_script() -> None:
     (line,) = (each for each in RENDER.read_text().splitlines() if each.startswith("placeholders="))
     known = line.partition("=")[2].strip('"').split()
-    text = "".join(path.read_text() for path in COMPONENTS.rglob("*.yaml"))
+    texts = [path.read_text() for path in COMPONENTS.rglob("*.yaml")]
+    names = re.findall(r"^ [^#\n]*?\b([A-Z]+_[A-Z_]+)(?=$|[/}])", "\n".join(texts), re.MULTILINE)
 
-    assert known
-    assert [
-        name for name in known if name not in text or f"#   {name} " not in RENDER.read_text()
-    ] == []
+    assert set(known) == {name for name in names if not name.startswith(VARIABLES)}
+    assert [name for name in known if f"#   {name} " not in RENDER.read_text()] == []
 
 
 def test_components_go_with_any_variant_and_an_own_overlay(tmp_path: Path) -> None:
@@ -96,6 +98,37 @@ def test_components_go_with_any_variant_and_an_own_overlay(tmp_path: Path) -> No
     unknown = run(RENDER, "r", "default", "no-such")
     assert unknown.returncode == 2
     assert "no-such is no component: must be one of admission" in unknown.stderr
+
+
+def test_an_own_overlay_may_fill_a_placeholder_in(tmp_path: Path) -> None:
+    overlay = Path(os.path.relpath(OVERLAYS / "kubeadm", tmp_path.resolve()))
+    operation = {"op": "replace", "path": "/spec/clusterIP", "value": ADDRESS}
+    patch = {
+        "target": {"kind": "Service", "name": "idlegpu-extender"},
+        "patch": json.dumps([operation]),
+    }
+    kustomization = {"resources": [str(overlay)], "patches": [patch]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+
+    items = objects(run(RENDER, "r", str(tmp_path)))
+
+    assert find(items, "Service", "idlegpu-extender")["spec"]["clusterIP"] == ADDRESS
+
+
+def test_on_openshift_only_the_agent_names_a_user() -> None:
+    items = [
+        *objects(run(RENDER, "r", "default", "openshift")),
+        *objects(run(RENDER, "r", "second-scheduler", "openshift", KUBE_VERSION="v1.36.1")),
+    ]
+
+    fixed = re.compile("runAsUser|runAsGroup|fsGroup")
+    assert [item["kind"] for item in items if fixed.search(str(item))] == ["DaemonSet"]
+    workloads = [item for item in items if "runAsNonRoot" in str(item)]
+    assert {item["metadata"]["name"] for item in workloads} == {
+        "idlegpu-certs", "idlegpu-extender", "idlegpu-scheduler",
+    }  # fmt: skip
+    roles = {item["roleRef"]["name"] for item in items if "idlegpu-agent-p" in str(item)}
+    assert roles == {"system:openshift:scc:privileged"}
 
 
 def image_of(done: subprocess.CompletedProcess[str]) -> str:
