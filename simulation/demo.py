@@ -60,8 +60,8 @@ class Demo:
         say(await self._watcher.table())
         say(LEGEND)
         say(
-            "Two runs place the same pods: one asks idlegpu; [bold]without[/bold] is kube-scheduler"
-            " alone\n(a model of its default scores)."
+            "Each pod is placed twice: with idlegpu, and [bold]without[/bold]: by kube-scheduler"
+            " alone\n(a model of its default scores, on a fleet of its own)."
         )
         alone = without_idlegpu(demo_fleet, PODS)
         placements, ours = [], []
@@ -103,7 +103,10 @@ class Demo:
         with_us = Counter(outcome.fate for outcome in ours)
         without = Counter(outcome.fate for outcome in alone)
         say = self._console.print
-        say(f"\n[bold]The {len(ours)} pods[/bold]")
+        bad = [
+            f"{without[fate]} {fate}" for fate in Fate if without[fate] and fate is not Fate.GOOD
+        ]
+        say(f"\n[bold]{len(ours)} pods; without idlegpu {', '.join(bad)}[/bold]")
         say(f"   {'':<18}{'idlegpu':>10}{'without':>10}{f'mean of {RUNS} runs':>19}", style="bold")
         for fate in Fate:
             style = _STYLES.get(fate, "red" if without[fate] else "")

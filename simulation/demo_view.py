@@ -175,7 +175,8 @@ def _merits(verdict: Answer) -> str:
     loads = [gpu["utilization_ratio"] for gpu in landing if gpu["utilization_ratio"] is not None]
     rooms = [gpu["free_bytes"] for gpu in landing if gpu["free_bytes"] is not None]
     open_count = verdict["landing"] - verdict["taken"]
-    parts = [f"{verdict['idle']} of {open_count} GPUs idle"]
+    what = "MIG instances" if "/mig-" in verdict["resource"] else "GPUs"
+    parts = [f"{verdict['idle']} of {open_count} {what} idle"]
     parts.append(f"load {sum(loads) / len(loads):.0%}" if loads else "no telemetry")
     if rooms:
         parts.append(f"{min(rooms) / (1 << 30):.0f} GiB free")

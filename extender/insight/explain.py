@@ -135,7 +135,8 @@ class Explain:
             return error_answer(
                 404,
                 f"no decision about {name!r} is remembered, and there is no such GPU pod: "
-                "GET /v1/decisions and /v1/pending (idlegpu decisions, pending) list what is known",
+                "`idlegpu decisions` and `idlegpu pending` list the known pods (GET /v1/decisions, "
+                "/v1/pending)",
             )
         return await self._answer(request, await self._with_filter(known, wish))
 

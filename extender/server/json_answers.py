@@ -58,12 +58,12 @@ def unknown_node(name: str, nodes: Iterable[str]) -> str:
     """Return the error message for a node that is not among the known ones."""
     near = ", ".join(near_names(name, sorted(nodes), NEAR))
     hint = f"did you mean {near}? " if near else ""
-    return f"node {name!r} is not known: {hint}GET /v1/nodes (idlegpu nodes) lists the nodes"
+    return f"node {name!r} is not known: {hint}`idlegpu nodes` lists all (GET /v1/nodes)"
 
 
 def unknown_decision(wanted: str) -> str:
     """Return the error message for an unknown decision id or number."""
-    where = "GET /v1/decisions (idlegpu decisions) lists the last"
+    where = "`idlegpu decisions` lists the last (GET /v1/decisions)"
     return f"decision {wanted!r} is not remembered: {where}"
 
 

@@ -32,7 +32,7 @@ async def test_its_output_fits_80_columns_and_its_tally_is_the_sum_of_its_rows()
             r"^   (on \w+ GPUs|out of memory|waiting) +(\d+) +(\d+) +[\d.]+$", text, re.MULTILINE
         )
     }
-    assert f"The {len(rows)} pods" in text
+    assert f"{len(rows)} pods; without idlegpu 1 on saturated GPUs, 2 on broken GPUs" in text
     assert [sum(column) for column in zip(*tally.values(), strict=True)] == [len(rows)] * 2
     assert tally["waiting"] == tuple([row[side] for row in rows].count("waits") for side in (0, 1))
     reasons = {

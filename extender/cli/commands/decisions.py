@@ -39,7 +39,11 @@ def command(session: Session, *, pod: str | None, limit: int) -> None:
     answer = session.client.decisions(pod=pod, limit=calls)
     session.show(answer, lambda: _render(answer, pod, limit, is_wide=session.is_wide))
     if pod is not None and not answer.decisions:
-        click.echo(f"no decision about {pod!r} is remembered", err=True)
+        click.echo(
+            f"no decision about {pod!r} is remembered: `idlegpu decisions` lists the last, "
+            f"`idlegpu pending` the pods that wait",
+            err=True,
+        )
         click.get_current_context().exit(1)
 
 

@@ -23,6 +23,9 @@ SHOWN: Final = 300
 
 NOTHING: Final = "nothing more"
 
+_ROUTE: Final = re.compile(r" \(GET /[^)]*\)")
+"""Routes that a message names for programs."""
+
 _ERRNO: Final = re.compile(r"^\[Errno -?[0-9]+\] ")
 _PAGE: Final = re.compile(r"/page(?:[/?#].*)?$")
 
@@ -156,7 +159,8 @@ class UrlTransport:
             text = message_of(response.data)
             # An error in the request says nothing about the server: leave its address out.
             is_ours = failure in {Failure.NOT_FOUND, Failure.BAD_REQUEST} and text != NOTHING
-            raise ClientError(text if is_ours else self._explain(response), failure)
+            means = _ROUTE.sub("", text) if is_ours else self._explain(response)
+            raise ClientError(means, failure)
         return response.data
 
     def _explain(self, response: urllib3.BaseHTTPResponse) -> str:

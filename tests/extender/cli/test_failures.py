@@ -218,3 +218,14 @@ def test_completion_knows_the_commands_and_their_options(run: Run) -> None:
 
     assert commands.stdout == "plain,holders\n"
     assert options.stdout == "plain,--idle-for\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["explain absent", "decisions absent", "gpus absent", "explain --number 812"],
+)
+def test_an_error_names_a_command_that_helps_and_no_http(run: Run, arguments: str) -> None:
+    said = run(*arguments.split()).stderr
+
+    assert "`idlegpu " in said
+    assert not any(word in said for word in ("GET", "/v1/", "http", "404"))
