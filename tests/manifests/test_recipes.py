@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 PAGES: Final = sorted((ROOT / "docs" / "install").glob("*.md"))
 BLOCK: Final = re.compile(r"^( *)```sh\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-HOST_PATH: Final = re.compile(r"(?<![\w./-])/(?=(etc|usr|var)/)")
+HOST_PATH: Final = re.compile(r"(?<![\w./#-])/(?=(etc|usr|var)/)")
 FOREIGN_RANGE: Final = re.compile(r"\b10\.\d+\.\d+\.\d+\b")
 ADDRESS: Final = "10.96.0.77"
 """In the service range of the API server here, unlike those of some recipes."""
@@ -48,6 +48,7 @@ KUBECONFIGS: Final = (
     "etc/rancher/rke2/rke2.yaml",
     "var/lib/rancher/k3s/server/cred/scheduler.kubeconfig",
     "var/lib/rancher/rke2/server/cred/scheduler.kubeconfig",
+    "var/snap/microk8s/current/credentials/client.config",
     "var/snap/microk8s/current/credentials/scheduler.config",
 )
 LOGGED: Final = ("make", "snap", "systemctl")
@@ -163,6 +164,9 @@ def assert_read(host: Host) -> None:
         assert config["kube-scheduler-arg+"] == [f"config={own}/kube-scheduler.yaml"]
         assert (own / "kube-scheduler.yaml").is_file()
         assert config.get("kube-scheduler-extra-mount+", [f"{own}:{own}"]) == [f"{own}:{own}"]
+    unit = (host.root / "etc/systemd/system/idlegpu-control-plane.service").read_text()
+    assert f"KUBECONFIG={host.root}/var/snap/microk8s/current/credentials/" in unit
+    assert f"idlegpu-control-plane {host.root}/var/snap/microk8s/common/idlegpu\n" in unit
     arguments = (host.root / "var/snap/microk8s/current/args/kube-scheduler").read_text()
     assert Path(arguments.strip().removeprefix("--config=")).is_file()
 

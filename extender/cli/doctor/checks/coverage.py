@@ -105,7 +105,8 @@ def _unread(facts: Facts, running: Mapping[str, Object]) -> Iterator[Problem]:
             f"{node}: {key_of(pod)} runs, the extender has no reading of any GPU"
             for node, pod in sorted(settled.items())
         ),
-        remedy=f"kubectl -n idlegpu-agent logs of {names}, and agents in the extender's settings"
+        remedy=f"kubectl -n idlegpu-agent logs of {names} (without a driver: docs/install.md, GPUs "
+        "that the agent does not see), and agents in the extender's settings"
         if has_agent
         else f"have Prometheus scrape {names} (serviceMonitor: {{enabled: true, honorLabels: true}}"
         " in dcgm-exporter's values); where it does, prometheus: {url: URL} in the extender's "
