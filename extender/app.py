@@ -51,6 +51,7 @@ from extender.settings.settings_file import SettingsFile
 from extender.sources.prometheus.plots import PrometheusPlots
 from extender.sources.source_manager import SourceManager
 from extender.webhook.abandoned import noting_wrong_paths
+from extender.webhook.admission.proposals import Proposals
 from extender.webhook.admission.webhook import PATH as ADMISSION
 from extender.webhook.admission.webhook import build_webhook
 from extender.webhook.handlers import MAX_BODY_BYTES, Webhooks
@@ -222,6 +223,7 @@ class Extender:
             resources=self.source_manager.resources,
             policy=lambda: self.fleet.policy,
             admissions=self.metrics.admissions,
+            proposals=Proposals(self.fleet.measured_like, self.fleet.largest_card),
         )
 
     def _build_api(self) -> None:

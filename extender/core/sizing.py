@@ -150,13 +150,20 @@ class Proposal:
     because: tuple[str, ...]
 
 
-def propose(text: str, command: str = "", measured: Measured | None = None) -> Proposal:
+def propose(
+    text: str,
+    command: str = "",
+    measured: Measured | None = None,
+    *,
+    gpus: int | None = None,
+) -> Proposal:
     """Propose the GPUs of a task.
 
     Args:
         text: description of the task, "" without one.
         command: its command, arguments and further configuration as one text.
         measured: what similar pods used, None if unknown.
+        gpus: number of GPUs if it is given; None to propose it.
 
     Example:
         >>> found = propose("fine-tune a 7 billion model")
@@ -171,16 +178,15 @@ def propose(text: str, command: str = "", measured: Measured | None = None) -> P
     parallel = _PARALLEL.search(command)
     because: list[str] = []
     total = math.ceil(billions * BILLION * task.bytes_each) if task and billions else 0
-    if parallel is not None:
+    if gpus is None and parallel is not None:
         gpus = int(parallel[1])
         because.append(f"the command spreads the model over {gpus} GPUs: {parallel[0].strip()}")
-    else:
-        gpus = _gpus_for(total)
+    stated, gpus = gpus, gpus or _gpus_for(total)
     each = math.ceil(total / gpus / GIB) * GIB if total else None
     certainty = Certainty.ESTIMATED if is_stated else Certainty.GUESSED
     if measured is not None:
         each = math.ceil(measured.memory_bytes * ROOM / GIB) * GIB
-        gpus = gpus if parallel is not None else 1
+        gpus = stated or 1
         certainty = Certainty.MEASURED
         because.append(
             f"{measured.pods} pods with the same {measured.by} used up to "

@@ -413,6 +413,10 @@ class Fleet:
             return pods
         return tuple(self._declared(pod, node) for pod in pods)
 
+    def largest_card(self) -> int:
+        """Return the memory of the cluster's largest card in bytes, 0 if unknown."""
+        return int(self.snapshot().telemetry.memory_total_bytes.max(initial=0.0))
+
     def memory_on(self, node: str, asked: GpuRequest | PodRecord) -> int | None:
         """Return the memory per device that a pod requires on a node, None if none is known."""
         shared = int(asked.memory_share * self.store.card_bytes(node)) if asked.memory_share else 0

@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from extender.core.nodes.pod_owners import kin_of, owner_key
+from extender.core.nodes.pod_owners import kin_of, owner_key, similarity_of
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.views import Json
@@ -14,8 +14,6 @@ from extender.server.query_parameters import check_parameters, refusing
 from extender.server.redaction import VIEWER, sees
 
 PATH: Final = "/v1/size"
-BY: Final = ("owner", "images", "requests")
-"""What makes pods similar, the most specific first; the order of a pod's keys."""
 
 
 class SizeRoute:
@@ -54,5 +52,9 @@ class SizeRoute:
         if found is None:
             return None
         key, used = found
-        by = next((name for name in BY[1:] if f" {name} " in key), BY[0])
-        return {"by": by, "pods": len(used), "memory_bytes": max(used), "least_bytes": min(used)}
+        return {
+            "by": similarity_of(key),
+            "pods": len(used),
+            "memory_bytes": max(used),
+            "least_bytes": min(used),
+        }

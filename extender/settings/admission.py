@@ -41,6 +41,11 @@ class Admission(Section):
         description="key of the taint that keeps other pods off that scheduler's nodes, with the "
         "scheduler's name as value: GPU pods get a toleration for it; empty: no toleration",
     )
+    proposals: bool = Field(
+        default=False,
+        description="annotate new GPU pods that say nothing of memory or models: gpu-memory as "
+        "similar pods were measured, prefer-models by the size of the model",
+    )
     lease_name: str = Field(
         default="idlegpu-scheduler",
         pattern=NAME,

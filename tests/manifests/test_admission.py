@@ -158,7 +158,10 @@ async def in_force(
     await ensure_namespace(admin, MANAGED, {"idlegpu.io/managed": "true"})
     await ensure_namespace(admin, OTHER, {"idlegpu.io/managed": "false"})
     port = free_port()
-    variables = {"IDLEGPU_ADMISSION_LISTEN": f"127.0.0.1:{port}"}
+    variables = {
+        "IDLEGPU_ADMISSION_LISTEN": f"127.0.0.1:{port}",
+        "IDLEGPU_ADMISSION_PROPOSALS": "true",
+    }
     scheduler = SecondScheduler(admin)
     async with (
         scheduler.running(),
@@ -208,6 +211,24 @@ async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_no_ot
         (gpu_pod(annotations={"idlegpu.io/enabled": "False"}), DEFAULT),
     ):
         assert await admitting.scheduler_of(untouched) == scheduler, untouched
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_new_pods_are_annotated_with_what_their_command_says(admitting: Admitting) -> None:
+    item = gpu_pod(annotations={"team": "a"})
+    item["spec"]["containers"][0]["args"] = ["vllm", "serve", "meta/Llama-3.1-70B", "--tp", "1"]
+    own = gpu_pod(annotations={"idlegpu.io/prefer-models": "L4"})
+    own["spec"]["containers"][0]["args"] = ["vllm", "serve", "meta/Llama-3.1-70B"]
+
+    annotations = (await admitting.made(item))["metadata"]["annotations"]
+
+    assert annotations["idlegpu.io/prefer-models"] == "A100 80GB,H100,H200"
+    assert annotations["idlegpu.io/proposal"].startswith("estimated: inference of 70 billion")
+    assert annotations["team"] == "a"
+    kept = (await admitting.made(own))["metadata"]["annotations"]
+    assert kept == {"idlegpu.io/prefer-models": "L4"}
+    assert not (await admitting.made(gpu_pod()))["metadata"].get("annotations")
 
 
 @pytest.mark.e2e

@@ -33,6 +33,9 @@ _MINUTES: Final = re.compile(r"[0-9]{8}")
 
 _TIME: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):")
 
+LIKENESS: Final = ("images", "requests")
+"""What makes pods similar besides their owner, the most specific first."""
+
 Kin = tuple[str, ...]
 """Keys that similar pods share, the most specific first: their owner, images and requests, each
 within one namespace."""
@@ -110,6 +113,16 @@ def kin_of(pod: Mapping[str, object]) -> Kin:
     return owner_key(namespace, owner_of(metadata), name), *likeness_of(pod)
 
 
+def similarity_of(key: str) -> str:
+    """Return what pods with a key have in common: owner, images or requests.
+
+    Example:
+        >>> similarity_of("ns/Job train"), similarity_of("ns images 5d8f9c")
+        ('owner', 'images')
+    """
+    return next((kind for kind in LIKENESS if f" {kind} " in key), "owner")
+
+
 def likeness_of(pod: Mapping[str, object]) -> Kin:
     """Return the keys of a Pod object's images and requests, without empty ones."""
     containers = list(objects_of(mapping_of(pod.get("spec")).get("containers")))
@@ -131,7 +144,7 @@ def _likeness(namespace: str, *digests: str) -> Kin:
 
     The cache keeps its arguments, so they must be short for any pod that a caller sends.
     """
-    named = zip(("images", "requests"), digests, strict=True)
+    named = zip(LIKENESS, digests, strict=True)
     return tuple(f"{namespace} {kind} {digest}" for kind, digest in named if digest)
 
 

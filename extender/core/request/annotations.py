@@ -53,7 +53,12 @@ class Annotation(StrEnum):
     GROUP_POLICY = "idlegpu.io/group-policy"
 
 
-OWN_ANNOTATIONS: Final = frozenset({"idlegpu.io/state", "idlegpu.io/decision", "idlegpu.io/reason"})
+PROPOSAL: Final = "idlegpu.io/proposal"
+"""Annotation of the admission webhook: the basis of the annotations that it proposed."""
+
+OWN_ANNOTATIONS: Final = frozenset(
+    {"idlegpu.io/state", "idlegpu.io/decision", "idlegpu.io/reason", PROPOSAL}
+)
 """Annotations that the extender writes itself; never reported as unknown."""
 
 KNOWN: Final = frozenset({*Annotation, *OWN_ANNOTATIONS})

@@ -120,6 +120,24 @@ def patch_pod(
     return patch
 
 
+def patch_annotations(
+    pod: Mapping[str, object], annotations: Mapping[str, str]
+) -> Sequence[Mapping[str, object]]:
+    """Return the JSON patch that adds annotations to a pod."""
+    if not annotations:
+        return []
+    if not isinstance(mapping_of(pod.get("metadata")).get("annotations"), dict):
+        return [{"op": "add", "path": "/metadata/annotations", "value": dict(annotations)}]
+    return [
+        {
+            "op": "add",
+            "path": f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}",
+            "value": value,
+        }
+        for name, value in annotations.items()
+    ]
+
+
 def encode_answer(
     uid: str, *, patch: Sequence[Mapping[str, object]] = (), warnings: Sequence[str] = ()
 ) -> bytes:

@@ -25,11 +25,13 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.kube.client import KubeClient, KubeError
 from extender.runtime.log_throttle import LogThrottle
 from extender.settings.admission import Admission
+from extender.webhook.admission.proposals import Proposals
 from extender.webhook.admission.review import (
     Review,
     ReviewError,
     decode_review,
     encode_answer,
+    patch_annotations,
     patch_pod,
 )
 
@@ -240,6 +242,7 @@ class AdmissionWebhook:
         policy: returns the defaults for pods without annotations.
         lease: reports whether the scheduler is running.
         admissions: counter by outcome.
+        proposals: proposes annotations for pods, None to propose none.
     """
 
     def __init__(
@@ -251,7 +254,9 @@ class AdmissionWebhook:
         policy: Callable[[], Policy],
         lease: SchedulerPresence,
         admissions: Metric,
+        proposals: Proposals | None = None,
     ) -> None:
+        self._proposals = proposals
         self._scheduler = scheduler
         self._taint_key = taint_key
         self._resources = resources
@@ -340,6 +345,9 @@ class AdmissionWebhook:
             return outcome, encode_answer(review.uid)
         problems = [problem.message for problem in parsed.problems]
         patch = patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
+        if self._proposals is not None and parsed.request is not None:
+            proposed = self._proposals.annotations_for(review.pod, review.namespace, parsed.request)
+            patch = [*patch, *patch_annotations(review.pod, proposed)]
         return outcome, encode_answer(review.uid, patch=patch, warnings=problems)
 
     def _decide_gpu_pod(self, pod: Mapping[str, object]) -> AdmissionOutcome:
@@ -368,6 +376,7 @@ def build_webhook(
     resources: Callable[[], ResourceNames],
     policy: Callable[[], Policy],
     admissions: Metric,
+    proposals: Proposals | None = None,
 ) -> AdmissionWebhook | None:
     """Return the webhook, None if the settings disable it; arguments as for `AdmissionWebhook`."""
     if not settings.listen:
@@ -385,4 +394,5 @@ def build_webhook(
         policy=policy,
         lease=lease,
         admissions=admissions,
+        proposals=proposals if settings.proposals else None,
     )
