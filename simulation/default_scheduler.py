@@ -85,12 +85,10 @@ class DefaultScheduler:
         """Place a pod, and return its outcome; a pod that fails frees its GPUs at once."""
         ref = pod_ref(pod)
         wanted = requested(pod)
-        names = fitting(self._fleet, wanted)
-        if not names:
+        best = self.best(pod)
+        if not best:
             most = max(wanted.values())
             return Outcome(node="", fate=Fate.WAITING, reason=f"no node has {most} free")
-        scores = self._scores(names)
-        best = [name for name, score in zip(names, scores, strict=True) if score == scores.max()]
         node = self._draws.choice(best)
         for resource, count in wanted.items():
             self._fleet.place(ref, node, resource, count, load_of(self._fleet, pod))
@@ -98,6 +96,12 @@ class DefaultScheduler:
         if outcome.fate in {Fate.BROKEN, Fate.OUT_OF_MEMORY}:
             self._fleet.release(ref.uid)
         return outcome
+
+    def best(self, pod: JsonObject) -> list[str]:
+        """Return the nodes with the highest score of those where a pod fits."""
+        names = fitting(self._fleet, requested(pod))
+        scores = self._scores(names)
+        return [name for name, score in zip(names, scores, strict=True) if score == scores.max()]
 
     def _scores(self, names: list[str]) -> Shares:
         """Score nodes by their number of pods: simulated pods request neither CPU nor memory."""
