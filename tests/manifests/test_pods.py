@@ -150,7 +150,8 @@ async def test_the_agent_is_admitted_however_it_gets_its_gpus(
     (container,) = admitted["spec"]["containers"]
     assert container["securityContext"]["privileged"]
     environ = {entry["name"]: entry.get("value") for entry in container["env"]}
-    assert environ["NVIDIA_VISIBLE_DEVICES"] == "management.nvidia.com/gpu=all"
+    annotations = admitted["metadata"]["annotations"]
+    assert annotations[f"nvidia.cdi.k8s.io/container.{container['name']}"].endswith("gpu=all")
     assert environ["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
     paths = [each["hostPath"]["path"] for each in admitted["spec"]["volumes"] if "hostPath" in each]
     assert f"{FILLED_IN['KUBELET_ROOT']}/pod-resources" in paths

@@ -188,6 +188,25 @@ async def test_a_recipe_runs_as_it_is_written_and_leaves_nothing(
     assert "idlegpu.io/scheduler" not in gpu_node["metadata"]["labels"]
 
 
+async def test_the_readmes_commands_install_a_second_scheduler(
+    release: Release, tmp_path: Path
+) -> None:
+    host = Host(tmp_path / "host", release)
+    await release.admin.create(node("gpu"))
+    (block,) = commands(ROOT / "README.md")
+
+    await host.run(block.replace("NODE", "gpu"))
+
+    found = await release.plane.kubectl("-n", "idlegpu", "get", "deployments", "-o", "name")
+    assert found.split() == [
+        "deployment.apps/idlegpu-extender",
+        "deployment.apps/idlegpu-scheduler",
+    ]
+    own = await release.admin.request("GET", "/api/v1/nodes/gpu")
+    assert own["metadata"]["labels"]["idlegpu.io/scheduler"] == "idlegpu-scheduler"
+    assert own["spec"]["taints"][0]["key"] == "idlegpu.io/scheduler"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_recipe_says_what_it_needs_how_long_it_takes_and_how_to_go_back(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
