@@ -80,11 +80,12 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     parsed = parse_request(pod, resources=names, defaults=policy, group=record.group)
     if parsed.request is None:
         return parsed
+    memory_bytes = parsed.request.memory_bytes
     request = replace(
         parsed.request,
         has_preferences=record.has_preferences,
         # Its containers' limits are not in the equivalent pod.
-        memory_bytes=record.memory_bytes,
+        memory_bytes=record.memory_bytes if memory_bytes is None else memory_bytes,
         memory_share=record.memory_share,
     )
     return replace(parsed, request=request)
