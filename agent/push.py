@@ -113,6 +113,8 @@ class UpdateBuilder:
         names, columns = self._columns(report, digest)
         layout = Layout(
             driver_version=report.driver_version,
+            topology_policy=report.topology_policy,
+            topology_scope=report.topology_scope,
             devices=tuple(map(_part, report.devices)),
             rows=names,
         )

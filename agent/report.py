@@ -194,6 +194,8 @@ class Report(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
         sent_at: time of sending by the node's clock, 0 if not sent. `sent_at - at` is the report's
             age, independent of the reader's clock.
         driver_version: "" without a driver.
+        topology_policy: policy of the kubelet's Topology Manager, "" if unknown.
+        topology_scope: its scope, "" if unknown.
         devices: the node's devices; a device that has disappeared stays, with its problem.
         signals: by name of `readings.Signal`, one value for each device in base
             units, None where missing.
@@ -209,6 +211,8 @@ class Report(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
     at: float
     sent_at: float = 0.0
     driver_version: str = ""
+    topology_policy: str = ""
+    topology_scope: str = ""
     devices: tuple[Device, ...] = ()
     signals: Mapping[str, tuple[float | None, ...]] = {}
     problem: Problem | None = None
@@ -318,11 +322,15 @@ class Layout(_Record, frozen=True, kw_only=True):
 
     Attributes:
         driver_version: "" without a driver.
+        topology_policy: policy of the kubelet's Topology Manager, "" if unknown.
+        topology_scope: its scope, "" if unknown.
         devices: device of each column.
         rows: name of each row: a `readings.Signal`, or one of the constants above.
     """
 
     driver_version: str = ""
+    topology_policy: str = ""
+    topology_scope: str = ""
     devices: tuple[Part, ...] = ()
     rows: tuple[str, ...] = ()
 

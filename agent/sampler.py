@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from agent.backend import Backend, Values, XidEvent
 from agent.device_ids import DeviceIds
 from agent.events import XidLog, XidWatcher
+from agent.kubelet_flags import UNKNOWN, KubeletFlags, Topology
 from agent.options import Options
 from agent.problems import hung_problem
 from agent.reading import DeviceReading, NodeReading
@@ -58,11 +60,13 @@ class TenantSnapshot:
             tenants.
         tenants_problem: why the holders of devices are unknown, None if they are known.
         processes_problem: why the pods of processes are unknown, None if they are known.
+        topology: policy and scope of the kubelet's Topology Manager.
     """
 
     devices: tuple[DeviceTenants, ...] | None = None
     tenants_problem: Problem | None = None
     processes_problem: Problem | None = None
+    topology: Topology = UNKNOWN
 
 
 def device_usages(readings: Sequence[DeviceReading]) -> tuple[DeviceUsage, ...]:
@@ -133,6 +137,8 @@ class ReportBuilder:
             sequence=self._sequence,
             at=now,
             driver_version=node_reading.driver_version,
+            topology_policy=tenants.topology[0],
+            topology_scope=tenants.topology[1],
             devices=tuple(
                 _device(reading, xid, verdict, _tenants_of(tenants, row), now)
                 for row, (reading, xid, verdict) in enumerate(rows)
@@ -319,6 +325,7 @@ class Sampler:
         self.hung: dict[str, int] = {}
         self._options = options
         self._tenant_source = tenant_source
+        self._kubelet = KubeletFlags(Path(options.proc) if options.proc else None, monotonic)
         self._clock = clock
         self._monotonic = monotonic
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -421,6 +428,7 @@ class Sampler:
             devices=self._tenant_source.attribute(device_usages(node_reading.devices)),
             tenants_problem=self._tenant_source.holders_problem,
             processes_problem=self._tenant_source.processes_problem,
+            topology=self._kubelet.topology(),
         )
 
     def _deliver(self, event: XidEvent) -> None:

@@ -73,6 +73,7 @@ def replace_report(report: Report, *, sequence: int, started_at: float) -> Repor
         sequence=sequence,
         at=report.at,
         driver_version=report.driver_version,
+        topology_policy=report.topology_policy,
         devices=report.devices,
         signals=report.signals,
     )
@@ -90,6 +91,7 @@ def report_of(
         node=node,
         at=fleet.clock(),
         driver_version=spec.driver_version,
+        topology_policy=spec.topology_policy,
         devices=tuple(
             _device(fleet, node, view, sees_foreign=sees_foreign, sees_holders=sees_holders)
             for view in views

@@ -94,6 +94,7 @@ class NodeSpec:
         numa_nodes: NUMA node of each card; () if agents cannot read it.
         nvlinks: sets of cards that NVLink joins, by index.
         labels: further labels.
+        topology_policy: policy of the kubelet's Topology Manager as its agent reads it.
     """
 
     name: str
@@ -112,6 +113,7 @@ class NodeSpec:
     numa_nodes: tuple[int, ...] = ()
     nvlinks: tuple[tuple[int, ...], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    topology_policy: str = ""
 
     def __post_init__(self) -> None:
         """Reject impossible MIG layouts."""

@@ -1,6 +1,7 @@
 """Pods with several GPUs on nodes whose agents report NVLink and NUMA nodes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,17 @@ async def test_of_equal_nodes_the_one_whose_free_gpus_are_joined_wins(
         assert await world.place_all([pod("second", 4), pod("third", 4)]) == [near, pairs]
 
 
+@pytest.mark.parametrize(
+    "named_by",
+    [
+        pytest.param({"labels": LABELS}, id="a label"),
+        pytest.param({"topology_policy": "single-numa-node"}, id="its agent"),
+    ],
+)
 async def test_a_node_is_refused_before_its_kubelet_would_refuse_the_pod(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, named_by: dict[str, Any]
 ) -> None:
-    node = world.add("node", 4, numa_nodes=(0, 1, 0, 1), labels=LABELS)
+    node = world.add("node", 4, numa_nodes=(0, 1, 0, 1), **named_by)
     async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, node):
         await world.start({**WITHOUT_PROMETHEUS, "agents": tokens.settings})
         held = [pod("held-0"), pod("held-1")]

@@ -31,6 +31,7 @@ from extender.core.devices.readings import (
 )
 from extender.core.devices.readings import Holders as NodeHolders
 from extender.core.devices.topology import Place
+from extender.core.nodes.topology_manager import Alignment, alignment_by
 from extender.core.policy import Foreign
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
@@ -212,7 +213,7 @@ def _shares_of(
     return tuple((infos[index].key, uid, count) for index, uid, count in shares)
 
 
-def _place_of(part: Part) -> Place | None:
+def _place_of(part: Part, alignment: Alignment | None) -> Place | None:
     """Return where a device sits in its node, None if the agent does not know."""
     if part.numa_node is None and not part.nvlink_peers:
         return None
@@ -220,6 +221,7 @@ def _place_of(part: Part) -> Place | None:
         uuid="" if part.gpu_instance_id else part.uuid,
         numa_node=part.numa_node,
         nvlink_peers=part.nvlink_peers,
+        alignment=alignment,
     )
 
 
@@ -235,6 +237,8 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
             f"layout of {len(layout.devices)} devices and {len(layout.rows)} rows: must be at most "
             f"{MAX_DEVICES} and {MAX_ROWS}",
         )
+    policy = layout.topology_policy
+    alignment = alignment_by(policy, layout.topology_scope) if policy else None
     infos = tuple(
         DeviceInfo(
             node=node,
@@ -244,7 +248,7 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
             model=part.model,
             mig_profile=part.mig_profile,
             driver_version=layout.driver_version,
-            place=_place_of(part),
+            place=_place_of(part, alignment),
         )
         for part in layout.devices
     )
