@@ -9,6 +9,7 @@ import numpy as np
 from extender.api.page.device_index import DeviceIndex
 from extender.core.decision.assessment import Assessment, DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
+from extender.core.decision.health_causes import is_blamed_on_sibling
 from extender.core.decision.verdicts import STATES, state_codes
 from extender.core.nodes.batches import take_batch, with_rows
 from extender.core.nodes.snapshot import (
@@ -27,9 +28,9 @@ PIECE_NODES: Final = 64
 PIECE_ROWS: Final = 24
 """Single rows to evaluate between two yields; they must first be assembled into a batch."""
 
-LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
-"""Display states; their codes are the positions."""
-IDLE, BUSY, STALE, UNKNOWN, UNHEALTHY, FOREIGN = range(6)
+LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign", "excluded")
+"""Display states; their codes are the positions. Excluded: another GPU of the node has failed."""
+IDLE, BUSY, STALE, UNKNOWN, UNHEALTHY, FOREIGN, EXCLUDED = range(7)
 
 HELD: Final = 8
 """Bit: a pod holds the device."""
@@ -202,6 +203,7 @@ def _states(batch: Batch, assessment: Assessment) -> Small:
     is_old = (telemetry.freshness > 0) & (telemetry.memory_freshness > 0)
     fading = np.where(is_busy_now, BUSY, np.where(is_old, STALE, UNKNOWN))
     look = np.where(_IS_SURE[codes], _OF_STATE[codes], fading)
+    look[(look == UNHEALTHY) & is_blamed_on_sibling(telemetry.cause)] = EXCLUDED
     counts_less = (telemetry.penalty > 0) | telemetry.is_excluded_multi
     bits = (
         HELD * (batch.used > 0)

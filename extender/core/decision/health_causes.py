@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from extender.core.devices.readings import Signal
-from extender.core.nodes.snapshot import Ratios, Rows, Telemetry
+from extender.core.nodes.snapshot import Flags, Ratios, Rows, Telemetry
 
 _VALUE_BITS = 32
 _LARGEST_VALUE = (1 << _VALUE_BITS) - 1
@@ -186,6 +186,16 @@ def shown_by(
     return _SIGNALS.get(sign, ()), row
 
 
+def is_blamed_on_sibling(causes: Rows) -> Flags:
+    """Return for which devices another device of the node is the cause.
+
+    Args:
+        causes: encoded causes, of any shape.
+    """
+    is_blamed: Flags = causes >> _VALUE_BITS == Sign.SIBLING
+    return is_blamed
+
+
 def renumber(causes: Rows, rows: Rows) -> Rows:
     """Replace sibling indexes in causes by the telemetry rows in `rows`.
 
@@ -194,7 +204,7 @@ def renumber(causes: Rows, rows: Rows) -> Rows:
         >>> decode(int(renumber(sibling, np.array([40, 41]))[0]))
         (<Sign.SIBLING: 1>, 41)
     """
-    is_sibling = causes >> _VALUE_BITS == Sign.SIBLING
+    is_sibling = is_blamed_on_sibling(causes)
     renumbered = causes.copy()
     renumbered[is_sibling] = encode(
         Sign.SIBLING, rows[causes[is_sibling] & _LARGEST_VALUE].astype(np.float64)
@@ -232,7 +242,7 @@ def blamed_siblings(causes: Rows, all_causes: Rows) -> Mapping[int, int]:
         causes: causes of some devices.
         all_causes: causes of every device, by row.
     """
-    blaming = causes[causes >> _VALUE_BITS == Sign.SIBLING] & _LARGEST_VALUE
+    blaming = causes[is_blamed_on_sibling(causes)] & _LARGEST_VALUE
     return {row: int(all_causes[row]) for row in set(blaming.tolist())}
 
 

@@ -1,6 +1,6 @@
 // Draw the visible part of the map on its canvas: cards as pixels, then labels and lines.
 
-import { BUSY, NO_VALUE, FULL, CORDONED, NOT_READY, kindOf, STALE, UNHEALTHY, FOREIGN } from "./fleet.js";
+import { BUSY, NO_VALUE, FULL, CORDONED, NOT_READY, kindOf, STALE, UNHEALTHY, FOREIGN, EXCLUDED } from "./fleet.js";
 import { firstBelow } from "./layout.js";
 import { blit } from "./paint.js";
 import { clean, count, plural } from "./dom.js";
@@ -68,8 +68,7 @@ export class Drawing {
     const { fleet, paint } = this.map;
     const state = fleet.state[device];
     const isDim = this.map.kinds.size > 0 && !this.map.kinds.has(kindOf(state));
-    const value = fleet[paint.color][device];
-    const stamp = paint.stamp(state, value, width, height, isDim);
+    const stamp = paint.stamp(state, fleet.shade(device, paint.color), width, height, isDim);
     blit(this.pixels, this.map.canvas.width, this.map.canvas.height, stamp, width, height, x, y);
     if (fleet.replicas[device] > 1 && this.map.cell >= SHARES_FROM) this.drawShares(device, x, y, width, height);
   }
@@ -125,12 +124,17 @@ export class Drawing {
     const known = this.words.get(nodes);
     if (known?.version === fleet.version) return known.words;
     const counts = fleet.counts(nodes);
-    const [gpus, ...instances] = fleet.sizeInWords(nodes);
+    const { kinds, instances, idleInstances } = counts;
+    const [size, ...more] = fleet.sizeInWords(counts);
     // If the room is short, drop the last ones.
-    const words = [gpus, `${count(counts[0])} idle`];
-    if (counts[5]) words.push(`${count(counts[5])} unhealthy`);
-    if (counts[1]) words.push(`${count(counts[1])} idle, held`);
-    words.push(plural(nodes.length, "node"), ...instances);
+    const words = [size];
+    if (counts.gpus) words.push(`${count(kinds[0] - idleInstances)} idle`);
+    if (kinds[5]) words.push(`${count(kinds[5])} unhealthy`);
+    if (kinds[7]) words.push(`${count(kinds[7])} excluded`);
+    words.push(...more);
+    if (instances) words.push(counts.gpus ? `${count(idleInstances)} of these idle` : `${count(idleInstances)} idle`);
+    if (kinds[1]) words.push(`${count(kinds[1])} idle, held`);
+    words.push(plural(nodes.length, "node"));
     this.words.set(nodes, { version: fleet.version, words });
     return words;
   }
@@ -186,12 +190,12 @@ export class Drawing {
       const device = fleet.cardStart[card];
       if (fleet.cardStart[card + 1] - device !== 1) continue;
       const at = card - first, look = fleet.state[device] & 7;
-      if (look === UNHEALTHY || look === FOREIGN || column[device] === NO_VALUE) continue;
+      if (look === UNHEALTHY || look === FOREIGN || look === EXCLUDED || column[device] === NO_VALUE) continue;
       const x = plan.xs[spot] + (at % plan.columns[spot]) * plan.pitch + cell / 2;
       const y = plan.ys[spot] + plan.labels + Math.floor(at / plan.columns[spot]) * plan.pitch - top + cell / 2;
       const isDim = this.map.kinds.size > 0 && !this.map.kinds.has(kindOf(fleet.state[device]));
       if (isDim) continue;
-      context.fillStyle = look !== BUSY ? paint.css.text : paint.isDeep(column[device]) ? "#ffffff" : "#10151b";
+      context.fillStyle = look !== BUSY ? paint.css.text : paint.isDeep(fleet.shade(device, paint.color)) ? "#ffffff" : "#10151b";
       const write = (text, height) => {
         if (look === STALE) context.strokeText(text, x, height); // an outline keeps it readable on hatching
         context.fillText(text, x, height);

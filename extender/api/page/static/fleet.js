@@ -1,8 +1,8 @@
 // The fleet's devices as columns: apply events, filter, group and count.
 
-import { plural } from "./dom.js";
+import { count, plural } from "./dom.js";
 
-export const IDLE = 0, BUSY = 1, STALE = 2, UNKNOWN = 3, UNHEALTHY = 4, FOREIGN = 5;
+export const IDLE = 0, BUSY = 1, STALE = 2, UNKNOWN = 3, UNHEALTHY = 4, FOREIGN = 5, EXCLUDED = 6;
 export const HELD = 8, ASSUMED = 16, LESS = 32;
 export const NO_VALUE = 255, FULL = 200;
 export const NOT_READY = 1, CORDONED = 2, TAINTED = 4;
@@ -16,6 +16,7 @@ export const KINDS = [
   { id: "unknown", name: "unknown", look: UNKNOWN, about: "no usable reading" },
   { id: "unhealthy", name: "unhealthy", look: UNHEALTHY, about: "cannot work: XID errors, broken memory, fallen off the bus, ..." },
   { id: "foreign", name: "foreign", look: FOREIGN, about: "used by a process that no pod accounts for" },
+  { id: "excluded", name: "excluded", look: EXCLUDED, about: "works, but its node gets no pods because another of its GPUs has failed" },
 ];
 const KIND_OF = new Uint8Array(64);
 for (let state = 0; state < 64; state++) {
@@ -120,46 +121,59 @@ export class Fleet {
     }
   }
 
+  /** Return the value that colors a device: a busy one never looks idle, whatever makes it busy. */
+  shade(device, column) {
+    const value = this[column][device];
+    const limit = FULL * (column === "memory" ? this.thresholds.memory : this.thresholds.utilization);
+    return (this.state[device] & 7) === BUSY ? Math.max(value, limit) : value;
+  }
+
   modelOf(node) {
     const at = this.nodeStart[node];
     return at < this.nodeStart[node + 1] ? this.models[this.model[at]] || "unknown model" : "no GPUs seen";
   }
 
-  /** Count a node's GPUs that have no MIG instances, and its MIG instances. */
+  isInstance(device) {
+    return Boolean(this.profiles[this.profile[device]]);
+  }
+
+  /** Count a node's whole GPUs, its MIG instances, and the GPUs that these divide. */
   sizes(node) {
-    let gpus = 0, instances = 0;
+    let gpus = 0, instances = 0, divided = 0;
     for (let card = this.nodeCard[node]; card < this.nodeCard[node + 1]; card++) {
       const start = this.cardStart[card];
-      if (this.profiles[this.profile[start]]) instances += this.cardStart[card + 1] - start;
-      else gpus++;
+      if (!this.isInstance(start)) gpus++;
+      else {
+        divided++;
+        instances += this.cardStart[card + 1] - start;
+      }
     }
-    return { gpus, instances };
+    return { gpus, instances, divided };
   }
 
   get hasInstances() {
     return this.profile?.some((number) => this.profiles[number]) ?? false;
   }
 
-  /** Format the counts of all or some nodes, such as `6 GPUs`, `8 MIG instances`. */
-  sizeInWords(nodes = this.names.keys()) {
-    let gpus = 0, instances = 0;
+  /** Count the devices of all or some nodes: whole GPUs, MIG instances, divided GPUs, idle instances, and each kind. */
+  counts(nodes = this.names.keys()) {
+    const found = { gpus: 0, instances: 0, divided: 0, idleInstances: 0, kinds: new Uint32Array(KINDS.length) };
     for (const node of nodes) {
-      const one = this.sizes(node);
-      gpus += one.gpus;
-      instances += one.instances;
-    }
-    const words = plural(gpus, "GPU");
-    return instances ? [words, plural(instances, "MIG instance")] : [words];
-  }
-
-  /** Count the devices of each kind, of all or some nodes. */
-  counts(nodes) {
-    const found = new Uint32Array(KINDS.length);
-    if (!nodes) for (let device = 0; device < this.size; device++) found[KIND_OF[this.state[device] & 63]]++;
-    else for (const node of nodes) {
-      for (let device = this.nodeStart[node]; device < this.nodeStart[node + 1]; device++) found[KIND_OF[this.state[device] & 63]]++;
+      for (const [name, number] of Object.entries(this.sizes(node))) found[name] += number;
+      for (let device = this.nodeStart[node]; device < this.nodeStart[node + 1]; device++) {
+        const kind = kindOf(this.state[device]);
+        found.kinds[kind]++;
+        if (kind === 0 && this.isInstance(device)) found.idleInstances++;
+      }
     }
     return found;
+  }
+
+  /** Format counts: whole GPUs and MIG instances add up to the devices. */
+  sizeInWords({ gpus, instances, divided }) {
+    if (!instances) return [plural(gpus, "GPU")];
+    const parts = `${plural(instances, "MIG instance")} on ${gpus ? `${count(divided)} more` : plural(divided, "GPU")}`;
+    return gpus ? [plural(gpus, "GPU"), parts] : [parts];
   }
 
   /** Return the matching nodes in groups; empty `kinds` means all. */
@@ -194,7 +208,7 @@ export class Fleet {
 
   hasKind(node, kinds) {
     for (let device = this.nodeStart[node]; device < this.nodeStart[node + 1]; device++) {
-      if (kinds.has(KIND_OF[this.state[device] & 63])) return true;
+      if (kinds.has(kindOf(this.state[device]))) return true;
     }
     return false;
   }

@@ -4,6 +4,7 @@ import { FULL, KINDS, NO_VALUE, kindOf } from "./fleet.js";
 import { FleetMap } from "./map.js";
 import { Paint, signCanvas } from "./paint.js";
 import { FleetTable } from "./table.js";
+import { Question } from "./question.js";
 import { byId, clean, count, h, oncePerFrame, plural, show } from "./dom.js";
 import { go, state } from "./url.js";
 
@@ -16,9 +17,10 @@ const LABEL_NAMES = {
   "kubernetes.azure.com/agentpool": "agent pool (AKS)",
   "node-role.kubernetes.io/": "role",
 };
-const ZOOM_ENDS_MS = 150;
-const SAMPLE = [20, 0, 170, 120, NO_VALUE, NO_VALUE, NO_VALUE];
-const SAMPLE_STATE = [0, 8, 1, 2, 3, 4, 5];
+const ZOOM_ENDS_MS = 150, RESTS_MS = 200;
+const MOST_PODS = 3;
+const SAMPLE = [20, 0, 170, 120, NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE];
+const SAMPLE_STATE = [0, 8, 1, 2, 3, 4, 5, 6];
 
 export class FleetView {
   constructor(fleet) {
@@ -35,6 +37,7 @@ export class FleetView {
     });
     this.table = new FleetTable(byId("table"), this);
     this.groups = [];
+    this.reasons = { node: "", gpus: [], question: new Question() };
     this.recount = oncePerFrame(() => this.showCounts());
     this.bind();
   }
@@ -159,16 +162,16 @@ export class FleetView {
 
   showCounts() {
     const { fleet } = this;
-    const counts = fleet.counts(null);
+    const counts = fleet.counts(), { kinds } = counts;
     this.chips.forEach(({ chip, number }, at) => {
-      number.textContent = count(counts[at]);
-      chip.classList.toggle("none", counts[at] === 0);
+      number.textContent = count(kinds[at]);
+      chip.classList.toggle("none", kinds[at] === 0);
     });
     const nodes = this.groups.reduce((sum, group) => sum + group.nodes.length, 0);
     const all = fleet.names.length;
-    const text = nodes === all ? `${plural(all, "node")}, ${fleet.sizeInWords().join(", ")}` : `${count(nodes)} of ${plural(all, "node")}`;
+    const text = nodes === all ? `${plural(all, "node")}, ${fleet.sizeInWords(counts).join(", ")}` : `${count(nodes)} of ${plural(all, "node")}`;
     show(byId("totals"), text);
-    byId("map").setAttribute("aria-label", `Fleet map: ${text}; ${KINDS.map((kind, at) => (counts[at] ? `${count(counts[at])} ${kind.name}` : "")).filter(Boolean).join(", ")}`);
+    byId("map").setAttribute("aria-label", `Fleet map: ${text}; ${KINDS.map((kind, at) => (kinds[at] ? `${count(kinds[at])} ${kind.name}` : "")).filter(Boolean).join(", ")}`);
     const empty = byId("empty");
     empty.hidden = nodes > 0 || !fleet.version;
     if (!empty.hidden) show(empty, h("p", {}, all ? "No node matches." : "No node with GPUs is known yet."), all ? h("button", { type: "button", onclick: () => go({ q: "", look: "", model: "" }) }, "Show all nodes") : null);
@@ -203,26 +206,44 @@ export class FleetView {
     return profile ? `${index} ${clean(profile)}` : index;
   }
 
+  /** Show the tooltip of a device beside the pointer; -1 hides it. */
   tip(device, x, y) {
-    const tip = byId("tip");
+    const tip = byId("tip"), { fleet } = this;
     tip.hidden = device < 0;
-    if (device < 0) return;
-    const { fleet } = this;
-    if (this.tipped !== device || this.tippedVersion !== fleet.version) {
-      this.tipped = device;
-      this.tippedVersion = fleet.version;
-      const node = fleet.nodeOf[device];
-      const bar = (name, byte) => h("div", { class: "tip-row" }, h("span", {}, name), meter(byte === NO_VALUE ? null : byte / FULL), h("span", { class: "num" }, byte === NO_VALUE ? "?" : `${Math.round((byte / FULL) * 100)} %`));
-      show(tip,
-        h("div", { class: "tip-title" }, signCanvas(this.paint, fleet.state[device], fleet[this.paint.color][device], 12), h("b", {}, fleet.names[node]), h("span", {}, this.nameOf(device))),
-        h("div", { class: "muted" }, `${KINDS[kindOf(fleet.state[device])].name} · ${fleet.models[fleet.model[device]] || "unknown model"}`),
-        bar("activity", fleet.activity[device]), bar("memory", fleet.memory[device]),
-        fleet.replicas[device] > 1 ? h("div", { class: "muted" }, `${fleet.used[device]} of ${fleet.replicas[device]} shares in use`) : null);
+    if (this.tipped !== device) {
+      clearTimeout(this.resting);
+      if (device >= 0) this.resting = setTimeout(() => this.askWhy(device), RESTS_MS);
     }
+    if (device >= 0 && (this.tipped !== device || this.tippedVersion !== fleet.version)) this.fillTip(device);
+    [this.tipped, this.tippedVersion] = [device, fleet.version];
     const stage = tip.parentElement;
     const left = x + 18 + tip.offsetWidth > stage.clientWidth ? x - tip.offsetWidth - 12 : x + 18;
     const top = y + 18 + tip.offsetHeight > stage.clientHeight ? y - tip.offsetHeight - 12 : y + 18;
     tip.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
+  }
+
+  /** Fetch why a device is in its state, and which pods hold it: the stream has only the state. */
+  askWhy(device) {
+    const node = this.fleet.names[this.fleet.nodeOf[device]];
+    this.reasons.question.ask(`page/nodes/${encodeURIComponent(node)}`, ({ gpus }) => {
+      Object.assign(this.reasons, { node, gpus });
+      if (this.tipped === device) this.fillTip(device);
+    });
+  }
+
+  fillTip(device) {
+    const { fleet, reasons } = this;
+    const node = fleet.nodeOf[device], name = fleet.names[node];
+    const gpu = reasons.node === name ? reasons.gpus[device - fleet.nodeStart[node]] : null; // same order as in the map
+    const pods = gpu?.tenants ?? [];
+    const bar = (title, byte) => h("div", { class: "tip-row" }, h("span", {}, title), meter(byte === NO_VALUE ? null : byte / FULL), h("span", { class: "num" }, byte === NO_VALUE ? "?" : `${Math.round((byte / FULL) * 100)} %`));
+    show(byId("tip"),
+      h("div", { class: "tip-title" }, signCanvas(this.paint, fleet.state[device], fleet.shade(device, this.paint.color), 12), h("b", {}, name), h("span", {}, this.nameOf(device))),
+      h("div", { class: "muted" }, `${KINDS[kindOf(fleet.state[device])].name} · ${fleet.models[fleet.model[device]] || "unknown model"}`),
+      bar("activity", fleet.activity[device]), bar("memory", fleet.memory[device]),
+      fleet.replicas[device] > 1 ? h("div", { class: "muted" }, `${fleet.used[device]} of ${fleet.replicas[device]} shares in use`) : null,
+      gpu ? h("div", { class: "tip-why" }, gpu.why) : null,
+      pods.length ? h("div", { class: "muted" }, `held by ${pods.slice(0, MOST_PODS).join(", ")}${pods.length > MOST_PODS ? ` and ${count(pods.length - MOST_PODS)} more` : ""}`) : null);
   }
 }
 

@@ -7,6 +7,7 @@ import { Detail } from "./detail.js";
 import { Decisions } from "./decisions.js";
 import { Pending } from "./pending.js";
 import { Holders } from "./holders.js";
+import { Overview } from "./overview.js";
 import { byId, clean, duration, h, show } from "./dom.js";
 import { Question, signIn, signOut } from "./question.js";
 import { go, onChange, state } from "./url.js";
@@ -17,6 +18,7 @@ const VIEWS = ["fleet", "decisions", "pending", "holders"];
 const fleet = new Fleet();
 const fleetView = new FleetView(fleet);
 const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders")) };
+const overview = new Overview(byId("overview"));
 const detail = new Detail(byId("detail"), fleet, fleetView);
 const connection = { state: "connecting", why: "", beat: null, beatAt: 0, changes: {} };
 
@@ -44,7 +46,7 @@ const feed = new Feed({
 /** Numbers that grow where pods change: the first ones say nothing that a view has not asked for itself. */
 function takeChanges(event) {
   for (const [name, number] of Object.entries(event)) {
-    if (name in connection.changes && connection.changes[name] !== number) views[name]?.isChanged();
+    if (name in connection.changes && connection.changes[name] !== number) [views[name], overview].forEach((view) => view?.isChanged());
   }
   connection.changes = event;
 }
@@ -131,6 +133,7 @@ function showView() {
   }
   document.title = view === "fleet" ? "idlegpu" : `idlegpu: ${document.querySelector(`[data-view=${view}]`).textContent.toLowerCase()}`;
   for (const [name, shown] of Object.entries(views)) shown.setShown(name === view);
+  overview.setShown(view === "fleet");
   if (view === "fleet") fleetView.isSeen();
 }
 

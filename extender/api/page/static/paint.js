@@ -1,6 +1,6 @@
 // Signs for GPUs as blocks of pixels: the shape shows the state, the color activity or memory.
 
-import { ASSUMED, BUSY, FOREIGN, FULL, HELD, IDLE, LESS, UNKNOWN, UNHEALTHY, STALE, NO_VALUE } from "./fleet.js";
+import { ASSUMED, BUSY, EXCLUDED, FOREIGN, FULL, HELD, IDLE, LESS, UNKNOWN, UNHEALTHY, STALE, NO_VALUE } from "./fleet.js";
 
 const LIGHT = {
   back: "#f7f8fa", bed: "#e7eaef", line: "#cfd5dd", text: "#1c2128", muted: "#5d6773", pick: "#0b57d0",
@@ -111,6 +111,10 @@ export class Paint {
         const dx = x - cx, dy = (y - cy) * slope;
         return Math.max(Math.abs(dx), Math.abs(dy)) <= reach && Math.min(Math.abs(dx - dy), Math.abs(dx + dy)) < thick;
       });
+    } else if (look === EXCLUDED) {
+      each(raw.bed, () => true);
+      const [cx, cy, reach] = this.middle(width, height);
+      each(raw.unhealthy, (x, y) => Math.abs(x - cx) <= reach && Math.abs(y - cy) <= Math.max(0.8, reach * 0.2));
     } else if (look === FOREIGN) {
       each(mix(raw.back, raw.foreign, 0.16), () => true);
       const [cx, cy, reach] = this.middle(width, height);
@@ -131,6 +135,7 @@ export class Paint {
       [UNKNOWN]: [raw.unknown, (x, y) => y === height >> 1],
       [UNHEALTHY]: [raw.unhealthy, (x, y) => y % 2 === 0],
       [FOREIGN]: [raw.foreign, (x, y) => y >= height / 3 && y < (height * 2) / 3],
+      [EXCLUDED]: [raw.unhealthy, (x, y) => y === height >> 1],
     };
     each(raw.bed, () => true);
     each(...tests[look]);

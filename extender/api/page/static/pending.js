@@ -16,8 +16,10 @@ export class Pending {
   constructor(box) {
     Object.assign(this, { box, isShown: false, question: new Question() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
-    this.list = h("div", { class: "cards" });
-    show(box, h("div", { class: "bar" }, h("h2", {}, "Waiting pods"), this.note), this.list);
+    this.pods = [];
+    this.search = h("input", { type: "search", placeholder: "Pod, owner or reason", "aria-label": "Show waiting pods by pod, owner or reason", oninput: () => this.render() });
+    this.list = h("div", {});
+    show(box, h("div", { class: "bar" }, h("h2", {}, "Waiting pods"), this.search, this.note), this.list);
     this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
   }
 
@@ -36,11 +38,27 @@ export class Pending {
     this.question.ask("pending", (answer) => {
       const away = answer.unreachable.length ? `; without ${plural(answer.unreachable.length, "replica")} that did not answer` : "";
       show(this.note, answer.total ? `${plural(answer.total, "pod")}, the longest wait first${answer.pods.length < answer.total ? `; ${count(answer.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
-      renew(this.list, answer.pods.map((pod) => this.card(pod)));
+      this.pods = answer.pods;
+      this.render();
     }, ({ message }) => {
       show(this.note, message);
       this.refreshTimer.isChanged();
     });
+  }
+
+  /** Show the pods that the reader searches for, by the reason that refuses most nodes. */
+  render() {
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const groups = new Map();
+    for (const pod of this.pods) {
+      const why = reasonOf(pod);
+      const text = [pod.pod, pod.owner, why].join(" ").toLowerCase();
+      if (words.every((word) => text.includes(word))) groups.set(why, [...(groups.get(why) ?? []), pod]);
+    }
+    renew(this.list, [...groups].map(([why, pods]) => h("section", { "data-key": why, "aria-label": why },
+      h("h3", { class: "group-name" }, why, h("span", { class: "muted" }, `, ${plural(pods.length, "pod")}`)),
+      h("div", { class: "cards" }, pods.map((pod) => this.card(pod))))));
+    if (this.pods.length && !groups.size) show(this.list, h("p", { class: "group-name" }, "No waiting pod matches."));
   }
 
   card(pod) {
@@ -56,4 +74,10 @@ export class Pending {
       pod.message ? h("details", {}, h("summary", {}, "kube-scheduler's words"), h("p", { class: "words" }, pod.message), pod.preemption ? h("p", { class: "words" }, pod.preemption) : null) : null,
       pod.decision ? h("p", {}, h("button", { type: "button", class: "link", onclick: () => go({ view: "decisions", decision: pod.decision.id }, true) }, `Our last decision (${pod.decision.feasible} of ${plural(pod.decision.candidates, "node")} suitable)`)) : null);
   }
+}
+
+/** Return the reason for most nodes, else the state in words. */
+function reasonOf({ state, by_us: byUs, by_scheduler: byScheduler }) {
+  const all = [...byUs, ...byScheduler];
+  return all.length ? all.reduce((one, other) => (other.count > one.count ? other : one)).reason.replace(/^node\(s\) (had )?/, "") : STATES[state] ?? state;
 }

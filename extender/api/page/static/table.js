@@ -66,7 +66,7 @@ export class FleetTable {
     return h("tr", { "data-key": name },
       h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => go({ node: name, gpu: "0" }, true) }, clean(name)), note),
       h("td", { class: "wide", "data-label": "Model" }, fleet.modelOf(node)),
-      h("td", { class: "num", "data-label": "GPUs" }, count(gpus), instances ? h("span", { class: "muted" }, `, ${plural(instances, "MIG instance")}`) : null),
+      h("td", { class: "num", "data-label": "GPUs" }, gpus || !instances ? count(gpus) : null, gpus && instances ? ", " : null, instances ? h("span", { class: "muted" }, plural(instances, "MIG instance")) : null),
       kinds.map((number, at) => h("td", { class: number ? "num" : "num zero", "data-label": KINDS[at].name }, count(number))),
       h("td", { class: "num", "data-label": "Mean activity" }, mean(sums.activity)), h("td", { class: "num", "data-label": "Mean memory" }, mean(sums.memory)));
   }

@@ -40,12 +40,15 @@ async def test_the_page_says_of_each_gpu_what_the_api_says(aiohttp_client: MakeC
 
     looks = [LOOKS[state & 7] for state in column(document, "state")]
     for gpu, look in zip(gpus, looks, strict=True):
-        if gpu["state"] in {"idle", "unhealthy", "foreign"}:
+        if look == "excluded":  # it works, but another GPU of its node does not
+            assert gpu["why"] == "cannot work: GPU 0 of its node has XID 79: fallen off the bus"
+        elif gpu["state"] in {"idle", "unhealthy", "foreign"}:
             assert look == gpu["state"]
         elif gpu["freshness"] == "fresh":
             assert look == "busy"
         else:
             assert look == WITHOUT_A_FRESH_READING[gpu["freshness"]]
+    assert looks.count("excluded") == 1
     activity = [None if one == 255 else one / 200 for one in column(document, "activity")]
     assert activity == [gpu["utilization_latest_ratio"] for gpu in gpus]
     assert [bool(state & HELD) for state in column(document, "state")] == [

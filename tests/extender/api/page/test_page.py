@@ -3,10 +3,10 @@ import asyncio
 import pytest
 from playwright.async_api import Browser, expect
 
-from testkit.cards import BUSY, IDLE
+from testkit.cards import BUSY, IDLE, Gpu
 from testkit.page.acting import counts, live
-from testkit.page.serving import Server, looking
-from testkit.page.small_world import CARDS
+from testkit.page.serving import Server, looking, serving
+from testkit.page.small_world import CARDS, wait_for_gpus
 from testkit.world import World
 
 pytestmark = pytest.mark.page
@@ -25,8 +25,9 @@ async def test_each_gpu_counts_as_what_it_is(browser: Browser, server: Server) -
             "busy": "1",
             "stale": "1",
             "unknown": "1",
-            "unhealthy": "2",
+            "unhealthy": "1",
             "foreign": "1",
+            "excluded": "1",
         }
         await expect(page.locator("#totals")).to_have_text("4 nodes, 12 GPUs")
 
@@ -41,7 +42,7 @@ async def test_the_map_distinguishes_states_by_shape_not_by_colour_alone(
             """async () => {
                 const { Paint } = await import("./paint.js");
                 const paint = new Paint(false);
-                const states = [0, 8, 1, 2, 3, 4, 5];
+                const states = [0, 8, 1, 2, 3, 4, 5, 6];
                 return [4, 7, 14, 40].map((side) => states.map((state) => {
                     // One value for all, and of each colour only in which order they come.
                     const pixels = paint.stamp(state, 100, side, side, false);
@@ -52,7 +53,66 @@ async def test_the_map_distinguishes_states_by_shape_not_by_colour_alone(
         )
 
         for of_size in shapes:
-            assert len(set(of_size)) == 7
+            assert len(set(of_size)) == 8
+
+
+async def test_a_busy_gpu_never_has_the_color_of_an_idle_one(browser: Browser) -> None:
+    world = World()
+    cards = {"node": [Gpu(busy=0.02, used_gib=70.0, tenants=("team/loaded",))]}
+    world.add(cards)
+    world.add_pod("loaded", "node", started=world.now - 3600.0)
+    world.report(cards)
+    async with serving(world) as server, looking(browser, server) as (page, _):
+        await live(page)
+        assert (await counts(page))["busy"] == "1"
+
+        shade = await page.evaluate(
+            """async () => {
+                const { Fleet, BUSY, IDLE } = await import("./fleet.js");
+                const fleet = Object.assign(new Fleet(), { state: [BUSY, IDLE], activity: [4, 4] });
+                return [0, 1].map((device) => fleet.shade(device, "activity") / 200);
+            }"""
+        )
+
+        assert shade == [0.3, 0.02]  # the threshold, and the value
+
+
+async def test_the_tooltip_says_why_and_which_pods_hold_the_gpu(browser: Browser) -> None:
+    world = World()
+    cards = {"node": [Gpu(xid=79.0), Gpu(busy=0.9, tenants=("team/train",))]}
+    world.add(cards)
+    world.add_pod("train", "node", started=world.now - 3600.0)
+    world.report(cards)
+    async with serving(world) as server, looking(browser, server, "?zoom=40") as (page, _):
+        await live(page)
+        box = await page.locator("#map").bounding_box()
+        assert box is not None
+
+        await page.mouse.move(box["x"] + 30, box["y"] + 70)
+
+        tip = page.locator("#tip")
+        await expect(tip.locator(".tip-why")).to_have_text(
+            "cannot work: XID 79: fallen off the bus"
+        )
+
+        await page.mouse.move(box["x"] + 75, box["y"] + 70)
+
+        await expect(tip).to_contain_text("excluded")
+        await expect(tip).to_contain_text("cannot work: GPU 0 of its node has XID 79")
+        await expect(tip).to_contain_text("held by team/train")
+
+
+async def test_the_overview_says_what_is_held_idle_and_who_waits(browser: Browser) -> None:
+    world = World()
+    world.add({"node": [IDLE]})
+    wait_for_gpus(world, "patient", 2)
+    async with serving(world) as server, looking(browser, server) as (page, _):
+        overview = page.locator("#overview")
+        await expect(overview).to_contain_text("0 of 0 GPU-hours held idle since")
+
+        await overview.get_by_role("button", name="1 pod waits").click()
+
+        await expect(page.locator(".card h3")).to_have_text("team/patient")
 
 
 async def test_a_change_shows_by_itself(browser: Browser, server: Server, world: World) -> None:
@@ -134,7 +194,7 @@ async def test_the_table_says_the_same_as_the_map(browser: Browser, server: Serv
         row = page.get_by_role("row", name="node-b")
 
         await expect(row.get_by_role("cell")).to_have_text(
-            ["NVIDIA H100 80GB HBM3", "4", "1", "1", "1", "1", "0", "0", "0", "37 %", "25 %"]
+            ["NVIDIA H100 80GB HBM3", "4", "1", "1", "1", "1", "0", "0", "0", "0", "37 %", "25 %"]
         )
 
 

@@ -337,7 +337,7 @@ async def test_a_phone_shows_how_many_of_a_group_are_idle_and_unhealthy(
             }"""
         )
 
-        assert any(text.startswith("12 GPUs  ·  5 idle  ·  2 unhealthy") for text in texts), texts
+        assert any(text.startswith("12 GPUs  ·  5 idle  ·  1 unhealthy") for text in texts), texts
 
 
 async def test_the_dot_of_a_held_gpu_is_beside_the_number_of_a_small_cell(

@@ -37,13 +37,13 @@ async def card_of(page: Page) -> tuple[float, float]:
 
 async def test_a_card_in_instances_counts_once(browser: Browser) -> None:
     async with serving(mig_world()) as server, looking(browser, server) as (page, _):
-        await expect(page.locator("#totals")).to_have_text("1 node, 0 GPUs, 4 MIG instances")
+        await expect(page.locator("#totals")).to_have_text("1 node, 4 MIG instances on 1 GPU")
 
 
 async def test_the_table_and_the_choice_of_models_count_the_card_once(browser: Browser) -> None:
     async with serving(mig_world()) as server, looking(browser, server, "?as=table") as (page, _):
         row = page.locator("#table tbody tr")
-        await expect(row.locator("[data-label=GPUs]")).to_have_text("0, 4 MIG instances")
+        await expect(row.locator("[data-label=GPUs]")).to_have_text("4 MIG instances")
         await expect(row.locator("[data-label=idle]")).to_have_text("2")
         await expect(row.locator("[data-label=foreign]")).to_have_text("2")
         await expect(page.locator("#table caption")).to_contain_text(

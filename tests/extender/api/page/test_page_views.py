@@ -112,6 +112,39 @@ async def test_a_waiting_pod_shows_the_reasons_as_kube_scheduler_counts_them(
         await expect(card).to_contain_text("What would have to change")
 
 
+async def test_waiting_pods_are_grouped_by_reason_and_searched(
+    browser: Browser, why_world: World
+) -> None:
+    wait_for_gpus(why_world, "first", 2)
+    wait_for_gpus(why_world, "second", 2)
+    why_world.fleet.apply_pod(
+        PodRecord(
+            uid="uid-gated",
+            namespace="team",
+            name="gated",
+            node="",
+            phase=PodPhase.PENDING,
+            resources={"nvidia.com/gpu": 1},
+            is_gated=True,
+        )
+    )
+    async with (
+        serving(why_world) as server,
+        looking(browser, server, "?view=pending") as (page, _),
+    ):
+        groups = page.locator("#pending section > .group-name")
+        await expect(groups).to_have_count(2)
+        await expect(groups.filter(has_text="held back by scheduling gates, 1 pod")).to_be_visible()
+
+        await page.get_by_label("Show waiting pods").fill("second")
+
+        await expect(page.locator(".card h3")).to_have_text("team/second")
+
+        await page.get_by_label("Show waiting pods").fill("nothing like it")
+
+        await expect(page.locator("#pending")).to_contain_text("No waiting pod matches.")
+
+
 def _leave_idle(world: World) -> None:
     """A pod has held a GPU for two hours, two minutes seen idle."""
     world.fleet.apply_pod(

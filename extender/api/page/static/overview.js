@@ -1,0 +1,57 @@
+// One line above the map: GPU-hours that were held idle today, and pods that wait.
+
+import { clock, count, h, plural, show } from "./dom.js";
+import { Question } from "./question.js";
+import { RefreshTimer } from "./refresh_timer.js";
+import { go } from "./url.js";
+
+const GAP_MS = 15000;
+const MOST_PODS = 500;
+const LONG_SECONDS = 600, SHORTEST_SECONDS = 3600, LONGEST_SECONDS = 86400;
+
+export class Overview {
+  constructor(box) {
+    Object.assign(this, { box, isShown: false, usage: new Question(), pending: new Question(), hours: null, pods: null });
+    this.refreshTimer = new RefreshTimer(() => this.refresh(), GAP_MS);
+  }
+
+  setShown(isShown) {
+    this.isShown = isShown;
+    if (isShown) this.refresh();
+  }
+
+  isChanged() {
+    this.refreshTimer.isChanged();
+  }
+
+  refresh() {
+    if (!this.isShown || this.usage.isUnderWay || this.pending.isUnderWay) return;
+    this.refreshTimer.note();
+    const today = (Date.now() - new Date().setHours(0, 0, 0, 0)) / 1000;
+    const since = Math.round(Math.min(Math.max(today, SHORTEST_SECONDS), LONGEST_SECONDS));
+    const ask = (question, path, name, words) => question.ask(path, (answer) => {
+      this[name] = words(answer);
+      this.render();
+    }, () => {
+      this[name] = null; // another part of the page shows the failure
+      this.render();
+    });
+    ask(this.usage, `usage?since=${since}`, "hours", hoursInWords);
+    ask(this.pending, `pending?limit=${MOST_PODS}`, "pods", podsInWords);
+  }
+
+  render() {
+    const link = (view, text) => (text ? h("button", { type: "button", class: "link", onclick: () => go({ view }, true) }, text) : null);
+    show(this.box, link("holders", this.hours), link("pending", this.pods));
+  }
+}
+
+const TENTH = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 1 });
+
+const hoursInWords = ({ sums, since }) => `${TENTH.format(sums.gpu_hours_idle)} of ${TENTH.format(sums.gpu_hours)} GPU-hours held idle since ${clock(since).slice(0, 5)}`;
+
+function podsInWords({ pods, total }) {
+  const refused = pods.filter((pod) => pod.state === "refused" && pod.waiting_seconds >= LONG_SECONDS).length;
+  const some = pods.length < total ? "at least " : "";
+  return `${total ? plural(total, "pod") : "no pod"} ${total > 1 ? "wait" : "waits"}${refused ? `, ${some}${count(refused)} refused for over ${LONG_SECONDS / 60} min` : ""}`;
+}
