@@ -194,7 +194,7 @@ async def test_the_table_says_the_same_as_the_map(browser: Browser, server: Serv
         row = page.get_by_role("row", name="node-b")
 
         await expect(row.get_by_role("cell")).to_have_text(
-            ["NVIDIA H100 80GB HBM3", "4", "1", "1", "1", "1", "0", "0", "0", "0", "37 %", "25 %"]
+            ["H100 80GB HBM3", "4", "1", "1", "1", "1", "0", "0", "0", "0", "37 %", "25 %"]
         )
 
 
