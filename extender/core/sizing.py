@@ -102,11 +102,14 @@ ZeRO, 2020) and room for activations; 16-bit inference 2, and a fifth for the ca
 LARGE_BILLIONS: Final = 70.0
 """What "a large model" means without a number."""
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(billion|bn|b|million|m)\b", re.IGNORECASE)
+_SIZE: Final = re.compile(
+    r"(?<![\d.])(\d{1,6}(?:\.\d{1,4})?)\s{0,2}-?\s{0,2}(billion|bn|b|million|m)\b", re.IGNORECASE
+)
+"""Every repetition has a limit, so that no text takes longer than its length."""
 _LARGE: Final = re.compile(r"\blarge\b|\bllm\b", re.IGNORECASE)
 _PARALLEL: Final = re.compile(
     r"""(?<![\w-])(?:-{0,2}(?:tensor[-_]?parallel[-_]?size|tp[-_]?size)|--?tp|parallelism:\s+tensor)"""
-    r"""["']?(?:\s+value:)?[\s=:]+["']?(\d{1,3})\b""",
+    r"""["']?(?:\s+value:)?[\s=:]+["']?([1-9]\d{0,2})\b""",
     re.IGNORECASE,
 )
 """Options and keys of vLLM, SGLang and TensorRT-LLM, variables of these names in a container

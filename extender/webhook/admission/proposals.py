@@ -14,8 +14,9 @@ from extender.runtime.log_throttle import LogThrottle
 logger = logging.getLogger(__name__)
 
 MIB: Final = 1 << 20
-MAX_TEXT: Final = 16_384
-"""Characters of the containers that are searched for options and words: about 0.1 ms."""
+MAX_TEXT: Final = 8192
+"""Characters of the containers that are searched for options and words: at most a few
+milliseconds, and a tenth of one for most pods."""
 MAX_REASON: Final = 500
 SIMILAR: Final = frozenset({"owner", "images"})
 """Similarity that is enough to write an annotation; equal requests alone are not."""

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -133,3 +134,14 @@ def test_a_fault_leaves_a_pod_its_scheduler(caplog: pytest.LogCaptureFixture) ->
 
     assert admitted(pod(**CHAT), Proposals(fail, lambda: 0)) == {}
     assert "no proposal" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["1" * 200_000, "1." * 50_000, "7" + " " * 100_000, "--tp " * 9000]
+)
+def test_no_command_takes_long(text: str, proposals: Proposals) -> None:
+    begun = time.process_time()
+
+    admitted(pod(text), proposals)
+
+    assert time.process_time() - begun < 0.5  # a few milliseconds
