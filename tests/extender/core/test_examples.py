@@ -76,6 +76,13 @@ EXAMPLES = {
         b=node(*idle(3), *held(5)),
         first="B",
     ),
+    "joined": Example(
+        texts=("2 GPUs", "2 free, joined to held GPUs alone", "2 free, joined by NVLink"),
+        asked=request(2),
+        a=node(*held(2), *idle(2), joined=(0b0101, 0b1010, 0, 0)),
+        b=node(*held(2), *idle(2), joined=(0b0011, 0b1100, 0, 0)),
+        first="B",
+    ),
     "broken": Example(
         texts=("2 GPUs", "8 free, 1 broken", "2 free, idle"),
         asked=request(2),
