@@ -31,6 +31,7 @@ BENCHMARKS: Final = (
     "picks",
     "sharing",
     "churn",
+    "packing",
     "bad_gpus",
 )
 

@@ -10,6 +10,7 @@ from extender.core.decision.assessment import Assessment, DeviceRequest, assess
 from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import Overlay, estimates
 from extender.core.nodes.node_index import NodeIndex
+from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
     Batch,
@@ -237,7 +238,11 @@ def telemetry_of(nodes: Mapping[str, Node]) -> Telemetry:
 
 
 def snapshot_of(
-    nodes: Mapping[str, Node], *, resource: str = GPU, models: tuple[str, ...] = ("",)
+    nodes: Mapping[str, Node],
+    *,
+    resource: str = GPU,
+    models: tuple[str, ...] = ("",),
+    seen: SeenRequests = NONE_SEEN,
 ) -> Snapshot:
     """Return a snapshot of these nodes, all in the pool of one resource."""
     telemetry = telemetry_of(nodes)
@@ -250,7 +255,7 @@ def snapshot_of(
         version=1,
         at=NOW,
         nodes=frozenset(nodes),
-        pools={resource: build_pool(resource, rows, telemetry, suspicion)},
+        pools={resource: replace(build_pool(resource, rows, telemetry, suspicion), seen=seen)},
         telemetry=telemetry,
         models=models,
         node_index=NodeIndex(nodes, {resource: sorted(rows)}),
@@ -283,10 +288,11 @@ def decide_on(
     policy: Policy | None = None,
     overlay: Overlay | None = None,
     models: tuple[str, ...] = ("",),
+    seen: SeenRequests = NONE_SEEN,
 ) -> Decision:
     """Decide for a pod among these nodes, from scratch."""
     return decide(
-        snapshot_of(nodes, models=models),
+        snapshot_of(nodes, models=models, seen=seen),
         asked or request(),
         tuple(nodes) if candidates is None else candidates,
         policy or Policy(),

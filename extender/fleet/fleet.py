@@ -13,9 +13,11 @@ from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
 from extender.core.nodes.pod_owners import Kin
+from extender.core.nodes.seen_requests import RequestTable
 from extender.core.nodes.snapshot import Leaving, Snapshot
 from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
+from extender.core.request.waiting_pods import required_models
 from extender.core.steps import Steps, finish
 from extender.fleet.allocation import AllocationChange, NodeAllocations
 from extender.fleet.clocks import PodClocks
@@ -92,12 +94,18 @@ class Fleet:
             is_out=lambda: self._snapshots.is_out(),  # noqa: PLW0108 - they are built later
         )
         self._failures = FailureLog(policy.early_failures, self.store.had_fault)
+        self._requests = RequestTable()
         self._in_steps = in_steps
         self._gained, self._dirty, self._late = set[str](), set[str](), set[str]()
         self._ended: set[str] = set()
         self._shares: dict[str, Sequence[Share]] = {}
         self._snapshots = Snapshots(
-            self.store, self._allocations, self._failures, clock, in_steps=in_steps
+            self.store,
+            self._allocations,
+            self._failures,
+            clock,
+            requests=self._requests,
+            in_steps=in_steps,
         )
 
     # --- API server -----------------------------------------------------------------------------
@@ -154,6 +162,7 @@ class Fleet:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if not record.node:
             if before is None:
+                self._requests.note(record, required_models(record))
                 self.pod_waiting.publish(record)
             return
         if record.holds_devices and not (before is not None and before.holds_devices):

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from extender.core.decision.health_causes import renumber
 from extender.core.decision.signals import estimate
 from extender.core.nodes.node_index import NodeIndex
+from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.nodes.snapshot import Pool, Snapshot, Telemetry
 from extender.core.policy import Policy
 from extender.core.steps import Steps
@@ -108,6 +109,15 @@ class Refresh:
         part = replace(part, cause=renumber(part.cause, rows))
         for column in fields(part):
             getattr(self._telemetry, column.name)[rows] = getattr(part, column.name)
+
+
+def with_requests(made: Snapshot, seen: Mapping[str, SeenRequests]) -> Snapshot:
+    """Return a snapshot of a new version with the requests seen so far, by resource."""
+    pools = {
+        resource: replace(pool, seen=seen.get(resource, NONE_SEEN))
+        for resource, pool in made.pools.items()
+    }
+    return replace(made, pools=MappingProxyType(pools))
 
 
 def with_current_rows(made: Snapshot, rows: RowsByNode, version: int) -> Snapshot:

@@ -14,13 +14,14 @@ from types import MappingProxyType
 from extender.core.decision.landing import NONE_OUT
 from extender.core.decision.signals import estimate, estimate_again
 from extender.core.nodes.node_index import NodeIndex
+from extender.core.nodes.seen_requests import NONE_SEEN, RequestTable
 from extender.core.nodes.snapshot import Flags, Snapshot
 from extender.core.policy import Policy
 from extender.core.steps import Steps, finish
 from extender.fleet.allocation import NodeAllocations
 from extender.fleet.failures import FailureLog
 from extender.fleet.pools import build_pools, fits_pools, refresh_pools, update_pools
-from extender.fleet.refresh import Refresh, with_current_rows
+from extender.fleet.refresh import Refresh, with_current_rows, with_requests
 from extender.fleet.store import DeviceStore
 
 REFRESH_SECONDS = 10.0
@@ -48,6 +49,7 @@ class Snapshots:
         store: devices and their readings.
         allocations: allocations of the nodes.
         failures: pods that failed early.
+        requests: requests of the pods seen so far.
         clock: seconds since the epoch.
         in_steps: whether a task calls `refresh_in_steps` continuously.
 
@@ -64,6 +66,7 @@ class Snapshots:
         failures: FailureLog,
         clock: Callable[[], float],
         *,
+        requests: RequestTable,
         in_steps: bool,
     ) -> None:
         self.current: Snapshot | None = None
@@ -72,6 +75,7 @@ class Snapshots:
         self._store = store
         self._allocations = allocations
         self._failures = failures
+        self._requests = requests
         self._clock = clock
         self._in_steps = in_steps
         self._policy = Policy()
@@ -186,6 +190,7 @@ class Snapshots:
         try:
             suspicion = self._failures.suspicion(now)
             made = yield from refresh.steps(self._store, suspicion, self._versions, reshaped)
+            made = with_requests(made, self._requests.publish())
             if prepare is not None:
                 yield from prepare(made)
             current = latest()
@@ -292,8 +297,10 @@ class Snapshots:
             pools = refresh_pools(before.pools, of_changed, telemetry, suspicion)
         self._versions += 1
         self._snapshot_shape = self._shape
+        seen = self._requests.publish()
         pools = {
-            resource: replace(pool, version=self._versions) for resource, pool in pools.items()
+            resource: replace(pool, version=self._versions, seen=seen.get(resource, NONE_SEEN))
+            for resource, pool in pools.items()
         }
         return Snapshot(
             version=before.version + 1 if before else 1,

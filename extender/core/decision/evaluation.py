@@ -5,16 +5,25 @@ Each node is evaluated on its own: its row of the result depends on no other row
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.decision.assessment import DeviceRequest, DeviceRequests, Estimates, assess
+from extender.core.decision.assessment import (
+    Assessment,
+    DeviceRequest,
+    DeviceRequests,
+    Estimates,
+    assess,
+)
 from extender.core.decision.filtering import Code, Codes, reject
+from extender.core.decision.fragmentation import stranded
 from extender.core.decision.landing import assume, closed_slots, count_freed
-from extender.core.decision.scoring import KINDS, PLACES, mean, score
+from extender.core.decision.scoring import KINDS, PLACES, mean, score, weighs_stranded
 from extender.core.decision.victims import batch_after
 from extender.core.devices.gpu_models import normalize_model
+from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.nodes.snapshot import (
     NO_LIMIT,
     NO_PRICE,
@@ -145,6 +154,22 @@ class HostAsks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """Requests of other pods, for which a placement should leave room.
+
+    Attributes:
+        seen: the requests seen so far for the resource.
+        models: model names by model id.
+    """
+
+    seen: SeenRequests = NONE_SEEN
+    models: tuple[str, ...] = ()
+
+
+NO_OTHERS: Final = Others()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
     """Requests of pods as columns: one row per node of a batch.
 
@@ -215,8 +240,17 @@ class Wants:
         )
 
 
-def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
-    """Evaluate each node of a batch for the pods that ask for it."""
+def evaluate_batch(
+    batch: Batch, wants: Wants, policy: Policy, others: Others = NO_OTHERS
+) -> Evaluation:
+    """Evaluate each node of a batch for the pods that ask for it.
+
+    Args:
+        batch: the nodes.
+        wants: the pods' requests.
+        policy: the settings of the decision.
+        others: requests of other pods, for which a placement should leave room.
+    """
     batch = count_freed(batch)
     assessment = assess(batch, wants.asks, estimates(policy))
     scores, bands = score(
@@ -227,6 +261,7 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
         wants.hosts.spare_devices(batch, wants.asks.count),
         policy.weights,
         cheapness=cheapness(batch, policy, wants.weighs_price),
+        stranded=stranded_by(batch, assessment, wants, others),
     )
     return Evaluation(
         codes=reject(
@@ -239,6 +274,23 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
         scores=scores,
         bands=bands.astype(np.int8),
         utilization=mean(assessment.utilization, assessment.works, assessment.working),
+    )
+
+
+def stranded_by(
+    batch: Batch, assessment: Assessment, wants: Wants, others: Others
+) -> Ratios | None:
+    """Return the devices that the pods strand for others; None if that does not count."""
+    if not others.seen or not weighs_stranded(batch, wants.strategy):
+        return None
+    return stranded(
+        batch,
+        others.seen,
+        others.models,
+        count=wants.asks.count,
+        memory_bytes=wants.asks.memory_bytes,
+        free_bytes=assessment.free_bytes,
+        hosts=wants.hosts,
     )
 
 
@@ -258,15 +310,22 @@ def cheapness(batch: Batch, policy: Policy, weighs_price: Flags) -> Ratios | flo
     return np.where(weighs_price, known, 0.0)
 
 
-def evaluate_for(question: "EvaluationRequest", batch: Batch, models: Sequence[str]) -> Evaluation:
+def evaluate_for(
+    question: "EvaluationRequest",
+    batch: Batch,
+    models: tuple[str, ...],
+    seen: SeenRequests = NONE_SEEN,
+) -> Evaluation:
     """Evaluate each node of a batch for one pod.
 
     Args:
         question: the pod's question.
         batch: the nodes.
         models: model names by model id.
+        seen: requests of pods so far, for which a placement should leave room.
     """
-    return evaluate_batch(batch, Wants.of_all(question, models, batch), question.policy)
+    others = Others(seen=seen, models=models)
+    return evaluate_batch(batch, Wants.of_all(question, models, batch), question.policy, others)
 
 
 def estimates(policy: Policy) -> Estimates:
@@ -343,7 +402,7 @@ def avoid(
         return evaluation
     batch = batch_of(snapshot, pool, [(at, question.overlay) for at in rows])
     batch = add_suspicion(batch, [pool.nodes[at] for at in rows], avoided)
-    fresh = evaluate_for(question, batch, snapshot.models)
+    fresh = evaluate_for(question, batch, snapshot.models, pool.seen)
     return evaluation.with_rows(rows, fresh)
 
 
@@ -399,4 +458,4 @@ def evaluate_after(
         pool.batch.suspicion[[at]],
         is_presumed_idle=True,
     )
-    return evaluate_for(question, batch, snapshot.models)
+    return evaluate_for(question, batch, snapshot.models, pool.seen)

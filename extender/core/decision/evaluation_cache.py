@@ -21,6 +21,7 @@ from extender.core.decision.assessment import assess_in_steps
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
+    Others,
     Overlay,
     Wants,
     batch_of,
@@ -148,7 +149,7 @@ def evaluate_in_steps(
     """Evaluate a whole pool in steps; the parts that requests share come first."""
     batch = count_freed(pool.batch)
     yield from assess_in_steps(batch, question.ask.columns, estimates(question.policy))
-    as_written = evaluate_for(question, pool.batch, snapshot.models)
+    as_written = evaluate_for(question, pool.batch, snapshot.models, pool.seen)
     yield
     assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
     changed = sorted(assumed.union(pool.unwritten))
@@ -217,7 +218,8 @@ def _update(
     questions = [question for question, _ in changed]
     model_ids = np.split(batch.model_id, ends[:-1])
     wants = Wants.joined(questions, snapshot.models, model_ids)
-    fresh = evaluate_batch(batch, wants, questions[0].policy)
+    others = Others(seen=pool.seen, models=snapshot.models)
+    fresh = evaluate_batch(batch, wants, questions[0].policy, others)
     starts = [0, *ends.tolist()]
     return [
         evaluation.with_rows(rows, fresh.part(slice(start, start + len(rows))))

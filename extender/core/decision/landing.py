@@ -200,12 +200,17 @@ def _policy_choice(batch: Batch, offered: Flags, count: Rows) -> Flags:
     used = batch.used.copy(order="K")
     nodes = np.arange(len(batch))
     chosen = np.zeros_like(offered)
-    most = np.minimum(count, batch.replicas * batch.present.sum(axis=1)).max()
-    for drawn in range(int(most)):
-        has_room = offered & (used < batch.replicas[:, None]) & (drawn < count)[:, None]
+    left = np.minimum(count, batch.replicas * batch.present.sum(axis=1))
+    while (left > 0).any():
+        has_room = offered & (used < batch.replicas[:, None]) & (left > 0)[:, None]
         rank = np.where(has_room, used * sign, np.iinfo(np.intp).max)
         chosen |= has_room & (rank == rank.min(axis=1)[:, None])
-        used[nodes, rank.argmin(axis=1)] += 1
+        device = rank.argmin(axis=1)
+        # A packed device stays the fullest one until it is full.
+        filled = np.minimum(batch.replicas - used[nodes, device], left)
+        drawn = np.where(batch.is_packed & has_room.any(axis=1), filled, 1)
+        used[nodes, device] += drawn
+        left = left - drawn
     return chosen
 
 

@@ -48,6 +48,8 @@ class Grounds:
         utilization: mean utilization of the landing devices.
         memory_used: mean ratio of memory in use on the landing devices.
         together: result of `device_sets.side_by_side`.
+        stranded: free devices that become useless for the requests seen so far; negative if the pod
+            takes such devices, None if that does not count.
     """
 
     band: Band
@@ -70,6 +72,7 @@ class Grounds:
     utilization: float
     memory_used: float
     together: float = 0.0
+    stranded: float | None = None
 
 
 def reason(grounds: Grounds) -> str:
@@ -126,7 +129,17 @@ def _fit(grounds: Grounds) -> str:
         busy, used = _percent(grounds.utilization), _percent(grounds.memory_used)
         return f"{busy} active, {used} of memory in use"
     of_all = f"of {grounds.allocatable}{' replicas' if grounds.is_shared else ''}"
-    return f"leaves {grounds.left} {of_all} together" if grounds.left else f"leaves none {of_all}"
+    left = f"leaves {grounds.left} {of_all} together" if grounds.left else f"leaves none {of_all}"
+    return f"{left}{_strands(grounds.stranded)}"
+
+
+def _strands(gpus: float | None) -> str:
+    """Return the words about devices that no other pod can use."""
+    if not gpus:
+        return ""
+    if gpus < 0:
+        return f", takes {-gpus:.3g} that recent requests could not use"
+    return f", strands {gpus:.3g} for recent requests"
 
 
 def _percent(ratio: float) -> str:

@@ -122,6 +122,7 @@ def break_down(
     weights: Weights,
     cheapness: Ratios | None = None,
     nearness: Sequence[Nearness] | None = None,
+    stranded: Ratios | None = None,
 ) -> tuple[Breakdown, ...]:
     """Break down the score of each node of a batch.
 
@@ -134,6 +135,7 @@ def break_down(
         weights: weights of the terms of `calm`.
         cheapness: as in `scoring.score`, None if prices do not count.
         nearness: how near each node is to the pod's group, None without a group.
+        stranded: as in `scoring.score`.
     """
     landing = assessment.landing
     band = bands(assessment.band_chance, landing.needed)
@@ -147,7 +149,8 @@ def break_down(
         room=steps_of(assessment.room),
         certain=certain,
         steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
-        fit=fit(batch, assessment, kind, spare, quiet) - _load_units(batch, strategy) * quiet,
+        fit=fit(batch, assessment, kind, spare, quiet, stranded)
+        - _load_units(batch, strategy) * quiet,
         cheapness=cheapness,
         together=side_by_side(batch, assessment),
         nearness=nearness,

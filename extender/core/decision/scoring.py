@@ -55,6 +55,16 @@ LOAD: Final = 0.003
 SHARED: Final = 160
 """Units of the load on shared devices, where the load is the fit."""
 
+STRANDED: Final = 16
+"""Units of each device that a placement strands for the requests seen so far, ..."""
+
+MOST_STRANDED: Final = 4.5
+"""... up to this many devices, either way."""
+
+AMONG_EQUAL: Final = 0.08
+"""Part of the fit by the number of free devices that counts among nodes that strand as many. More
+of it leaves more devices unallocated on a public trace."""
+
 PRICE: Final = 120
 """Units of a node that costs nothing against one with the highest price of the list."""
 
@@ -86,6 +96,7 @@ def score(
     weights: Weights = WEIGHTS,
     *,
     cheapness: Ratios | float = 0.0,
+    stranded: Ratios | None = None,
 ) -> tuple[Ratios, Rows]:
     """Score each node of the batch.
 
@@ -101,6 +112,8 @@ def score(
             runs the pod.
         weights: weights of the terms of `calm`.
         cheapness: 0 for the highest price to 1 for nothing; 0 if prices do not count.
+        stranded: devices that the pod strands for the requests seen so far; None if that does not
+            count.
 
     Returns:
         Scores from 0 to 1, and bands; one per node.
@@ -115,7 +128,7 @@ def score(
     )
     digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(assessment.room)
     digits = digits * (STEPS + 1) + steps_of(certain)
-    fitting = fit(batch, assessment, strategy, spare, quiet) + PRICE * cheapness
+    fitting = fit(batch, assessment, strategy, spare, quiet, stranded) + PRICE * cheapness
     fitting += side_by_side(batch, assessment)
     return (digits * FIT + fitting) / UNITS, band
 
@@ -168,8 +181,21 @@ def penalty(batch: Batch, assessment: Assessment) -> Ratios:
     )
 
 
+def weighs_stranded(batch: Batch, strategy: Rows) -> bool:
+    """Return whether stranded devices count for any node of a batch."""
+    if not batch.is_shared.any():
+        return bool((strategy != KINDS[Strategy.SPREAD]).any())
+    is_auto = strategy == KINDS[Strategy.AUTO]
+    return bool(((strategy == KINDS[Strategy.PACK]) | (is_auto & ~batch.is_shared)).any())
+
+
 def fit(
-    batch: Batch, assessment: Assessment, strategy: Rows, spare: Ratios, quiet: Ratios
+    batch: Batch,
+    assessment: Assessment,
+    strategy: Rows,
+    spare: Ratios,
+    quiet: Ratios,
+    stranded: Ratios | None = None,
 ) -> Ratios:
     """Return the fit of the pod on each node, in units from 0 to below `FIT`.
 
@@ -179,12 +205,14 @@ def fit(
         strategy: as in `score`.
         spare: as in `score`.
         quiet: result of `calm` for each node.
+        stranded: as in `score`.
     """
     is_packing = strategy == KINDS[Strategy.PACK]
     left = free_after(batch, assessment)
-    is_auto = strategy == KINDS[Strategy.AUTO]
-    room = np.where(is_auto, np.minimum(left, spare), left)
-    whole = _fullness(room)
+    room = left
+    if stranded is None:  # stranded devices include those without CPU and memory
+        room = np.where(strategy == KINDS[Strategy.AUTO], np.minimum(left, spare), left)
+    whole = _packed(_fullness(room), stranded)
     is_spreading = strategy == KINDS[Strategy.SPREAD]
     if is_spreading.any():
         whole = np.where(is_spreading, MOST_FIT - _fullness(idle_devices(assessment)), whole)
@@ -194,7 +222,8 @@ def fit(
     shared = SHARED * quiet
     if is_packing.any():
         replicas = np.maximum(batch.replicas, 1)
-        shared = np.where(is_packing, _fullness(left / replicas) + LOAD * quiet, shared)
+        packed = _packed(_fullness(left / replicas), stranded)
+        shared = np.where(is_packing, packed + LOAD * quiet, shared)
     return np.where(batch.is_shared, shared, units)
 
 
@@ -202,6 +231,14 @@ def _fullness(left: Ratios) -> Ratios:
     """Return the units of fit by the number of devices left free: fewer left, more units."""
     beyond = (MOST_FIT - GPU * MANY) * MANY / np.maximum(left, MANY)
     return np.where(left <= MANY, MOST_FIT - GPU * left, beyond)
+
+
+def _packed(fullness: Ratios, stranded: Ratios | None) -> Ratios:
+    """Return the units of fit by stranded devices, and among equal nodes by the free ones."""
+    if stranded is None:
+        return fullness
+    least = np.maximum(np.minimum(stranded, MOST_STRANDED), -MOST_STRANDED)
+    return STRANDED * (MOST_STRANDED - least) + AMONG_EQUAL * fullness
 
 
 def free_after(batch: Batch, assessment: Assessment) -> Ratios:

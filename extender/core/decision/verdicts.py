@@ -11,6 +11,8 @@ from extender.core.decision.device_sets import side_by_side
 from extender.core.decision.evaluation import (
     EvaluationRequest,
     HostAsks,
+    Others,
+    Wants,
     add_suspicion,
     batch_of,
     cheapness,
@@ -18,6 +20,7 @@ from extender.core.decision.evaluation import (
     evaluate_after,
     evaluate_for,
     model_places,
+    stranded_by,
 )
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import NOT_NEAR, Nearness
@@ -27,6 +30,7 @@ from extender.core.decision.ranking_reasons import NOMINATED, Grounds, reason
 from extender.core.decision.score_parts import Breakdown, Factor, Part, break_down
 from extender.core.decision.scoring import PLACES, UNITS, free_after, idle_devices, mean, penalty
 from extender.core.nodes.batches import take_batch, with_rows
+from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.nodes.snapshot import NO_PRICE, Batch, Pool, Ratios, Rows, Snapshot
 from extender.core.policy import Policy, PriceMode
 from extender.core.prices import MILLI
@@ -206,6 +210,7 @@ class VerdictEvidence:
         policy: the settings.
         models: model names by model id.
         siblings: causes of ill health by row, for devices that exclude their siblings.
+        seen: requests of pods so far for the resource.
         promised: the pod's nominated node if it passes once deleted pods have left it; else "".
         nearness: by node, how near it is to the pod's group; {} without a group.
     """
@@ -218,6 +223,7 @@ class VerdictEvidence:
     policy: Policy
     models: tuple[str, ...]
     siblings: Mapping[int, int]
+    seen: SeenRequests = NONE_SEEN
     promised: str = ""
     nearness: Mapping[str, Nearness] = field(default_factory=dict)
 
@@ -253,6 +259,7 @@ def gather(
         request=question.request,
         policy=question.policy,
         models=snapshot.models,
+        seen=pool.seen,
         siblings=blamed_siblings(batch.telemetry.cause, snapshot.telemetry.cause),
         promised=_promised(snapshot, pool, question),
     )
@@ -288,7 +295,7 @@ def explain(evidence: VerdictEvidence) -> tuple[NodeVerdict, ...]:
     batch, models = evidence.batch, evidence.models
     assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
     question = _question(evidence)
-    evaluation = evaluate_for(question, batch, models)
+    evaluation = evaluate_for(question, batch, models, evidence.seen)
     states = device_states(batch, assessment, multi=evidence.ask.count > 1)
     made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
@@ -357,12 +364,20 @@ def _break_down(evidence: VerdictEvidence, assessment: Assessment) -> tuple[Brea
         weights=evidence.policy.weights,
         cheapness=_cheapness(evidence),
         nearness=[_near(evidence, node) for node in evidence.nodes] if evidence.nearness else None,
+        stranded=_stranded(evidence, assessment),
     )
 
 
 def _near(evidence: VerdictEvidence, node: str) -> Nearness:
     """Return how near a node is to the pod's group."""
     return evidence.nearness.get(node, NOT_NEAR)
+
+
+def _stranded(evidence: VerdictEvidence, assessment: Assessment) -> Ratios | None:
+    """Return the devices that the pod strands on each node, None if that does not count."""
+    batch, models = evidence.batch, evidence.models
+    wants = Wants.of_all(_question(evidence), models, batch)
+    return stranded_by(batch, assessment, wants, Others(seen=evidence.seen, models=models))
 
 
 def _cheapness(evidence: VerdictEvidence) -> Ratios | None:
@@ -396,6 +411,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
     chances = np.where(assessment.holds, assessment.idle_chance, 0.0)
     least = np.where(devices, chances, 1.0).min(axis=1, initial=1.0)
     together = np.broadcast_to(side_by_side(batch, assessment), len(batch))
+    lost = _stranded(evidence, assessment)
     telemetry = batch.telemetry
     seen = telemetry.freshness + telemetry.memory_freshness + telemetry.presumed
     is_unknown = np.where(devices, seen, 0.0).sum(axis=1) + (~assessment.fits & devices).sum(axis=1)
@@ -422,6 +438,7 @@ def _reasons(evidence: VerdictEvidence, assessment: Assessment) -> list[str]:
                 utilization=float(busy[at]),
                 memory_used=float(used[at]),
                 together=float(together[at]),
+                stranded=None if lost is None else float(lost[at]),
             )
         )
         for at in range(len(batch))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.nodes.node_index import EMPTY_NODE_INDEX, NodeIndex
+from extender.core.nodes.seen_requests import NONE_SEEN, SeenRequests
 from extender.core.shared_results import SharedResults
 from extender.core.steps import Steps, finish
 
@@ -471,6 +472,7 @@ class Pool:
         dirty: rows that changed since `version` began, oldest change first.
         estimated: dirty rows whose telemetry was estimated again, oldest change first.
         written: number of leading changes of `dirty` that the arrays include.
+        seen: requests of pods for the resource; others begin another version.
     """
 
     resource: str
@@ -482,6 +484,7 @@ class Pool:
     dirty: tuple[int, ...] = ()
     estimated: tuple[int, ...] = ()
     written: int = 0
+    seen: SeenRequests = NONE_SEEN
 
     @property
     def unwritten(self) -> list[int]:

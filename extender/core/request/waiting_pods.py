@@ -4,9 +4,11 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final
 
+from extender.core.devices.gpu_models import OTHER, normalize_model
 from extender.core.nodes.host_resources import CPU, MEMORY, STORAGE, HostResources
 from extender.core.nodes.inventory import PodRecord
 from extender.core.policy import Policy
+from extender.core.request.annotations import Annotation, parse_models
 from extender.core.request.gpu_resources import ResourceNames
 from extender.core.request.request import ParsedRequest, parse_request
 
@@ -49,6 +51,22 @@ class WaitingRequests:
             if len(self._read) > REMEMBERED:
                 self._read.popitem(last=False)
         return parsed
+
+
+def required_models(record: PodRecord) -> tuple[str, ...]:
+    """Return the GPU models of which an unbound pod accepts any, normalized; () for all.
+
+    They come from its annotation, else from its node selector or affinity.
+    """
+    wishes = dict(record.wishes)
+    listed = wishes.get(Annotation.REQUIRE_MODELS, "")
+    if listed:
+        try:
+            return tuple(map(normalize_model, parse_models(listed)))
+        except ValueError:
+            return ()
+    is_wish = Annotation.PREFER_MODELS in wishes
+    return () if is_wish or record.wanted_model in {"", OTHER} else (record.wanted_model,)
 
 
 def _requests(host: HostResources) -> dict[str, str]:

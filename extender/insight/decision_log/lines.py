@@ -133,6 +133,7 @@ class LineWriter:
                     "width": int(pool.batch.slots.shape[1]),
                     "columns": write_columns(current_batch(pool, snapshot.telemetry), self._rest),
                     **_leaving(pool, range(len(pool.rows))),
+                    **_seen(pool),
                 }
                 for resource, pool in snapshot.pools.items()
             },
@@ -213,6 +214,13 @@ def _group(decision: Decision) -> Json:
             "too_few": group.too_few,
         }
     }
+
+
+def _seen(pool: Pool) -> Json:
+    """Return the requests seen so far with their shares, if there are any."""
+    seen = pool.seen
+    listed = [(share, asdict(kind)) for kind, share in zip(seen.kinds, seen.shares, strict=True)]
+    return {"seen": listed} if listed else {}
 
 
 def digest(names: Sequence[str], decision: Decision) -> str:

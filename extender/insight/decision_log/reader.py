@@ -14,6 +14,7 @@ import orjson
 from extender.core.decision.evaluation import Overlay
 from extender.core.decision.group_fit import GroupFit
 from extender.core.nodes.node_index import NodeIndex
+from extender.core.nodes.seen_requests import NONE_SEEN, RequestKind, SeenRequests
 from extender.core.nodes.snapshot import (
     FLAGS,
     NO_DEVICE,
@@ -276,6 +277,7 @@ def _read_fleet(line: Mapping[str, object], version: int) -> Snapshot:
             rows=_rows_of(batch, mapping_of(described.get("leaving")), range(len(nodes))),
             batch=batch,
             version=version,
+            seen=_read_seen(described.get("seen")),
         )
         parts.append(
             Telemetry(
@@ -295,6 +297,16 @@ def _read_fleet(line: Mapping[str, object], version: int) -> Snapshot:
         telemetry=telemetry,
         models=_names(line["models"]),
         node_index=NodeIndex(names, {resource: pool.nodes for resource, pool in pools.items()}),
+    )
+
+
+def _read_seen(listed: object) -> SeenRequests:
+    """Decode the requests seen before a decision."""
+    if listed is None:
+        return NONE_SEEN
+    rows = msgspec.convert(listed, list[tuple[float, RequestKind]])
+    return SeenRequests(
+        kinds=tuple(kind for _, kind in rows), shares=tuple(share for share, _ in rows)
     )
 
 

@@ -48,7 +48,7 @@ def from_scratch(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) ->
     )
     rows = tuple(map(with_tenants, pool.rows, pool.nodes))
     batch = batch_rows(rows, snapshot.telemetry, pool.batch.suspicion)
-    return evaluate_for(question, batch, snapshot.models)
+    return evaluate_for(question, batch, snapshot.models, pool.seen)
 
 
 class Histories(RuleBasedStateMachine):

@@ -1,0 +1,157 @@
+"""Measure what a placement costs the requests seen so far: the devices that it leaves unusable.
+
+A node's free devices are stranded for a request that it cannot take: too few devices, replicas or
+memory in one device, too little CPU or memory, another model. The stranded devices of a node are
+the mean over all requests seen; a placement costs as many as it adds. This is the fragmentation
+gradient of FGD (USENIX ATC '23), with requests learned from the pods instead of given.
+"""
+
+from functools import lru_cache
+from typing import Final, Protocol
+
+import numpy as np
+
+from extender.core.devices.gpu_models import short_model
+from extender.core.nodes.seen_requests import SeenRequests
+from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
+
+QUANTUM: Final = 1 / 8
+"""Stranded devices are counted in steps of this size: exact differences break ties by noise. On a
+public trace 0.04 and 1/8 leave the least unallocated."""
+
+
+_MANY: Final = 1 << 40
+"""More replicas than any device has."""
+
+
+class HostNeeds(Protocol):
+    """CPU, memory and ephemeral storage as columns."""
+
+    @property
+    def millicores(self) -> Rows:
+        """CPU."""
+
+    @property
+    def memory_bytes(self) -> Rows:
+        """Memory of the node."""
+
+    @property
+    def storage_bytes(self) -> Rows:
+        """Ephemeral storage."""
+
+
+def stranded(
+    batch: Batch,
+    seen: SeenRequests,
+    models: tuple[str, ...],
+    *,
+    count: Rows,
+    memory_bytes: Ratios,
+    free_bytes: Ratios,
+    hosts: HostNeeds,
+) -> Ratios:
+    """Return the devices that the pod strands on each node, in steps of `QUANTUM`; may be negative.
+
+    Args:
+        batch: the nodes.
+        seen: the requests seen so far, at least one.
+        models: model names by model id.
+        count: devices or replicas that the pod asks for; one per node, or one for all.
+        memory_bytes: memory that it asks for per device; one row per node, or one for all.
+        free_bytes: free memory of each device, infinite if unknown.
+        hosts: what the pod asks for of the node; one per node, or one for all.
+    """
+    cpu = np.concatenate([batch.free_millicores, batch.free_millicores - hosts.millicores])
+    memory = np.concatenate([batch.free_bytes, batch.free_bytes - hosts.memory_bytes])
+    takes = (cpu[:, None] >= seen.millicores) & (memory[:, None] >= seen.host_bytes)
+    if seen.storage_bytes is not None:
+        free = batch.free_storage_bytes
+        storage = np.concatenate([free, free - hosts.storage_bytes])
+        takes &= storage[:, None] >= seen.storage_bytes
+    if seen.names_models:
+        suits = _suits(seen, models)[batch.model_id]
+        takes &= np.concatenate([suits, suits])
+    is_shared = batch.is_shared
+    if not is_shared.any():
+        lost = _whole(batch, seen, takes, count)
+    else:
+        lost = _shared(batch, seen, takes, count, memory_bytes, free_bytes)
+        if not is_shared.all():
+            whole = _whole(batch, seen, takes, count)
+            lost = np.where(np.concatenate([is_shared, is_shared]), lost, whole)
+    nodes = len(batch)
+    steps: Ratios = np.floor((lost[nodes:] - lost[:nodes]) / QUANTUM + 0.5) * QUANTUM
+    return steps
+
+
+@lru_cache(maxsize=16)
+def _suits(seen: SeenRequests, models: tuple[str, ...]) -> Flags:
+    """Return whether each model is one that each request accepts; models are the rows."""
+    return np.array(
+        [
+            [
+                not kind.models
+                or short_model(model) in kind.models
+                or any(f" {wanted} " in f" {model} " for wanted in kind.models)
+                for kind in seen.kinds
+            ]
+            for model in models
+        ],
+        dtype=np.bool_,
+    )
+
+
+def _whole(batch: Batch, seen: SeenRequests, takes: Flags, count: Rows) -> Ratios:
+    """Return the stranded whole devices of each node, before the placement and after it."""
+    free = np.maximum(batch.allocatable - batch.held, 0)
+    free = np.concatenate([free, np.maximum(free - count, 0)])
+    lost: Ratios = free * (1.0 - (takes & (free[:, None] >= seen.count)) @ seen.weight)
+    return lost
+
+
+def _shared(
+    batch: Batch,
+    seen: SeenRequests,
+    takes: Flags,
+    count: Rows,
+    memory_bytes: Ratios,
+    free_bytes: Ratios,
+) -> Ratios:
+    """Return the stranded parts of shared devices, before the placement and after it.
+
+    Replicas of one request are assumed to come from as few devices as possible.
+    """
+    replicas = batch.replicas[:, None]
+    left = np.where(batch.present, replicas - batch.used, 0)
+    chosen = _chosen(batch, left, count)
+    asked = np.minimum(count, batch.replicas)[:, None]
+    states = np.concatenate([left, np.maximum(left - asked * chosen, 0)])
+    replicas = np.concatenate([replicas, replicas])
+    wanted = np.minimum(seen.part_count, replicas)
+    usable = states[:, :, None] >= wanted[:, None, :]
+    if seen.part_bytes is not None:
+        room = np.concatenate([free_bytes, free_bytes - np.where(chosen, memory_bytes, 0.0)])
+        usable &= room[:, :, None] >= seen.part_bytes
+    parts = states / replicas
+    fitting = (parts[:, :, None] * usable).sum(axis=1)
+    fitting[usable.sum(axis=1) < -(-seen.part_count // replicas)] = 0.0
+    lost: Ratios = parts.sum(axis=1) - (takes * fitting[:, seen.parts]) @ seen.weight
+    return lost
+
+
+def _chosen(batch: Batch, left: Rows, count: Rows) -> Flags:
+    """Return the devices that the device plugin allocates to the pod.
+
+    A packed plugin takes the fullest device with room, any other the emptiest one.
+    """
+    devices = -(-count // batch.replicas)
+    rank = -left
+    if batch.is_packed.any():
+        fits = left >= np.minimum(count, batch.replicas)[:, None]
+        rank = np.where(batch.is_packed[:, None] & fits, left - _MANY, rank)
+    if devices.max() <= 1:
+        first: Flags = np.arange(left.shape[1]) == rank.argmin(axis=1)[:, None]
+        return first
+    order = np.argsort(np.argsort(rank, axis=1, kind="stable"), axis=1, kind="stable")
+    found: Flags = order < devices[:, None]
+    return found

@@ -1,0 +1,113 @@
+"""What a placement leaves usable for the requests seen so far."""
+
+from typing import Any
+
+import pytest
+
+from extender.core.nodes.seen_requests import NONE_SEEN, RequestKind, SeenRequests
+from extender.core.policy import Strategy
+from extender.core.request.request import GpuRequest
+from testkit.builders import GPU, Node, decide_on, gpu, node, ranking, request, shared
+from testkit.world import World
+
+ONE_WITH_CPU = RequestKind(1, millicores=8000)
+PAIRS = SeenRequests.of({RequestKind(2): 1.0})
+
+
+def free(count: int, **rest: Any) -> Node:
+    """Return a node of 8 GPUs with so many free ones."""
+    return node(*[gpu(used=1)] * (8 - count), *[gpu()] * count, **rest)
+
+
+def best(nodes: dict[str, Node], asked: GpuRequest | None = None, **how: Any) -> str:
+    """Return the node that ranks first."""
+    return ranking(decide_on(nodes, asked, **how))[0]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.PACK])
+def test_a_node_that_stays_usable_comes_before_a_fuller_one(strategy: Strategy) -> None:
+    # After one GPU of four a pair still fits; of two a single one would be left.
+    nodes = {"a": free(2), "b": free(3)}
+    asked = request(strategy=strategy)
+
+    assert best(nodes, asked) == "a"
+    assert best(nodes, asked, seen=PAIRS) == "b"
+
+
+def test_spread_does_not_count_it() -> None:
+    nodes = {"a": free(8), "b": free(3)}
+
+    assert best(nodes, request(strategy=Strategy.SPREAD), seen=PAIRS) == "a"
+
+
+def test_gpus_without_cpu_for_the_requests_are_taken_first() -> None:
+    seen = SeenRequests.of({ONE_WITH_CPU: 1.0})
+    nodes = {
+        "a": free(1, free_millicores=64_000),
+        "b": free(4, free_millicores=4000),
+    }
+
+    assert best(nodes, request(millicores=1000)) == "a"
+    assert best(nodes, request(millicores=1000), seen=seen) == "b"
+
+
+def test_gpus_of_a_model_that_no_request_names_are_taken_first() -> None:
+    seen = SeenRequests.of({RequestKind(1, models=("h100",)): 1.0})
+    models = ("", "nvidia h100 80gb hbm3", "nvidia t4")
+    nodes = {"a": free(1, model_id=1), "b": free(4, model_id=2)}
+
+    assert best(nodes, models=models) == "a"
+    assert best(nodes, models=models, seen=seen) == "b"
+
+
+def test_pack_keeps_a_whole_device_for_requests_of_all_its_replicas() -> None:
+    seen = SeenRequests.of({RequestKind(4): 1.0})
+    nodes = {
+        "a": shared(gpu(), replicas=4),
+        "b": shared(gpu(used=2), gpu(used=1), replicas=4),
+    }
+    asked = request(strategy=Strategy.PACK)
+
+    assert best(nodes, asked) == "a"
+    assert best(nodes, asked, seen=seen) == "b"
+
+
+def test_auto_spreads_shared_devices_by_load_all_the_same() -> None:
+    seen = SeenRequests.of({RequestKind(4): 1.0})
+    nodes = {"a": shared(gpu(), replicas=4), "b": shared(gpu(used=2), gpu(used=2), replicas=4)}
+
+    assert best(nodes, seen=seen) == "a"
+
+
+def test_among_nodes_that_strand_as_many_the_fullest_comes_first() -> None:
+    seen = SeenRequests.of({RequestKind(1): 1.0})
+
+    assert best({"a": free(7), "b": free(3)}, seen=seen) == "b"
+
+
+def test_idle_gpus_come_first_whatever_is_stranded() -> None:
+    nodes = {"a": node(*[gpu(utilization=0.9)] * 3), "b": free(2)}
+
+    assert best(nodes, seen=PAIRS) == "b"
+
+
+def test_the_fleet_learns_from_waiting_pods() -> None:
+    world = World()
+    world.add_node("node")
+    world.read()
+    for number in range(20):
+        world.add_waiting(f"pod-{number}")
+    world.read_after(60)
+
+    assert world.fleet.snapshot().pools[GPU].seen.kinds == (RequestKind(2),)
+
+
+def test_pods_seen_again_count_once() -> None:
+    world = World()
+    world.add_node("node")
+    world.read()
+    for _ in range(20):
+        world.add_waiting("pod")
+    world.read_after(60)
+
+    assert world.fleet.snapshot().pools[GPU].seen is NONE_SEEN
