@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from extender.cli.remote.errors import ClientError, Failure
 from extender.runtime.decoding import decode_with
-from extender.runtime.yaml_documents import yaml_documents
 
 Object = dict[str, Any]
 
@@ -64,6 +63,8 @@ def load_documents(file: str) -> list[object]:
     Raises:
         ClientError: the file cannot be read.
     """
+    from extender.runtime.yaml_documents import yaml_documents  # most commands need no YAML
+
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         return list(decode_with(yaml_documents, text))
