@@ -19,6 +19,7 @@ from extender.core.nodes.node_selection import (
     is_excessive,
     read_selection,
 )
+from extender.core.nodes.snapshot import PoolRow
 from extender.core.request.gpu_resources import excess_of
 from extender.core.request.request import GpuRequest
 from extender.core.untyped import mapping_of, objects_of
@@ -27,6 +28,7 @@ from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.json_answers import error_answer
 
 NO_ROOM = "node(s) had too few free GPUs by kube-scheduler's count"
+NO_HOST = "node(s) had too little CPU, memory or ephemeral storage left"
 CORDONED = "node(s) were unschedulable"
 NOT_READY = "node(s) were not ready"
 TAINTED = "node(s) had taints that a plain GPU pod does not tolerate"
@@ -100,14 +102,6 @@ def _unjudged(spec: Mapping[str, object]) -> list[str]:
     fields = ("topologySpreadConstraints", "nodeName", "volumes", "runtimeClassName")
     unjudged = [name for name in fields if spec.get(name)]
     containers = objects_of(spec.get("containers"))
-    asked = {
-        name
-        for container in containers
-        for kind in ("requests", "limits")
-        for name in mapping_of(mapping_of(container.get("resources")).get(kind))
-        if name in {"cpu", "memory", "ephemeral-storage"}
-    }
-    unjudged += sorted(asked)
     if any(port.get("hostPort") for one in containers for port in objects_of(one.get("ports"))):
         unjudged.append("hostPort")
     return [*unjudged, "quotas"]
@@ -139,13 +133,24 @@ async def open_nodes(
             row = pool.rows[pool.row_of[name]]
             assumed = sum(tenant.count for tenant in overlay.get(name, ()))
             is_full = row.allocatable - row.held - assumed < request.count
-            reason = _closed(record, request.resource, selection) or (NO_ROOM if is_full else "")
+            reason = _closed(record, request.resource, selection)
+            reason = reason or (NO_ROOM if is_full else _lacking(row, request))
             if reason:
                 closed.setdefault(reason, []).append(name)
             else:
                 names.append(name)
         await asyncio.sleep(0)
     return names, closed
+
+
+def _lacking(row: PoolRow, request: GpuRequest) -> str:
+    """Return the reason if a node lacks the CPU, memory or storage that a pod requests, else ""."""
+    is_enough = (
+        row.free_millicores >= request.millicores
+        and row.free_bytes >= request.host_bytes
+        and row.free_storage_bytes >= request.storage_bytes
+    )
+    return "" if is_enough else NO_HOST
 
 
 def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:

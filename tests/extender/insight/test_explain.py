@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extender.core.decision.score_parts import Breakdown, Factor, Part
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord, Taint
 from extender.insight.what_if import NOT_SELECTED
 from testkit.builders import GPU
@@ -327,6 +328,35 @@ async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
     }
     assert answer["decision"]["node"] == "here"
     assert answer["not_checked"] == ["affinity", "quotas"]
+
+
+async def test_nodes_without_cpu_memory_or_storage_for_a_pod_are_left_out(
+    world: World, client: Client
+) -> None:
+    host = HostResources(8_000, 64 << 30, 100 << 30)
+    for name, used in (
+        ("no-cpu", HostResources(5_000)),
+        ("no-memory", HostResources(0, 60 << 30)),
+        ("no-storage", HostResources(0, 0, 90 << 30)),
+        ("enough", HostResources(4_000, 32 << 30, 50 << 30)),
+    ):
+        world.register_node(name, labels={"topology.kubernetes.io/zone": "a"}, host=host)
+        world.fleet.apply_host_use(name, used)
+    asked: dict[str, Any] = pod("p", gpus=2)
+    asked["spec"]["nodeSelector"] = {"topology.kubernetes.io/zone": "a"}
+    requests = {"cpu": "4", "memory": "32Gi", "ephemeral-storage": "50Gi"}
+    asked["spec"]["containers"][0]["resources"]["requests"] = requests
+
+    answer = await foresee(client, asked)
+
+    closed = {group["reason"]: group["nodes"] for group in answer["closed"]}
+    assert closed["node(s) had too little CPU, memory or ephemeral storage left"] == [
+        "no-cpu",
+        "no-memory",
+        "no-storage",
+    ]
+    assert answer["decision"]["node"] == "enough"
+    assert answer["not_checked"] == ["quotas"]
 
 
 @pytest.mark.parametrize(
