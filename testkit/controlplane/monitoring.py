@@ -14,6 +14,8 @@ AGENT_JOB: Final = "idlegpu-agent"
 OURS: Final = re.compile(r"\bidlegpu_[a-z0-9_]+")
 
 _LIMIT: Final = re.compile(r"(>|==) (?=[\d.]+(?:\)| or|$))")
+_INTERVAL: Final = re.compile(r"\$__(?:rate_interval|range)\b")
+_VARIABLE: Final = re.compile(r"\$(?:cluster|namespace|node|model)\b")
 _SUFFIX: Final = re.compile(r"_(?:bucket|count|sum)$")
 
 
@@ -36,15 +38,22 @@ def dashboard() -> Object:
     return found
 
 
+def panels() -> Iterator[Object]:
+    """Yield the dashboard's panels, those of collapsed rows included."""
+    for panel in dashboard()["panels"]:
+        yield from panel["panels"] if panel["type"] == "row" else [panel]
+
+
 def panel_queries(interval: str) -> Iterator[str]:
-    """Yield what the panels ask.
+    """Yield the queries of the panels, with `All` for each variable.
 
     Args:
-        interval: for Grafana's own, e.g. "1m".
+        interval: value of Grafana's own variables, such as "1m".
     """
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", []):
-            yield target["expr"].replace("$__rate_interval", interval)
+    for panel in panels():
+        for target in panel["targets"]:
+            expression = _INTERVAL.sub(interval, target["expr"])
+            yield _VARIABLE.sub(".*", expression)
 
 
 def always(expression: str) -> str:

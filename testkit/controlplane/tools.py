@@ -197,6 +197,13 @@ TOOLS: Final = {
     ),
     "prometheus": _prometheus("prometheus", 80, 51),
     "promtool": _prometheus("promtool", 30, 54),
+    "dashboardcheck": Tool(
+        program=GoProgram(module=MODULES / "grafana", package=".", variables={}),
+        version_arguments=("-version",),
+        fitting=r"dashboardcheck of grafana-foundation-sdk 0\.0\.",
+        build_seconds=30,
+        megabytes=14,
+    ),
     f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 140, 95),
     f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 20, 67),
     "actionlint": Tool(

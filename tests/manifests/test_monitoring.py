@@ -1,6 +1,7 @@
 """Alerts and dashboard as files; what they find in running programs is in test_monitored."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -8,10 +9,19 @@ from typing import Final
 import pytest
 import yaml
 
-from testkit.controlplane.monitoring import AGENT_JOB, EXTENDER_JOB, alerts, dashboard, groups
+from testkit.controlplane.monitoring import (
+    AGENT_JOB,
+    EXTENDER_JOB,
+    alerts,
+    dashboard,
+    groups,
+    panels,
+)
 from testkit.controlplane.objects import Object
 from testkit.controlplane.shipped import OVERLAYS, built, find
 from testkit.controlplane.tools import binary
+from tests.dashboard.__main__ import WIDTH
+from tests.dashboard.__main__ import dashboard as described
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -159,14 +169,48 @@ def test_every_alert_says_how_grave_it_is_and_what_is_wrong() -> None:
     assert all(alert["annotations"]["summary"] for alert in alerts())
 
 
-def test_every_panel_asks_the_chosen_source_and_explains_itself() -> None:
-    panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+def test_the_dashboard_is_the_described_one_and_follows_grafanas_schema() -> None:
+    assert dashboard() == described(), "run: python -m tests.dashboard"
+    done = subprocess.run(
+        [str(binary("dashboardcheck"))],
+        input=json.dumps(dashboard()),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
-    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
-    assert all(panel["description"] for panel in panels)
-    assert {target["datasource"]["uid"] for panel in panels for target in panel["targets"]} == {
-        "${datasource}"
-    }
+
+def test_every_panel_asks_the_chosen_source_and_cluster_and_explains_itself() -> None:
+    every = list(panels())
+    targets = [target for panel in every for target in panel["targets"]]
+
+    assert len({panel["id"] for panel in every}) == len(every) > 30
+    assert all(panel["description"] for panel in every)
+    assert {target["datasource"]["uid"] for target in targets} == {"${datasource}"}
+    assert [target["expr"] for target in targets if "$cluster" not in target["expr"]] == []
+
+
+def test_the_open_rows_stay_readable_with_many_nodes() -> None:
+    opened = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    queries = [target["expr"] for panel in opened for target in panel["targets"]]
+
+    by_node = [query for query in queries if re.search(r"\b(node|gpu|uuid|pod)\b[,)]", query)]
+    assert [query for query in by_node if not query.startswith("topk(20, ")] == []
+    assert {panel["type"] for panel in opened} >= {"stat", "table", "state-timeline", "heatmap"}
+
+
+def test_panels_do_not_overlap() -> None:
+    taken = [
+        (x, y)
+        for panel in panels()
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+
+    assert len(set(taken)) == len(taken)
+    assert max(x for x, _ in taken) < WIDTH
 
 
 def test_jobs_are_named_as_alerts_expect_and_each_pod_is_scraped_once() -> None:

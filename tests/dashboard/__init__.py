@@ -1,0 +1,1 @@
+"""Grafana's dashboard, described in Python; a panel is a line of the JSON."""
