@@ -15,6 +15,7 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "nodes": "nodes",
         "pods": "pods",
         "daemon_sets": "DaemonSets",
+        "claims": "ResourceClaims",
         "config_maps": "ConfigMaps",
         "services": "Services of the extender's namespace",
         "version": "GET /version of the API server",
@@ -101,6 +102,7 @@ class Facts:
         nodes: Node objects.
         pods: Pod objects.
         daemon_sets: DaemonSet objects.
+        claims: ResourceClaim objects; none if the API server does not serve them.
         config_maps: ConfigMap objects that could be read.
         services: Service objects of the extender's namespace.
         version: the API server's version, such as v1.37.2.
@@ -125,6 +127,7 @@ class Facts:
     nodes: tuple[Object, ...] | None = None
     pods: tuple[Object, ...] | None = None
     daemon_sets: tuple[Object, ...] | None = None
+    claims: tuple[Object, ...] | None = None
     config_maps: tuple[Object, ...] | None = None
     services: tuple[Object, ...] | None = None
     version: str | None = None

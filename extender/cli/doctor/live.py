@@ -32,6 +32,7 @@ LISTS: Final = {
     "nodes": ("Node", "/api/v1/nodes"),
     "pods": ("Pod", "/api/v1/pods"),
     "daemon_sets": ("DaemonSet", "/apis/apps/v1/daemonsets"),
+    "claims": ("ResourceClaim", "/apis/resource.k8s.io/v1/resourceclaims"),
 }
 CONFIG_WORDS: Final = (
     *("kube-scheduler", "idlegpu", "nvidia-device-plugin", "nvidia-gpu-device-plugin"),
@@ -81,7 +82,10 @@ def gather_cluster(collector: FactCollector, cluster: Callable[[], Cluster], acc
             found[name] = [item for item in _pages(server, path) if _is_needed(kind, item)]
             collector.add_list(kind, found[name])
         except ClientError as error:
-            collector.missing[name] = str(error)
+            if name == "claims" and error.failure is Failure.NOT_FOUND:
+                collector.add_list(kind, ())  # before Kubernetes 1.34
+            else:
+                collector.missing[name] = str(error)
     pods, namespace = found.get("pods", []), account.partition("/")[0]
     _add_config_maps(collector, server, pods, namespace)
     _add_secrets(collector, server, namespace)

@@ -91,6 +91,12 @@ CHECKS: Final[tuple[Check, ...]] = (
         find=control_plane.wrong_version,
     ),
     Check(
+        code="IG012",
+        title="kube-scheduler batches equal pods",
+        needs=("schedulers", "pods"),
+        find=control_plane.unbatched,
+    ),
+    Check(
         code="IG101",
         title="dcgm-exporter exports the fields that decisions need",
         needs=("exporter|devices",),
@@ -210,6 +216,12 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="nodes have the labels by which groups are placed",
         needs=("nodes", "pods", "settings"),
         find=groups.unknown_topology,
+    ),
+    Check(
+        code="IG306",
+        title="idlegpu is asked about all pods that get GPUs",
+        needs=("pods", "claims"),
+        find=pods.claims_alone,
     ),
     Check(
         code="IG401",

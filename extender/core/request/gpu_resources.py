@@ -14,6 +14,9 @@ DEFAULT_NAMES: Final = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/m
 NO_NAMES: Final = ("idlegpu.io/none",)
 """Placeholder for an empty list of names: no node offers this resource."""
 
+GPU_DRIVER: Final = "gpu.nvidia.com"
+"""DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
+
 GPU_CLASSES: Final = ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")
 """Device classes of NVIDIA's DRA driver for GPUs."""
 

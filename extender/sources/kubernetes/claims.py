@@ -12,13 +12,11 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from extender.core.nodes.inventory import ClaimedDevice
+from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
 from extender.sources.kubernetes.json_text import WatchChange
 from extender.sources.kubernetes.object_cache import ObjectCache, Pacer
 from extender.sources.kubernetes.object_kinds import ObjectKind
-
-GPU_DRIVER: Final = "gpu.nvidia.com"
-"""DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
 
 _WITHOUT_GPUS: Final = frozenset(
     {

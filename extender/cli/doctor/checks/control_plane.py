@@ -9,7 +9,15 @@ from urllib.parse import urlsplit
 from extender.cli.doctor.checks.schedulers import our_entry
 from extender.cli.doctor.facts import Facts, Object, Scheduler
 from extender.cli.doctor.findings import Problem, Severity
-from extender.cli.doctor.objects import is_called, is_over, key_of, name_of
+from extender.cli.doctor.objects import (
+    command_of,
+    containers,
+    is_called,
+    is_over,
+    key_of,
+    name_of,
+    some,
+)
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 PLACEHOLDER: Final = "FIXED_ADDRESS"
@@ -23,6 +31,11 @@ SERVICE: Final = "idlegpu-extender"
 SCHEDULER_WORDS: Final = ("kube-scheduler", "idlegpu-scheduler")
 OLDEST: Final = 1
 """Minor versions that kube-scheduler may be behind the API server (version skew policy)."""
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+BATCHING_SINCE: Final = (1, 35)
+"""First version of kube-scheduler with opportunistic batching on by default."""
+BATCHING_OFF: Final = "OpportunisticBatching=false"
 
 _IMAGE: Final = re.compile(r"/kube-scheduler:v?(\d+)\.(\d+)")
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
@@ -97,17 +110,21 @@ def wrong_version(facts: Facts) -> Iterator[Problem]:
     if not server:
         return
     allowed = int(server[2])
+    for pod, image, (major, minor) in _schedulers(facts):
+        is_newer = minor > allowed
+        if str(major) == server[1] and (is_newer or minor < allowed - OLDEST):
+            yield _skewed(key_of(pod), image, facts.version or "", is_newer=is_newer)
+
+
+def _schedulers(facts: Facts) -> Iterator[tuple[Object, str, tuple[int, int]]]:
+    """Yield the pods of kube-schedulers, with image and version."""
     for pod in facts.pods or ():
         if is_over(pod) or not is_called(pod, SCHEDULER_WORDS):
             continue
-        for container in objects_of(mapping_of(pod.get("spec")).get("containers")):
+        for container in containers(pod):
             image = text_of(container.get("image"))
-            found = _IMAGE.search(image)
-            if not found or found[1] != server[1]:
-                continue
-            minor = int(found[2])
-            if minor > allowed or minor < allowed - OLDEST:
-                yield _skewed(key_of(pod), image, facts.version or "", is_newer=minor > allowed)
+            if found := _IMAGE.search(image):
+                yield pod, image, (int(found[1]), int(found[2]))
 
 
 def _skewed(pod: str, image: str, server: str, *, is_newer: bool) -> Problem:
@@ -120,3 +137,34 @@ def _skewed(pod: str, image: str, server: str, *, is_newer: bool) -> Problem:
         remedy="for the second scheduler: manifests/render.sh REGISTRY second-scheduler | kubectl "
         'apply -f -, or with Helm images.scheduler.tag: ""; both follow the API server',
     )
+
+
+def unbatched(facts: Facts) -> Iterator[Problem]:
+    """Find schedulers of all pods whose opportunistic batching the extender turns off."""
+    batching = [
+        f"{key_of(pod)}: {image}"
+        for pod, image, version in _schedulers(facts)
+        if version >= BATCHING_SINCE
+        and is_called(pod, SCHEDULER_WORDS[:1])
+        and BATCHING_OFF not in _command(pod)
+    ]
+    for scheduler in facts.schedulers or ():
+        profiles = objects_of(scheduler.config.get("profiles")) or [{}]
+        names = {text_of(one.get("schedulerName")) or DEFAULT_SCHEDULER for one in profiles}
+        if batching and our_entry(scheduler.config) and DEFAULT_SCHEDULER in names:
+            yield Problem(
+                severity=Severity.INFO,
+                what="an extender turns opportunistic batching off in every profile of its "
+                "kube-scheduler: many equal pods, also without GPUs, are placed one by one",
+                evidence=(
+                    f"{scheduler.source}: extenders: urlPrefix: {_prefix(scheduler.config)}",
+                    f"{scheduler.source}: profiles: {some(names)}",
+                    *batching,
+                ),
+                remedy="none if no large numbers of equal pods are created at once; otherwise a "
+                "second scheduler for GPU pods (docs/kube-scheduler.md#a-second-scheduler)",
+            )
+
+
+def _command(pod: Object) -> str:
+    return " ".join(word for container in containers(pod) for word in command_of(container))

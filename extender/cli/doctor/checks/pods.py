@@ -23,6 +23,7 @@ from extender.cli.doctor.objects import (
     node_of,
     number,
 )
+from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 _IMAGE_CUDA: Final = (
@@ -92,6 +93,34 @@ def old_driver(facts: Facts) -> Iterator[Problem]:
             evidence=tuple(evidence),
             remedy="a newer driver there (CUDA 12: 525 or newer, CUDA 13: 580 or newer), an image "
             "with an older CUDA, or a nodeSelector on nvidia.com/cuda.driver-version.major",
+        )
+
+
+def claims_alone(facts: Facts) -> Iterator[Problem]:
+    """Find pods that hold GPUs through ResourceClaims and request none as a resource."""
+    requested = {mapping_of(pod.get("metadata")).get("uid") for pod in gpu_pods(facts)}
+    evidence = []
+    for claim in facts.claims or ():
+        status = mapping_of(claim.get("status"))
+        devices = mapping_of(mapping_of(status.get("allocation")).get("devices"))
+        count = sum(
+            one.get("driver") == GPU_DRIVER and one.get("adminAccess") is not True
+            for one in objects_of(devices.get("results"))
+        )
+        evidence += [
+            f"{key_of(claim).partition('/')[0]}/{text_of(pod.get('name'))}: claim "
+            f"{name_of(claim)} with {count} GPU{'s' * (count > 1)}"
+            for pod in objects_of(status.get("reservedFor"))
+            if count and pod.get("resource") == "pods" and pod.get("uid") not in requested
+        ]
+    if evidence:
+        yield Problem(
+            severity=Severity.INFO,
+            what="pods get GPUs through ResourceClaims alone: kube-scheduler places them without "
+            "asking idlegpu, which counts their GPUs as held",
+            evidence=tuple(evidence),
+            remedy="none if kube-scheduler may choose among these GPUs by itself; otherwise let "
+            "the pods request nvidia.com/gpu, which a DeviceClass can serve (docs/dra.md)",
         )
 
 

@@ -6,7 +6,18 @@ from typing import Any, Final
 from extender.cli.doctor.facts import Certificate, Facts, Sample
 from extender.core.decision.filtering import Rejection
 from tests.extender.cli.doctor.described import bypassed, replica, right, second_scheduler, service
-from tests.extender.cli.doctor.things import GPU, NOW, device, entry, node, pod, sample, scheduler
+from tests.extender.cli.doctor.things import (
+    GPU,
+    NOW,
+    claim,
+    device,
+    entry,
+    kube_scheduler,
+    node,
+    pod,
+    sample,
+    scheduler,
+)
 
 DAY: Final = 86_400.0
 MIG: Final = "nvidia.com/mig-1g.10gb"
@@ -56,6 +67,7 @@ HEALTHY: Final = Facts(
     nodes=(node(),),
     pods=(EXPORTER, TRAIN, replica("one")),
     daemon_sets=(),
+    claims=(),
     config_maps=(),
     services=(service(),),
     version="v1.37.2",
@@ -147,6 +159,9 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "nodeCacheCapable off": Fault(
         "IG003", "nodeCacheCapable: true", {"schedulers": asking(nodeCacheCapable=False)}
+    ),
+    "the scheduler of all pods without batching": Fault(
+        "IG012", "a second scheduler", {"pods": beside(kube_scheduler("v1.37.2"))}
     ),
     "weights that drown us": Fault("IG004", "weight: 1", {"schedulers": asking(weight=10)}),
     "a verb that is not asked": Fault(
@@ -300,6 +315,9 @@ FAULTS: Final[dict[str, Fault]] = {
         "IG305",
         "correct group_topology",
         {"settings": {**(HEALTHY.settings or {}), "group_topology": ["example.com/rack"]}},
+    ),
+    "a pod that holds GPUs by a claim alone": Fault(
+        "IG306", "nvidia.com/gpu", {"claims": (claim("solo"),)}
     ),
     "agents refused": Fault(
         "IG401",

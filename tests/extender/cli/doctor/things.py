@@ -125,6 +125,26 @@ def pod(
     }
 
 
+def claim(holder: str, *, uid: str = "", driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    """Return a ResourceClaim with an allocated GPU that a pod of the namespace team holds."""
+    results = [{"driver": driver, "pool": "node-1", "device": "gpu-0"}]
+    return {
+        "kind": "ResourceClaim",
+        "metadata": {"name": f"{holder}-gpu", "namespace": "team"},
+        "status": {
+            "allocation": {"devices": {"results": results}},
+            "reservedFor": [{"resource": "pods", "name": holder, "uid": uid or f"uid-{holder}"}],
+        },
+    }
+
+
+def kube_scheduler(version: str, *command: str) -> dict[str, Any]:
+    """Return the pod of kube-scheduler on a control plane's node."""
+    image = f"registry.k8s.io/kube-scheduler:{version}"
+    where: dict[str, Any] = {"namespace": "kube-system", "node": "control-plane"}
+    return pod("kube-scheduler-control-plane", image=image, command=list(command), **where)
+
+
 def device(index: int = 0, **changes: object) -> dict[str, object]:
     """Return a GPU as /v1/gpus shows it."""
     return {

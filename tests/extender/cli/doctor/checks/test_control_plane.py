@@ -1,12 +1,22 @@
 """Checks of kube-scheduler's address for the extender, and of its version."""
 
+from typing import Any
+
 import pytest
 
 from extender.cli.doctor.facts import Facts
 from extender.cli.doctor.findings import examine
 from extender.cli.doctor.table import CHECKS
 from tests.extender.cli.doctor.described import second_scheduler, service
-from tests.extender.cli.doctor.things import NOW, entry, evidence, found, scheduler, severities
+from tests.extender.cli.doctor.things import (
+    NOW,
+    entry,
+    evidence,
+    found,
+    kube_scheduler,
+    scheduler,
+    severities,
+)
 
 ADDRESS = "10.96.0.88"
 
@@ -66,3 +76,34 @@ def test_a_pod_that_ended_does_not_count() -> None:
     ended = second_scheduler("v1.37.0", phase="Succeeded")
 
     assert found("IG011", Facts(at=NOW, pods=(ended,), version="v1.36.4")) == []
+
+
+# --- IG012 --------------------------------------------------------------------------------------
+
+
+def at(**facts: Any) -> Facts:
+    return Facts(at=NOW, schedulers=(scheduler(entry()),), **facts)
+
+
+def test_an_extender_of_the_scheduler_of_all_pods_turns_batching_off() -> None:
+    facts = at(pods=(kube_scheduler("v1.35.0"),))
+
+    assert severities("IG012", facts) == ["info"]
+    assert "kube-scheduler:v1.35.0" in evidence("IG012", facts)
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [("v1.34.9", ()), ("v1.37.2", ("--feature-gates=OpportunisticBatching=false",))],
+    ids=["before it was on", "off anyway"],
+)
+def test_a_scheduler_that_does_not_batch_loses_nothing(version: str, options: tuple[str]) -> None:
+    assert found("IG012", at(pods=(kube_scheduler(version, *options),))) == []
+
+
+def test_a_second_scheduler_leaves_the_batching_of_the_first_on() -> None:
+    second = scheduler(entry(), profiles=["idlegpu-scheduler"])
+    first = scheduler(source="b.yaml")
+    facts = Facts(at=NOW, schedulers=(second, first), pods=(kube_scheduler("v1.37.2"),))
+
+    assert found("IG012", facts) == []

@@ -7,6 +7,7 @@ import pytest
 from extender.cli.doctor.facts import Facts
 from tests.extender.cli.doctor.things import (
     NOW,
+    claim,
     evidence,
     found,
     node,
@@ -226,3 +227,22 @@ def test_a_waiting_pod_whose_targets_do_not_exist_is_reported(
     assert severities("IG304", at(waiting)) == expected
     if expected:
         assert "team/new names gone, away" in evidence("IG304", at(waiting))
+
+
+# --- IG306 --------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_holds_a_gpu_by_a_claim_alone_is_no_fault_but_worth_knowing() -> None:
+    facts = Facts(at=NOW, pods=(), claims=(claim("solo"),))
+
+    assert severities("IG306", facts) == ["info"]
+    assert evidence("IG306", facts) == "team/solo: claim solo-gpu with 1 GPU"
+
+
+def test_a_claim_of_a_pod_that_requests_gpus_or_of_another_driver_is_none() -> None:
+    asking = pod("served", 1)
+    asking["metadata"]["uid"] = "uid-served"
+    network = claim("net", driver="dra.net")
+    facts = Facts(at=NOW, pods=(asking,), claims=(claim("served"), network))
+
+    assert found("IG306", facts) == []
