@@ -35,7 +35,7 @@ KINDS = {
 )
 @click.option("--model", default="", help="Only nodes whose GPU model contains this text.")
 def command(session: Session, *, only_idle: bool, model: str) -> None:
-    """List nodes with GPUs, and count their GPUs by state.
+    """List nodes with GPUs, and count their GPUs by state; nodes with a trouble come first.
 
     Each GPU counts once: GPUS is the sum of the six columns after it. MIG instances have a row of
     their own under their node. IDLE: idle by their readings, and no pod holds them. HELD IDLE: idle
@@ -51,6 +51,7 @@ def command(session: Session, *, only_idle: bool, model: str) -> None:
         if model.lower() in node.model.lower()
         and (node.gpu_states.idle or node.mig_states.idle or not only_idle)
     ]
+    answer.nodes.sort(key=lambda node: not _has_trouble(node))
     session.show(answer, lambda: _sheet(answer, is_wide=session.is_wide))
     if not answer.nodes:
         click.echo("no such nodes", err=True)
@@ -100,6 +101,13 @@ def _more(node: Node) -> list[Cell]:
         formatting.resources({name: one.allocatable for name, one in node.resources.items()}),
         formatting.listed(node.pods),
     ]
+
+
+def _has_trouble(node: Node) -> bool:
+    """Return whether a node is not ready, or has a GPU that is foreign, unhealthy or unknown."""
+    return not node.is_ready or any(
+        one.foreign or one.unhealthy or one.unknown for one in (node.gpu_states, node.mig_states)
+    )
 
 
 def status_of(node: Node) -> str:

@@ -121,11 +121,12 @@ class UrlTransport:
             )
         self.url = url.rstrip("/")
         self._if_unreachable = if_unreachable
+        self._connect_seconds = min(CONNECT_SECONDS, login.timeout_seconds)
         self._headers = dict(login.headers)
         self._pool = urllib3.PoolManager(
             num_pools=2,
             retries=False,
-            timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=login.timeout_seconds),
+            timeout=urllib3.Timeout(connect=self._connect_seconds, read=login.timeout_seconds),
             **_tls(parts.scheme, login),
         )
 
@@ -150,7 +151,7 @@ class UrlTransport:
                 method, f"{self.url}{path}{query}", body=body, headers=headers
             )
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            cause = _cause(error, is_plain=self.url.startswith("http:"))
+            cause = self._cause(error)
             raise ClientError(
                 f"cannot reach {self.url}: {cause}; {self._if_unreachable}", _kind(error)
             ) from error
@@ -162,6 +163,24 @@ class UrlTransport:
             means = _ROUTE.sub("", text) if is_ours else self._explain(response)
             raise ClientError(means, failure)
         return response.data
+
+    def _cause(self, error: BaseException) -> str:
+        """Return the reason why the server cannot be reached, in a few words."""
+        is_late = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
+        if is_late and not isinstance(error, urllib3.exceptions.NewConnectionError):
+            return f"no connection within {self._connect_seconds:g} s"
+        if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+            return "no answer in time (--timeout sets how long)"
+        if isinstance(error, urllib3.exceptions.NameResolutionError):
+            return "its host name cannot be resolved"
+        if isinstance(error, urllib3.exceptions.NewConnectionError):
+            return _ERRNO.sub("", str(error).rpartition(": ")[2])
+        if any(isinstance(each, ConnectionResetError) for each in error.args):
+            hint = " (use https:// if it speaks TLS)" if self.url.startswith("http:") else ""
+            return f"it closes the connection{hint}"
+        text = str(error.__cause__ or error)
+        text = text.partition(">: ")[2] or text
+        return " ".join(text.split())[:SHOWN] or type(error).__name__
 
     def _explain(self, response: urllib3.BaseHTTPResponse) -> str:
         """Return what an error of the server means for the caller, and what to do."""
@@ -233,22 +252,3 @@ def message_of(body: bytes) -> str:
 
 def _kind(error: Exception) -> Failure:
     return Failure.BAD_REQUEST if isinstance(error, ValueError) else Failure.UNREACHABLE
-
-
-def _cause(error: BaseException, *, is_plain: bool) -> str:
-    """Return the reason why a server cannot be reached, in a few words."""
-    is_late = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
-    if is_late and not isinstance(error, urllib3.exceptions.NewConnectionError):
-        return f"no connection within {CONNECT_SECONDS:g} s"
-    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
-        return "no answer in time (--timeout sets how long)"
-    if isinstance(error, urllib3.exceptions.NameResolutionError):
-        return "its host name cannot be resolved"
-    if isinstance(error, urllib3.exceptions.NewConnectionError):
-        return _ERRNO.sub("", str(error).rpartition(": ")[2])
-    if any(isinstance(each, ConnectionResetError) for each in error.args):
-        hint = " (use https:// if it speaks TLS)" if is_plain else ""
-        return f"it closes the connection{hint}"
-    text = str(error.__cause__ or error)
-    text = text.partition(">: ")[2] or text
-    return " ".join(text.split())[:SHOWN] or type(error).__name__

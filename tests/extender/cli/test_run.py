@@ -402,3 +402,10 @@ def test_a_dry_smoke_prints_its_pod_and_runs_nothing(
     assert yaml.safe_load(result.stdout)["kind"] == "Pod"
     assert result.exit_code == 0
     assert cluster.created == []
+
+
+def test_a_dry_smoke_needs_no_cluster(run: Run) -> None:
+    result = run("smoke", "node-7", "--dry-run", KUBECONFIG="/nowhere")
+
+    assert yaml.safe_load(result.stdout)["kind"] == "Pod"
+    assert result.exit_code == 0
