@@ -131,6 +131,7 @@ class Panel:
                 "defaults": {
                     "unit": self.unit,
                     "min": 0,
+                    "color": {"mode": self._color()},
                     "thresholds": thresholds(self.steps),
                     "custom": self.custom,
                 },
@@ -143,6 +144,10 @@ class Panel:
             ],
             **rest,
         }
+
+    def _color(self) -> str:
+        """Return what decides the color: the series in graphs, the value in all others."""
+        return "palette-classic" if self.kind == "timeseries" else "thresholds"
 
     def _target(self, ref: str, name: str, expr: str) -> Json:
         kind: Json = {"instant": True, "format": "table"} if self.is_table else {}

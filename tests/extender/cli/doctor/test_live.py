@@ -115,6 +115,11 @@ def test_pods_that_no_check_reads_are_left_out() -> None:
     assert list(facts.pods or ()) == kept
 
 
+def test_without_the_api_of_claims_there_are_none() -> None:
+    assert gathered(Server({}, Failure.NOT_FOUND)).claims == ()
+    assert gathered(Server({})).claims is None
+
+
 def test_what_is_refused_is_missing_and_the_rest_is_there() -> None:
     facts = gathered(Server({"/api/v1/nodes": items()}))
 
