@@ -84,7 +84,12 @@ def documents() -> Iterator[dict[str, Any]]:
     app = fleet.build_app()
     app.add_routes(RegretTable(lambda: watch).routes())
     app.add_routes(BypassedPodsTable(Bypassed()).routes())  # type: ignore[arg-type] # it only reports
-    wish = pod("what-if", gpus=2, **{"gpu-memory": "much", "prefer-models": "H100"})
+    for name in ("node-2", "node-3"):
+        rack = {"topology.kubernetes.io/rack": "a"}
+        fleet.fleet.apply_node(replace(fleet.fleet.nodes[name], other_labels=rack))
+    wishes = {"gpu-memory": "much", "prefer-models": "H100", "group-size": "2"}
+    wish: dict[str, Any] = pod("what-if", gpus=2, **wishes)
+    wish["metadata"]["labels"] = {"jobset.sigs.k8s.io/jobset-name": "train"}
     with ExitStack() as stack:
         url = stack.enter_context(serving(app))
         addresses = {
