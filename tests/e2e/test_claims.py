@@ -13,6 +13,7 @@ from simulation.models import GIB
 from simulation.nodes import ExporterBuild
 from testkit.controlplane.objects import GPU, Object, pod
 from testkit.controlplane.world import World
+from tests.e2e.console import by_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -101,6 +102,9 @@ async def test_a_pod_is_judged_by_the_gpus_that_claims_leave(world: World) -> No
     assert await allocated(world, asked) == "gpu-0"
     await held(world, right, 0, "asked")
     await held(world, right, 1)
+    report = (await by_url(world).run("doctor", "-o", "json")).json
+    (found,) = [one for one in report["findings"] if one["code"] == "IG306"]
+    assert found["evidence"] == ["default/by-claim: claim by-claim with 1 GPU"]
 
     await world.client.delete(by_claim)
     await held(world, left, 1)
