@@ -117,6 +117,7 @@ export class Decisions {
       const row = this.row(one, at);
       this.rows.set(one.id, { row, one });
       row.hidden = !this.isWanted(one);
+      mark(row, one);
       this.body.insertBefore(row, below);
       this.eye.observe(row);
     }
@@ -225,6 +226,7 @@ export class Decisions {
   urlChanged(now, before) {
     if (now.decision === before.decision) return;
     this.explanation.drop();
+    for (const { row, one } of this.rows.values()) mark(row, one);
     this.side.hidden = !now.decision || !this.isShown;
     if (this.side.hidden) return;
     this.explain();
@@ -240,6 +242,12 @@ export class Decisions {
       show(this.side, explained(answer));
     }, ({ message }) => show(this.side, closer(), h("p", { class: "trouble" }, message)));
   }
+}
+
+/** Mark a row if its decision is the one that is explained beside the table. */
+function mark(row, one) {
+  if ([one.id, one.filter?.id].includes(state.decision)) row.setAttribute("aria-current", "true");
+  else row.removeAttribute("aria-current");
 }
 
 const gapRow = (at, text) => h("tr", { class: "gap", "data-at": at }, h("td", { colspan: 8 }, text));

@@ -41,6 +41,11 @@ async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
         await expect(row.locator(".followed")).to_contain_text("full")
         await row.get_by_role("button", name="Why, for team/asker").click()
         await expect(page.locator(".sheet")).to_contain_text("idle was first of 2 nodes")
+        await expect(row).to_have_attribute("aria-current", "true")
+
+        await page.get_by_role("button", name="Close").click()
+
+        await expect(row).not_to_have_attribute("aria-current", "true")
 
 
 async def test_an_explanation_has_each_signal_with_its_source_and_age(
