@@ -132,7 +132,7 @@ def test_the_second_schedulers_values_change_it_and_start_it_anew(tmp_path: Path
         "tolerations": [{"operator": "Exists"}],
         "resources": {"limits": {"memory": "4Gi"}},
     }
-    image = {"repository": "r.example.com/kube-scheduler", "tag": "v1.35.9"}
+    image = {"repository": "r.example.com/scheduler", "tag": "v1.35.9"}
     before = rendered({"scheduler": chosen, "images": {"scheduler": image}}, tmp_path)
     after = rendered(
         {"scheduler": {**chosen, "extender": {"ignorable": False, "weight": 100}}}, tmp_path
@@ -144,7 +144,7 @@ def test_the_second_schedulers_values_change_it_and_start_it_anew(tmp_path: Path
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "infra"}
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["containers"][0]["resources"] == {"limits": {"memory": "4Gi"}}
-    assert pod["containers"][0]["image"] == "r.example.com/kube-scheduler:v1.35.9"
+    assert pod["containers"][0]["image"] == "r.example.com/scheduler:v1.35.9"
     assert find(before, "Deployment", EXTENDER)["spec"]["replicas"] == 2
     name, text = scheduler_config(before)
     other, changed = scheduler_config(after)

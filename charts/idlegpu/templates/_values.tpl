@@ -95,9 +95,10 @@
 {{- define "idlegpu.pod" }}
 {{- $images := .root.Values.images }}
 {{- range $container := .spec.containers }}
-{{- $image := index $images (splitList ":" $container.image | first | base | trimPrefix "idlegpu-" | trimPrefix "kube-") }}
+{{- $program := splitList ":" $container.image | first | base | trimPrefix "idlegpu-" | trimPrefix "kube-" }}
+{{- $image := index $images $program }}
 {{- $tag := default $.root.Chart.AppVersion $image.tag }}
-{{- if hasSuffix "/kube-scheduler" $image.repository }}
+{{- if eq $program "scheduler" }}
 {{- $tag = default (include "idlegpu.kubeVersion" $.root) $image.tag }}
 {{- if not $image.digest }}{{ include "idlegpu.notNewer" (dict "root" $.root "tag" $tag) }}{{ end }}
 {{- end }}
