@@ -19,14 +19,16 @@ import numpy.typing as npt
 from extender.core.decision.device_sets import JOINED
 from extender.core.decision.evaluation import EvaluationRequest
 from extender.core.decision.filtering import Code, Codes
-from extender.core.decision.scoring import FIT, MOST_FIT, PRICE, SHARED
-from extender.core.nodes.snapshot import Batch, Flags, Pool, Ratios, Rows, Tenant
+from extender.core.decision.scoring import FIT, PRICE, SHARED
+from extender.core.nodes.snapshot import Flags, Pool, Ratios, Rows, Tenant
 from extender.core.policy import PriceMode
 
 NEVER: Final = (Code.GPU_TOO_SMALL, Code.WRONG_MODEL)
 """Rejections of nodes that cannot hold the pod at any time."""
 
 QUARTERS: Final = 4
+FINE: Final = 0.2
+"""Units of the quarters, all together, as part of the units of one level."""
 MOST_SHOWN: Final = 3
 """Domains with room for the group that an explanation names."""
 
@@ -212,7 +214,6 @@ def fit_group(
     kinds, ranks = np.unique(order[passing], return_inverse=True)
     all_ranks = np.full(len(rows), UNRANKED, dtype=np.uint8)
     all_ranks[passing] = np.minimum(ranks, UNRANKED - 1)
-    step = budget(pool.batch, question.policy.prices.mode) / max(len(kinds) - 1, 1)
     words = _Words(
         levels=(NODE, *map(short, need.topology.labels)),
         has_placed=bool(need.placed),
@@ -226,15 +227,28 @@ def fit_group(
         rest=-(-need.rest // count),
         fitting=_fitting(need, pool, rows, (rooms, domains), needed),
         ranks=all_ranks,
-        units=tuple((len(kinds) - 1 - at) * step for at in range(len(kinds))),
+        units=_units(kinds, budget(question.policy.prices.mode)),
         words=tuple(words.of(*divmod(kind // (QUARTERS + 1), levels)) for kind in kinds.tolist()),
     )
 
 
-def budget(batch: Batch, price_mode: PriceMode) -> float:
-    """Return the units between the largest fit on a pool's nodes and the next step of certainty."""
-    largest = SHARED if batch.is_shared.any() else MOST_FIT + JOINED + 1
-    return float(FIT - 1 - largest - PRICE * (price_mode is PriceMode.PREFER))
+def budget(price_mode: PriceMode) -> float:
+    """Return the units between the largest fit of a node and the next step of certainty."""
+    return FIT - 1 - SHARED - JOINED - PRICE * (price_mode is PriceMode.PREFER)
+
+
+def _units(kinds: Rows, most: float) -> tuple[float, ...]:
+    """Return the units of each rank.
+
+    Args:
+        kinds: by rank, the levels and after them the quarters; ascending.
+        most: units between the first rank and the last.
+    """
+    levels, at = np.unique(kinds // (QUARTERS + 1), return_inverse=True)
+    step = most / max(len(levels) - 1, 1) / (1 + FINE)
+    spare = 1 - kinds % (QUARTERS + 1) / QUARTERS
+    units = step * (len(levels) - 1 - at + FINE * spare)
+    return tuple((units - units.min(initial=np.inf)).tolist())
 
 
 def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None:

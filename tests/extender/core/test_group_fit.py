@@ -10,10 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.decision.decision import Decision, decide
+from extender.core.decision.device_sets import JOINED
 from extender.core.decision.evaluation import Overlay
 from extender.core.decision.filtering import Code
-from extender.core.decision.group_fit import GroupNeed, Topology
-from extender.core.decision.scoring import FIT, UNITS
+from extender.core.decision.group_fit import GroupNeed, Topology, budget
+from extender.core.decision.scoring import (
+    AMONG_EQUAL,
+    FIT,
+    LOAD,
+    MOST_FIT,
+    MOST_STRANDED,
+    PRICE,
+    SHARED,
+    STRANDED,
+    UNITS,
+)
 from extender.core.nodes.snapshot import Tenant
 from extender.core.policy import Policy, PriceMode, Prices
 from extender.core.request.request import GpuRequest
@@ -237,6 +248,15 @@ def test_cards_that_are_too_small_hold_none_of_the_group() -> None:
     found = rejected(decided(nodes, group, request(memory_bytes=40 << 30)))
 
     assert found == {"a1-x": Code.GROUP_TOO_LARGE, "a1-y": Code.GPU_TOO_SMALL}
+
+
+def test_no_fit_and_no_nearness_together_reach_the_next_step_of_certainty() -> None:
+    packed = 2 * STRANDED * MOST_STRANDED + AMONG_EQUAL * MOST_FIT + LOAD
+
+    for mode in PriceMode:
+        price = PRICE if mode is PriceMode.PREFER else 0
+        for fit in (SHARED, packed, MOST_FIT + LOAD):
+            assert fit + price + JOINED + budget(mode) < FIT
 
 
 sizes = st.integers(2, 12)
