@@ -2,7 +2,7 @@
 
 A wake makes kube-scheduler try every pod that an extender rejected. It is cheap for us and
 expensive for kube-scheduler, so wakes are rare, and rarer while they help no pod. A node with free
-GPUs may still be unsuitable: we know neither its free CPU and memory nor pod affinity rules.
+GPUs may still be unsuitable: we do not know pod affinity rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

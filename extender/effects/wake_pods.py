@@ -1,9 +1,9 @@
 """Decide which pods to wake one by one; does no I/O, but remembers past wakes.
 
 A pod is woken for a suitable node and counts there from then on, so no more pods are woken than
-there is room for. The node may still be unsuitable: we know neither its free CPU and memory nor pod
-affinity rules. So a pod that was woken in vain is not woken for the same node soon, and wakes for a
-node to which no pod came become rarer.
+there is room for. The node may still be unsuitable: we do not know pod affinity rules. So a pod
+that was woken in vain is not woken for the same node soon, and wakes for a node to which no pod
+came become rarer.
 """
 
 from collections.abc import Callable, Collection, Iterable

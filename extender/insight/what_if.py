@@ -9,6 +9,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
+from extender.core.decision.evaluation import serves_host
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import is_kept
 from extender.core.nodes.node_affinity import CORDON, selects, tolerates
@@ -19,7 +20,6 @@ from extender.core.nodes.node_selection import (
     is_excessive,
     read_selection,
 )
-from extender.core.nodes.snapshot import PoolRow
 from extender.core.request.gpu_resources import excess_of
 from extender.core.request.request import GpuRequest
 from extender.core.untyped import mapping_of, objects_of
@@ -134,23 +134,15 @@ async def open_nodes(
             assumed = sum(tenant.count for tenant in overlay.get(name, ()))
             is_full = row.allocatable - row.held - assumed < request.count
             reason = _closed(record, request.resource, selection)
-            reason = reason or (NO_ROOM if is_full else _lacking(row, request))
+            reason = reason or (
+                NO_ROOM if is_full else "" if serves_host(row, request) else NO_HOST
+            )
             if reason:
                 closed.setdefault(reason, []).append(name)
             else:
                 names.append(name)
         await asyncio.sleep(0)
     return names, closed
-
-
-def _lacking(row: PoolRow, request: GpuRequest) -> str:
-    """Return the reason if a node lacks the CPU, memory or storage that a pod requests, else ""."""
-    is_enough = (
-        row.free_millicores >= request.millicores
-        and row.free_bytes >= request.host_bytes
-        and row.free_storage_bytes >= request.storage_bytes
-    )
-    return "" if is_enough else NO_HOST
 
 
 def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:

@@ -14,6 +14,7 @@ from extender.core.decision.evaluation import (
     Overlay,
     asks,
     evaluate_for,
+    serves_host,
 )
 from extender.core.decision.evaluation_cache import evaluate_in_steps
 from extender.core.decision.filtering import Code
@@ -417,7 +418,8 @@ class Placer:
     def would_do(self, pod: PodRef, request: GpuRequest, node: str) -> bool:
         """Return whether a node is suitable for a pod now and has free devices beside assumed pods.
 
-        Filter does not refuse a node that is full by our own count, but this method does.
+        Filter does not refuse a node that is full, or short of CPU, memory or storage, by our own
+        count, but this method does.
         """
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=pod.uid)
@@ -427,6 +429,6 @@ class Placer:
                 return False
             row = pool.rows[pool.row_of[node]]
             assumed = sum(tenant.count for tenant in overlays.get(resource, {}).get(node, ()))
-            if row.allocatable - row.held - assumed < count:
+            if row.allocatable - row.held - assumed < count or not serves_host(row, request):
                 return False
         return self.rank(request, (node,), uid=pod.uid).best == node

@@ -169,6 +169,15 @@ class Others:
 NO_OTHERS: Final = Others()
 
 
+def serves_host(row: PoolRow, request: GpuRequest) -> bool:
+    """Return whether a node has the CPU, memory and storage that a pod requests, if known."""
+    return (
+        row.free_millicores >= request.millicores
+        and row.free_bytes >= request.host_bytes
+        and row.free_storage_bytes >= request.storage_bytes
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
     """Requests of pods as columns: one row per node of a batch.

@@ -8,8 +8,10 @@ import pytest
 
 from extender.core.decision.filtering import Code, Rejection
 from extender.core.devices.readings import Signal
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import PodRecord
 from testkit.builders import GIB, GPU, pod_ref, rejected, request
+from testkit.cards import card
 from testkit.world import BUSY, World, time_sliced
 
 TWENTY = int(20 * GIB)
@@ -409,3 +411,15 @@ def test_remembered_decisions_share_one_list_of_the_same_candidates() -> None:
     lists = [remembered(verb, number) for number in range(3) for verb in ("filter", "prioritize")]
 
     assert {id(one) for one in lists[2:]} <= {id(one) for one in lists[:2]}
+
+
+def test_a_pod_is_not_woken_for_a_node_without_cpu_for_it() -> None:
+    world = World()
+    world.register_node("short", host=HostResources(8_000, 64 << 30))
+    world.fleet.apply_host_use("short", HostResources(6_000))
+    world.live({"short": [card(), card()]}, 60)
+
+    assert world.placer.would_do(pod_ref(), request(1, millicores=2_000), "short")
+    assert not world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
+    world.fleet.apply_host_use("short", HostResources(1_000))
+    assert world.placer.would_do(pod_ref(), request(1, millicores=4_000), "short")
