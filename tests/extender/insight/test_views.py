@@ -220,19 +220,24 @@ def test_an_assumed_pod_shows_on_its_node(world: World) -> None:
 
 def test_the_instances_of_a_card_are_counted_apart_from_gpus() -> None:
     mig = mig_world()
-    (node,) = node_views(mig.fleet, mig.fleet.snapshot(), ["node-m"], gpus=False)
+    gpus, instances = _counts(mig, "node-m")
 
-    assert sum(node["gpu_states"].values()) == 0
-    assert sum(node["mig_states"].values()) == 4
-    assert (node["mig_states"]["idle"], node["mig_states"]["foreign"]) == (2, 2)
+    assert sum(gpus.values()) == 0
+    assert sum(instances.values()) == 4
+    assert (instances["idle"], instances["foreign"]) == (2, 2)
 
 
 def test_a_node_without_gpus_has_none(world: World) -> None:
     world.register_node("plain", allocatable={}, capacity={})
 
-    (node,) = node_views(world.fleet, world.fleet.snapshot(), ["plain"], gpus=True)
+    assert [sum(one.values()) for one in _counts(world, "plain")] == [0, 0]
 
-    assert sum(node["gpu_states"].values()) == sum(node["mig_states"].values()) == 0
+
+def _counts(world: World, name: str) -> list[dict[str, int]]:
+    """Return the counts of a node's GPUs, and those of its MIG instances."""
+    (node,) = node_views(world.fleet, world.fleet.snapshot(), [name], gpus=True)
+    shown = json.loads(write_json_in_full(node))
+    return [shown["gpu_states"], shown["mig_states"]]
 
 
 def test_the_driver_is_reported_by_telemetry_else_by_labels(world: World) -> None:
