@@ -31,6 +31,7 @@ export class Holders {
 
   urlChanged(now, before) {
     if (now.idle !== before.idle || now.by !== before.by) this.refresh();
+    else if (now.order !== before.order) this.renewed?.();
   }
 
   isChanged() {
@@ -54,7 +55,8 @@ export class Holders {
   render(by, answer) {
     const rows = by === "pod" ? answer.holders : answer.costs;
     show(this.note, inWords(answer, rows));
-    renew(this.body, !rows.length ? null : by === "pod" ? pods(answer, (one) => this.open(one)) : sums(by, answer));
+    this.renewed = () => renew(this.body, !rows.length ? null : by === "pod" ? pods(answer, (one) => this.open(one)) : sums(by, answer));
+    this.renewed();
   }
 
   /** Open the pod's longest-idle device; the node's record has the device's position. */
@@ -87,7 +89,23 @@ const isInPart = (one) => one.gpus_idle > 0 && one.gpus_idle < one.gpus;
 
 const COSTS = ["Cost used", "Cost idle"];
 
-function pods({ holders, is_priced: isPriced }, open) {
+/** The value of each column that the rows are sorted by, the largest number or the first word on top. */
+const ORDERS = {
+  Pod: (one) => one.pod, Owner: (one) => one.owner ?? "", Node: (one) => one.node, Namespace: (one) => one.namespace,
+  Pods: (one) => one.pods, "GPUs idle": (one) => one.gpus_idle, "Idle for": (one) => (one.gpus_idle ? one.idle_seconds : -1),
+  Held: (one) => one.held_seconds, "GPU-hours": (one) => one.gpu_hours, "of them idle": (one) => one.gpu_hours_idle,
+  "Cost used": (one) => one.cost_used ?? -1, "Cost idle": (one) => one.cost_idle ?? -1,
+};
+
+/** Sort by the column that the reader chose, else keep the order of the API. */
+function sorted(list) {
+  const value = ORDERS[state.order];
+  if (!value) return list;
+  return list.toSorted((one, other) => (value(one) === value(other) ? 0 : (value(one) < value(other)) === (typeof value(one) === "string") ? -1 : 1));
+}
+
+function pods({ holders: listed, is_priced: isPriced }, open) {
+  const holders = sorted(listed);
   const names = ["Pod", "Owner", "Node", "GPUs idle", "Idle for", "Held", "GPU-hours", "of them idle", ...(isPriced ? COSTS : []), "Why"];
   return table(names, holders.map((one) => one.uid), holders.map((one) => [
     h("th", { scope: "row" }, one.pod, isInPart(one) ? [" ", h("span", { class: "state" }, `uses ${count(one.gpus_in_use)} of ${plural(one.gpus, "GPU")}`)] : null), one.owner ?? "",
@@ -98,7 +116,8 @@ function pods({ holders, is_priced: isPriced }, open) {
   ]));
 }
 
-function sums(by, { costs, is_priced: isPriced }) {
+function sums(by, { costs: listed, is_priced: isPriced }) {
+  const costs = sorted(listed);
   const names = [by === "owner" ? "Owner" : "Namespace", "Pods", "GPUs idle", "GPU-hours", "of them idle", ...(isPriced ? COSTS : [])];
   const called = costs.map((one) => (by === "owner" ? `${one.namespace}/${one.owner ?? "no owner"}` : one.namespace));
   return table(names, called, costs.map((one, at) => [
@@ -114,6 +133,14 @@ const money = (amount) => (amount === null ? "" : MONEY.format(amount));
 const num = (text) => h("td", { class: "num" }, text);
 const NUMBERS = new Set(["Idle for", "Held", "GPU-hours", "of them idle", "Pods", "GPUs idle", ...COSTS]);
 
+/** Render a column's name; a click sorts by it, another click returns to the order of the API. */
+function head(name) {
+  const isOrder = state.order === name;
+  const direction = NUMBERS.has(name) ? "descending" : "ascending";
+  return h("th", { scope: "col", class: NUMBERS.has(name) ? "num" : null, "aria-sort": isOrder ? direction : null },
+    name in ORDERS ? h("button", { type: "button", class: "link", onclick: () => go({ order: isOrder ? "" : name }) }, name, isOrder ? (NUMBERS.has(name) ? " ↓" : " ↑") : null) : name);
+}
+
 /** Render a table with keyed rows; at phone width each row is a card, labelled with the column names. */
 function table(names, keys, rows) {
   const cell = (content, at) => {
@@ -121,5 +148,5 @@ function table(names, keys, rows) {
     if (at) one.dataset.label = names[at];
     return one;
   };
-  return h("table", { class: "grid stack" }, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: NUMBERS.has(name) ? "num" : null }, name)))), h("tbody", {}, rows.map((cells, at) => h("tr", { "data-key": keys[at] }, cells.map(cell)))));
+  return h("table", { class: "grid stack" }, h("thead", {}, h("tr", {}, names.map((name) => head(name)))), h("tbody", {}, rows.map((cells, at) => h("tr", { "data-key": keys[at] }, cells.map(cell)))));
 }

@@ -2,7 +2,7 @@
 
 const DEFAULTS = {
   view: "fleet", q: "", group: "model", color: "activity", look: "", model: "", sort: "name",
-  node: "", gpu: "", zoom: "", as: "map", theme: "", by: "pod", decision: "", idle: "3600",
+  node: "", gpu: "", zoom: "", as: "map", theme: "", by: "pod", decision: "", idle: "3600", order: "",
 };
 const listeners = new Set();
 

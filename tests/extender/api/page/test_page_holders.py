@@ -124,3 +124,27 @@ async def test_who_uses_some_of_its_gpus_is_listed_and_distinguished(browser: Br
 
         await expect(heads).to_have_count(1)
         await expect(page.locator("#holders tbody tr")).to_contain_text("3 of 4")
+
+
+async def test_holders_are_sorted_by_the_column_that_the_reader_chooses(browser: Browser) -> None:
+    async with (
+        serving(cut_world()) as server,
+        looking(browser, server, "?view=holders&idle=0") as (page, _),
+    ):
+        names = page.locator("#holders tbody th")
+        await expect(names).to_have_count(2)
+        listed = await names.all_inner_texts()
+
+        await page.get_by_role("columnheader", name="Pod").get_by_role("button").click()
+
+        await expect(names).to_have_text(["team/part", "team/whole"])
+
+        await page.get_by_role("columnheader", name="GPU-hours").get_by_role("button").click()
+
+        await expect(names).to_have_text(["team/whole", "team/part"])  # a seventh of a GPU is less
+        await expect(page.locator("[aria-sort=descending]")).to_have_count(1)
+
+        await page.get_by_role("columnheader", name="GPU-hours").get_by_role("button").click()
+
+        await expect(names).to_have_text(listed)
+        await expect(page.locator("[aria-sort]")).to_have_count(0)
