@@ -80,7 +80,9 @@ def nearness_of(decision: Decision, nodes: Iterable[str]) -> dict[str, Nearness]
     group = decision.group
     if group is None:
         return {}
-    return {node: group.of(decision.place_of(node)) for node in nodes}
+    wanted = frozenset(nodes)
+    named = enumerate(decision.candidates)
+    return {node: group.of(at) for at, node in named if node in wanted}
 
 
 class Placer:
