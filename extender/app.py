@@ -241,6 +241,7 @@ class Extender:
             self.source_manager.resources,
             DecisionRoutes(self.history, replicas),
             self.source_manager.unreadable,
+            host_pods=lambda: self.source_manager.cluster.host_pods,
         )
         self.explain_routes = ExplainRoutes(
             self.placer,

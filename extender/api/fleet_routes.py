@@ -17,7 +17,9 @@ from extender.core.request.request import GpuRequest, parse_request
 from extender.fleet.fleet import Fleet
 from extender.fleet.source_state import SourceState
 from extender.insight.decisions import DecisionRoutes
+from extender.insight.defrag import find_plans
 from extender.insight.gpu_state import GpuState
+from extender.insight.stranded import HostPods
 from extender.insight.views import Json, gpus_of, node_views, verdict_view
 from extender.insight.what_if import CORDONED, NO_ROOM, NOT_READY, TAINTED, TOLERATED_TAINT
 from extender.placement.placer import Placer
@@ -38,6 +40,7 @@ from extender.server.query_parameters import (
 from extender.server.redaction import NO_NAMESPACE, OfPod
 
 DEFAULT_BEST, MAX_BEST = 20, 1000
+DEFAULT_PLANS, MAX_PLANS = 5, 50
 MAX_GPUS = 1024
 PIECE_NODES = 32
 """Nodes to encode between two yields to the event loop: a few milliseconds' work."""
@@ -63,7 +66,7 @@ schedulers."""
 
 
 class FleetRoutes:
-    """Handlers of /v1/nodes, /v1/gpus, /v1/best and the decisions.
+    """Handlers of /v1/nodes, /v1/gpus, /v1/best, /v1/defrag and the decisions.
 
     Args:
         fleet: state of the fleet.
@@ -71,6 +74,7 @@ class FleetRoutes:
         resources: returns the names of GPU resources.
         decisions: routes of the decisions; None for this replica's decisions only.
         unreadable: returns namespace and name of malformed objects, by resource.
+        host_pods: returns the CPU, memory and storage of the pods with a node.
     """
 
     def __init__(
@@ -80,12 +84,14 @@ class FleetRoutes:
         resources: Callable[[], ResourceNames],
         decisions: DecisionRoutes | None = None,
         unreadable: Callable[[], Mapping[str, Sequence[tuple[str, str]]]] = dict,
+        host_pods: HostPods = dict,
     ) -> None:
         self._fleet = fleet
         self._placer = placer
         self._resources = resources
         self.decisions = decisions or DecisionRoutes(placer.history)
         self._unreadable = unreadable
+        self._host_pods = host_pods
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for nodes, GPUs, the best nodes and decisions."""
@@ -97,6 +103,7 @@ class FleetRoutes:
                     "/v1/nodes/{name}": self._node,
                     "/v1/gpus": self._gpus,
                     "/v1/best": self._best,
+                    "/v1/defrag": self._defrag,
                 }.items()
             ),
             *self.decisions.routes(),
@@ -159,6 +166,37 @@ class FleetRoutes:
         }
         return await stream_answer(request, "best", pieces, rest)
 
+    async def _defrag(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"gpus", "resource", "limit"}))
+        gpus = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
+        limit = read_number(query, "limit", default=DEFAULT_PLANS, low=1, high=MAX_PLANS)
+        resource = self._read_resource(query)
+        pool = self._fleet.snapshot().pools.get(resource)
+        most = max((row.allocatable for row in pool.rows), default=0) if pool else 0
+        if not most:
+            raise QueryError("resource", resource, "is offered by no node")
+        if gpus > most:
+            raise QueryError("gpus", str(gpus), f"must be at most {most}: no node offers more")
+        found = await run_in_steps(
+            find_plans(
+                self._fleet,
+                resource,
+                gpus,
+                is_open=lambda node: not self._closed(node, resource, is_full=False),
+                host_pods=self._host_pods,
+            )
+        )
+        return json_answer(
+            {
+                "resource": resource,
+                "gpus": gpus,
+                "ready": list(found.ready[:limit]),
+                "plans": [plan.view() for plan in found.plans[:limit]],
+                "total": len(found.plans),
+            }
+        )
+
     def _count_models(self, request: GpuRequest) -> dict[str, Json]:
         """Count the GPUs, and the free ones, of each model that a request names."""
         snapshot = self._fleet.snapshot()
@@ -175,6 +213,19 @@ class FleetRoutes:
             }
         return found
 
+    def _read_resource(self, query: MultiMapping[str]) -> str:
+        """Parse the name of a GPU resource; absent means the first one of the setting.
+
+        Raises:
+            QueryError: it is no GPU resource.
+        """
+        resources = self._resources()
+        resource = query.get("resource", resources.names[0])
+        if not resources.matches(resource) or "*" in resource:
+            allowed = ", ".join(resources.names)
+            raise QueryError("resource", resource, f"must be a GPU resource: {allowed}")
+        return resource
+
     def _read_best(self, query: MultiMapping[str]) -> tuple[GpuRequest, int]:
         """Parse the parameters of /v1/best with the parser of a pod's annotations.
 
@@ -184,11 +235,7 @@ class FleetRoutes:
         check_parameters(query, _BEST_PARAMETERS)
         count = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
         limit = read_number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
-        resources = self._resources()
-        resource = query.get("resource", resources.names[0])
-        if not resources.matches(resource) or "*" in resource:
-            allowed = ", ".join(resources.names)
-            raise QueryError("resource", resource, f"must be a GPU resource: {allowed}")
+        resources, resource = self._resources(), self._read_resource(query)
         pod = {
             "metadata": {
                 "annotations": {

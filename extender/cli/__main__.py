@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "gpus": "List GPUs of the cluster or of one node: activity, memory, state, tenants.",
     "top": "Show the busiest GPUs, live.",
     "best": "List the nodes that suit a pod now, best first.",
+    "defrag": "List the fewest pods to move so that a node has room for a large request.",
     "size": "Propose the GPUs of a task: from similar pods, its command, its description.",
     "explain": "Explain a pod's placement, or why it waits; with -f, of a manifest.",
     "pending": "List GPU pods that wait, with the reasons.",

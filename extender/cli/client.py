@@ -162,6 +162,17 @@ class Client:
         asked = {"gpus": gpus, "memory": memory, "model": model, **wishes}
         return self._get(answers.Best, "/v1/best", asked)
 
+    def defrag(self, *, gpus: int, resource: str | None = None, limit: int = 5) -> answers.Defrag:
+        """Return the fewest pods to move so that a node has room for a large request.
+
+        Args:
+            gpus: number of GPUs, or replicas, that must be free on one node.
+            resource: name of the GPU resource; unless set, the first one of the extender's setting.
+            limit: largest number of nodes.
+        """
+        asked = {"gpus": gpus, "resource": resource, "limit": limit}
+        return self._get(answers.Defrag, "/v1/defrag", asked)
+
     def decisions(
         self, *, pod: str | None = None, limit: int = 100, brief: bool = True
     ) -> answers.Decisions:

@@ -222,6 +222,34 @@ class Best(Answer):
     models: dict[str, ModelCount] = {}
 
 
+class PodMove(Answer):
+    """Pod that has to move: its owner is None if hidden or missing; `to` is None without room."""
+
+    pod: str
+    owner: str | None
+    gpus: int
+    to: str | None
+
+
+class MovePlan(Answer):
+    """Moves that free a node; `fits` says whether all pods fit on other nodes."""
+
+    node: str
+    free: int
+    fits: bool
+    moves: list[PodMove]
+
+
+class Defrag(Answer):
+    """Nodes that have room already, and the fewest moves that make room on others."""
+
+    resource: str
+    gpus: int
+    ready: list[str]
+    plans: list[MovePlan]
+    total: int
+
+
 class Request(Answer):
     """GPU request of a pod; None if not set, or not shown to the caller."""
 

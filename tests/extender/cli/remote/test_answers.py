@@ -36,6 +36,7 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
     "/v1/gpus": answers.Gpus,
     "/v1/best?gpus=2": answers.Best,
     "/v1/best?gpus=4&model=H100": answers.Best,
+    "/v1/defrag?gpus=4": answers.Defrag,
     "/v1/decisions": answers.Decisions,
     "/v1/decisions?brief=true": answers.Decisions,
     "/v1/pending": answers.PendingAnswer,

@@ -1,0 +1,87 @@
+"""`idlegpu defrag`: list the fewest pods to move so that a node has room for a large request."""
+
+import re
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.cli import formatting
+from extender.cli.remote.answers import Defrag, MovePlan
+from extender.cli.session import Session, connected
+from extender.cli.tables import Cell, line, sheet, stack
+
+MAX_GPUS = 1024
+COLUMNS = ["NODE", ">FREE", ">MOVES", "POD", ">GPUS", "OWNER", "TO"]
+
+
+class Room(click.ParamType[int]):
+    """Option type for the room that is wanted: `gpus=8`."""
+
+    name = "gpus=N"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the number of GPUs."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"gpus=([0-9]{1,4})", str(value).strip())
+        if found is None or not 1 <= int(found[1]) <= MAX_GPUS:
+            self.fail(
+                f"{str(value)!r}: must be gpus=N with N from 1 to {MAX_GPUS}, such as gpus=8",
+                param,
+                ctx,
+            )
+        return int(found[1])
+
+
+@click.command("defrag")
+@connected
+@click.option("--for", "gpus", required=True, type=Room(), metavar="gpus=N",
+              help="Room that is wanted on one node, such as gpus=8.")  # fmt: skip
+@click.option("--resource", metavar="NAME", help="GPU resource; unless set, nvidia.com/gpu.")
+@click.option("--limit", default=5, show_default=True, type=formatting.Whole(1, 50),
+              help="Largest number of nodes to show.")  # fmt: skip
+def command(session: Session, *, gpus: int, resource: str | None, limit: int) -> None:
+    """List the fewest pods to move so that one node has room for a large request.
+
+    TO is a node with free GPUs, CPU, memory and storage for the pod; whether its affinity allows
+    that node is not checked. Nothing is moved: delete a pod with a controller, and the pod that
+    replaces it goes elsewhere only if its node is cordoned. Pods of DaemonSets stay. Exits with
+    status 1 if no node can be freed.
+    """
+    answer = session.client.defrag(gpus=gpus, resource=resource, limit=limit)
+    session.show(answer, lambda: _render(answer))
+    if not answer.ready and not any(plan.fits for plan in answer.plans):
+        click.get_current_context().exit(1)
+
+
+def _render(answer: Defrag) -> RenderableType:
+    parts: list[RenderableType | None] = []
+    what = f"{answer.gpus} {answer.resource}"
+    if answer.ready:
+        parts.append(line(f"room for {what} already: {formatting.listed(answer.ready)}", "green"))
+    if answer.plans:
+        rows = [row for plan in answer.plans for row in _rows(plan)]
+        parts.append(sheet(COLUMNS, rows))
+    elif not answer.ready:
+        parts.append(line(f"no node can be freed for {what}", "bold"))
+    left = answer.total - len(answer.plans)
+    if left > 0:
+        parts.append(line(f"and {left} more nodes (--limit)", "dim"))
+    return stack(parts)
+
+
+def _rows(plan: MovePlan) -> list[list[Cell]]:
+    """Format a plan: a row for each move, with the node in the first one."""
+    return [
+        [
+            *([plan.node, str(plan.free), str(len(plan.moves))] if first else ["", "", ""]),
+            move.pod,
+            str(move.gpus),
+            move.owner or formatting.NOTHING,
+            move.to or "no room",
+        ]
+        for first, move in zip([True] + [False] * len(plan.moves), plan.moves, strict=False)
+    ]

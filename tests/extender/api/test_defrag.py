@@ -1,0 +1,127 @@
+"""Which pods to move so that a node has room for a large request."""
+
+from typing import Any
+
+import pytest
+
+from extender.core.nodes.host_resources import HostResources
+from extender.core.nodes.inventory import Taint
+from extender.core.steps import finish
+from extender.insight.defrag import find_plans
+from extender.sources.kubernetes.host_use import PlacedPod
+from testkit.builders import GPU
+from testkit.cards import IDLE
+from testkit.http_questions import get
+from testkit.webhook_questions import Client, MakeClient
+from testkit.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.add({"a": [IDLE] * 4, "b": [IDLE] * 4, "c": [IDLE] * 4})
+    return world
+
+
+@pytest.fixture
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+def hold(world: World, node: str, *sizes: int, **rest: Any) -> None:
+    for number, size in enumerate(sizes):
+        world.hold(f"{node}-{number}", node, size, **rest)
+
+
+async def test_the_fewest_moves_come_first(world: World, client: Client) -> None:
+    hold(world, "a", 1, 1, 1)
+    hold(world, "b", 2)
+    hold(world, "c", 1, 1)
+
+    answer = await get(client, "/v1/defrag", gpus="4")
+
+    best = answer["plans"][0]
+    assert answer["ready"] == []
+    assert (best["node"], best["free"], best["fits"]) == ("b", 2, True)
+    assert best["moves"] == [
+        {"pod": "team/b-0", "owner": "StatefulSet notebook", "gpus": 2, "to": "c"},
+    ]
+    assert answer["total"] == 3
+
+
+async def test_a_node_with_room_needs_no_move(world: World, client: Client) -> None:
+    hold(world, "b", 2)
+
+    answer = await get(client, "/v1/defrag", gpus="4")
+
+    assert answer["ready"] == ["a", "c"]
+
+
+async def test_a_pod_that_fits_nowhere_has_no_target(world: World, client: Client) -> None:
+    hold(world, "a", 2)
+    hold(world, "b", 3)
+    hold(world, "c", 3)
+
+    answer = await get(client, "/v1/defrag", gpus="4")
+
+    assert answer["plans"][0]["moves"][0]["to"] is None
+    assert not any(plan["fits"] for plan in answer["plans"])
+
+
+async def test_closed_nodes_are_neither_freed_nor_filled(world: World, client: Client) -> None:
+    hold(world, "a", 2)
+    hold(world, "b", 1)
+    world.register_node("c", gpus=4, taints=(Taint(key="team", value="x"),))
+
+    answer = await get(client, "/v1/defrag", gpus="4")
+
+    assert answer["ready"] == []
+    assert {plan["node"] for plan in answer["plans"]} == {"a", "b"}
+    assert {move["to"] for plan in answer["plans"] for move in plan["moves"]} == {"a", "b"}
+
+
+async def test_pods_of_daemon_sets_stay(world: World, client: Client) -> None:
+    hold(world, "a", 1, owner="DaemonSet exporter")
+    hold(world, "b", 1)
+    hold(world, "c", 1)
+
+    answer = await get(client, "/v1/defrag", gpus="4")
+
+    assert {plan["node"] for plan in answer["plans"]} == {"b", "c"}
+
+
+def test_a_pod_needs_cpu_on_the_other_node(world: World) -> None:
+    hold(world, "a", 1)
+    hold(world, "b", 2)
+    hold(world, "c", 2)
+    needs = {"team/a-0": PlacedPod("a", HostResources(millicores=1 << 61))}
+
+    found = finish(find_plans(world.fleet, GPU, 4, is_open=lambda _: True, host_pods=lambda: needs))
+
+    assert [plan.node for plan in found.plans if not plan.fits] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        pytest.param(
+            {"gpus": "x"}, "gpus='x' must be a whole number from 1 to 1024", id="no-number"
+        ),
+        pytest.param(
+            {"gpus": "5"}, "gpus='5' must be at most 4: no node offers more", id="too-many"
+        ),
+        pytest.param({"resource": "cpu"}, "resource='cpu' must be a GPU resource", id="no-gpu"),
+        pytest.param(
+            {"resource": "nvidia.com/gpu.shared"},
+            "resource='nvidia.com/gpu.shared' is offered by no node",
+            id="unknown",
+        ),
+        pytest.param({"nodes": "a"}, "is no parameter of this path", id="parameter"),
+    ],
+)
+async def test_bad_questions_say_what_is_allowed(
+    client: Client, query: dict[str, str], message: str
+) -> None:
+    answer = await get(client, "/v1/defrag", 400, **query)
+
+    assert message in answer["error"]

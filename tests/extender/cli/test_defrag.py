@@ -1,0 +1,29 @@
+"""`idlegpu defrag`."""
+
+import pytest
+
+from testkit.cli_serving import Run
+
+
+def test_it_names_the_pods_to_move(run: Run) -> None:
+    result = run("defrag", "--for", "gpus=4")
+
+    assert "team/train" in result.stdout
+    assert "Job train" in result.stdout
+
+
+def test_it_names_nodes_that_have_room(run: Run) -> None:
+    result = run("defrag", "--for", "gpus=2")
+
+    assert result.exit_code == 0
+    assert "room for 2 nvidia.com/gpu already" in result.stdout
+
+
+@pytest.mark.parametrize("text", ["8", "gpus=0", "gpus=x", "gpus=2000", "cpus=8"])
+def test_bad_input_says_what_is_allowed(run: Run, text: str) -> None:
+    result = run("defrag", "--for", text)
+
+    assert result.exit_code == 2
+    assert "must be gpus=N with N from 1 to 1024, such as gpus=8" in " ".join(
+        result.stderr.split()
+    ).replace("│ ", "").replace(" │", "")
