@@ -188,8 +188,9 @@ class Assumed:
     Attributes:
         utilization: ratio that each pod adds to a shared device.
         tentative_seconds: time that an unbound pod counts after our answer.
-        simulated_seconds: the same for a pod whose placement kube-scheduler may take back without
-            a word, from the last answer about any pod of its group.
+        simulated_seconds: time that an unbound pod of one of Kubernetes' own groups counts after
+            the last answer about the group, because kube-scheduler may revert its placement
+            without a change in the API.
         warm_up_seconds: time after a pod's start from which readings show its load.
         loading_seconds: time after the last container start during which a pod on a shared device
             with less activity than estimated counts as still loading its data.

@@ -80,10 +80,11 @@ class PodGroups:
         return assumed.simulated_seconds if is_reverted else assumed.tentative_seconds
 
     def note_question(self, uid: str, group: PodGroup | None, *, until: float) -> None:
-        """Note that kube-scheduler asks about the next pod of a group that it may take back.
+        """Note that kube-scheduler asks about the next pod of a group.
 
-        If the pod is assumed already, kube-scheduler tries the whole group again, so the answers
-        about the pods after it are void. Otherwise the pods before it still count.
+        If the pod is assumed already, kube-scheduler has reverted the group and tries it again, so
+        pods assumed after this one are dropped. The group's other assumed pods count on. Groups
+        that kube-scheduler never reverts are left alone.
 
         Args:
             uid: UID of the pod.

@@ -36,7 +36,7 @@ NODE: Final = "node"
 """Name of the nearest domain."""
 
 UNRANKED: Final = 255
-"""Rank of a candidate that does not pass, or that is in no known place."""
+"""Rank of a candidate that does not pass or is not in the pool."""
 
 Ranks = npt.NDArray[np.uint8]
 
@@ -175,7 +175,7 @@ class GroupFit:
         return replace(self, ranks=self.ranks[rows])
 
     def of(self, at: int | None) -> Nearness:
-        """Return how near the candidate at an index is; nothing is known of one that is none."""
+        """Return how near a candidate is, by its index; `NOT_NEAR` for None or an unranked one."""
         rank = UNRANKED if at is None else int(self.ranks[at])
         if rank >= len(self.units):
             return NOT_NEAR

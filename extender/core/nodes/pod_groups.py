@@ -1,7 +1,7 @@
 """Read which group a pod belongs to: pods that only work together, such as the ranks of a training.
 
-The pod itself says so, in a field, a label or an annotation. No object of the group is read, so the
-group's size is known only where the pod carries it.
+The pod's own fields, labels, annotations and controller name the group. The group's object is not
+read, so the size is known only if the pod states it.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class PodGroup:
         kind: what made the group, as users know it: `PodGroup`, `JobSet`, ...
         namespace: namespace of its pods.
         name: its name, unique for its kind within the namespace.
-        size: number of its pods as the pod says it, None if it does not.
+        size: number of its pods, None if the pod does not state it.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class PodGroup:
 
     @property
     def is_reverted(self) -> bool:
-        """Whether kube-scheduler takes back the placements of all pods if one finds no node."""
+        """Whether kube-scheduler reverts the placements of all pods if some find no node."""
         return self.kind == POD_GROUP
 
     @property

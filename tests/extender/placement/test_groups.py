@@ -1,4 +1,4 @@
-"""Pods of a group that kube-scheduler places in one pass, and may take back without a word."""
+"""Pods of a group that kube-scheduler places in one pass, and may revert."""
 
 from dataclasses import replace
 
