@@ -70,6 +70,8 @@ class Admission(Section):
     def _check_files(self) -> Self:
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("admission.cert_file and admission.key_file belong together: set both")
+        if self.proposals and not self.listen:
+            raise ValueError("admission.proposals needs the webhook: set admission.listen, too")
         return self
 
     @property

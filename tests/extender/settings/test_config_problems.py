@@ -198,3 +198,8 @@ def test_a_file_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_settings(tmp_path / name, {})
         assert str(caught.value) == f"{tmp_path / name}: {cause}"
+
+
+def test_proposals_of_the_admission_webhook_need_the_webhook(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"admission\.proposals needs the webhook"):
+        load(tmp_path, "admission: {proposals: true}")
