@@ -20,6 +20,10 @@ QUANTUM: Final = 1 / 8
 public trace 0.04 and 1/8 leave the least unallocated."""
 
 
+_HALF: Final = 0.5 + 1e-9
+"""Rounds halves up, also those that lack the last digits: the order of additions depends on the
+number of rows."""
+
 _MANY: Final = 1 << 40
 """More replicas than any device has."""
 
@@ -61,27 +65,31 @@ def stranded(
         free_bytes: free memory of each device, infinite if unknown.
         hosts: what the pod asks for of the node; one per node, or one for all.
     """
-    cpu = np.concatenate([batch.free_millicores, batch.free_millicores - hosts.millicores])
-    memory = np.concatenate([batch.free_bytes, batch.free_bytes - hosts.memory_bytes])
-    takes = (cpu[:, None] >= seen.millicores) & (memory[:, None] >= seen.host_bytes)
+    cpu = _both(batch.free_millicores, hosts.millicores)
+    memory = _both(batch.free_bytes, hosts.memory_bytes)
+    takes = (cpu[..., None] >= seen.millicores) & (memory[..., None] >= seen.host_bytes)
     if seen.storage_bytes is not None:
-        free = batch.free_storage_bytes
-        storage = np.concatenate([free, free - hosts.storage_bytes])
-        takes &= storage[:, None] >= seen.storage_bytes
+        storage = _both(batch.free_storage_bytes, hosts.storage_bytes)
+        takes &= storage[..., None] >= seen.storage_bytes
     if seen.names_models:
-        suits = _suits(seen, models)[batch.model_id]
-        takes &= np.concatenate([suits, suits])
+        takes &= _suits(seen, models)[batch.model_id]
     is_shared = batch.is_shared
     if not is_shared.any():
         lost = _whole(batch, seen, takes, count)
     else:
         lost = _shared(batch, seen, takes, count, memory_bytes, free_bytes)
         if not is_shared.all():
-            whole = _whole(batch, seen, takes, count)
-            lost = np.where(np.concatenate([is_shared, is_shared]), lost, whole)
-    nodes = len(batch)
-    steps: Ratios = np.floor((lost[nodes:] - lost[:nodes]) / QUANTUM + 0.5) * QUANTUM
+            lost = np.where(is_shared, lost, _whole(batch, seen, takes, count))
+    steps: Ratios = np.floor((lost[1] - lost[0]) / QUANTUM + _HALF) * QUANTUM
     return steps
+
+
+def _both(free: Rows, asked: Rows) -> Rows:
+    """Return what is free before the placement and after it; the first axis has these two."""
+    both = np.empty((2, *free.shape), dtype=free.dtype)
+    both[0] = free
+    np.subtract(free, asked, out=both[1])
+    return both
 
 
 @lru_cache(maxsize=16)
@@ -103,9 +111,8 @@ def _suits(seen: SeenRequests, models: tuple[str, ...]) -> Flags:
 
 def _whole(batch: Batch, seen: SeenRequests, takes: Flags, count: Rows) -> Ratios:
     """Return the stranded whole devices of each node, before the placement and after it."""
-    free = np.maximum(batch.allocatable - batch.held, 0)
-    free = np.concatenate([free, np.maximum(free - count, 0)])
-    lost: Ratios = free * (1.0 - (takes & (free[:, None] >= seen.count)) @ seen.weight)
+    free = np.maximum(_both(batch.allocatable - batch.held, count), 0)
+    lost: Ratios = free * (1.0 - (takes & (free[..., None] >= seen.count)) @ seen.weight)
     return lost
 
 
@@ -122,20 +129,19 @@ def _shared(
     Replicas of one request are assumed to come from as few devices as possible.
     """
     replicas = batch.replicas[:, None]
-    left = np.where(batch.present, replicas - batch.used, 0)
+    left = (replicas - batch.used) * batch.present
     chosen = _chosen(batch, left, count)
-    asked = np.minimum(count, batch.replicas)[:, None]
-    states = np.concatenate([left, np.maximum(left - asked * chosen, 0)])
-    replicas = np.concatenate([replicas, replicas])
-    wanted = np.minimum(seen.part_count, replicas)
-    usable = states[:, :, None] >= wanted[:, None, :]
+    states = np.maximum(_both(left, np.minimum(count, batch.replicas)[:, None] * chosen), 0)
+    usable = states[..., None] >= np.minimum(seen.part_count, replicas)[:, None, :]
     if seen.part_bytes is not None:
-        room = np.concatenate([free_bytes, free_bytes - np.where(chosen, memory_bytes, 0.0)])
-        usable &= room[:, :, None] >= seen.part_bytes
+        room = np.array([free_bytes, free_bytes - np.where(chosen, memory_bytes, 0.0)])
+        usable &= room[..., None] >= seen.part_bytes
     parts = states / replicas
-    fitting = (parts[:, :, None] * usable).sum(axis=1)
-    fitting[usable.sum(axis=1) < -(-seen.part_count // replicas)] = 0.0
-    lost: Ratios = parts.sum(axis=1) - (takes * fitting[:, seen.parts]) @ seen.weight
+    fitting = (parts[..., None] * usable).sum(axis=2)
+    devices = -(-seen.part_count // replicas)
+    if (devices > 1).any():
+        fitting[usable.sum(axis=2) < devices] = 0.0
+    lost: Ratios = parts.sum(axis=2) - (takes * fitting[..., seen.parts]) @ seen.weight
     return lost
 
 
@@ -149,7 +155,7 @@ def _chosen(batch: Batch, left: Rows, count: Rows) -> Flags:
     if batch.is_packed.any():
         fits = left >= np.minimum(count, batch.replicas)[:, None]
         rank = np.where(batch.is_packed[:, None] & fits, left - _MANY, rank)
-    if devices.max() <= 1:
+    if not (devices > 1).any():
         first: Flags = np.arange(left.shape[1]) == rank.argmin(axis=1)[:, None]
         return first
     order = np.argsort(np.argsort(rank, axis=1, kind="stable"), axis=1, kind="stable")

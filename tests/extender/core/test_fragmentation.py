@@ -7,7 +7,17 @@ import pytest
 from extender.core.nodes.seen_requests import NONE_SEEN, RequestKind, SeenRequests
 from extender.core.policy import Strategy
 from extender.core.request.request import GpuRequest
-from testkit.builders import GPU, Node, decide_on, gpu, node, ranking, request, shared
+from testkit.builders import (
+    GPU,
+    Node,
+    decide_on,
+    gpu,
+    node,
+    ranking,
+    request,
+    score_of,
+    shared,
+)
 from testkit.world import World
 
 ONE_WITH_CPU = RequestKind(1, millicores=8000)
@@ -89,6 +99,24 @@ def test_idle_gpus_come_first_whatever_is_stranded() -> None:
     nodes = {"a": node(*[gpu(utilization=0.9)] * 3), "b": free(2)}
 
     assert best(nodes, seen=PAIRS) == "b"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_node_scores_alone_as_among_others(is_shared: bool) -> None:
+    # Shares of a sixteenth put differences on the border between two steps.
+    seen = SeenRequests.of({RequestKind(1 + at % 4, millicores=1000 * at): 1.0 for at in range(16)})
+    nodes = {
+        f"node-{at}": shared(*[gpu(used=at % 5)] * 4, replicas=4, free_millicores=900 * at)
+        if is_shared
+        else free(at % 8 + 1, free_millicores=900 * at)
+        for at in range(40)
+    }
+    asked = request(strategy=Strategy.PACK, millicores=500)
+
+    decision = decide_on(nodes, asked, seen=seen)
+
+    alone = [score_of(described, asked, seen=seen) for described in nodes.values()]
+    assert decision.scores.tolist() == alone
 
 
 def test_the_fleet_learns_from_waiting_pods() -> None:
