@@ -42,6 +42,7 @@ TABLES = [
     "regret",
     "advise",
     "advise --all",
+    "defrag --for gpus=8",
 ]
 OTHERS = ["size --text llama", "doctor", "smoke gpu-h100-01 --dry-run", "run --dry-run -- x"]
 NOT_TABLES = {"replay", "completion"}

@@ -13,6 +13,9 @@ from extender.webhook.handlers import FAULTY, VERBS, RequestOutcome
 ELSEWHERE: Final = {
     "gpu_cost": "no namespace is known beforehand",
     "gpu_hours": "no namespace is known beforehand",
+    "held_gpus": "no namespace is known beforehand",
+    "held_hour_idle_gpus": "no namespace is known beforehand",
+    "held_idle_gpus": "no namespace is known beforehand",
     "admissions": "the webhook creates them, which is off unless asked for",
     "settings_reloads": "the reloader creates them, which there is where there is a file",
 }
