@@ -153,6 +153,8 @@ class VirtualCluster:
             likeness=likeness,
         )
         self._pods[name] = record
+        waiting = replace(record, node="", phase=PodPhase.PENDING, bound_at=None, started_at=None)
+        self.fleet.apply_pod(waiting)
         self.fleet.apply_pod(record)
 
     def end(self, name: str, *, is_failed: bool = False) -> None:

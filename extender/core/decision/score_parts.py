@@ -151,6 +151,7 @@ def break_down(
         steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
         fit=fit(batch, assessment, kind, spare, quiet, stranded)
         - _load_units(batch, strategy) * quiet,
+        most_fit=MOST_FIT if stranded is None else FIT / 2,
         cheapness=cheapness,
         together=side_by_side(batch, assessment),
         nearness=nearness,
@@ -191,6 +192,7 @@ class _Columns:
     certain: Ratios
     steps: Ratios
     fit: Ratios
+    most_fit: float
     cheapness: Ratios | None
     together: Ratios
     nearness: Sequence[Nearness] | None
@@ -214,7 +216,8 @@ def _parts(columns: _Columns, at: int) -> Iterator[Part]:
         yield _part(CHEAP, PRICE, float(columns.cheapness[at]))
     load = float(columns.load[at])
     if load < 1:
-        yield _part(columns.fit_name, MOST_FIT, float(columns.fit[at]) / MOST_FIT)
+        most = columns.most_fit
+        yield _part(columns.fit_name, most, float(columns.fit[at]) / most)
     if columns.together.any():
         yield _part(TOGETHER, JOINED, float(columns.together[at]) / JOINED)
     for name, value in columns.calm.items():

@@ -58,12 +58,16 @@ SHARED: Final = 160
 STRANDED: Final = 16
 """Units of each device that a placement strands for the requests seen so far, ..."""
 
-MOST_STRANDED: Final = 4.5
-"""... up to this many devices, either way."""
+MOST_STRANDED: Final = 2.5
+"""... up to this many whole devices, either way, or ..."""
 
-AMONG_EQUAL: Final = 0.08
-"""Part of the fit by the number of free devices that counts among nodes that strand as many. More
-of it leaves more devices unallocated on a public trace."""
+MOST_SHARED_STRANDED: Final = 4.5
+"""... parts of shared devices."""
+
+SHARED_FULLNESS: Final = 0.08
+"""Part of the fit by the number of free devices that counts beside stranded shared ones: with more
+of it, more of a public trace stays unallocated. Whole devices need all of it, so that nodes drain
+for large jobs when pods end (`bench.churn`)."""
 
 PRICE: Final = 120
 """Units of a node that costs nothing against one with the highest price of the list."""
@@ -212,7 +216,9 @@ def fit(
     room = left
     if stranded is None:  # stranded devices include those without CPU and memory
         room = np.where(strategy == KINDS[Strategy.AUTO], np.minimum(left, spare), left)
-    whole = _packed(_fullness(room), stranded)
+    whole = _fullness(room)
+    if stranded is not None:
+        whole = whole + _usable(stranded, MOST_STRANDED)
     is_spreading = strategy == KINDS[Strategy.SPREAD]
     if is_spreading.any():
         whole = np.where(is_spreading, MOST_FIT - _fullness(idle_devices(assessment)), whole)
@@ -222,7 +228,9 @@ def fit(
     shared = SHARED * quiet
     if is_packing.any():
         replicas = np.maximum(batch.replicas, 1)
-        packed = _packed(_fullness(left / replicas), stranded)
+        packed = _fullness(left / replicas)
+        if stranded is not None:
+            packed = SHARED_FULLNESS * packed + _usable(stranded, MOST_SHARED_STRANDED)
         shared = np.where(is_packing, packed + LOAD * quiet, shared)
     return np.where(batch.is_shared, shared, units)
 
@@ -233,12 +241,10 @@ def _fullness(left: Ratios) -> Ratios:
     return np.where(left <= MANY, MOST_FIT - GPU * left, beyond)
 
 
-def _packed(fullness: Ratios, stranded: Ratios | None) -> Ratios:
-    """Return the units of fit by stranded devices, and among equal nodes by the free ones."""
-    if stranded is None:
-        return fullness
-    least = np.maximum(np.minimum(stranded, MOST_STRANDED), -MOST_STRANDED)
-    return STRANDED * (MOST_STRANDED - least) + AMONG_EQUAL * fullness
+def _usable(stranded: Ratios, most: float) -> Ratios:
+    """Return the units for devices that stay usable: the fewer are stranded, the more."""
+    units: Ratios = STRANDED * (most - np.maximum(np.minimum(stranded, most), -most))
+    return units
 
 
 def free_after(batch: Batch, assessment: Assessment) -> Ratios:
