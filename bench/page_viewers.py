@@ -36,6 +36,8 @@ VIEWS: Final = ("fleet", "node", "decisions", "pending", "holders")
 NODE_SECONDS, NODE_LEAST_SECONDS, PAST_SECONDS = 5.0, 1.5, 60.0
 PENDING_SECONDS: Final = 5.0
 HOLDERS_SECONDS: Final = 15.0
+OVERVIEW_SECONDS: Final = 15.0
+OVERVIEW_PODS: Final = 500
 LISTED_HOLDERS: Final = 300
 LISTED_DECISIONS: Final = 200
 ROWS: Final = 25
@@ -119,6 +121,8 @@ class Viewer:
             group.create_task(self._listen())
             await self.is_begun.wait()
             await self._ask("session")
+            if self._view in {"fleet", "node"}:
+                group.create_task(self._look_at_overview())
             if self._view == "node":
                 group.create_task(self._look_at_node())
             elif self._view == "pending":
@@ -168,6 +172,13 @@ class Viewer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(began + NODE_SECONDS - time.monotonic(), 0.0)):
                     await self._news.wait()
+
+    async def _look_at_overview(self) -> None:
+        """Ask for the line above the map."""
+        while True:
+            await self._ask("usage?since=86400")
+            await self._ask(f"pending?limit={OVERVIEW_PODS}")
+            await asyncio.sleep(OVERVIEW_SECONDS)
 
     async def _ask_again(self, path: str, seconds: float) -> None:
         while True:

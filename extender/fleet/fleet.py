@@ -136,6 +136,8 @@ class Fleet:
             self._failures.forget(name)
             self.store.forget_node(name)
             self._snapshots.forget(name)
+            if not self._nodes:
+                self._requests.clear()
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Replace all GPU pods."""

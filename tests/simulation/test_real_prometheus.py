@@ -45,6 +45,8 @@ REFUSED = (
     'timestamp({__name__=~"DCGM_FI_DEV_(FB_USED|GPU_TEMP)"})',
 )
 
+NODES, DEVICES = 13, 60
+
 Answer = dict[frozenset[tuple[str, str]], float]
 
 
@@ -100,7 +102,7 @@ async def test_a_real_prometheus_scrapes_the_fleet_and_answers_and_refuses_the_s
 ) -> None:
     async def has_everything() -> bool:
         _, up = await pair.ask(pair.real_url, "up == 1")
-        return len(up) == 12
+        return len(up) == NODES
 
     await wait_for(has_everything, "every node is up in Prometheus")
 
@@ -115,7 +117,7 @@ async def test_a_real_prometheus_scrapes_the_fleet_and_answers_and_refuses_the_s
         await pair.ask(url, devices) for url in (pair.real_url, pair.simulated_url)
     ]
     assert times.keys() == real_times.keys()
-    assert len(times) == 56
+    assert len(times) == DEVICES
 
     for query in REFUSED:
         real_status, _ = await pair.ask(pair.real_url, query)

@@ -167,6 +167,10 @@ class RequestTable:
         if self._next > _LARGEST:
             self._rescale()
 
+    def clear(self) -> None:
+        """Forget all requests: what was asked of nodes that are gone says little of new ones."""
+        self._weights.clear()
+
     def _rescale(self) -> None:
         for weights in self._weights.values():
             for kind in weights:

@@ -78,6 +78,15 @@ def test_a_large_change_is_published() -> None:
     assert EIGHT in table.publish()[GPU].kinds
 
 
+def test_requests_that_are_cleared_count_no_more() -> None:
+    table = table_of((EIGHT, 100))
+    assert table.publish()
+
+    table.clear()
+
+    assert not table.publish()
+
+
 def test_old_requests_fade() -> None:
     seen = table_of((EIGHT, 1000), (ONE, int(3 * HALF_LIFE))).publish()[GPU]
 

@@ -342,3 +342,19 @@ def test_after_a_restart_everything_is_known_again_from_the_api_alone() -> None:
 
     assert after.row() == before.row()
     assert assumed(after) == assumed(before)
+
+
+def test_requests_are_forgotten_with_the_last_node() -> None:
+    world = World()
+    world.register_node("first")
+    world.register_node("second")
+    for number in range(20):
+        world.bind(f"waits-{number}", "", phase=PodPhase.PENDING, bound_at=None, started_at=None)
+    assert world.fleet.snapshot().pools[GPU].seen
+
+    world.fleet.remove_node("first")
+    assert world.fleet.snapshot().pools[GPU].seen
+
+    world.fleet.remove_node("second")
+    world.register_node("third")
+    assert not world.fleet.snapshot().pools[GPU].seen
