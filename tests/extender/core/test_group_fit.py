@@ -15,13 +15,14 @@ from extender.core.decision.evaluation import Overlay
 from extender.core.decision.filtering import Code
 from extender.core.decision.group_fit import GroupNeed, Topology, budget
 from extender.core.decision.scoring import (
-    AMONG_EQUAL,
     FIT,
     LOAD,
     MOST_FIT,
+    MOST_SHARED_STRANDED,
     MOST_STRANDED,
     PRICE,
     SHARED,
+    SHARED_FULLNESS,
     STRANDED,
     UNITS,
 )
@@ -251,11 +252,12 @@ def test_cards_that_are_too_small_hold_none_of_the_group() -> None:
 
 
 def test_no_fit_and_no_nearness_together_reach_the_next_step_of_certainty() -> None:
-    packed = 2 * STRANDED * MOST_STRANDED + AMONG_EQUAL * MOST_FIT + LOAD
+    whole = 2 * STRANDED * MOST_STRANDED + MOST_FIT + LOAD
+    packed = 2 * STRANDED * MOST_SHARED_STRANDED + SHARED_FULLNESS * MOST_FIT + LOAD
 
     for mode in PriceMode:
         price = PRICE if mode is PriceMode.PREFER else 0
-        for fit in (SHARED, packed, MOST_FIT + LOAD):
+        for fit in (SHARED, whole, packed):
             assert fit + price + JOINED + budget(mode) < FIT
 
 
