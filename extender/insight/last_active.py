@@ -18,9 +18,6 @@ from extender.fleet.fleet import Fleet
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 15.0
-FIRST_SECONDS: Final = 1.0
-"""Time between two sweeps until a device has readings: the past is queried only then."""
-
 ACTIVE_FROM: Final = 0.02
 """Activity from which on a device counts as used. Monitoring and a display server cause about 1
 %."""
@@ -59,7 +56,7 @@ class Idleness:
                 self.look()
             except Exception:  # a fault here must not stop the extender
                 logger.exception("fault", extra={"verb": "idleness"})
-            await asyncio.sleep(SWEEP_SECONDS if self.seen.is_set() else FIRST_SECONDS)
+            await asyncio.sleep(SWEEP_SECONDS)
 
     def look(self) -> None:
         """Update all devices in a few vector operations."""
