@@ -103,9 +103,7 @@ class Demo:
         with_us = Counter(outcome.fate for outcome in ours)
         without = Counter(outcome.fate for outcome in alone)
         say = self._console.print
-        bad = [
-            f"{without[fate]} {fate}" for fate in Fate if without[fate] and fate is not Fate.GOOD
-        ]
+        bad = [f"{without[fate]} {fate}" for fate in Fate if without[fate] and fate not in _STYLES]
         say(f"\n[bold]{len(ours)} pods; without idlegpu {', '.join(bad)}[/bold]")
         say(f"   {'':<18}{'idlegpu':>10}{'without':>10}{f'mean of {RUNS} runs':>19}", style="bold")
         for fate in Fate:
