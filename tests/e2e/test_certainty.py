@@ -4,7 +4,8 @@ import pytest
 
 from simulation.devices import Load, Loss
 from simulation.models import A100_40GB, GIB, V100
-from testkit.controlplane.objects import Object, pod
+from testkit.controlplane.objects import GPU, Object, pod
+from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -24,6 +25,12 @@ async def end_at_once(world: World, item: Object) -> None:
     """End a pod; the next one may come before any reading shows its GPU idle."""
     await world.client.delete(item)
     await world.gone(item)
+
+    async def is_free() -> bool:
+        nodes = (await world.services.extender.get("/v1/nodes"))["nodes"]
+        return not any(node["resources"][GPU]["held"] for node in nodes)
+
+    await wait_for(is_free, "the extender has seen that the pod is gone")
 
 
 async def test_a_gpu_that_was_just_freed_is_before_a_less_preferred_model(world: World) -> None:
