@@ -169,6 +169,7 @@ async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World
     for rack, nodes in (("a", small), ("b", large)):
         for name in nodes:
             await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
+    await world.heard(nodes[-1])
     pods = await group(world, "near", 4)
     await world.client.create_all(pods)
 
@@ -183,6 +184,7 @@ async def test_a_group_that_is_tried_on_each_rack_counts_where_it_goes_and_nowhe
     for rack, nodes in racks.items():
         for name in nodes:
             await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
+    await world.heard(nodes[-1])
     topology = {"topology": [{"key": RACK}]}
     pods = await group(world, "bound", 3, topology=topology)
     await world.client.create_all(pods)
