@@ -51,7 +51,7 @@ class Shape:
         memory_mib: memory of the node.
         gpus: number of GPUs.
         gpu_milli: thousandths of each.
-        models: models of which any will do, () for all.
+        models: accepted models, () for all.
     """
 
     millicores: int

@@ -11,8 +11,8 @@ def trust_no_authority() -> None:
     """Have this process and its children load no certificate authorities of the Internet.
 
     Loading all 140 takes each of a thousand processes 40 ms, and each API client as long again.
-    The values before stay in the environment: pytest-xdist's workers inherit what its controller
-    has set.
+    The old values stay in the environment, because pytest-xdist's workers inherit the environment
+    of its controller.
     """
     for name in _VARIABLES:
         os.environ.setdefault(_KEPT + name, os.environ.get(name, ""))

@@ -1,4 +1,4 @@
-"""Track the pods of each group, and say what the group of a pod still needs."""
+"""Track the pods of each group, and compute the devices that a group still needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class PodGroups:
             self._uids.setdefault(record.group.key, set()).add(record.uid)
 
     def note_node(self) -> None:
-        """Drop what is derived from nodes, because one has changed."""
+        """Drop the caches of node properties, because a node has changed."""
         self._topologies.clear()
         self._may_go.clear()
 

@@ -115,7 +115,7 @@ class GoToolchain:
 
     def _environment(self) -> dict[str, str]:
         """Keep the user's proxies and credentials, and settle what would change the build."""
-        environment = internet_environment()  # tests build what is missing, too
+        environment = internet_environment()  # pytest may build a missing tool
         for name in ("GOOS", "GOARCH"):
             environment.pop(name, None)
         environment.setdefault("GOCACHE", str(self._scratch / "go-build"))

@@ -285,7 +285,7 @@ class Domain(Answer):
 class Group(Answer):
     """Group of a pod: where its pods are, and where the rest fits.
 
-    `too_few` is the number of its pods for which the cluster has GPUs, if not for all.
+    `too_few` is the number of its pods that the cluster has GPUs for, None if it has them for all.
     """
 
     name: str

@@ -155,7 +155,7 @@ class HostAsks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Others:
-    """Requests of other pods, for which a placement should leave room.
+    """Requests of other pods; a placement should leave room for them.
 
     Attributes:
         seen: the requests seen so far for the resource.
@@ -258,7 +258,7 @@ def evaluate_batch(
         batch: the nodes.
         wants: the pods' requests.
         policy: the settings of the decision.
-        others: requests of other pods, for which a placement should leave room.
+        others: requests of other pods; a placement should leave room for them.
     """
     batch = count_freed(batch)
     assessment = assess(batch, wants.asks, estimates(policy))
@@ -331,7 +331,7 @@ def evaluate_for(
         question: the pod's question.
         batch: the nodes.
         models: model names by model id.
-        seen: requests of pods so far, for which a placement should leave room.
+        seen: requests of pods so far; a placement should leave room for them.
     """
     others = Others(seen=seen, models=models)
     return evaluate_batch(batch, Wants.of_all(question, models, batch), question.policy, others)

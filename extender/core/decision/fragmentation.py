@@ -25,7 +25,7 @@ _HALF: Final = 0.5 + 1e-9
 number of rows."""
 
 _MANY: Final = 1 << 40
-"""More replicas than any device has."""
+"""Larger than the number of replicas of any device."""
 
 
 class HostNeeds(Protocol):
@@ -85,7 +85,7 @@ def stranded(
 
 
 def _both(free: Rows, asked: Rows) -> Rows:
-    """Return what is free before the placement and after it; the first axis has these two."""
+    """Return the free amount before and after the placement, along the first axis."""
     both = np.empty((2, *free.shape), dtype=free.dtype)
     both[0] = free
     np.subtract(free, asked, out=both[1])

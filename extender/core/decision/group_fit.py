@@ -146,8 +146,8 @@ class GroupFit:
         placed: number of its other pods by node.
         rest: number of its pods that are not placed, with this one.
         fitting: nearest domains with room for these, the most room first; () if none has.
-        too_few: number of such pods for which the cluster has devices, held or not, if that is
-            less than the group has; else None.
+        too_few: number of the group's pods that the cluster's devices, held or free, suffice for;
+            None if they suffice for all.
         ranks: rank of each candidate, 0 for the nearest.
         units: by rank, units of score for the nearness.
         words: by rank, the nearness in words.

@@ -187,7 +187,7 @@ def shown_by(
 
 
 def is_blamed_on_sibling(causes: Rows) -> Flags:
-    """Return for which devices another device of the node is the cause.
+    """Flag the devices that another device of their node excludes.
 
     Args:
         causes: encoded causes, of any shape.

@@ -14,11 +14,11 @@ SWITCH: Final = "switch"
 """NVLink peer of a card on an NVSwitch, which joins all cards on it."""
 
 MOST_DEVICES: Final = 52
-"""Largest node of which sets are known: columns store masks as floats, exact up to 2^53."""
+"""Nodes with more devices have no sets: columns store masks as floats, exact up to 2^53."""
 
 MOST_LINKED: Final = 16
-"""Largest node of which joined sets are searched. No server has more cards on one NVLink; of 16
-cards there are at most a few hundred sets, whatever an agent reports."""
+"""Maximum number of devices of a node to search for joined sets. No server has more cards on one
+NVLink, and 16 cards have at most a few hundred sets, even if an agent reports nonsense."""
 
 REMEMBERED: Final = 1024
 """Cache size of `_joined`: nodes of one kind are wired alike."""
@@ -86,7 +86,7 @@ def _padded(sets: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def _linked(places: Sequence[Place | None]) -> tuple[int, ...]:
-    """Return for each device the set of devices to which NVLink joins it."""
+    """Return each device's NVLink peers as a set of devices."""
     slots = {place.uuid: slot for slot, place in enumerate(places) if place and place.uuid}
     switched = sum(
         1 << slot for slot, place in enumerate(places) if place and SWITCH in place.nvlink_peers

@@ -39,7 +39,7 @@ class RequestKind:
         memory_bytes: memory per device, 0 if not specified.
         millicores: CPU of the node.
         host_bytes: memory of the node.
-        models: GPU models of which the pod accepts any, normalized; () for all.
+        models: accepted GPU models, normalized; () for all.
         storage_bytes: ephemeral storage of the node.
     """
 
@@ -139,7 +139,7 @@ class RequestTable:
 
         Args:
             record: the pod's record while it is unbound, because only that has its CPU and memory.
-            models: GPU models of which the pod accepts any, normalized; () for all.
+            models: accepted GPU models, normalized; () for all.
         """
         for resource, count in record.resources.items():
             self.add(
@@ -168,7 +168,7 @@ class RequestTable:
             self._rescale()
 
     def clear(self) -> None:
-        """Forget all requests: what was asked of nodes that are gone says little of new ones."""
+        """Forget all requests, because they say little about other nodes."""
         self._weights.clear()
 
     def _rescale(self) -> None:

@@ -54,7 +54,7 @@ class WaitingRequests:
 
 
 def required_models(record: PodRecord) -> tuple[str, ...]:
-    """Return the GPU models of which an unbound pod accepts any, normalized; () for all.
+    """Return the GPU models that an unbound pod accepts, normalized; () for all.
 
     They come from its annotation, else from its node selector or affinity.
     """

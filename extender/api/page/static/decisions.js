@@ -244,7 +244,7 @@ export class Decisions {
   }
 }
 
-/** Mark a row if its decision is the one that is explained beside the table. */
+/** Mark a row while its decision is explained beside the table. */
 function mark(row, one) {
   if ([one.id, one.filter?.id].includes(state.decision)) row.setAttribute("aria-current", "true");
   else row.removeAttribute("aria-current");

@@ -121,7 +121,7 @@ export class Fleet {
     }
   }
 
-  /** Return the value that colors a device: a busy one never looks idle, whatever makes it busy. */
+  /** Return the value for a device's color; a busy device never has the color of an idle one. */
   shade(device, column) {
     const value = this[column][device];
     const limit = FULL * (column === "memory" ? this.thresholds.memory : this.thresholds.utilization);

@@ -31,7 +31,7 @@ export class Holders {
 
   urlChanged(now, before) {
     if (now.idle !== before.idle || now.by !== before.by) this.refresh();
-    else if (now.order !== before.order) this.renewed?.();
+    else if (now.order !== before.order) this.show?.();
   }
 
   isChanged() {
@@ -55,8 +55,8 @@ export class Holders {
   render(by, answer) {
     const rows = by === "pod" ? answer.holders : answer.costs;
     show(this.note, inWords(answer, rows));
-    this.renewed = () => renew(this.body, !rows.length ? null : by === "pod" ? pods(answer, (one) => this.open(one)) : sums(by, answer));
-    this.renewed();
+    this.show = () => renew(this.body, !rows.length ? null : by === "pod" ? pods(answer, (one) => this.open(one)) : sums(by, answer));
+    this.show();
   }
 
   /** Open the pod's longest-idle device; the node's record has the device's position. */
@@ -89,7 +89,7 @@ const isInPart = (one) => one.gpus_idle > 0 && one.gpus_idle < one.gpus;
 
 const COSTS = ["Cost used", "Cost idle"];
 
-/** The value of each column that the rows are sorted by, the largest number or the first word on top. */
+/** Values to sort each column by: the largest number first, or words in the order of the alphabet. */
 const ORDERS = {
   Pod: (one) => one.pod, Owner: (one) => one.owner ?? "", Node: (one) => one.node, Namespace: (one) => one.namespace,
   Pods: (one) => one.pods, "GPUs idle": (one) => one.gpus_idle, "Idle for": (one) => (one.gpus_idle ? one.idle_seconds : -1),
@@ -101,7 +101,8 @@ const ORDERS = {
 function sorted(list) {
   const value = ORDERS[state.order];
   if (!value) return list;
-  return list.toSorted((one, other) => (value(one) === value(other) ? 0 : (value(one) < value(other)) === (typeof value(one) === "string") ? -1 : 1));
+  const direction = NUMBERS.has(state.order) ? -1 : 1;
+  return [...list].sort((one, other) => direction * (value(one) < value(other) ? -1 : value(one) > value(other) ? 1 : 0));
 }
 
 function pods({ holders: listed, is_priced: isPriced }, open) {

@@ -1,6 +1,6 @@
 // One line above the map: GPU-hours that were held idle today, and pods that wait.
 
-import { clock, count, h, plural, show } from "./dom.js";
+import { clock, count, h, plural, renew } from "./dom.js";
 import { Question } from "./question.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { go } from "./url.js";
@@ -42,7 +42,7 @@ export class Overview {
 
   render() {
     const link = (view, text) => (text ? h("button", { type: "button", class: "link", onclick: () => go({ view }, true) }, text) : null);
-    show(this.box, link("holders", this.hours), link("pending", this.pods));
+    renew(this.box, link("holders", this.hours), link("pending", this.pods));
   }
 }
 
