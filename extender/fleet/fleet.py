@@ -121,15 +121,16 @@ class Fleet:
     def apply_node(self, record: NodeRecord) -> None:
         """Add or update a node."""
         before, self._nodes[record.name] = self._nodes.get(record.name), record
-        self.groups.note_node()
+        self.groups.note_node(before, record)
         self._allocations.offers.note(before, record, self._clock())
         if before is None or not before.offers_as(record):
             self._late.add(record.name)
 
     def remove_node(self, name: str) -> None:
         """Remove a node and its devices."""
-        if self._nodes.pop(name, None) is not None:
-            self.groups.note_node()
+        record = self._nodes.pop(name, None)
+        if record is not None:
+            self.groups.note_node(record, None)
             self._allocations.forget(name, self._clock())
             self._shares.pop(name, None)
             self._unmark(name)

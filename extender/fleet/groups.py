@@ -64,10 +64,11 @@ class PodGroups:
         if record is not None and record.group is not None and not record.phase.is_terminal:
             self._uids.setdefault(record.group.key, set()).add(record.uid)
 
-    def note_node(self) -> None:
-        """Drop the caches of node properties, because a node has changed."""
-        self._topologies.clear()
-        self._may_go.clear()
+    def note_node(self, before: NodeRecord | None, record: NodeRecord | None) -> None:
+        """Drop the caches if a node's labels or taints have changed; None if it does not exist."""
+        if _selectable(before) != _selectable(record):
+            self._topologies.clear()
+            self._may_go.clear()
 
     def members(self, key: str) -> frozenset[str]:
         """Return the UIDs of a group's pods that have not ended."""
@@ -199,6 +200,11 @@ class PodGroups:
         if request.target_nodes is None:
             return found[1]
         return found[1] & np.isin(pool.nodes, list(request.target_nodes))
+
+
+def _selectable(node: NodeRecord | None) -> tuple[object, ...]:
+    """Return the parts of a node that topologies and node selections depend on."""
+    return (node.labels, node.other_labels, node.hostname, node.taints) if node else ()
 
 
 def _admits(selection: Selection, node: NodeRecord | None) -> bool:

@@ -131,6 +131,19 @@ def test_a_changed_label_counts_at_once() -> None:
     assert made.rank(asked()).best == "b"
 
 
+def test_the_topology_is_kept_while_no_label_changes() -> None:
+    made = world({"a": "1", "b": "2"})
+    waiting(made, "p-0", "p-1")
+    before = need(made, "p-0", asked())
+
+    made.fleet.apply_node(replace(made.fleet.nodes["b"], is_ready=False))
+    after = need(made, "p-0", asked())
+
+    assert before is not None
+    assert after is not None
+    assert after.topology is before.topology
+
+
 def test_the_topology_is_a_setting() -> None:
     made = World(Policy(group_topology=("x/row",)))
     for name, row in {"a": "1", "b": "2", "c": "1"}.items():
