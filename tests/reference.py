@@ -6,6 +6,7 @@ compares each with the code.
 
 import ast
 import asyncio
+import inspect
 import re
 import sys
 import textwrap
@@ -22,6 +23,8 @@ from agent.options import Options
 from agent.sampler import Sampler
 from extender.api.metrics_route import export_ports
 from extender.app import Extender
+from extender.cli.doctor.findings import Check
+from extender.cli.doctor.table import CHECKS
 from extender.core.policy import Health
 from extender.kube.client import KubeClient
 from extender.settings.config import Settings, all_settings
@@ -37,6 +40,15 @@ PROGRAMS: Final = {
     "idlegpu": "extender/cli/remote/errors.py",
 }
 """Module that documents the exit statuses of each program."""
+
+CHECK_GROUPS: Final = {
+    "IG0": "kube-scheduler and others",
+    "IG1": "Telemetry",
+    "IG2": "Nodes",
+    "IG3": "Pods",
+    "IG4": "The extender's own",
+}
+"""Heading of each hundred of the doctor's codes."""
 
 
 def main() -> int:
@@ -178,6 +190,25 @@ def _documented(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     pass
 
 
+def render_checks() -> str:
+    """Render the tables of the doctor's checks, one for each hundred of the codes."""
+    parts = []
+    for hundred, title in CHECK_GROUPS.items():
+        rows = [_check_row(check) for check in CHECKS if check.code.startswith(hundred)]
+        header = "| code | what should hold | finds | remedy |\n|---|---|---|---|"
+        parts.append("\n".join([f"## {title}\n", header, *rows]) + "\n")
+    return "\n".join(parts)
+
+
+def _check_row(check: Check) -> str:
+    text, _, remedy = inspect.cleandoc(check.find.__doc__ or "").partition("\n\nRemedy: ")
+    cells = [check.code, check.title, " ".join(text.removeprefix("Find ").split()), remedy]
+    shown = (" ".join(cell.split()) for cell in cells)
+    row = " | ".join(_cell(cell[:1].upper() + cell[1:]) for cell in shown)
+    linked = re.sub(r"docs/([a-z/-]+[.]md(?:#[a-z-]+)?)", r"[\1](\1)", row)
+    return f"| {linked} |"
+
+
 def render_restart() -> str:
     """Render the list of the settings that need a restart."""
     names = []
@@ -203,6 +234,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "metrics": render_extender_metrics,
     "agent-metrics": render_agent_metrics,
     "exit-statuses": render_exit_statuses,
+    "checks": render_checks,
 }
 """Renders each generated part, by name."""
 
@@ -210,6 +242,7 @@ PAGES: Final = {
     "docs/settings.md": ("restart", "settings", "signs", "agent-settings"),
     "docs/metrics.md": ("metrics", "agent-metrics"),
     "docs/command-line.md": ("exit-statuses",),
+    "docs/doctor.md": ("checks",),
 }
 """Generated parts of each page."""
 

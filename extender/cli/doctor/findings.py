@@ -36,10 +36,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Definition of one check.
+    """A check; `check` makes it of a function.
 
     Attributes:
-        code: stable code, explained in docs/doctor.md.
+        code: stable code; no other check ever had it.
         title: the condition that should hold.
         needs: names of `Facts` that are required; of `a|b` one is enough.
         find: yields the problems in the facts.
@@ -52,6 +52,21 @@ class Check:
     needs: tuple[str, ...]
     find: Callable[[Facts], Iterable[Problem]]
     unseen: Callable[[Facts], str] = lambda _: ""
+
+
+def check(
+    code: str,
+    title: str,
+    *,
+    needs: tuple[str, ...],
+    unseen: Callable[[Facts], str] = lambda _: "",
+) -> Callable[[Callable[[Facts], Iterable[Problem]]], Check]:
+    """Make a check of a function that yields problems; the arguments are those of `Check`.
+
+    docs/doctor.md is generated from the function's docstring: a summary that begins with "Find",
+    details, and a last paragraph that begins with "Remedy:".
+    """
+    return lambda find: Check(code=code, title=title, needs=needs, find=find, unseen=unseen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import condition_of, name_of, parse_time, some
 from extender.core.untyped import mapping_of, objects_of
 
@@ -12,8 +12,31 @@ SKEW_SECONDS: Final = 10.0
 """Largest accepted difference. NTP keeps clocks far closer; API timestamps are whole seconds."""
 
 
+def unknown(facts: Facts) -> str:
+    """Return which nodes' clocks cannot be checked, "" if all can.
+
+    kubectl omits the required managedFields unless `--show-managed-fields` is given.
+    """
+    beating = [node for node in facts.nodes or () if _beat(node) is not None]
+    silent = [name_of(node) for node in beating if _noted(node) is None]
+    if not silent:
+        return ""
+    return (
+        f"nodes: {len(silent)} of {len(beating)} lack the time at which the API server recorded "
+        f"their heartbeat ({some(silent)}): kubectl get nodes -o json --show-managed-fields"
+    )
+
+
+@check("IG104", "clocks agree", needs=("nodes",), unseen=unknown)
 def skewed(facts: Facts) -> Iterator[Problem]:
-    """Find clocks that differ by more than `SKEW_SECONDS`."""
+    """Find clocks that differ by more than 10 s.
+
+    A kubelet's heartbeat is compared with the API server's record of it, and the extender's clock
+    with this machine's. Without `managedFields`, which kubectl omits by default, the check cannot
+    run.
+
+    Remedy: NTP.
+    """
     evidence = []
     for node in facts.nodes or ():
         skew = _skew(node, facts.at)
@@ -38,21 +61,6 @@ def skewed(facts: Facts) -> Iterator[Problem]:
             ),
             remedy="on the one that is wrong: timedatectl set-ntp true && chronyc makestep",
         )
-
-
-def unknown(facts: Facts) -> str:
-    """Return which nodes' clocks cannot be checked, "" if all can.
-
-    kubectl omits the required managedFields unless `--show-managed-fields` is given.
-    """
-    beating = [node for node in facts.nodes or () if _beat(node) is not None]
-    silent = [name_of(node) for node in beating if _noted(node) is None]
-    if not silent:
-        return ""
-    return (
-        f"nodes: {len(silent)} of {len(beating)} lack the time at which the API server recorded "
-        f"their heartbeat ({some(silent)}): kubectl get nodes -o json --show-managed-fields"
-    )
 
 
 def _skew(node: Object, at: float) -> float | None:

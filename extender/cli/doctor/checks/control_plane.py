@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from extender.cli.doctor.checks.schedulers import our_entry
 from extender.cli.doctor.facts import Facts, Object, Scheduler
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     command_of,
     containers,
@@ -41,8 +41,27 @@ _IMAGE: Final = re.compile(r"/kube-scheduler:v?(\d+)\.(\d+)")
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 
+def unknown_address(facts: Facts) -> str:
+    """Return what is missing to compare an address with the Service's, "" for nothing."""
+    if facts.services is None and any(_is_address(host) for _, host in _hosts(facts)):
+        return facts.why_missing("services")
+    return ""
+
+
+@check(
+    "IG010",
+    "kube-scheduler calls the extender's address",
+    needs=("schedulers",),
+    unseen=unknown_address,
+)
 def wrong_address(facts: Facts) -> Iterator[Problem]:
-    """Find configurations that call a placeholder, or another address than the Service's."""
+    """Find entries whose `urlPrefix` is not the extender's address.
+
+    It is a placeholder (`FIXED_ADDRESS`, an address for documentation), or another IP address than
+    the Service's.
+
+    Remedy: `scheduler-config/control-plane.sh`.
+    """
     address = _service_address(facts)
     for scheduler, host in _hosts(facts):
         wrong = ""
@@ -61,13 +80,6 @@ def wrong_address(facts: Facts) -> Iterator[Problem]:
                 remedy="scheduler-config/control-plane.sh writes the configuration with the "
                 "Service's address (move the old file away first); then restart kube-scheduler",
             )
-
-
-def unknown_address(facts: Facts) -> str:
-    """Return what is missing to compare an address with the Service's, "" for nothing."""
-    if facts.services is None and any(_is_address(host) for _, host in _hosts(facts)):
-        return facts.why_missing("services")
-    return ""
 
 
 def _hosts(facts: Facts) -> Iterator[tuple[Scheduler, str]]:
@@ -104,8 +116,14 @@ def _is_example(host: str) -> bool:
     return _is_address(host) and any(ipaddress.ip_address(host) in each for each in EXAMPLES)
 
 
+@check("IG011", "kube-scheduler is not newer than the API server", needs=("pods", "version"))
 def wrong_version(facts: Facts) -> Iterator[Problem]:
-    """Find kube-schedulers of a newer minor version than the API server, or of a too old one."""
+    """Find kube-schedulers of a newer minor version than the API server, or of a too old one.
+
+    A newer minor version is an error, one more than one below is a warning.
+
+    Remedy: `manifests/render.sh REGISTRY second-scheduler`; with Helm `images.scheduler.tag: ""`.
+    """
     server = _VERSION.match(facts.version or "")
     if not server:
         return
@@ -139,8 +157,15 @@ def _skewed(pod: str, image: str, server: str, *, is_newer: bool) -> Problem:
     )
 
 
+@check("IG012", "kube-scheduler batches equal pods", needs=("schedulers", "pods"))
 def unbatched(facts: Facts) -> Iterator[Problem]:
-    """Find schedulers of all pods whose opportunistic batching the extender turns off."""
+    """Find schedulers of all pods whose opportunistic batching the extender turns off.
+
+    From kube-scheduler 1.35 on (by the image of its pod) an extender turns batching off in every
+    profile of that process, also for pods without GPUs. Info only.
+
+    Remedy: a second scheduler for GPU pods.
+    """
     batching = [
         f"{key_of(pod)}: {image}"
         for pod, image, version in _schedulers(facts)

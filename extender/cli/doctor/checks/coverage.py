@@ -6,7 +6,7 @@ from typing import Final
 
 from extender.cli.doctor.checks.nodes import PLUGIN, PRODUCT, REPLICAS, STRATEGY
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     AGENT_WORDS,
     EXPORTER_WORDS,
@@ -40,8 +40,14 @@ FIRST_READINGS_SECONDS: Final = 300.0
 """Time after an exporter's start until its first reading: image pull, scrape, query."""
 
 
+@check("IG105", "every GPU node is measured", needs=("nodes", "pods"))
 def unmeasured(facts: Facts) -> Iterator[Problem]:
-    """Find GPU nodes without an exporter or agent, or without any reading."""
+    """Find GPU nodes without a ready pod of dcgm-exporter or the agent, or without any reading.
+
+    A pod counts as silent after five minutes without a reading of its node's GPUs.
+
+    Remedy: tolerations, or the DaemonSet; the ServiceMonitor, or `prometheus.url`.
+    """
     running: dict[str, Object] = {}
     broken: dict[str, str] = {}
     for pod in live_pods(facts, EXPORTER_WORDS + AGENT_WORDS):
@@ -142,8 +148,14 @@ def _taints(node: Object) -> list[str]:
     ]
 
 
+@check("IG106", "the extender reads its sources and settings", needs=("degraded",))
 def degraded(facts: Facts) -> Iterator[Problem]:
-    """Find components that the extender reports as degraded."""
+    """Find components that the extender reports as degraded.
+
+    A component is a source, or the settings.
+
+    Remedy: the one that the extender names.
+    """
     for name, cause in sorted((facts.degraded or {}).items()):
         resource = name.removeprefix("apiserver/").removesuffix(" objects")
         unreadable = facts.unreadable.get(resource, ()) if name.endswith(" objects") else ()
@@ -161,10 +173,14 @@ def degraded(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@check("IG107", "telemetry shows every GPU of a node", needs=("nodes", "devices|exporter"))
 def unlike_telemetry(facts: Facts) -> Iterator[Problem]:
-    """Find nodes whose number of GPUs in telemetry differs from their labels or capacity.
+    """Find nodes for which telemetry shows another number of GPUs than labels or capacity.
 
-    Capacity counts only if no label counts the node's GPUs.
+    Capacity (`nvidia.com/gpu`) counts only without the label `nvidia.com/gpu.count`, and only if it
+    does not count shares or instances.
+
+    Remedy: `idlegpu smoke NODE`; a reboot.
     """
     seen, partitioned = _seen(facts), _partitioned(facts)
     evidence: list[str] = []

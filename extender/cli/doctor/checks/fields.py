@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import NODE_LABELS, key_of, some
 from extender.core.untyped import mapping_of, text_of
 
@@ -91,10 +91,17 @@ class _Card:
         return not has_activity or not self._has(USED)
 
 
+@check("IG101", "dcgm-exporter exports the fields that decisions need", needs=("exporter|devices",))
 def not_exported(facts: Facts) -> Iterator[Problem]:
-    """Find fields that dcgm-exporter does not export.
+    """Find DCGM fields that dcgm-exporter does not export, card by card.
 
-    For nodes whose exporter was not queried, check the values that the extender has read.
+    No activity or no memory at all is an error, so is no graphics engine activity with MIG;
+    profiling fields of the defaults that are off are a warning. For nodes whose exporter was not
+    read, the fields that the extender itself lacks count. A counters file without XIDs is a
+    warning; series do not show it, because from dcgm-exporter 4.8.2 on a GPU without errors has
+    none.
+
+    Remedy: the lines for the counters' file.
     """
     cards = _cards(facts)
     lacking = {card: seen for card, seen in cards.items() if set(seen.absent) - SHARPER}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     AGENT_WORDS,
     is_called,
@@ -28,8 +28,17 @@ ALWAYS_PAUSED: Final = tuple(
 BLOCKS: Final = "NVML held open blocks the driver's upgrade, changes of the MIG layout, and resets"
 
 
+@check("IG406", "agents leave when the GPU operator asks", needs=("nodes", "pods", "daemon_sets"))
 def stays_in_the_way(facts: Facts) -> Iterator[Problem]:
-    """Find agents that run, or would run, on nodes where the operator has paused GPU clients."""
+    """Find agents that run, or would run, on nodes where the operator has paused GPU clients.
+
+    An error if an agent runs on such a node, a warning if the DaemonSet's selector or any term of
+    its affinity would keep it there. Clusters without `nvidia.com/gpu.deploy.*` labels have no
+    finding.
+
+    Remedy: the affinity of `manifests/agent/daemon-set.yaml`, for the reason in
+    docs/gpu-operator.md.
+    """
     paused = {name_of(node): label for node in facts.nodes or () for label in _paused(node)}
     staying = [
         f"{node_of(pod)}: {paused[node_of(pod)]}, and {key_of(pod)} runs"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import gpu_nodes, gpu_pods, labels_of, setting, some
 from extender.core.nodes.pod_groups import read_group
 from extender.core.policy import GROUP_TOPOLOGY
@@ -13,8 +13,16 @@ from extender.core.untyped import items_of, text_of
 SETTING: Final = "group_topology"
 
 
+@check(
+    "IG305", "nodes have the labels by which groups are placed", needs=("nodes", "pods", "settings")
+)
 def unknown_topology(facts: Facts) -> Iterator[Problem]:
-    """Find topology labels that no GPU node has, and groups in a cluster without any."""
+    """Find labels of `group_topology` that no GPU node has.
+
+    Info for groups in a cluster without any of the default labels.
+
+    Remedy: correct or set `group_topology`, or label the nodes.
+    """
     nodes = gpu_nodes(facts)
     known = {label for node in nodes for label in labels_of(node)}
     own = setting(facts, SETTING)

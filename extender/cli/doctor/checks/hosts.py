@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     allocatable,
     asked,
@@ -31,8 +31,14 @@ ENOUGH: Final = 0.5
 _KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
+@check("IG207", "nodes with free GPUs have free CPU and memory", needs=("nodes", "pods"))
 def filled(facts: Facts) -> Iterator[Problem]:
-    """Find free GPUs that are unusable because pods without GPUs hold the node's CPU or memory."""
+    """Find free GPUs that are unusable because pods without GPUs hold the node's CPU or memory.
+
+    Less than half of the free GPUs' even share is left. Pods of DaemonSets do not count.
+
+    Remedy: a taint on the nodes: `nvidia.com/gpu=present:NoSchedule`.
+    """
     evidence, nodes = [], []
     pods: dict[str, list[Object]] = {}
     for pod in facts.pods or ():

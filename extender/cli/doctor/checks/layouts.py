@@ -13,7 +13,7 @@ from extender.cli.doctor.checks.nodes import (
     restart_plugin,
 )
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     EXPORTER_WORDS,
     GPU,
@@ -33,8 +33,15 @@ MANAGER: Final = WorkloadPart(MANAGER_WORDS)
 EXPORTER: Final = WorkloadPart(EXPORTER_WORDS)
 
 
+@check("IG205", "nodes offer the MIG instances that they have", needs=("nodes",))
 def unlike_layout(facts: Facts) -> Iterator[Problem]:
-    """Find nodes with a failed MIG configuration, or with other MIG instances than they offer."""
+    """Find nodes with a failed MIG layout, or with other MIG instances than they offer.
+
+    Labels and telemetry are compared with the offered resources, also under strategy `single`.
+    Layouts that are being changed are skipped.
+
+    Remedy: restart the plugin; `mig.config`.
+    """
     failed: dict[str, str] = {}
     unlike: list[str] = []
     seen = _seen(facts)

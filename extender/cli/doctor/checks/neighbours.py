@@ -6,7 +6,7 @@ from typing import Final
 
 from extender.cli.doctor.checks.schedulers import DOCUMENTATION
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     annotations_of,
     condition_of,
@@ -41,8 +41,15 @@ REQUIRES_IDLE: Final = "idlegpu.io/require-idle"
 AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter")
 
 
+@check("IG007", "one scheduler places GPU pods on a node", needs=("pods",))
 def two_schedulers(facts: Facts) -> Iterator[Problem]:
-    """Find nodes on which several schedulers place GPU pods."""
+    """Find nodes on which several schedulers place GPU pods.
+
+    A warning if the schedulers may be profiles of one process, which is no fault: pass its
+    configuration.
+
+    Remedy: nodes of their own, by label and taint.
+    """
     by_node: defaultdict[str, set[str]] = defaultdict(set)
     for pod in gpu_pods(facts):
         if node_of(pod):
@@ -96,8 +103,14 @@ def _is_lost(pod: Object) -> bool:
     return mapping_of(pod.get("status")).get("reason") == "UnexpectedAdmissionError"
 
 
+@check("IG008", "the autoscaler adds nodes for waiting pods", needs=("pods",))
 def no_new_nodes(facts: Facts) -> Iterator[Problem]:
-    """Find pods that wait because the extender rejects nodes that the autoscaler expects to fit."""
+    """Find pods that wait because the extender rejects nodes that the autoscaler expects to fit.
+
+    Also found if an autoscaler runs while idlegpu refuses nodes for load (`load_filter.enabled`).
+
+    Remedy: add a node by hand, or remove the cause.
+    """
     found = sorted({*_autoscalers(facts)})
     if not found:
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     GPU,
     MIG,
@@ -55,8 +55,15 @@ def restart_discovery(facts: Facts) -> str:
     return DISCOVERY.restart(facts, "gpu-feature-discovery's")
 
 
+@check("IG201", "nodes offer their GPUs", needs=("nodes",))
 def no_plugin(facts: Facts) -> Iterator[Problem]:
-    """Find GPU nodes that offer no GPUs."""
+    """Find GPU nodes that offer no GPUs.
+
+    They have GPUs by their labels, or offered some before (a capacity of 0), and have no DRA
+    driver: the device plugin is missing or broken.
+
+    Remedy: install it; its log.
+    """
     names = [name_of(node) for node in facts.nodes or ()]
     plugins = {
         node_of(pod): pod for part in (DISCOVERY, PLUGIN) for pod in part.pods_on(facts, names)
@@ -98,8 +105,15 @@ def _is_excluded(node: Object) -> bool:
     return workload != "container" or labels.get("nvidia.com/gpu.deploy.device-plugin") == "false"
 
 
+@check("IG202", "GPU sharing matches the labels", needs=("nodes",))
 def unlike_sharing(facts: Facts) -> Iterator[Problem]:
-    """Find nodes whose GPU sharing differs from their labels or from the plugin's configuration."""
+    """Find nodes whose GPU sharing differs from their labels or from the plugin's configuration.
+
+    `gpu.count` x `gpu.replicas` is not the capacity, or the labels differ from the plugin's
+    configuration for the node (`nvidia.com/device-plugin.config`).
+
+    Remedy: restart plugin and gpu-feature-discovery.
+    """
     evidence = []
     for node in facts.nodes or ():
         labels = labels_of(node)
@@ -159,8 +173,14 @@ def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int
     return "none", 1
 
 
+@check("IG203", "nodes offer all their GPUs", needs=("nodes",))
 def not_offered(facts: Facts) -> Iterator[Problem]:
-    """Find GPUs in a node's capacity that are not allocatable."""
+    """Find GPUs in a node's capacity that are not allocatable.
+
+    The device plugin reports unhealthy GPUs.
+
+    Remedy: read its log on that node.
+    """
     evidence: list[str] = []
     nodes: set[str] = set()
     for node in facts.nodes or ():
@@ -187,8 +207,14 @@ def not_offered(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@check("IG204", "the MPS control daemon runs", needs=("nodes", "pods"))
 def dead_mps(facts: Facts) -> Iterator[Problem]:
-    """Find MPS nodes whose MPS control daemon does not run."""
+    """Find MPS nodes whose MPS control daemon does not run.
+
+    A label says that the node uses MPS.
+
+    Remedy: its DaemonSet, its log.
+    """
     daemons = [pod for pod in facts.pods or () if is_called(pod, MPS_WORDS)]
     alive = {node_of(pod) for pod in daemons if is_running(pod)}
     dead = {node_of(pod): pod for pod in daemons if not is_running(pod)}
@@ -232,8 +258,12 @@ def _state(pod: Object) -> str:
     return str(status.get("phase"))
 
 
+@check("IG206", "pods on time-sliced GPUs state their memory", needs=("nodes", "pods"))
 def no_memory_limits(facts: Facts) -> Iterator[Problem]:
-    """Find pods on time-sliced GPUs that do not declare their GPU memory."""
+    """Find pods on time-sliced GPUs that do not declare their GPU memory.
+
+    Remedy: `idlegpu.io/gpu-memory`; MPS.
+    """
     sliced = {
         name_of(node)
         for node in facts.nodes or ()

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     annotations_of,
     asked_by,
@@ -65,8 +65,16 @@ _REFERENCE: Final = re.compile(
 """Variable references in a command: `$(NAME)` is expanded by the kubelet, the others by a shell."""
 
 
+@check("IG301", "drivers are new enough for the CUDA of pods", needs=("nodes", "pods"))
 def old_driver(facts: Facts) -> Iterator[Problem]:
-    """Find pods whose CUDA version is too new for their node's driver."""
+    """Find pods whose CUDA version is too new for their node's driver.
+
+    Either the container runtime reports it (`unsatisfied condition: cuda>=...`), or a pod that is
+    not ready has an image (or `NVIDIA_REQUIRE_CUDA`) of a newer major CUDA than the driver. Images
+    whose name does not show their CUDA version are not judged.
+
+    Remedy: a newer driver, or an older image.
+    """
     nodes = {name_of(node): node for node in facts.nodes or ()}
     evidence = []
     for pod in gpu_pods(facts):
@@ -96,8 +104,14 @@ def old_driver(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@check("IG306", "idlegpu is asked about all pods that get GPUs", needs=("pods", "claims"))
 def claims_alone(facts: Facts) -> Iterator[Problem]:
-    """Find pods that hold GPUs through ResourceClaims and request none as a resource."""
+    """Find pods that hold GPUs through ResourceClaims and request none as a resource.
+
+    kube-scheduler does not ask idlegpu about them. Info only.
+
+    Remedy: request `nvidia.com/gpu`, which a DeviceClass can serve (docs/dra.md).
+    """
     requested = {mapping_of(pod.get("metadata")).get("uid") for pod in gpu_pods(facts)}
     evidence = []
     for claim in facts.claims or ():
@@ -124,8 +138,12 @@ def claims_alone(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@check("IG304", "the targets of waiting pods exist", needs=("nodes", "pods"))
 def lost_targets(facts: Facts) -> Iterator[Problem]:
-    """Find waiting pods whose targets are all missing from the cluster."""
+    """Find waiting pods whose targets (`idlegpu.io/target`) are all missing from the cluster.
+
+    Remedy: correct the names, or `target-policy: prefer`.
+    """
     known = {name_of(node) for node in facts.nodes or ()}
     evidence = []
     for pod in gpu_pods(facts):
@@ -189,8 +207,15 @@ def _driver(node: Object) -> str:
     )
 
 
+@check("IG302", "pods do not set CUDA_VISIBLE_DEVICES", needs=("pods",))
 def set_by_hand(facts: Facts) -> Iterator[Problem]:
-    """Find pods that set CUDA_VISIBLE_DEVICES in their environment or command."""
+    """Find pods that set CUDA_VISIBLE_DEVICES in their environment or command.
+
+    An error if it names others than 0 to n-1, or in `env` not all of them; otherwise a warning.
+    Commands that divide the GPUs among processes, and values that only a shell knows, are skipped.
+
+    Remedy: remove it.
+    """
     lines: defaultdict[_ByHand, list[str]] = defaultdict(list)
     for pod in gpu_pods(facts):
         for container in containers(pod):
@@ -257,8 +282,17 @@ def _parts(value: str) -> list[str]:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
+@check("IG303", "model servers use as many GPUs as their pods request", needs=("pods",))
 def unlike_parallel(facts: Facts) -> Iterator[Problem]:
-    """Find model servers that use another number of GPUs than their container requests."""
+    """Find model servers that use another number of GPUs than their container requests.
+
+    The number is tensor x pipeline x data parallel size of vLLM, SGLang, TensorRT-LLM or TGI: more
+    is an error, fewer a warning. With SGLang's `--enable-dp-attention` data parallel ranks need no
+    GPUs of their own. Variables count if the container gets their value. Servers over several pods
+    (Ray, `--nnodes`), and sizes that are not stated, are skipped.
+
+    Remedy: make both equal.
+    """
     too_many: list[str] = []
     too_few: list[str] = []
     for pod in gpu_pods(facts):

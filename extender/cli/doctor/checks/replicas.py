@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     containers,
     environment_of,
@@ -28,8 +28,15 @@ SHUTDOWN_SECONDS: Final = 95.0
 """Defaults of the settings drain_seconds and shutdown_seconds."""
 
 
+@check("IG404", "the extender has time to shut down", needs=("pods", "settings"))
 def short_grace(facts: Facts) -> Iterator[Problem]:
-    """Find extender pods that are killed before their shutdown has finished."""
+    """Find extender pods that are killed before their shutdown has finished.
+
+    Their `terminationGracePeriodSeconds` is not above `drain_seconds` + `shutdown_seconds`:
+    kube-scheduler may still call them.
+
+    Remedy: the line in the Deployment; the Helm chart sets it.
+    """
     lines = []
     for pod in _extenders(facts):
         grace = mapping_of(pod.get("spec")).get("terminationGracePeriodSeconds")
@@ -51,8 +58,14 @@ def short_grace(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@check("IG405", "replicas know each other", needs=("pods", "settings"))
 def strangers(facts: Facts) -> Iterator[Problem]:
-    """Find replicas that do not share their requests, because `peers` is not set."""
+    """Find replicas that do not share their requests, because `peers` is not set.
+
+    Bursts then go to the same nodes, and pods count as bound without an answer, or count twice.
+
+    Remedy: `peers.service`.
+    """
     alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for pod in _extenders(facts):
         is_leaving = "deletionTimestamp" in mapping_of(pod.get("metadata"))

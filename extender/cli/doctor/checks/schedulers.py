@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object, Scheduler
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     capacity,
     is_gpu,
@@ -164,8 +164,15 @@ def _remedy(kind: str) -> str:
     )
 
 
+@check("IG001", "kube-scheduler calls the extender", needs=("unasked|schedulers",))
 def not_asked(facts: Facts) -> Iterator[Problem]:
-    """Find configurations or bindings that show that kube-scheduler does not call the extender."""
+    """Find configurations or bindings that show that kube-scheduler does not call the extender.
+
+    Either no entry under `extenders` is idlegpu's, or pods are bound without its answer;
+    `/v1/unasked` then names the likely cause.
+
+    Remedy: the entry of `scheduler-config/kube-scheduler.yaml`.
+    """
     yield from _reported(facts, "IG001")
     if facts.schedulers and not any(True for _ in _ours(facts)):
         yield Problem(
@@ -183,8 +190,15 @@ def _prefixes(config: Object) -> str:
     return some(text_of(entry.get("urlPrefix")) for entry in entries) or "none"
 
 
+@check("IG002", "the extender answers in time", needs=("unasked|metrics",))
 def late(facts: Facts) -> Iterator[Problem]:
-    """Find answers that arrive after kube-scheduler's timeout."""
+    """Find answers that arrive after kube-scheduler's timeout.
+
+    kube-scheduler had closed the connection, or more than one answer in a thousand took longer than
+    `httpTimeout`.
+
+    Remedy: `httpTimeout`, or CPU for the extender.
+    """
     yield from _reported(facts, "IG002")
     asking = [(one.source, entry) for one, entry in _ours(facts)]
     for source, entry in asking or [("as shipped", {"httpTimeout": "1s"})]:
@@ -217,8 +231,14 @@ def _slow(facts: Facts, limit: float) -> Iterator[tuple[str, float, float]]:
             yield verb, every - min(within), every
 
 
+@check("IG003", "kube-scheduler sends node names only", needs=("schedulers",))
 def whole_nodes(facts: Facts) -> Iterator[Problem]:
-    """Find configurations that make kube-scheduler send whole Node objects."""
+    """Find configurations that make kube-scheduler send whole Node objects.
+
+    `nodeCacheCapable` is off in them.
+
+    Remedy: `nodeCacheCapable: true`.
+    """
     for scheduler, entry in _ours(facts):
         if entry.get("nodeCacheCapable") is not True:
             shown = str(entry.get("nodeCacheCapable", "not set")).lower()
@@ -231,8 +251,18 @@ def whole_nodes(facts: Facts) -> Iterator[Problem]:
             )
 
 
+@check("IG004", "the extender's scores and kube-scheduler's own both count", needs=("schedulers",))
 def drowned(facts: Facts) -> Iterator[Problem]:
-    """Find weights with which kube-scheduler's plugins outvote the extender, or never count."""
+    """Find weights with which kube-scheduler's plugins outvote the extender, or never count.
+
+    idlegpu adds weight x `wire.max_score` x 10 points at most, and two fifths of that for idle
+    against busy; kube-scheduler's plugins add 100 x the sum of their weights (12 by default),
+    profile by profile. An error if the plugins exceed all of idlegpu's points, a warning if they
+    exceed those two fifths. Info if idlegpu leads by 100 points or more among equal nodes, so that
+    soft spread and preferred affinity never count.
+
+    Remedy: `weight: 1`.
+    """
     scale = number_setting(facts, "wire.max_score", MAX_SCORE)
     for scheduler, entry in _ours(facts):
         weight = number(entry.get("weight"))
@@ -296,8 +326,14 @@ def plugin_weights(profile: Object) -> dict[str, int]:
     return weights
 
 
+@check("IG005", "kube-scheduler calls every verb", needs=("unasked|schedulers",))
 def verbs(facts: Facts) -> Iterator[Problem]:
-    """Find verbs that kube-scheduler does not call."""
+    """Find verbs that kube-scheduler does not call.
+
+    `filterVerb`, `prioritizeVerb` or `preemptVerb` is missing, or scores are lost.
+
+    Remedy: the line.
+    """
     yield from _reported(facts, "IG005")
     lost = {
         "filterVerb": ("filter", Severity.ERROR, "broken and busy GPUs are not rejected"),
@@ -319,8 +355,14 @@ def verbs(facts: Facts) -> Iterator[Problem]:
                 )
 
 
+@check("IG006", "managedResources lists every GPU resource", needs=("unasked|schedulers", "nodes"))
 def unmanaged(facts: Facts) -> Iterator[Problem]:
-    """Find GPU resources of nodes that are missing from managedResources."""
+    """Find GPU resources of nodes that are missing from managedResources.
+
+    For example a MIG profile, or `nvidia.com/gpu.shared`.
+
+    Remedy: the lines to add.
+    """
     yield from _reported(facts, "IG006")
     entries = [(scheduler, managed(entry)) for scheduler, entry in _ours(facts)]
     if not entries or any(not names for _, names in entries):
@@ -342,8 +384,17 @@ def unmanaged(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@check("IG009", "no other extender sees only our shortlist", needs=("schedulers",))
 def shortened(facts: Facts) -> Iterator[Problem]:
-    """Find extenders that filter after idlegpu and so see only its shortlist."""
+    """Find extenders that filter after idlegpu and so see only its shortlist.
+
+    If such an extender refuses the whole shortlist (`wire.shortlist` above 0), a pod waits although
+    other nodes would do. kube-scheduler calls ignorable extenders last, the others in the order of
+    the file.
+
+    Remedy: `wire.shortlist: 0`, or its entry above idlegpu's (with `ignorable: false` if idlegpu's
+    is not ignorable).
+    """
     shortlist = number_setting(facts, "wire.shortlist", SHORTLIST)
     if not shortlist:
         return

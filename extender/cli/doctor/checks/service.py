@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Right
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import AGENT_WORDS, is_called, is_running, total
 
 EVERYDAY: Final = frozenset({"replaced", "closing", "busy"})
@@ -29,8 +29,14 @@ REMEDIES: Final = {
 }
 
 
+@check("IG401", "the extender accepts the agents' reports", needs=("metrics",))
 def refused_agents(facts: Facts) -> Iterator[Problem]:
-    """Find agents whose reports the extender refuses."""
+    """Find agents whose reports the extender refuses.
+
+    Info only if all running agents report by now, because counts start with the extender.
+
+    Remedy: depends on the reason.
+    """
     counts = _refusals(facts)
     unknown = total(facts.metrics, "idlegpu_agent_unknown_nodes")
     if not counts and not unknown:
@@ -69,8 +75,15 @@ def _refusals(facts: Facts) -> dict[str, float]:
     return {reason: count for reason, count in counts.items() if count}
 
 
+@check("IG402", "certificates do not expire soon", needs=("certificates",))
 def ending(facts: Facts) -> Iterator[Problem]:
-    """Find certificates that expire soon."""
+    """Find certificates that expire in less than 30 days.
+
+    Less than 7 days is an error. Sources are Secrets, files, and
+    `idlegpu_certificate_end_timestamp_seconds`, which the alert `IdlegpuCertificateEnds` uses too.
+
+    Remedy: run the Job.
+    """
     by_severity: defaultdict[Severity, list[str]] = defaultdict(list)
     for one in sorted(facts.certificates or (), key=lambda one: one.ends_at):
         days = (one.ends_at - facts.at) / DAY
@@ -91,8 +104,15 @@ def ending(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@check("IG403", "the extender's account has its rights", needs=("rights",))
 def lacking_rights(facts: Facts) -> Iterator[Problem]:
-    """Find RBAC rights that the extender's account lacks."""
+    """Find RBAC rights that the extender's account lacks.
+
+    It needs the rights of `manifests/rbac`, and by its settings those of `wake-nodes` and
+    `wake-pods`. The API server says which it has or, offline, the RBAC objects.
+
+    Remedy: `kubectl apply -k`.
+    """
     by_manifest: defaultdict[str, list[Right]] = defaultdict(list)
     for right in facts.rights or ():
         if not right.is_allowed:

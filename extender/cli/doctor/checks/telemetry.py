@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts, Object
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     EXPORTER_WORDS,
     NODE_LABELS,
@@ -32,8 +32,12 @@ QUERY_SECONDS: Final = 10.0
 _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
 
 
+@check("IG102", "series name nodes of the cluster", needs=("sources|metrics|exporter",))
 def unmatched(facts: Facts) -> Iterator[Problem]:
-    """Find metric series whose labels name no node of the cluster."""
+    """Find metric series whose labels name no node, address or exporter.
+
+    Remedy: `prometheus.node_labels`.
+    """
     evidence = []
     for name, state in sorted((facts.sources or {}).items()):
         count = state.get("unmatched_series")
@@ -78,8 +82,16 @@ def _strangers(facts: Facts) -> list[str]:
     return sorted(one for one in strange if one.lower().partition(".")[0] not in hosts)
 
 
+@check("IG103", "readings are fresh when they arrive", needs=("metrics|pods",))
 def stale(facts: Facts) -> Iterator[Problem]:
-    """Find readings that are stale on arrival, and the intervals that cause it."""
+    """Find readings that are stale on arrival, and the intervals that cause it.
+
+    Stale readings are older than `freshness.max_age_seconds` (median), or their exporter collects
+    that rarely. An exporter's interval that differs from `prometheus.exporter_interval_seconds` is
+    a warning.
+
+    Remedy: the interval.
+    """
     limit = number_setting(facts, "freshness.max_age_seconds", MAX_AGE_SECONDS)
     query = number_setting(facts, "prometheus.interval_seconds", QUERY_SECONDS)
     assumed = number_setting(facts, "prometheus.exporter_interval_seconds", EXPORTER_SECONDS)

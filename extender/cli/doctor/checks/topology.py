@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extender.cli.doctor.facts import Facts
-from extender.cli.doctor.findings import Problem, Severity
+from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import key_of, labels_of, name_of, node_of
 from extender.cli.doctor.remedies import named
 from extender.core.nodes.topology_manager import (
@@ -20,8 +20,17 @@ REFUSED: Final = "TopologyAffinityError"
 """`status.reason` of a pod that the Topology Manager refuses."""
 
 
+@check(
+    "IG208", "labels name the policy of each kubelet's Topology Manager", needs=("nodes", "pods")
+)
 def unlike_kubelet(facts: Facts) -> Iterator[Problem]:
-    """Find labels with unknown words, and refusals of kubelets whose policy no label names."""
+    """Find labels with unknown words, and refusals of kubelets whose policy no label names.
+
+    A refusal is a pod with `TopologyAffinityError`.
+
+    Remedy: `kubectl label node NODE idlegpu.io/topology-policy=single-numa-node`
+    (docs/agent.md#topology).
+    """
     unknown: dict[str, str] = {}
     unlabelled: set[str] = set()
     for node in facts.nodes or ():
