@@ -241,7 +241,7 @@ class Extender:
             self.source_manager.resources,
             DecisionRoutes(self.history, replicas),
             self.source_manager.unreadable,
-            host_pods=lambda: self.source_manager.cluster.host_pods,
+            host_pods=self.source_manager.host_pods,
         )
         self.explain_routes = ExplainRoutes(
             self.placer,
@@ -260,7 +260,7 @@ class Extender:
             clock=clock,
             yield_control=self.request_tracker.yield_control,
             plots=PrometheusPlots(lambda: self.settings.prometheus, clock),
-            host_pods=lambda: self.source_manager.cluster.host_pods,
+            host_pods=self.source_manager.host_pods,
             replicas=replicas,
             pool_labels=settings.pool_labels,
         )

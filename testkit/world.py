@@ -396,7 +396,11 @@ class World:
         app = web.Application(client_max_size=max_body_bytes, middlewares=[for_viewer])
         app.add_routes(self.webhooks().routes())
         fleet = FleetRoutes(
-            self.fleet, self.placer, lambda: self.resources, unreadable=lambda: self.unreadable
+            self.fleet,
+            self.placer,
+            lambda: self.resources,
+            unreadable=lambda: self.unreadable,
+            host_pods=lambda: self.host_pods,
         )
         app.add_routes(fleet.routes())
         app.add_routes(self.why.routes())

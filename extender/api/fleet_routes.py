@@ -19,9 +19,16 @@ from extender.fleet.source_state import SourceState
 from extender.insight.decisions import DecisionRoutes
 from extender.insight.defrag import find_plans
 from extender.insight.gpu_state import GpuState
-from extender.insight.stranded import HostPods
+from extender.insight.stranded import HostPods, TypicalNeeds, count_usable, find_needs
 from extender.insight.views import Json, gpus_of, node_views, verdict_view
-from extender.insight.what_if import CORDONED, NO_ROOM, NOT_READY, TAINTED, TOLERATED_TAINT
+from extender.insight.what_if import (
+    CORDONED,
+    NO_ROOM,
+    NOT_READY,
+    STRANDED,
+    TAINTED,
+    TOLERATED_TAINT,
+)
 from extender.placement.placer import Placer
 from extender.runtime.cooperative import run_in_steps
 from extender.server.json_answers import (
@@ -153,16 +160,21 @@ class FleetRoutes:
 
     async def _best(self, request: web.Request) -> web.StreamResponse:
         gpu_request, limit = self._read_best(request.query)
-        decision, rejected = await self._rank(gpu_request)
+        resource = gpu_request.resource
+        needs = await run_in_steps(find_needs(self._fleet, self._host_pods()))
+        decision, rejected = await self._rank(gpu_request, needs)
         best = [decision.candidates[at] for at in decision.order[:limit]]
         pieces = (
-            [verdict_view(verdict) for verdict in self._placer.explain_nodes(gpu_request, some)]
+            [
+                verdict_view(verdict) | {"stranded": self._stranded(verdict.node, resource, needs)}
+                for verdict in self._placer.explain_nodes(gpu_request, some)
+            ]
             for some in chunks(best, PIECE_VERDICTS)
         )
         rest = {
             "feasible": decision.feasible,
             "rejected": rejected,
-            "models": self._count_models(gpu_request),
+            "models": self._count_models(gpu_request, needs),
         }
         return await stream_answer(request, "best", pieces, rest)
 
@@ -197,8 +209,16 @@ class FleetRoutes:
             }
         )
 
-    def _count_models(self, request: GpuRequest) -> dict[str, Json]:
-        """Count the GPUs, and the free ones, of each model that a request names."""
+    def _stranded(self, node: str, resource: str, needs: TypicalNeeds) -> int:
+        """Return the free GPUs of a node that it lacks CPU, memory or ephemeral storage for."""
+        pool, record = self._fleet.snapshot().pools.get(resource), self._fleet.nodes.get(node)
+        if pool is None or record is None or node not in pool.row_of:
+            return 0
+        row = pool.rows[pool.row_of[node]]
+        return max(row.allocatable - row.held, 0) - count_usable(record, resource, row, needs)
+
+    def _count_models(self, request: GpuRequest, needs: TypicalNeeds) -> dict[str, Json]:
+        """Count the held, free and stranded GPUs of each model that a request names."""
         snapshot = self._fleet.snapshot()
         pool = snapshot.pools.get(request.resource)
         if pool is None:
@@ -206,10 +226,16 @@ class FleetRoutes:
         found: dict[str, Json] = {}
         for model in (*request.required_models, *request.preferred_models):
             is_it = model_places(snapshot.models, [model])[pool.batch.model_id] > 0
-            rows = [pool.rows[at] for at in np.flatnonzero(is_it).tolist()]
+            at = np.flatnonzero(is_it).tolist()
+            rows = [pool.rows[each] for each in at]
+            gpus = sum(row.allocatable for row in rows)
+            free = sum(max(row.allocatable - row.held, 0) for row in rows)
+            stranded = sum(self._stranded(pool.nodes[each], pool.resource, needs) for each in at)
             found[model] = {
-                "gpus": sum(row.allocatable for row in rows),
-                "free": sum(max(row.allocatable - row.held, 0) for row in rows),
+                "gpus": gpus,
+                "held": gpus - free,
+                "free": free - stranded,
+                "stranded": stranded,
             }
         return found
 
@@ -254,7 +280,9 @@ class FleetRoutes:
             raise QueryError("gpus", str(count), f"asks for no {resource}")
         return parsed.request, limit
 
-    async def _rank(self, request: GpuRequest) -> tuple[Decision, dict[str, str]]:
+    async def _rank(
+        self, request: GpuRequest, needs: TypicalNeeds
+    ) -> tuple[Decision, dict[str, str]]:
         """Return the ranking for a pod, and the reason for each rejected node."""
         open_nodes: list[str] = []
         rejected: dict[str, str] = {}
@@ -268,6 +296,9 @@ class FleetRoutes:
                 assumed = sum(tenant.count for tenant in overlay.get(node, ()))
                 free = row.allocatable - row.held - assumed
                 reason = self._closed(node, request.resource, is_full=free < request.count)
+                stranded = self._stranded(node, request.resource, needs)
+                if not reason and free - stranded < request.count:
+                    reason = STRANDED
                 if reason:
                     rejected[node] = reason
                 else:

@@ -20,12 +20,14 @@ from extender.core.nodes.batches import current_batch
 from extender.core.steps import Steps, finish
 from extender.fleet.fleet import Fleet
 from extender.insight.demand import Supply, demand_metrics
+from extender.insight.stranded import HostPods, find_needs
 from extender.insight.waits import Waits
 from extender.runtime.metrics import Metrics
 from extender.server.listener import Listener
 from extender.server.readiness import SourceStatus
 from extender.settings.config import Settings
 from extender.sources.agents.source import AgentStatus
+from extender.sources.kubernetes.host_use import PlacedPod
 
 # Prometheus metrics of the fleet's state and its sources, computed at each scrape.
 
@@ -38,6 +40,7 @@ class FleetCollector(Collector):
         sources: returns the status of each source.
         dropped_events: returns the number of events that could not be written.
         clock: seconds since the epoch.
+        host_pods: returns the CPU, memory and storage of the pods with a node.
         pool_labels: node labels that name a node pool; they override the cloud providers' labels.
     """
 
@@ -47,12 +50,14 @@ class FleetCollector(Collector):
         sources: Callable[[], Iterable[SourceStatus]],
         dropped_events: Callable[[], int],
         clock: Callable[[], float],
+        host_pods: HostPods = dict,
         pool_labels: tuple[str, ...] = (),
     ) -> None:
         self._fleet = fleet
         self._sources = sources
         self._dropped_events = dropped_events
         self._clock = clock
+        self._host_pods = host_pods
         self.pool_labels = pool_labels
         self._counted: list[Metric] | None = None
 
@@ -92,7 +97,8 @@ class FleetCollector(Collector):
         states: Counter[str] = Counter()
         unhealthy: Counter[str] = Counter()
         ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
-        supply = Supply(self._fleet.nodes, snapshot.models, self.pool_labels)
+        needs = yield from find_needs(self._fleet, self._host_pods())
+        supply = Supply(self._fleet.nodes, snapshot.models, needs, self.pool_labels)
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)
             yield
@@ -342,6 +348,9 @@ class Follower(Protocol):
     def agent_status(self) -> AgentStatus | None:
         """Return the status of agent reports, None if no agents are accepted."""
 
+    def host_pods(self) -> Mapping[str, PlacedPod]:
+        """Return the CPU, memory and storage of the pods with a node, by `namespace/name`."""
+
 
 def export_state(
     metrics: Metrics,
@@ -362,7 +371,14 @@ def export_state(
         clock: seconds since the epoch.
     """
     register = metrics.registry.register
-    collector = FleetCollector(fleet, follower.states, dropped_events, clock, settings.pool_labels)
+    collector = FleetCollector(
+        fleet,
+        follower.states,
+        dropped_events,
+        clock,
+        follower.host_pods,
+        settings.pool_labels,
+    )
     register(collector)
     register(AgentCollector(follower.agent_status))
     register(CertificateCollector(lambda: certificate_ends(settings)))

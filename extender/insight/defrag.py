@@ -12,7 +12,7 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Pool, Rows
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.insight.stranded import HostPods
+from extender.insight.stranded import HostPods, count_usable, find_needs
 from extender.insight.views import Json
 from extender.server.redaction import of_pod, pod_key
 from extender.sources.kubernetes.host_use import PlacedPod
@@ -141,7 +141,8 @@ def find_plans(
 ) -> Steps[Defrag]:
     """Find the fewest moves that free devices on one node, in cooperative steps.
 
-    Pods of DaemonSets stay, and pods that are being deleted count as gone.
+    Pods of DaemonSets stay, and pods that are being deleted count as gone. Stranded devices are no
+    room.
 
     Args:
         fleet: the fleet.
@@ -157,6 +158,7 @@ def find_plans(
     ready: list[str] = []
     wanted: list[tuple[int, int, str, int]] = []
     free = np.zeros(len(pool.nodes), dtype=np.intp)
+    needs = yield from find_needs(fleet, host_pods())
     for at, node in enumerate(pool.nodes):
         if at % PIECE_NODES == 0:
             yield
@@ -166,9 +168,11 @@ def find_plans(
         assumed = sum(tenant.count for tenant in overlay.get(node, ()))
         free[at] = max(row.allocatable - row.held - assumed, 0)
         missing = gpus - _leaving(fleet, node, resource) - int(free[at])
-        if free[at] >= gpus:
+        if count_usable(fleet.nodes[node], resource, row, needs) - assumed >= gpus:
             ready.append(node)
-        elif row.allocatable >= gpus and (least := _fewest(fleet, node, resource, missing)):
+        elif free[at] >= gpus or row.allocatable < gpus:
+            continue
+        elif least := _fewest(fleet, node, resource, missing):
             wanted.append((len(least), sum(count for _, count in least), node, missing))
     room = _Room(
         free,

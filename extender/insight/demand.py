@@ -1,4 +1,4 @@
-"""Metrics for autoscalers: GPUs that pods wait for, and idle GPUs by node pool.
+"""Metrics for autoscalers: GPUs that pods wait for, and idle and stranded GPUs by node pool.
 
 Label values are bounded: models are mapped to a fixed list, sizes to steps, and pools beyond
 `MOST_POOLS` to one value.
@@ -17,6 +17,7 @@ from extender.core.nodes.inventory import NodeRecord, PodRecord
 from extender.core.nodes.labels import POOL_LABELS
 from extender.core.nodes.snapshot import Batch, Pool, Snapshot
 from extender.core.steps import Steps
+from extender.insight.stranded import TypicalNeeds, count_usable
 
 NO_POOL: Final = "none"
 MOST_POOLS: Final = 64
@@ -36,16 +37,23 @@ class Supply:
     Args:
         nodes: nodes by name.
         models: model names by number, as in the snapshot.
+        needs: what a GPU needs of its node's CPU, memory and storage.
         labels: node labels that name a pool; they override the cloud providers' labels.
     """
 
     def __init__(
-        self, nodes: Mapping[str, NodeRecord], models: tuple[str, ...], labels: tuple[str, ...] = ()
+        self,
+        nodes: Mapping[str, NodeRecord],
+        models: tuple[str, ...],
+        needs: TypicalNeeds,
+        labels: tuple[str, ...] = (),
     ) -> None:
         self._nodes = nodes
+        self._needs = needs
         self._models = [short_model(model) if model else OTHER for model in models]
         self._all: Counter[tuple[str, str, str]] = Counter()
         self._idle: Counter[tuple[str, str, str]] = Counter()
+        self._stranded: Counter[tuple[str, str, str]] = Counter()
         self._pools = {name: pool_of(record, labels) for name, record in nodes.items()}
         names = sorted(set(self._pools.values()) - {NO_POOL})
         self._labelled = {NO_POOL, *names[:MOST_POOLS]}
@@ -54,7 +62,8 @@ class Supply:
         """Count the devices of a resource pool.
 
         A device counts as idle if a pod could get it: its node accepts pods, and no pod holds the
-        device or, with replicas, not all replicas are held.
+        device or, with replicas, not all replicas are held. It is stranded instead if its node
+        lacks the CPU, memory or ephemeral storage for it.
         """
         telemetry = batch.telemetry
         is_idle = batch.present & (assessment.idle_chance >= 1.0)
@@ -76,11 +85,13 @@ class Supply:
                 self._models[models[at]],
             )
             self._all[key] += present[at]
-            is_open = record.is_ready and not record.is_unschedulable
-            self._idle[key] += idle[at] if is_open else 0
+            if idle[at] and record.is_ready and not record.is_unschedulable:
+                usable = count_usable(record, pool.resource, pool.rows[at], self._needs)
+                self._idle[key] += min(idle[at], usable)
+                self._stranded[key] += max(idle[at] - usable, 0)
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield the gauges of all and of idle GPUs."""
+        """Yield the gauges of all, of idle and of stranded GPUs."""
         labels = ["pool", "resource", "model"]
         every = GaugeMetricFamily(
             "idlegpu_pool_gpus", "GPUs, or MIG instances, by pool of nodes.", labels=labels
@@ -90,10 +101,17 @@ class Supply:
             "Idle GPUs, or MIG instances, that a pod could get, by pool of nodes.",
             labels=labels,
         )
+        stranded = GaugeMetricFamily(
+            "idlegpu_pool_stranded_gpus",
+            "Idle GPUs, or MIG instances, whose nodes lack CPU, memory or ephemeral storage for "
+            "another pod, by pool of nodes.",
+            labels=labels,
+        )
         for key, count in self._all.items():
             every.add_metric(key, count)
             idle.add_metric(key, self._idle[key])
-        yield from (every, idle)
+            stranded.add_metric(key, self._stranded[key])
+        yield from (every, idle, stranded)
 
 
 def pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median_high
 from typing import Final, NamedTuple
 
-from extender.core.nodes.host_resources import NAMES, HostResources
+from extender.core.nodes.host_resources import NAMES, NONE, HostResources
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.steps import Steps
@@ -97,18 +97,15 @@ class StrandedNode:
         return f"lower the requests of the pods listed here to {_words(self.need)} for each GPU"
 
 
-class _Needs:
-    """Typical requests of a GPU by resource name: the median of the pods that request any."""
+@dataclass(frozen=True, slots=True)
+class TypicalNeeds:
+    """What a GPU typically needs of its node: the median of the pods that request any.
 
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[list[int], list[int], list[int]]] = {}
+    Attributes:
+        by_resource: requests of a GPU or replica, by resource name; 0 where no pod requests any.
+    """
 
-    def add(self, resource: str, count: int, needs: HostResources) -> None:
-        """Add a pod's requests."""
-        seen = self._seen.setdefault(resource, ([], [], []))
-        for values, value in zip(seen, needs, strict=True):
-            if value:
-                values.append(-(-value // count))
+    by_resource: Mapping[str, HostResources]
 
     def of(self, resource: str, host: HostResources, count: int) -> tuple[HostResources, set[str]]:
         """Return the requests of a GPU, and the names of those that are assumed.
@@ -118,17 +115,70 @@ class _Needs:
             host: allocatable resources of its node.
             count: GPUs or replicas of the node.
         """
-        seen = self._seen.get(resource, ([], [], []))
+        needs = self.by_resource.get(resource, NONE)
         even = HostResources(
             int(host.millicores * EVEN_PART / count), int(host.memory_bytes * EVEN_PART / count), 0
         )
-        needs = [median_high(values) if values else 0 for values in seen]
         assumed = {
             name for name, need, part in zip(NAMES, needs, even, strict=True) if not need and part
         }
         return HostResources(
             *(need or part for need, part in zip(needs, even, strict=True))
         ), assumed
+
+
+def find_needs(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[TypicalNeeds]:
+    """Find what a GPU typically needs of its node, in steps.
+
+    Args:
+        fleet: state of the fleet.
+        pods: requests of every pod that has a node, by `namespace/name`.
+    """
+    seen: dict[str, tuple[list[int], list[int], list[int]]] = {}
+    for at, record in enumerate(tuple(fleet.pods.values())):
+        if at % PIECE_PODS == PIECE_PODS - 1:
+            yield
+        placed = pods.get(record.key) if record.node else None
+        asked = record.host if placed is None else placed.needs
+        if record.gives_way or record.phase.is_terminal:
+            continue
+        for resource, count in record.resources.items():
+            for values, value in zip(seen.setdefault(resource, ([], [], [])), asked, strict=True):
+                if value:
+                    values.append(-(-value // count))
+    return TypicalNeeds(
+        {
+            resource: HostResources(*(median_high(values) if values else 0 for values in each))
+            for resource, each in seen.items()
+        }
+    )
+
+
+def count_usable(node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNeeds) -> int:
+    """Return the free GPUs, or replicas, for which a node has CPU, memory and storage left.
+
+    Args:
+        node: the node.
+        resource: resource name of the GPUs.
+        row: the node's row in the resource's pool.
+        needs: what a GPU needs.
+    """
+    free = max(row.allocatable - row.held, 0)
+    if node.host is None or not free:
+        return free
+    need, _ = needs.of(resource, node.host, row.allocatable)
+    return min(free, *_fits(row, need).values())
+
+
+def _fits(row: PoolRow, need: HostResources) -> dict[str, int]:
+    """Return for how many GPUs each resource of a node is enough."""
+    return {
+        name: rest // each for name, rest, each in zip(NAMES, _left(row), need, strict=True) if each
+    }
+
+
+def _left(row: PoolRow) -> HostResources:
+    return HostResources(row.free_millicores, row.free_bytes, row.free_storage_bytes)
 
 
 def find_stranded(
@@ -141,7 +191,7 @@ def find_stranded(
         pods: requests of every pod that has a node, by `namespace/name`.
         node: only this node; None for all.
     """
-    needs = yield from _typical(fleet, pods)
+    needs = yield from find_needs(fleet, pods)
     found: list[StrandedNode] = []
     for pool in fleet.snapshot().pools.values():
         for at, (name, row) in enumerate(zip(pool.nodes, pool.rows, strict=True)):
@@ -155,40 +205,26 @@ def find_stranded(
     return sorted(found, key=lambda one: (-one.gpus, one.node))
 
 
-def _typical(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[_Needs]:
-    needs = _Needs()
-    for at, record in enumerate(tuple(fleet.pods.values())):
-        if at % PIECE_PODS == PIECE_PODS - 1:
-            yield
-        placed = pods.get(record.key) if record.node else None
-        asked = record.host if placed is None else placed.needs
-        if record.gives_way or record.phase.is_terminal:
-            continue
-        for resource, count in record.resources.items():
-            needs.add(resource, count, asked)
-    return needs
-
-
-def _of_row(node: NodeRecord, resource: str, row: PoolRow, needs: _Needs) -> Iterator[StrandedNode]:
+def _of_row(
+    node: NodeRecord, resource: str, row: PoolRow, needs: TypicalNeeds
+) -> Iterator[StrandedNode]:
     """Yield a node if it lacks something for its free GPUs behind a resource."""
     free = row.allocatable - row.held
     if node.host is None or free <= 0 or node.is_unschedulable or not node.is_ready:
         return
-    left = HostResources(row.free_millicores, row.free_bytes, row.free_storage_bytes)
-    need, assumed = needs.of(resource, node.host, row.allocatable)
-    fits = {name: rest // each for name, rest, each in zip(NAMES, left, need, strict=True) if each}
-    usable = min(fits.values(), default=free)
-    gpus, free_gpus = (free - usable) // row.replicas, free // row.replicas
+    gpus = (free - count_usable(node, resource, row, needs)) // row.replicas
     if gpus <= 0:
         return
+    need, assumed = needs.of(resource, node.host, row.allocatable)
+    fits = _fits(row, need)
     lacks = sorted((name for name in fits if fits[name] < free), key=fits.__getitem__)
     yield StrandedNode(
         node=node.name,
         resource=resource,
         gpus=gpus,
-        free=free_gpus,
+        free=free // row.replicas,
         lacks=tuple(lacks),
-        left=left,
+        left=_left(row),
         need=need,
         is_assumed=lacks[0] in assumed,
     )

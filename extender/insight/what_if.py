@@ -29,6 +29,9 @@ from extender.server.json_answers import error_answer
 
 NO_ROOM = "node(s) had too few free GPUs by kube-scheduler's count"
 NO_HOST = "node(s) had too little CPU, memory or ephemeral storage left"
+STRANDED = (
+    "node(s) had stranded GPUs: too little CPU, memory or ephemeral storage for what a GPU needs"
+)
 CORDONED = "node(s) were unschedulable"
 NOT_READY = "node(s) were not ready"
 TAINTED = "node(s) had taints that a plain GPU pod does not tolerate"

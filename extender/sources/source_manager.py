@@ -1,7 +1,7 @@
 """Run the sources that update the fleet: API server, Prometheus and agents."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from extender.core.nodes.snapshot import Snapshot
 from extender.core.policy import Policy
@@ -18,6 +18,7 @@ from extender.settings.agents import Agents
 from extender.settings.config import Settings
 from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
 from extender.sources.kubernetes.cluster import ClusterSource
+from extender.sources.kubernetes.host_use import PlacedPod
 from extender.sources.kubernetes.object_kinds import InventorySink
 from extender.sources.kubernetes.reflector import ReflectorSettings
 from extender.sources.prometheus.node_identity import NodeIdentity, addresses_of
@@ -203,6 +204,10 @@ class SourceManager:
             reporting = self.agents.reporting
             if any(name not in reporting for name in self._nodes_with_gpus()):
                 yield AGENTS
+
+    def host_pods(self) -> Mapping[str, PlacedPod]:
+        """Return the CPU, memory and storage of the pods with a node, by `namespace/name`."""
+        return self.cluster.host_pods
 
     def resources(self) -> ResourceNames:
         """Return the names of the GPU resources that count by now; see `ClusterSource`."""

@@ -59,9 +59,11 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
              f"max(idlegpu_unplaced_longest_seconds{{{HELD}}}) or vector(0)", LONG, "s"),
         stat("Unhealthy GPUs", "GPUs that no pod gets because they cannot work.",
              once("idlegpu_devices", "", f'{HERE}, state="unhealthy"', labels="state"), BAD),
-        table("Idle now, by pool and model", "GPUs that a pod could get now, and all GPUs.",
+        table("Idle now, by pool and model", "GPUs that a pod could get now, idle GPUs whose nodes "
+              "lack CPU, memory or storage for them, and all GPUs.",
               {
                   "Idle": once("idlegpu_pool_idle_gpus", POOL, MODEL),
+                  "Stranded": once("idlegpu_pool_stranded_gpus", POOL, MODEL),
                   "All": once("idlegpu_pool_gpus", POOL, MODEL),
               },
               first="Idle", colors={"Idle": ("none", NONE_LEFT)}),

@@ -155,3 +155,8 @@ async def test_gpus_without_cpu_are_stranded_by_the_pods_that_hold_it(world: Wor
     assert "6 free GPUs are stranded" in shown.out
     assert f"burden-{node}" in shown.out
     assert f"kubectl taint node {node}" in shown.out
+    best = await command("best", "--gpus", "2", "--model", "H100", "-o", "json")
+    assert [one["stranded"] for one in best.json["best"] if one["node"] == node] == [6]
+    assert best.json["models"]["H100"] == {"gpus": 8, "held": 0, "free": 2, "stranded": 6}
+    many = await command("best", "--gpus", "3", status=1)
+    assert "node(s) had stranded GPUs" in many.out

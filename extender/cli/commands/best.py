@@ -6,11 +6,12 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.remote.answers import Best, VerdictAnswer
+from extender.cli.remote.answers import Best, ModelCount, VerdictAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
 COLUMNS = [">#", "NODE", "?MODEL", ">IDLE", ">CHANCE", "?>ACTIVITY", ">FREE GiB"]
+STRANDED = ">STRANDED"
 WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 
 
@@ -34,7 +35,8 @@ def command(session: Session, *, require_idle: bool, **wishes: str | int | None)
 
     Of the GPUs that the pod could land on: IDLE counts the idle ones; ACTIVITY and FREE are means.
     CHANCE is the probability that all GPUs that the kubelet picks are idle. docs/decision.md
-    explains the terms of WHY. Exits with status 1 if no node suits.
+    explains the terms of WHY. STRANDED counts free GPUs for which the node lacks CPU, memory or
+    ephemeral storage (docs/advice.md). Exits with status 1 if no node suits.
     """
     idle = "true" if require_idle else None
     answer = session.client.best(**wishes, require_idle=idle)  # type: ignore[arg-type] # gpus is a number
@@ -47,11 +49,17 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
     shown = answer.best
     parts: list[RenderableType | None] = []
     if shown:
+        stranded = [STRANDED] if any(one.stranded for one in shown) else []
         rows = (
-            [*row(rank, one), one.reason, *(_wide(one) if is_wide else [])]
+            [
+                *row(rank, one),
+                *([str(one.stranded)] if stranded else []),
+                one.reason,
+                *(_wide(one) if is_wide else []),
+            ]
             for rank, one in enumerate(shown, 1)
         )
-        parts.append(sheet([*COLUMNS, "WHY"], rows, WIDE_COLUMNS if is_wide else ()))
+        parts.append(sheet([*COLUMNS, *stranded, "WHY"], rows, WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line("no node suits", "bold"))
     left = answer.feasible - len(shown)
@@ -63,10 +71,18 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
                 line(f"no node has a GPU of the model {model}: idlegpu nodes lists all", "yellow")
             )
         elif not count.free:
-            parts.append(line(f"no {model} is free: all {count.gpus} are held", "yellow"))
+            parts.append(line(f"no {model} is free: {_taken(count)}", "yellow"))
     counted = Counter(answer.rejected.values())
     parts += [line(f"{count} {reason}", "dim") for reason, count in counted.most_common()]
     return stack(parts)
+
+
+def _taken(count: ModelCount) -> str:
+    """Say why no GPU of a model is free."""
+    if not count.stranded:
+        return f"all {count.gpus} are held"
+    held = f"{count.held} held, " if count.held else ""
+    return f"{held}{count.stranded} stranded without CPU, memory or storage (idlegpu advise)"
 
 
 def row(rank: int | None, verdict: VerdictAnswer) -> list[Cell]:

@@ -165,7 +165,7 @@ class FactorAnswer(Answer):
 
 
 class VerdictAnswer(Answer):
-    """Evaluation of a node for a pod."""
+    """Evaluation of a node for a pod; the answer for `best` counts the stranded GPUs."""
 
     node: str
     resource: str
@@ -186,6 +186,7 @@ class VerdictAnswer(Answer):
     is_bound: bool = False
     assumed: int = 0
     lost_by: str | None = None
+    stranded: int = 0
     is_late: bool = False
     band: str = ""
     reason: str = ""
@@ -207,10 +208,12 @@ class Size(Answer):
 
 
 class ModelCount(Answer):
-    """Number of GPUs, or of their replicas, of one model."""
+    """Number of GPUs, or of their replicas, of one model: held, free, and free but stranded."""
 
     gpus: int
+    held: int
     free: int
+    stranded: int
 
 
 class Best(Answer):

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import Taint
 from extender.core.request.gpu_resources import ResourceNames
-from extender.insight.what_if import TAINTED
+from extender.insight.what_if import STRANDED, TAINTED
 from testkit.builders import GPU
 from testkit.cards import IDLE
 from testkit.http_questions import get, strict
@@ -58,9 +61,27 @@ async def test_best_counts_the_gpus_of_each_model_that_is_asked_for(
     answer = await get(client, "/v1/best", model="H100,T4")
 
     assert set(answer["models"]) == {"H100", "T4"}
-    assert answer["models"]["T4"] == {"gpus": 0, "free": 0}
+    assert answer["models"]["T4"] == {"gpus": 0, "held": 0, "free": 0, "stranded": 0}
     assert cards - 2 > answer["models"]["H100"]["free"] > 0
     assert answer["models"]["H100"]["gpus"] == cards
+
+
+async def test_best_counts_stranded_gpus_apart_from_room(world: World, client: Client) -> None:
+    world.add({"tight": [IDLE] * 4})
+    world.add_pod("tenant", "tight")
+    record = world.fleet.nodes["tight"]
+    world.fleet.apply_node(replace(record, host=HostResources(16_000, 64 << 30)))
+    world.fleet.apply_host_use("tight", HostResources(13_000, 0))
+    world.live({"tight": [IDLE] * 4}, 60)
+
+    one = await get(client, "/v1/best", gpus="1", model="H100")
+    two = await get(client, "/v1/best", gpus="2")
+    count = one["models"]["H100"]
+
+    assert {entry["node"]: entry["stranded"] for entry in one["best"]}["tight"] == 2
+    assert two["rejected"]["tight"] == STRANDED
+    assert count["stranded"] == 2
+    assert count["held"] + count["free"] + count["stranded"] == count["gpus"]
 
 
 @pytest.mark.parametrize(

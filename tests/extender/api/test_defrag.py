@@ -1,5 +1,6 @@
 """Which pods to move so that a node has room for a large request."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +56,17 @@ async def test_a_node_with_room_needs_no_move(world: World, client: Client) -> N
     answer = await get(client, "/v1/defrag", gpus="4")
 
     assert answer["ready"] == ["a", "c"]
+
+
+async def test_a_node_with_stranded_gpus_is_not_ready(world: World, client: Client) -> None:
+    record = world.fleet.nodes["a"]
+    world.fleet.apply_node(replace(record, host=HostResources(16_000, 64 << 30)))
+    world.fleet.apply_host_use("a", HostResources(13_000, 0))
+    world.live({"a": [IDLE] * 4}, 60)
+
+    answer = await get(client, "/v1/defrag", gpus="4")
+
+    assert (answer["ready"], answer["total"]) == (["b", "c"], 0)
 
 
 async def test_a_pod_that_fits_nowhere_has_no_target(world: World, client: Client) -> None:

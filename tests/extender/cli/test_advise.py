@@ -81,6 +81,15 @@ def test_one_node_is_shown_alone_and_what_is_left_out_is_said(advise: Run) -> No
     assert "and 1 more (--limit)" in few
 
 
+def test_stranded_gpus_are_no_room_for_a_pod(advise: Run) -> None:
+    one = advise("best").stdout
+    two = advise("best", "--gpus", "2", "--model", "H100")
+
+    assert "IDLE   CHANCE   ACTIVITY   FREE GiB   STRANDED   WHY" in one
+    assert "1 node(s) had stranded GPUs: too little CPU, memory or ephemeral storage" in two.stdout
+    assert two.exit_code == 1
+
+
 def test_a_fleet_without_advice_says_so() -> None:
     world = World()
     world.register_node("w", gpus=1)

@@ -1,5 +1,6 @@
 """Metrics for autoscalers: GPUs that pods wait for, idle ones by node pool."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.devices.gpu_models import NAMES
 from extender.core.nodes.batches import current_batch
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.labels import POOL_LABELS, is_shown
 from extender.insight.demand import MOST_POOLS, Supply, pool_of, size_of
+from extender.insight.stranded import TypicalNeeds
 from extender.sources.kubernetes.records import wanted_model
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu, card
@@ -183,6 +186,18 @@ def test_idle_gpus_of_a_node_that_takes_no_pods_are_not_offered(
     assert supply(world, "none") == (2, 0)
 
 
+def test_stranded_gpus_are_no_idle_room_and_are_counted_apart(world: World) -> None:
+    world.add({"a": [IDLE] * 4})
+    record = world.fleet.nodes["a"]
+    world.fleet.apply_node(replace(record, host=HostResources(16_000, 64 << 30)))
+    world.fleet.apply_host_use("a", HostResources(13_000, 0))
+    world.live({"a": [IDLE] * 4}, 60)
+    labels = {"pool": "none", "resource": GPU, "model": "h100"}
+
+    assert supply(world, "none") == (4, 1)
+    assert world.count("idlegpu_pool_stranded_gpus", **labels) == 3
+
+
 def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
     world: World,
 ) -> None:
@@ -190,7 +205,7 @@ def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
     snapshot = world.fleet.snapshot()
     pool, nodes = snapshot.pools[GPU], dict(world.fleet.nodes)
     back = nodes.pop("a")
-    supply = Supply(nodes, snapshot.models)
+    supply = Supply(nodes, snapshot.models, TypicalNeeds({}))
     batch = current_batch(pool, snapshot.telemetry)
     ask = DeviceRequest(count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds)
     counting = supply.add_in_steps(
@@ -200,7 +215,7 @@ def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
     nodes["a"] = back
 
     assert list(counting) == []
-    assert [metric.samples for metric in supply.metrics()] == [[], []]
+    assert [metric.samples for metric in supply.metrics()] == [[], [], []]
 
 
 def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: World) -> None:
