@@ -6,7 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Self
 
-GIB = 1 << 30
+_GIB = 1 << 30
 
 
 class Strategy(StrEnum):
@@ -176,7 +176,7 @@ class Foreign:
         readings: readings that must agree, all measured after the last tenant ended.
     """
 
-    memory_bytes: int = GIB
+    memory_bytes: int = _GIB
     utilization: float = 0.10
     readings: int = 2
 

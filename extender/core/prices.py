@@ -10,8 +10,8 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.snapshot import NO_PRICE
 from extender.core.policy import PriceMode, Prices
 
-SLICES: Final = 7
-FOUR_SLICES: Final = ("A30", "RTX PRO")
+_SLICES: Final = 7
+_FOUR_SLICES: Final = ("A30", "RTX PRO")
 """Cards with four compute slices; all other MIG cards have seven."""
 
 _PROFILE: Final = re.compile(r"(\d+)g\.")
@@ -20,8 +20,8 @@ _PROFILE: Final = re.compile(r"(\d+)g\.")
 MILLI: Final = 1000
 """Prices in columns are whole thousandths."""
 
-NODE: Final = "node/"
-LABEL: Final = "label/"
+_NODE: Final = "node/"
+_LABEL: Final = "label/"
 """Prefixes of entries for a node (`node/gpu-7`), and for nodes with a label (`label/KEY=VALUE`)."""
 
 SPOT_LABELS: Final = (
@@ -68,17 +68,17 @@ class PriceList:
     def __init__(self, prices: Mapping[str, float], spot_share: float = 1.0) -> None:
         # If several entries match, the longest wins.
         longest_first = sorted(prices, key=lambda words: (-len(words), words))
-        self._nodes = {name: prices[name] for name in prices if name.startswith(NODE)}
+        self._nodes = {name: prices[name] for name in prices if name.startswith(_NODE)}
         self._labels = [
             (key, value, prices[name])
             for name in longest_first
-            if name.startswith(LABEL)
-            for key, _, value in [name.removeprefix(LABEL).partition("=")]
+            if name.startswith(_LABEL)
+            for key, _, value in [name.removeprefix(_LABEL).partition("=")]
         ]
         self._models = [
             (frozenset(normalize_model(words).split()), prices[words])
             for words in longest_first
-            if not words.startswith((NODE, LABEL))
+            if not words.startswith((_NODE, _LABEL))
         ]
         self._spot_share = spot_share
         self._of: dict[str, float | None] = {}
@@ -95,7 +95,7 @@ class PriceList:
         """
         if node is None:
             return self._of_model(model)
-        own = self._nodes.get(f"{NODE}{node.name}")
+        own = self._nodes.get(f"{_NODE}{node.name}")
         if own is not None:
             return own
         labelled = (price for key, value, price in self._labels if node.label(key) == value)
@@ -126,5 +126,5 @@ def card_share(model: str, profile: str) -> float:
     found = _PROFILE.match(profile)
     if found is None:
         return 1.0
-    slices = 4 if any(name in model for name in FOUR_SLICES) else SLICES
+    slices = 4 if any(name in model for name in _FOUR_SLICES) else _SLICES
     return min(int(found[1]) / slices, 1.0)

@@ -8,17 +8,17 @@ from typing import Final
 MAX_VALUE: Final = 2**63 - 1
 """Kubernetes caps larger quantities at this value, the largest int64."""
 
-MAX_LENGTH: Final = 64
+_MAX_LENGTH: Final = 64
 """Longer texts are rejected without parsing; sensible quantities have at most about 25
 characters."""
 
-MAX_EXPONENT: Final = 99
+_MAX_EXPONENT: Final = 99
 """Larger powers of 10 exceed every bound, and computing them would take long."""
 
-PLAIN_LENGTH: Final = 18
+_PLAIN_LENGTH: Final = 18
 """Texts of at most this many digits are below the cap, and need no exact arithmetic."""
 
-ALLOWED: Final = (
+_ALLOWED: Final = (
     "a number with an optional suffix: Ki Mi Gi Ti Pi Ei (powers of 1024), "
     "n u m k M G T P E (powers of 1000) or an exponent such as e3"
 )
@@ -60,8 +60,8 @@ def parse_quantity(value: object) -> Fraction:
     text = repr(value) if isinstance(value, float) else value
     if not isinstance(text, str):
         raise _refusal(value)
-    if len(text) > MAX_LENGTH:
-        raise _refusal(f"{text[:MAX_LENGTH]}...")
+    if len(text) > _MAX_LENGTH:
+        raise _refusal(f"{text[:_MAX_LENGTH]}...")
     match = _QUANTITY.fullmatch(text.strip(whitespace))  # as Kubernetes reads it
     if match is None:
         raise _refusal(text)
@@ -84,7 +84,7 @@ def parse_count(value: object) -> int:
     """
     if (
         isinstance(value, str)
-        and len(value) <= PLAIN_LENGTH
+        and len(value) <= _PLAIN_LENGTH
         and value.isascii()
         and value.isdigit()
     ):
@@ -114,8 +114,8 @@ def _scale(match: re.Match[str], text: str) -> Fraction:
     if exponent is None:
         return _SUFFIXES[match["suffix"]]
     power = int(exponent)
-    if abs(power) > MAX_EXPONENT:
-        raise ValueError(f"{text!r} is out of range: the exponent must be at most {MAX_EXPONENT}")
+    if abs(power) > _MAX_EXPONENT:
+        raise ValueError(f"{text!r} is out of range: the exponent must be at most {_MAX_EXPONENT}")
     return Fraction(10) ** power
 
 
@@ -127,4 +127,4 @@ def _cap(number: Fraction) -> Fraction:
 def _refusal(value: object) -> ValueError:
     """Create the error for an invalid quantity, with the allowed form."""
     shown = value if isinstance(value, str | int | float | None) else type(value).__name__
-    return ValueError(f"{shown!r} is no quantity: must be {ALLOWED}")
+    return ValueError(f"{shown!r} is no quantity: must be {_ALLOWED}")

@@ -12,16 +12,16 @@ from enum import StrEnum
 from typing import Final
 
 GIB: Final = 1 << 30
-BILLION: Final = 1e9
+_BILLION: Final = 1e9
 
-CARD_BYTES: Final = 80 * GIB
+_CARD_BYTES: Final = 80 * GIB
 USABLE: Final = 0.9
 """Part of a card that a task may fill; CUDA contexts and fragments take the rest."""
-ROOM: Final = 1.2
+_ROOM: Final = 1.2
 """Proposed memory relative to the most that similar pods used, as `idlegpu advise` has it."""
-SHARE_BYTES: Final = 12 * GIB
+_SHARE_BYTES: Final = 12 * GIB
 """Serving tasks up to this size are proposed for a share of a GPU."""
-NODE_GPUS: Final = 8
+_NODE_GPUS: Final = 8
 
 
 class Certainty(StrEnum):
@@ -34,7 +34,7 @@ class Certainty(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class _Task:
     """A kind of task, known by words of its description.
 
     Attributes:
@@ -52,42 +52,42 @@ class Task:
     serves: bool = False
 
 
-TASKS: Final = (
-    Task(name="fine-tuning with 4-bit weights", words=("qlora",), bytes_each=1.0, billions=7),
-    Task(
+_TASKS: Final = (
+    _Task(name="fine-tuning with 4-bit weights", words=("qlora",), bytes_each=1.0, billions=7),
+    _Task(
         name="fine-tuning of adapters",
         words=("lora", "peft", "adapter"),
         bytes_each=2.8,
         billions=7,
     ),
-    Task(
+    _Task(
         name="training",
         words=("fine-tun", "finetun", "fine tun", "train", "pretrain", "sft", "rlhf", "dpo"),
         bytes_each=18.0,
         billions=1,
     ),
-    Task(
+    _Task(
         name="embedding",
         words=("embed", "rerank", "classif"),
         bytes_each=2.4,
         billions=0.6,
         serves=True,
     ),
-    Task(
+    _Task(
         name="inference with 4-bit weights",
         words=("awq", "gptq", "int4", "4-bit", "4 bit", "gguf"),
         bytes_each=0.8,
         billions=7,
         serves=True,
     ),
-    Task(
+    _Task(
         name="inference with 8-bit weights",
         words=("fp8", "int8", "8-bit", "8 bit"),
         bytes_each=1.4,
         billions=7,
         serves=True,
     ),
-    Task(
+    _Task(
         name="inference",
         words=("infer", "serv", "chat", "generat", "vllm", "sglang", "tgi"),
         bytes_each=2.4,
@@ -99,7 +99,7 @@ TASKS: Final = (
 needs 16 (2 for the weights, 2 for gradients, 12 for 32-bit copies and moments: Rajbhandari et al.,
 ZeRO, 2020) and room for activations; 16-bit inference 2, and a fifth for the cache."""
 
-LARGE_BILLIONS: Final = 70.0
+_LARGE_BILLIONS: Final = 70.0
 """What "a large model" means without a number."""
 
 _SIZE: Final = re.compile(
@@ -180,7 +180,7 @@ def propose(
     billions, is_stated = _billions(described, task)
     parallel = _PARALLEL.search(command)
     because: list[str] = []
-    total = math.ceil(billions * BILLION * task.bytes_each) if task and billions else 0
+    total = math.ceil(billions * _BILLION * task.bytes_each) if task and billions else 0
     if gpus is None and parallel is not None:
         gpus = int(parallel[1])
         because.append(f"the command spreads the model over {gpus} GPUs: {parallel[0].strip()}")
@@ -188,7 +188,7 @@ def propose(
     each = math.ceil(total / gpus / GIB) * GIB if total else None
     certainty = Certainty.ESTIMATED if is_stated else Certainty.GUESSED
     if measured is not None:
-        each = math.ceil(measured.memory_bytes * ROOM / GIB) * GIB
+        each = math.ceil(measured.memory_bytes * _ROOM / GIB) * GIB
         gpus = stated or 1
         certainty = Certainty.MEASURED
         because.append(
@@ -200,34 +200,34 @@ def propose(
         because.append("nothing says what the task is: one GPU, and no memory is reserved")
     else:
         because.append(_estimate_words(task, billions, total, is_stated=is_stated))
-    if gpus > NODE_GPUS:
-        because.append(f"more than {NODE_GPUS} GPUs: several pods, one for each node")
+    if gpus > _NODE_GPUS:
+        because.append(f"more than {_NODE_GPUS} GPUs: several pods, one for each node")
     return Proposal(
         gpus=gpus,
         memory_bytes=each,
         models=_models(each),
         is_share_enough=gpus == 1
         and each is not None
-        and each <= SHARE_BYTES
+        and each <= _SHARE_BYTES
         and (task is None or task.serves),
         certainty=certainty,
         because=tuple(because),
     )
 
 
-def _task_of(text: str) -> Task | None:
+def _task_of(text: str) -> _Task | None:
     lowered = text.lower()
     return next(
         (
             task
-            for task in TASKS
+            for task in _TASKS
             if any(re.search(rf"(?<![a-z]){re.escape(word)}", lowered) for word in task.words)
         ),
         None,
     )
 
 
-def _billions(text: str, task: Task | None) -> tuple[float, bool]:
+def _billions(text: str, task: _Task | None) -> tuple[float, bool]:
     """Return the model's parameters in billions, and whether the text states them."""
     stated = _SIZE.search(text)
     if stated is not None:
@@ -235,16 +235,16 @@ def _billions(text: str, task: Task | None) -> tuple[float, bool]:
         return float(stated[1]) * scale, True
     if task is None:
         return 0.0, False
-    return (LARGE_BILLIONS if _LARGE.search(text) else task.billions), False
+    return (_LARGE_BILLIONS if _LARGE.search(text) else task.billions), False
 
 
 def _gpus_for(total: int) -> int:
     """Return the number of cards for that much memory, a power of two."""
-    cards = max(math.ceil(total / (CARD_BYTES * USABLE)), 1)
+    cards = max(math.ceil(total / (_CARD_BYTES * USABLE)), 1)
     return 1 << (cards - 1).bit_length()
 
 
-def _estimate_words(task: Task, billions: float, total: int, *, is_stated: bool) -> str:
+def _estimate_words(task: _Task, billions: float, total: int, *, is_stated: bool) -> str:
     known = "" if is_stated else ", assumed because no size is given"
     return (
         f"{task.name} of {billions:g} billion parameters{known}: {task.bytes_each:g} bytes for "

@@ -19,7 +19,7 @@ def finish(steps: Generator[object, None, Result]) -> Result:
             return result
 
 
-PIECE_RECORDS: Final = 64
+_PIECE_RECORDS: Final = 64
 """Number of records freed per step."""
 
 
@@ -30,5 +30,5 @@ def let_go(records: list[Result]) -> Steps[None]:
         records: list with the only references; empty afterwards.
     """
     while records:
-        del records[-PIECE_RECORDS:]
+        del records[-_PIECE_RECORDS:]
         yield

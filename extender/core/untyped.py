@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 def mapping_of(value: object) -> Mapping[str, object]:
@@ -14,7 +14,7 @@ def mapping_of(value: object) -> Mapping[str, object]:
         >>> dict(mapping_of({"a": 1})), dict(mapping_of(None))
         ({'a': 1}, {})
     """
-    return value if isinstance(value, dict) else NOTHING
+    return value if isinstance(value, dict) else _NOTHING
 
 
 def items_of(value: object) -> Sequence[object]:

@@ -25,7 +25,7 @@ _XID_GROUPS: tuple[tuple[HealthAction, tuple[int, ...]], ...] = (
     (EXCLUDE_NODE, (79,)),
 )
 
-DEFAULT_XID_ACTIONS: Mapping[int, HealthAction] = MappingProxyType(
+_DEFAULT_XID_ACTIONS: Mapping[int, HealthAction] = MappingProxyType(
     {xid: action for action, xids in _XID_GROUPS for xid in xids}
 )
 """Default action by XID. Source: NVIDIA's XID catalog and the rules that device plugins share."""
@@ -46,7 +46,7 @@ def xid_action(health: Health, xid: int) -> HealthAction:
         >>> xid_action(Health(), 79)
         <HealthAction.EXCLUDE_NODE: 'exclude-node'>
     """
-    return health.xid.get(xid, DEFAULT_XID_ACTIONS.get(xid, health.unknown_xid))
+    return health.xid.get(xid, _DEFAULT_XID_ACTIONS.get(xid, health.unknown_xid))
 
 
 def is_of_recovery(health: Health, xid: int) -> bool:

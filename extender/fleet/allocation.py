@@ -47,7 +47,7 @@ MAX_DEVICES = 256
 """Maximum number of devices of a node behind one resource: 16 cards of 7 instances each, and a
 reserve. A kubelet that reports a million devices must not cost a million rows."""
 
-PIECE_KEYS = 8192
+_PIECE_KEYS = 8192
 """Devices whose tenants are compared per cooperative step: a few milliseconds."""
 
 
@@ -148,7 +148,7 @@ class NodeAllocations:
             return {name for name in self._rows if not self._holder_sources.is_own(name)}
         nodes: set[str] = set()
         keys = iter(replaced.devices)
-        while some := list(islice(keys, PIECE_KEYS)):
+        while some := list(islice(keys, _PIECE_KEYS)):
             rows = (self._store.row_of(key) for key in some if replaced.has_changed(key))
             infos = (self._store.info(row) for row in rows if row is not None)
             nodes |= {info.node for info in infos if info is not None}

@@ -16,7 +16,7 @@ from extender.core.policy import Foreign, Policy
 from extender.core.steps import Steps
 from extender.fleet.latest_values import ALL, MEMORY_SIGNALS, LatestValues
 
-AnyArray = TypeVar("AnyArray", Column, npt.NDArray[np.bool_], Rows)
+_AnyArray = TypeVar("_AnyArray", Column, npt.NDArray[np.bool_], Rows)
 
 _INITIAL: Mapping[str, float] = {
     "measured_at": np.nan,
@@ -70,7 +70,7 @@ _FLAGS = (
     *("disagrees", "was_used", "was_busy", "has_undeclared", "is_filling", "is_emptying"),
 )
 _COUNTS = ("use_streak", "foreign_streak", "node_row", "source_row", "withdrawn")
-RECENT_PARTS = 6
+_RECENT_PARTS = 6
 """Parts of the recent window: old values leave it one part at a time."""
 
 _LEAST = 1024
@@ -98,7 +98,7 @@ class DeviceColumns:
         self.capacity = 0
         self.latest = LatestValues(policy.freshness)
         self.windows = Windows(policy.window_seconds)
-        self.recent = Windows(policy.recent_seconds, RECENT_PARTS)
+        self.recent = Windows(policy.recent_seconds, _RECENT_PARTS)
         self.numbers: dict[str, Column] = {name: np.zeros(0) for name in _INITIAL}
         self.flags: dict[str, Flags] = {name: np.zeros(0, dtype=np.bool_) for name in _FLAGS}
         self.counts: dict[str, Rows] = {name: np.zeros(0, dtype=np.intp) for name in _COUNTS}
@@ -283,7 +283,7 @@ class DeviceColumns:
         )
 
 
-def _padded(column: AnyArray, capacity: int, value: float = 0.0) -> AnyArray:
+def _padded(column: _AnyArray, capacity: int, value: float = 0.0) -> _AnyArray:
     """Return a column extended to `capacity` rows with the initial value."""
     more = np.full(capacity - len(column), value, dtype=column.dtype)
     return np.concatenate([column, more])

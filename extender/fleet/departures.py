@@ -16,7 +16,7 @@ from extender.core.policy import Freshness
 from extender.fleet.device_holders import TenantsByRow, may_hold
 from extender.fleet.store import DeviceStore
 
-LATE_SECONDS: Final = 60.0
+_LATE_SECONDS: Final = 60.0
 """Time after a pod's end during which readings may still show its memory. Drivers free it late, and
 exporters repeat values."""
 
@@ -278,7 +278,7 @@ class Departures:
         for uid, pod in list(ended_pods.items()):
             for row in [row for row in pod.devices if self._is_released(pod, row)]:
                 del pod.devices[row]
-            if now - pod.at > LATE_SECONDS or not pod.devices:
+            if now - pod.at > _LATE_SECONDS or not pod.devices:
                 del ended_pods[uid]
         if not ended_pods:
             self._ended_pods.pop(node, None)

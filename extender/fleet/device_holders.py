@@ -42,7 +42,7 @@ def has_unsettled_pods(rows: Mapping[str, PoolRow]) -> bool:
     return any(row.taken or row.leaving or any(row.assumed) for row in rows.values())
 
 
-def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
+def _is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
     """Return whether the node no longer offers any resource that the pod requested."""
     return bool(pod.resources) and rows.keys().isdisjoint(pod.resources)
 
@@ -57,7 +57,7 @@ def may_hold(pod: PodRecord, resource: str, rows: Mapping[str, PoolRow]) -> bool
     """
     return (
         resource in pod.resources
-        or is_renamed(pod, rows)
+        or _is_renamed(pod, rows)
         or may_claim(pod, serves_claims=rows[resource].serves_claims)
     )
 
@@ -124,7 +124,7 @@ def device_uses(
     found: dict[int, DeviceUse] = {}
     for resource, row in rows.items():
         is_clear = not any(
-            pod.key not in seen and (resource in pod.resources or is_renamed(pod, rows))
+            pod.key not in seen and (resource in pod.resources or _is_renamed(pod, rows))
             for pod in pods
         )
         for at, (slot, used) in enumerate(zip(row.slots, row.used, strict=True)):

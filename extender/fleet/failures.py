@@ -9,14 +9,14 @@ from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.pod_owners import owner_key
 from extender.core.policy import EarlyFailures
 
-FORGOTTEN_WEIGHT = 0.01
+_FORGOTTEN_WEIGHT = 0.01
 """A failure that has faded below this weight is forgotten."""
 
 
-MOST_AVOIDED = 64
+_MOST_AVOIDED = 64
 """Maximum number of nodes that an owner's next pods avoid; each costs an extra evaluation."""
 
-SHARE_DIGITS = 2
+_SHARE_DIGITS = 2
 """Digits of a share of certainty. Rounding keeps the value constant between two moments."""
 
 
@@ -127,9 +127,9 @@ class FailureLog:
         nodes = self._by_owner.get(owner)
         if nodes is None:
             return {}
-        latest = nlargest(MOST_AVOIDED, nodes, key=lambda node: nodes[node].last_at)
+        latest = nlargest(_MOST_AVOIDED, nodes, key=lambda node: nodes[node].last_at)
         shares = {
-            node: round(self._lost(self._weight(now - nodes[node].last_at)), SHARE_DIGITS)
+            node: round(self._lost(self._weight(now - nodes[node].last_at)), _SHARE_DIGITS)
             for node in latest
         }
         return {node: share for node, share in shares.items() if share}
@@ -165,7 +165,7 @@ class FailureLog:
             for owner, failure in list(failures.items()):
                 # First: a device fault restores the weight of a failure that has faded.
                 self._measure(node, failure)
-                if self._weight(now - failure.fades_from) < FORGOTTEN_WEIGHT:
+                if self._weight(now - failure.fades_from) < _FORGOTTEN_WEIGHT:
                     del failures[owner]
                     self._forget(owner, node)
             if not failures:

@@ -33,13 +33,13 @@ from extender.fleet.store import DeviceStore
 from extender.fleet.targets import aim, rows_by_index
 from extender.runtime.topic import Topic
 
-STEP_SECONDS = 1.0
+_STEP_SECONDS = 1.0
 """The clock was set back if it goes back by more than this."""
 
 PIECE_NODES = 8
 """Nodes allocated per cooperative step, a millisecond or two."""
 
-STAGE_ROUNDS = 3
+_STAGE_ROUNDS = 3
 """Rounds of allocation for nodes that change while a new policy is staged."""
 
 
@@ -371,7 +371,7 @@ class Fleet:
         staged = StagedPolicy(self._allocations, policy)
         if is_allocated_by(policy) != is_allocated_by(self.policy):
             yield from self.settle_in_steps()
-            for _ in range(STAGE_ROUNDS):
+            for _ in range(_STAGE_ROUNDS):
                 names = iter(staged.outdated())
                 while some := list(islice(names, PIECE_NODES)):
                     known = [name for name in some if name in self._nodes]
@@ -538,7 +538,7 @@ class Fleet:
         """Return the time, seconds since the epoch; correct all noted times after a step back."""
         now, before = self._clock(), self._latest_at
         self._latest_at = now
-        if now < before - STEP_SECONDS:
+        if now < before - _STEP_SECONDS:
             # Otherwise noted times would lie in the future for as long as the step.
             seconds = before - now
             self.store.shift_back(seconds, now)

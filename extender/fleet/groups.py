@@ -16,10 +16,10 @@ from extender.core.nodes.snapshot import Flags, Pool, Snapshot
 from extender.core.policy import Assumed, GroupPolicy, Policy
 from extender.core.request.request import GpuRequest
 
-PASSING_TAINTS: Final = "node.kubernetes.io/"
+_PASSING_TAINTS: Final = "node.kubernetes.io/"
 """Prefix of taints that Kubernetes sets and removes by itself: cordon, not ready, pressure."""
 
-MOST_SELECTIONS: Final = 64
+_MOST_SELECTIONS: Final = 64
 """Node selections whose nodes are remembered."""
 
 
@@ -193,7 +193,7 @@ class PodGroups:
         key = (pool.resource, selection)
         found = self._may_go.get(key)
         if found is None or found[0] is not pool.nodes:
-            if len(self._may_go) >= MOST_SELECTIONS:
+            if len(self._may_go) >= _MOST_SELECTIONS:
                 self._may_go.clear()
             admits = [_admits(selection, nodes.get(name)) for name in pool.nodes]
             found = self._may_go[key] = (pool.nodes, np.array(admits, dtype=np.bool_))
@@ -213,5 +213,5 @@ def _admits(selection: Selection, node: NodeRecord | None) -> bool:
         return True
     lasting = (taint for taint in node.taints if taint.repels)
     return selects(selection, node) and all(
-        taint.key.startswith(PASSING_TAINTS) or tolerates(selection, taint) for taint in lasting
+        taint.key.startswith(_PASSING_TAINTS) or tolerates(selection, taint) for taint in lasting
     )

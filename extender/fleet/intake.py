@@ -28,14 +28,14 @@ PIECE_VALUES = 8192
 PIECE_DEVICES = 4096
 """Devices applied completely per cooperative step: two or three milliseconds."""
 
-MEAN_SPAN_SECONDS = 15.0
+_MEAN_SPAN_SECONDS = 15.0
 """Longest period that a reported mean may cover: more than the time between two heartbeats."""
 
-XID_AGAIN_SECONDS = 10.0
+_XID_AGAIN_SECONDS = 10.0
 """An XID has happened again if it is dated later than before by more than this. The times in an
 agent's reports vary by less."""
 
-MOST_SOURCES = 8
+_MOST_SOURCES = 8
 
 
 class Intake:
@@ -58,7 +58,7 @@ class Intake:
     def number(self, source: str) -> int:
         """Return the number of a source."""
         if source not in self.sources:
-            if len(self.sources) >= MOST_SOURCES:
+            if len(self.sources) >= _MOST_SOURCES:
                 raise ValueError(f"too many sources: {source}")
             self.sources.append(source)
         return self.sources.index(source)
@@ -196,7 +196,7 @@ class Intake:
             age = np.where(readings.own.xid_age >= 0, readings.own.xid_age, np.nan)
             happened = readings.measured_at - age
             seen = np.where(np.isnan(happened), seen, happened)
-            is_new_xid |= happened > since[rows] + XID_AGAIN_SECONDS
+            is_new_xid |= happened > since[rows] + _XID_AGAIN_SECONDS
         first_seen = np.where(xids > 0, seen, np.nan)
         since[rows] = np.where(is_new_xid, first_seen, since[rows])
 
@@ -269,7 +269,7 @@ class Intake:
                 windows.add(at, rows[is_new], busy[is_new])
             return
         # A mean that began before the tenants changed includes the former tenants.
-        is_own_mean = self._float["tenants_since"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
+        is_own_mean = self._float["tenants_since"][rows] < readings.measured_at - _MEAN_SPAN_SECONDS
         has_mean = is_new & ~np.isnan(own.mean)
         for windows, busy in fed:
             values = np.where(is_own_mean, np.minimum(own.mean, 1.0), busy)[has_mean]

@@ -16,7 +16,7 @@ from extender.core.nodes.pod_owners import Kin
 LEAST_SAMPLES: Final = 15
 """Minimum number of samples: a quarter of an hour at one per minute."""
 
-SAMPLE_SECONDS: Final = 50.0
+_SAMPLE_SECONDS: Final = 50.0
 """Minimum time between two samples. Agents report once a minute."""
 
 MOST_ALIKE: Final = 8
@@ -28,7 +28,7 @@ MOST_KEYS: Final = 4096
 MOST_DEVICES: Final = 128
 """Maximum number of devices remembered for a pod: 16 cards of 7 instances each, and a reserve."""
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 Share = tuple[DeviceKey, str, int]
 """Device, pod UID, and the bytes of the device's memory that the pod's processes use."""
@@ -150,7 +150,7 @@ class PodMemory:
                 _put(of_pod, device, _Seen(count, 1, at, at))
                 continue
             one.most_bytes = max(one.most_bytes, count)
-            if at - one.last_at >= SAMPLE_SECONDS:
+            if at - one.last_at >= _SAMPLE_SECONDS:
                 one.samples, one.last_at = one.samples + 1, at
 
     def use(self, uid: str, devices: Sequence[DeviceKey]) -> Use:
@@ -184,7 +184,7 @@ class PodMemory:
         self._last.pop(uid, None)
 
 
-def _put(of_pod: dict[DeviceKey, Value], device: DeviceKey, value: Value) -> None:
+def _put(of_pod: dict[DeviceKey, _Value], device: DeviceKey, value: _Value) -> None:
     """Store a value for a pod's device; drop the oldest if there are too many."""
     of_pod[device] = value
     if len(of_pod) > MOST_DEVICES:

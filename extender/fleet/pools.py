@@ -19,7 +19,7 @@ from extender.core.nodes.snapshot import (
 )
 from extender.core.steps import Steps
 
-MAX_UNWRITTEN = 256
+_MAX_UNWRITTEN = 256
 """Number of dirty rows that are written into the arrays together: a millisecond or two."""
 
 PIECE_NODES = 1000
@@ -86,7 +86,7 @@ def _rebuild(
         nodes=nodes,
         row_of=row_of,
         rows=ordered,
-        batch=replace(batch, suspicion=suspicions(row_of, suspicion)),
+        batch=replace(batch, suspicion=_suspicions(row_of, suspicion)),
     )
 
 
@@ -149,7 +149,7 @@ def _update(
         dirty=(*pool.dirty, *changed),
         estimated=(*pool.estimated, *estimated),
     )
-    if len(after.dirty) - after.written <= MAX_UNWRITTEN:
+    if len(after.dirty) - after.written <= _MAX_UNWRITTEN:
         return after
     return replace(after, batch=current_batch(after, telemetry), written=len(after.dirty))
 
@@ -199,11 +199,11 @@ def with_estimates(
         telemetry: estimates in the shape of the pool's slots.
         suspicion: as in `build_pools`.
     """
-    batch = replace(batch, telemetry=telemetry, suspicion=suspicions(pool.row_of, suspicion))
+    batch = replace(batch, telemetry=telemetry, suspicion=_suspicions(pool.row_of, suspicion))
     return replace(pool, batch=batch, dirty=(), estimated=(), written=0)
 
 
-def suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:
+def _suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:
     """Return the share of certainty that each node of a pool loses for early failures."""
     shares = np.zeros(len(row_of))
     for node, share in suspicion.items():

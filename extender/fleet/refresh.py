@@ -22,7 +22,7 @@ from extender.fleet.pools import (
 )
 from extender.fleet.store import DeviceStore
 
-PIECE_NODES = 250
+_PIECE_NODES = 250
 """Nodes whose devices are estimated per cooperative step: about a millisecond."""
 
 
@@ -64,7 +64,7 @@ class Refresh:
                 or removed since the previous snapshot; None otherwise.
         """
         names = iter(store.nodes)
-        while some := list(islice(names, PIECE_NODES)):
+        while some := list(islice(names, _PIECE_NODES)):
             self._estimate(store, some)
             yield
         before = self._before

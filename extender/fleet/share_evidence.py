@@ -9,7 +9,7 @@ from extender.core.policy import Freshness
 from extender.fleet.device_holders import TenantsByRow
 from extender.fleet.store import DeviceStore
 
-Offered = Mapping[str, int]
+_Offered = Mapping[str, int]
 """`status.capacity` of a node, by resource."""
 
 
@@ -64,7 +64,7 @@ class ShareEvidence:
 
     def __init__(self, store: DeviceStore) -> None:
         self._store = store
-        self._by_pods: dict[str, Offered] = {}
+        self._by_pods: dict[str, _Offered] = {}
         self._replicas: dict[str, Mapping[str, int]] = {}
 
     def forget(self, node: str) -> None:

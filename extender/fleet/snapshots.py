@@ -30,7 +30,7 @@ REFRESH_SECONDS = 10.0
 NEW_READINGS_SECONDS = 1.0
 """Interval between refreshes while more nodes have new readings than are estimated one by one."""
 
-MAX_READ_NODES = 32
+_MAX_READ_NODES = 32
 """Maximum number of nodes with new readings that are estimated one by one between two refreshes.
 Each one is a dirty row for cached evaluations."""
 
@@ -114,7 +114,7 @@ class Snapshots:
 
     def note_readings(self, nodes: Collection[str]) -> None:
         """Schedule new estimates for nodes with new readings; few nodes are estimated at once."""
-        if not self._in_steps or self._read_nodes + len(nodes) > MAX_READ_NODES:
+        if not self._in_steps or self._read_nodes + len(nodes) > _MAX_READ_NODES:
             self._has_new_readings = True
             self._is_up_to_date &= self._in_steps
             return

@@ -11,7 +11,7 @@ from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy
 from extender.fleet.store import DeviceStore
 
-MAX_LISTED: Final = 8
+_MAX_LISTED: Final = 8
 """Maximum number of node names in a message."""
 
 
@@ -88,6 +88,6 @@ def target_problems(
 
 def _listed(name: str, nodes: Sequence[str]) -> str:
     """Return the GPU nodes next to a name in alphabetical order, as one text."""
-    shown = near_names(name, nodes, MAX_LISTED)
+    shown = near_names(name, nodes, _MAX_LISTED)
     more = len(nodes) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "") or "none has such GPUs"

@@ -26,10 +26,10 @@ from extender.runtime.decoding import MalformedError, decode_with
 
 Params = Mapping[str, str | int]
 
-MERGE_PATCH: Final = "application/merge-patch+json"
-CONNECT_SECONDS: Final = 10.0
-RELOGIN_SECONDS: Final = 10.0
-SHOWN_CHARACTERS: Final = 200
+_MERGE_PATCH: Final = "application/merge-patch+json"
+_CONNECT_SECONDS: Final = 10.0
+_RELOGIN_SECONDS: Final = 10.0
+_SHOWN_CHARACTERS: Final = 200
 """Characters of a non-JSON answer that an error message quotes."""
 
 
@@ -85,7 +85,7 @@ class KubeClient:
         self,
         load: Callable[[], Awaitable[Configuration]],
         *,
-        relogin_seconds: float = RELOGIN_SECONDS,
+        relogin_seconds: float = _RELOGIN_SECONDS,
     ) -> None:
         self._load = load
         self._relogin_seconds = relogin_seconds
@@ -99,7 +99,7 @@ class KubeClient:
         kubeconfig: Path | None = None,
         *,
         service_account: Path = SERVICE_ACCOUNT,
-        relogin_seconds: float = RELOGIN_SECONDS,
+        relogin_seconds: float = _RELOGIN_SECONDS,
     ) -> Self:
         """Create a client from a kubeconfig file, or else from the pod's service account.
 
@@ -169,7 +169,7 @@ class KubeClient:
         Raises:
             KubeError: the request failed; the message gives the cause and a hint.
         """
-        kind = MERGE_PATCH if method == "PATCH" else "application/json"
+        kind = _MERGE_PATCH if method == "PATCH" else "application/json"
         try:
             async with asyncio.timeout(timeout_seconds):
                 response = await self._request(method, path, body=body, content_type=kind)
@@ -204,7 +204,7 @@ class KubeClient:
             KubeError: the watch could not be started, or the connection broke.
         """
         try:
-            async with asyncio.timeout(CONNECT_SECONDS + silence_seconds):
+            async with asyncio.timeout(_CONNECT_SECONDS + silence_seconds):
                 response = await self._request("GET", path, params=params)
             try:
                 await _check(response, action)
@@ -258,7 +258,7 @@ class KubeClient:
             body=body,
             auth_settings=["BearerToken"],
             _preload_content=False,
-            _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
         )
         return response
 
@@ -398,5 +398,5 @@ def _message(body: bytes) -> str:
 
 def _show(body: bytes) -> str:
     """Return the start of a body on one line."""
-    text = body[:SHOWN_CHARACTERS].decode(errors="replace")
+    text = body[:_SHOWN_CHARACTERS].decode(errors="replace")
     return repr(" ".join(text.split()))

@@ -24,20 +24,20 @@ from extender.kube.once_logger import OnceLogger
 
 logger = logging.getLogger(__name__)
 
-DURATION_SECONDS: Final = 15.0
-TIMEOUT_SECONDS: Final = 5.0
-RELEASE_SECONDS: Final = 2.0
-MAX_PAUSE_SECONDS: Final = 60.0
-LIMIT_BYTES: Final = 1 << 20
+_DURATION_SECONDS: Final = 15.0
+_TIMEOUT_SECONDS: Final = 5.0
+_RELEASE_SECONDS: Final = 2.0
+_MAX_PAUSE_SECONDS: Final = 60.0
+_LIMIT_BYTES: Final = 1 << 20
 
-HELD_SHARE: Final = 2 / 3
+_HELD_SHARE: Final = 2 / 3
 """The holder relies on the lease for this share of its duration, and others respect it for all of
 it. So clocks of different speeds and late answers never make two holders."""
 
-PERIOD_SHARE: Final = 1 / 5
+_PERIOD_SHARE: Final = 1 / 5
 """Share of the duration between two attempts to renew or take the lease."""
 
-RESOURCE: Final = "leases.coordination.k8s.io"
+_RESOURCE: Final = "leases.coordination.k8s.io"
 
 
 def make_identity() -> str:
@@ -64,7 +64,7 @@ class Lease:
         namespace: str,
         name: str,
         identity: str = "",
-        duration_seconds: float = DURATION_SECONDS,
+        duration_seconds: float = _DURATION_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.identity = identity or make_identity()
@@ -94,7 +94,7 @@ class Lease:
                 await asyncio.sleep(self._pause_seconds())
         finally:
             with contextlib.suppress(KubeError, TimeoutError):
-                async with asyncio.timeout(RELEASE_SECONDS):
+                async with asyncio.timeout(_RELEASE_SECONDS):
                     await self.release()
 
     async def attempt(self) -> None:
@@ -119,7 +119,7 @@ class Lease:
                 raise
             self._held_until = -math.inf  # another process was faster
             return
-        self._held_until = started + self._duration_seconds * HELD_SHARE
+        self._held_until = started + self._duration_seconds * _HELD_SHARE
 
     async def release(self) -> None:
         """Release the lease, so that another process can take it at once.
@@ -151,9 +151,9 @@ class Lease:
 
     def _pause_seconds(self) -> float:
         """Return the time until the next attempt; failures lengthen it unless the lease is held."""
-        pause = self._duration_seconds * PERIOD_SHARE
+        pause = self._duration_seconds * _PERIOD_SHARE
         if self._failures and not self.is_held:
-            pause = min(pause * 2.0 ** min(self._failures, 10), MAX_PAUSE_SECONDS)
+            pause = min(pause * 2.0 ** min(self._failures, 10), _MAX_PAUSE_SECONDS)
         return pause * random.uniform(0.8, 1.0)
 
     def _is_free(self, lease: Mapping[str, object], now: float) -> bool:
@@ -175,9 +175,9 @@ class Lease:
             return await self._client.get(
                 f"{self._path}/{self._name}",
                 {},
-                action=f"get {RESOURCE}",
-                timeout_seconds=TIMEOUT_SECONDS,
-                limit_bytes=LIMIT_BYTES,
+                action=f"get {_RESOURCE}",
+                timeout_seconds=_TIMEOUT_SECONDS,
+                limit_bytes=_LIMIT_BYTES,
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
@@ -224,8 +224,8 @@ class Lease:
             method,
             path,
             body,
-            action=f"{'create' if method == 'POST' else 'patch'} {RESOURCE}",
-            timeout_seconds=TIMEOUT_SECONDS,
+            action=f"{'create' if method == 'POST' else 'patch'} {_RESOURCE}",
+            timeout_seconds=_TIMEOUT_SECONDS,
         )
 
 

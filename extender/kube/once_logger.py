@@ -5,7 +5,7 @@ from typing import Final
 
 from extender.kube.client import KubeError
 
-MAX_REMEMBERED: Final = 32
+_MAX_REMEMBERED: Final = 32
 
 
 class OnceLogger:
@@ -30,7 +30,7 @@ class OnceLogger:
         if cause in self._causes:
             return
         self._causes[cause] = None
-        if len(self._causes) > MAX_REMEMBERED:
+        if len(self._causes) > _MAX_REMEMBERED:
             del self._causes[next(iter(self._causes))]
         self._logger.warning(self._failed, extra={"cause": str(error)})
 

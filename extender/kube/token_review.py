@@ -11,8 +11,8 @@ from extender.kube.client import KubeClient, parse_object
 
 TOKENS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 ACCESS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-REVIEW_TOKENS: Final = "create tokenreviews.authentication.k8s.io"
-REVIEW_ACCESS: Final = "create subjectaccessreviews.authorization.k8s.io"
+_REVIEW_TOKENS: Final = "create tokenreviews.authentication.k8s.io"
+_REVIEW_ACCESS: Final = "create subjectaccessreviews.authorization.k8s.io"
 
 ALL_NAMESPACES: Final = ""
 
@@ -68,9 +68,9 @@ async def review_token(
         spec["audiences"] = [audience]
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
     answer = await client.send(
-        "POST", TOKENS, body, action=REVIEW_TOKENS, timeout_seconds=timeout_seconds
+        "POST", TOKENS, body, action=_REVIEW_TOKENS, timeout_seconds=timeout_seconds
     )
-    status = mapping_of(parse_object(answer, REVIEW_TOKENS).get("status"))
+    status = mapping_of(parse_object(answer, _REVIEW_TOKENS).get("status"))
     if status.get("authenticated") is not True:
         raise TokenRefusedError(text_of(status.get("error")) or "no such token")
     # An authenticator without audience support returns none, so the audience is unknown.
@@ -102,9 +102,9 @@ async def may_list_pods(
     }
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     answer = await client.send(
-        "POST", ACCESS, body, action=REVIEW_ACCESS, timeout_seconds=timeout_seconds
+        "POST", ACCESS, body, action=_REVIEW_ACCESS, timeout_seconds=timeout_seconds
     )
-    status = mapping_of(parse_object(answer, REVIEW_ACCESS).get("status"))
+    status = mapping_of(parse_object(answer, _REVIEW_ACCESS).get("status"))
     return status.get("allowed") is True and status.get("denied") is not True
 
 

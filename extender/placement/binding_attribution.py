@@ -14,11 +14,11 @@ from extender.placement.request_log import PeerReports, RequestLog, comes_later
 from extender.runtime.cooperative import YieldControl, run_in_steps, yield_to_loop
 from extender.runtime.metrics import Metrics
 
-PIECE_PODS: Final = 128
+_PIECE_PODS: Final = 128
 """Pods per cooperative step, about a millisecond."""
 
-FIRST: Final = "first"
-OTHER: Final = "other"
+_FIRST: Final = "first"
+_OTHER: Final = "other"
 """Metric labels: whether kube-scheduler took our first choice."""
 
 
@@ -65,7 +65,7 @@ class BindingAttribution:
         self._on_own = tuple(on_own)
         self._yield_control = yield_control
         self._waiting: OrderedDict[str, _Bound] = OrderedDict()
-        for choice in (FIRST, OTHER):
+        for choice in (_FIRST, _OTHER):
             metrics.followed.labels(choice)
         request_log.answered_elsewhere.subscribe(self._note_elsewhere)
 
@@ -103,7 +103,7 @@ class BindingAttribution:
             return
         now = self._request_log.monotonic()
         waiting = iter(tuple(self._waiting.items()))
-        while some := list(islice(waiting, PIECE_PODS)):
+        while some := list(islice(waiting, _PIECE_PODS)):
             for uid, bound in some:
                 if self._waiting.get(uid) is not bound:
                     continue  # belongs to another replica by now
@@ -124,7 +124,7 @@ class BindingAttribution:
 
     def _count(self, choice: Choice, node: str) -> None:
         """Count a pod of this replica, and report its decision."""
-        label = FIRST if choice.best == node else OTHER
+        label = _FIRST if choice.best == node else _OTHER
         self._metrics.followed.labels(label).inc()
         record = self._history.get(choice.number)
         if record is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from extender.placement.request_log import SILENCE_SECONDS, BypassVerdict
 
-SHOWN_NAMES: Final = 5
+_SHOWN_NAMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ def _count(groups: Iterable[BoundPods]) -> int:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Format names for a text: sorted, at most `SHOWN_NAMES`."""
+    """Format names for a text: sorted, at most `_SHOWN_NAMES`."""
     ordered = sorted(set(names))
-    more = len(ordered) - SHOWN_NAMES
-    return ", ".join(ordered[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(ordered) - _SHOWN_NAMES
+    return ", ".join(ordered[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -29,11 +29,11 @@ MAX_WAIT_SECONDS: Final = 600.0
 WATCH_SECONDS: Final = 2.0
 """kube-scheduler may see a pod, and call us, this long before our own watch shows the pod."""
 
-MAX_GROUPS: Final = 200
+_MAX_GROUPS: Final = 200
 MAX_BOUND: Final = 20_000
 MAX_SCHEDULERS: Final = 10
-OTHER: Final = "other"
-DEFAULT_SCHEDULER: Final = "default-scheduler"
+_OTHER: Final = "other"
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class BypassedPods:
     def _apply(self, settings: BypassSettings) -> None:
         self._settings = settings
         if settings.enabled:
-            for scheduler in settings.schedulers or (DEFAULT_SCHEDULER,):
+            for scheduler in settings.schedulers or (_DEFAULT_SCHEDULER,):
                 self._labels.add(scheduler)
                 self._count(scheduler, BypassVerdict.ASKED)
 
@@ -206,7 +206,7 @@ class BypassedPods:
         self._groups[likeness] = replace(
             group, count=group.count + 1, example=record.key, last_at=bound.bound_at
         )
-        if len(self._groups) > MAX_GROUPS:
+        if len(self._groups) > _MAX_GROUPS:
             self._groups.popitem(last=False)
 
     def _leave_unjudged(self, bound: _Bound) -> None:
@@ -218,7 +218,7 @@ class BypassedPods:
         """Count a pod; create all series of its scheduler at 0, so that the first pod shows."""
         # Users can invent names of schedulers.
         is_known = scheduler in self._labels or len(self._labels) < MAX_SCHEDULERS
-        label = scheduler if is_known else OTHER
+        label = scheduler if is_known else _OTHER
         self._labels.add(label)
         for reason in (each for each in BypassVerdict if each is not BypassVerdict.ASKED):
             self._metrics.unasked.labels(label, reason).inc(reason is verdict)

@@ -20,10 +20,10 @@ from extender.fleet.fleet import Fleet
 MAX_REQUESTS = 32
 """Maximum number of cached requests, least recently used evicted first."""
 
-MAX_UPDATED = 8
+_MAX_UPDATED = 8
 """Number of cached requests that are updated in advance ..."""
 
-UPDATED_SECONDS = 300.0
+_UPDATED_SECONDS = 300.0
 """... if kube-scheduler used them within this time."""
 
 MAX_EXPECTED = 8
@@ -142,9 +142,9 @@ class EvaluationCache:
 
     def _recent(self) -> list[tuple[_Key, _CachedRequest]]:
         """Return the requests that were used in the last minutes, latest first."""
-        since = self._clock() - UPDATED_SECONDS
+        since = self._clock() - _UPDATED_SECONDS
         recent = takewhile(lambda item: item[1].at > since, reversed(self._requests.items()))
-        return list(islice((item for item in recent if not item[1].is_expected), MAX_UPDATED))
+        return list(islice((item for item in recent if not item[1].is_expected), _MAX_UPDATED))
 
     def _update(self, resource: str, recent: list[tuple[GpuRequest, _CachedRequest]]) -> None:
         """Evaluate the dirty rows of a pool for several cached requests at once."""

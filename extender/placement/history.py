@@ -101,7 +101,7 @@ MAX_CHOICES: Final = 20_000
 """Minimum number of pods whose first choice is kept, about 5 MB: a decision may be dropped long
 before its pod is bound."""
 
-PIECE_RECORDS = 256
+_PIECE_RECORDS = 256
 """Decisions dropped per cooperative step, a few milliseconds."""
 
 
@@ -137,7 +137,7 @@ class DecisionHistory:
         """Change the maximum number of decisions; drop the oldest ones beyond it in steps."""
         self._length = length
         while len(self._records) > length:
-            for _ in range(min(PIECE_RECORDS, len(self._records) - length)):
+            for _ in range(min(_PIECE_RECORDS, len(self._records) - length)):
                 self._forget_oldest()
             yield
 

@@ -35,7 +35,7 @@ from extender.runtime.topic import Topic
 from extender.settings.config import Settings
 from extender.settings.shadow_mode import Mode
 
-RUNNER_UP = 2
+_RUNNER_UP = 2
 """Nodes that every decision ranks at least: the first choice and the next one."""
 
 
@@ -214,7 +214,7 @@ class Placer:
             policy,
             overlays=overlays,
             evaluate=self.evaluation_cache.evaluate,
-            ranked=None if ranked is None else max(ranked, self.detailed, RUNNER_UP),
+            ranked=None if ranked is None else max(ranked, self.detailed, _RUNNER_UP),
             group=self.fleet.group_need(pod.uid, request, snapshot),
         )
         return Weighed(

@@ -17,15 +17,15 @@ KEPT_SECONDS: Final = 1800.0
 """Longest time from a request to the binding: plugins may delay a pod for 15 minutes at Permit,
 and for 10 until its volumes are bound."""
 
-MAX_PODS: Final = 100_000
+_MAX_PODS: Final = 100_000
 """Maximum number of logged pods that are not bound yet."""
 
-ORDER_SECONDS: Final = 0.05
+_ORDER_SECONDS: Final = 0.05
 """Answers this close together belong to one scheduling attempt. The order of two replicas' answers
 is known to a few milliseconds, or 20 if their clocks drift. kube-scheduler retries a pod after a
 second, but from 1.33 on at once if no other pod waits."""
 
-MAX_INCIDENTS: Final = 1000
+_MAX_INCIDENTS: Final = 1000
 MAX_PATHS: Final = 10
 SHOWN_PATH: Final = 100
 
@@ -168,8 +168,8 @@ def comes_later(verb: str, answered_at: float, *, than: str, at: float) -> bool:
     if verb == than:
         return answered_at >= at
     if verb == PRIORITIZE:
-        return answered_at > at - ORDER_SECONDS
-    return answered_at >= at + ORDER_SECONDS
+        return answered_at > at - _ORDER_SECONDS
+    return answered_at >= at + _ORDER_SECONDS
 
 
 class RequestLog:
@@ -188,7 +188,7 @@ class RequestLog:
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
-        max_pods: int = MAX_PODS,
+        max_pods: int = _MAX_PODS,
     ) -> None:
         self.clock = clock
         self.monotonic = monotonic
@@ -205,8 +205,8 @@ class RequestLog:
         self._max_pods = max_pods
         self._pods: OrderedDict[str, _Asked] = OrderedDict()
         self._scored_at = float("-inf")
-        self._lost: deque[tuple[float, float]] = deque(maxlen=MAX_INCIDENTS)
-        self._unreadable: deque[float] = deque(maxlen=MAX_INCIDENTS)
+        self._lost: deque[tuple[float, float]] = deque(maxlen=_MAX_INCIDENTS)
+        self._unreadable: deque[float] = deque(maxlen=_MAX_INCIDENTS)
 
     def __len__(self) -> int:
         return len(self._pods)

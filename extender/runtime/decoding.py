@@ -7,14 +7,14 @@ from typing import Final, TypeVar
 Content = TypeVar("Content")
 Value = TypeVar("Value")
 
-MOST_SHOWN: Final = 300
+_MOST_SHOWN: Final = 300
 """Characters of a decoder's message that are kept, because some decoders quote the content."""
 
 MOST_DEPTH: Final = 128
 """Kubernetes objects nest about twenty levels deep. Parameters of a DRA driver may nest deeper."""
 
 MOST_VALUES: Final = 200_000
-VALUE_BYTES: Final = 24
+_VALUE_BYTES: Final = 24
 """A body may have so many values, and one more for each so many bytes. What Kubernetes writes has
 28 bytes or more for each, and what decoding costs grows with the values."""
 
@@ -49,7 +49,7 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
     # The libraries' exceptions share no base class: msgspec.DecodeError is not a ValueError, and
     # yaml raises KeyError for some tags.
     except Exception as error:
-        raise MalformedError(str(error)[:MOST_SHOWN] or type(error).__name__) from error
+        raise MalformedError(str(error)[:_MOST_SHOWN] or type(error).__name__) from error
 
 
 def excess_values(content: bytes) -> str:
@@ -64,7 +64,7 @@ def excess_values(content: bytes) -> str:
     """
     if len(content) <= MOST_VALUES:
         return ""
-    values, most = content.count(b","), MOST_VALUES + len(content) // VALUE_BYTES
+    values, most = content.count(b","), MOST_VALUES + len(content) // _VALUE_BYTES
     return f"{values} commas, must be at most {most}" if values > most else ""
 
 

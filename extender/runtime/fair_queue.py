@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-Queue = deque[asyncio.Future[None]]
+_Queue = deque[asyncio.Future[None]]
 
 
 class BusyError(Exception):
@@ -37,7 +37,7 @@ class FairQueue:
         self._waiting_each = waiting_each
         self._wait_seconds = wait_seconds
         self.per_second = per_second
-        self._queues: OrderedDict[str, Queue] = OrderedDict()
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._taken = 0
         self._due_at = 0.0
         self._timer: asyncio.TimerHandle | None = None

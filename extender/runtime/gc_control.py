@@ -18,24 +18,24 @@ from extender.runtime import native_memory
 
 logger = logging.getLogger(__name__)
 
-PAUSE_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 1.0
 """Time between collections. Objects of one second take 5 to 15 milliseconds of CPU to visit, mostly
 a snapshot of thousands of nodes; those of ten seconds take 35 or more. A request waits for it."""
-PATIENCE_SECONDS: Final = 60.0
+_PATIENCE_SECONDS: Final = 60.0
 """Longest extra wait for a moment without open requests."""
-THOROUGH_SECONDS: Final = 600.0
+_THOROUGH_SECONDS: Final = 600.0
 """Time between full collections, which visit all objects."""
-THOROUGH_QUIET_SECONDS: Final = 30.0
+_THOROUGH_QUIET_SECONDS: Final = 30.0
 """A full collection takes a fifth of a second or more, so it starts only after this long without
 requests."""
-THOROUGH_PATIENCE_SECONDS: Final = 6 * 3600.0
+_THOROUGH_PATIENCE_SECONDS: Final = 6 * 3600.0
 """Longest extra wait for such a quiet time."""
-TRIM_SECONDS: Final = 60.0
+_TRIM_SECONDS: Final = 60.0
 """Time between attempts to return free memory to the system ..."""
-TRIM_QUIET_SECONDS: Final = 1.0
+_TRIM_QUIET_SECONDS: Final = 1.0
 """... each after this long without requests."""
-LOOK_SECONDS: Final = 0.1
-MOST_OBJECTS: Final = 2_000_000
+_LOOK_SECONDS: Final = 0.1
+_MOST_OBJECTS: Final = 2_000_000
 """With this many new objects something creates cycles after all: collect at once."""
 
 
@@ -59,13 +59,13 @@ class GcControl:
         is_idle: Callable[[], bool],
         is_quiet: Callable[[float], bool],
         *,
-        pause_seconds: float = PAUSE_SECONDS,
-        patience_seconds: float = PATIENCE_SECONDS,
-        thorough_seconds: float = THOROUGH_SECONDS,
-        thorough_patience_seconds: float = THOROUGH_PATIENCE_SECONDS,
-        trim_seconds: float = TRIM_SECONDS,
-        look_seconds: float = LOOK_SECONDS,
-        most_objects: int = MOST_OBJECTS,
+        pause_seconds: float = _PAUSE_SECONDS,
+        patience_seconds: float = _PATIENCE_SECONDS,
+        thorough_seconds: float = _THOROUGH_SECONDS,
+        thorough_patience_seconds: float = _THOROUGH_PATIENCE_SECONDS,
+        trim_seconds: float = _TRIM_SECONDS,
+        look_seconds: float = _LOOK_SECONDS,
+        most_objects: int = _MOST_OBJECTS,
     ) -> None:
         self._is_idle = is_idle
         self._is_quiet = is_quiet
@@ -100,7 +100,7 @@ class GcControl:
                     thorough_at = time.monotonic() + self._thorough_seconds
                 elif self._has_searched(due_at):
                     due_at = time.monotonic() + self._pause_seconds
-                if time.monotonic() >= trim_at and self._is_quiet(TRIM_QUIET_SECONDS):
+                if time.monotonic() >= trim_at and self._is_quiet(_TRIM_QUIET_SECONDS):
                     native_memory.give_back()
                     trim_at = time.monotonic() + self._trim_seconds
         finally:
@@ -112,7 +112,7 @@ class GcControl:
         """Run a full collection if one is due, and return whether it ran."""
         late_seconds = time.monotonic() - due_at
         if late_seconds >= self._thorough_patience_seconds or (
-            late_seconds >= 0 and self._is_quiet(THOROUGH_QUIET_SECONDS)
+            late_seconds >= 0 and self._is_quiet(_THOROUGH_QUIET_SECONDS)
         ):
             gc.unfreeze()
             _search()

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 else:
     Adapter = logging.LoggerAdapter
 
-LOG_SECONDS: Final = 60.0
+_LOG_SECONDS: Final = 60.0
 """Shortest time between two equal log lines."""
 
-MOST_LINES: Final = 100
+_MOST_LINES: Final = 100
 """Most different lines in that time, so that a client with many addresses cannot fill the log."""
 
 
@@ -30,8 +30,8 @@ class LogThrottle:
 
     def __init__(
         self,
-        seconds: float = LOG_SECONDS,
-        most: int = MOST_LINES,
+        seconds: float = _LOG_SECONDS,
+        most: int = _MOST_LINES,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seconds = seconds

@@ -27,7 +27,7 @@ WAITING_LINES: Final = 20_000
 CLOSE_SECONDS: Final = 2.0
 """Longest wait for the last lines at shutdown."""
 
-POLL_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 
 
 class BackgroundHandler(QueueHandler):
@@ -57,7 +57,7 @@ class BackgroundHandler(QueueHandler):
         with contextlib.suppress(queue.Full):
             self._report_dropped(CLOSE_SECONDS)
         while self.queue.unfinished_tasks and monotonic() < deadline:
-            sleep(POLL_SECONDS)
+            sleep(_POLL_SECONDS)
         if not self.queue.unfinished_tasks:  # else the stream is blocked: `stop` would wait for it
             self._writer.stop()
         super().close()

@@ -22,8 +22,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # has no types
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _NODE_BUCKETS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 
-PEER_STATES: Final = ("known", "answering")
-PEER_MESSAGES: Final = (
+_PEER_STATES: Final = ("known", "answering")
+_PEER_MESSAGES: Final = (
     ("sent", "taken"),
     ("sent", "failed"),
     ("received", "taken"),
@@ -180,9 +180,9 @@ class Metrics:
             registry=self.registry,
         )
         # Without other replicas no other code creates these series.
-        for state in PEER_STATES:
+        for state in _PEER_STATES:
             self.peers.labels(state)
-        for direction, outcome in PEER_MESSAGES:
+        for direction, outcome in _PEER_MESSAGES:
             self.peer_messages.labels(direction, outcome)
         self.api_requests = Counter(
             "idlegpu_api_requests",

@@ -16,7 +16,7 @@ FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 30.0
 """Wait before a restart: doubled with each failure that follows soon after the last one."""
 
-HEALTHY_SECONDS: Final = 60.0
+_HEALTHY_SECONDS: Final = 60.0
 """After a run of this length the next wait is the shortest one again."""
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ async def keep(
                 logger.exception("background task failed: starting it again", extra=extra)
         else:
             return
-        if clock() - started >= HEALTHY_SECONDS:
+        if clock() - started >= _HEALTHY_SECONDS:
             seconds = FIRST_SECONDS
         await asyncio.sleep(seconds)
         seconds = min(2 * seconds, MOST_SECONDS)

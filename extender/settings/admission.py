@@ -12,8 +12,8 @@ from extender.settings.tls import Tls
 MAX_CONNECTIONS: Final = 500
 """Most connections at a time to the admission webhook: only API servers connect, a few each."""
 
-NAME: Final = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
-NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
+_NAME: Final = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+_NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 
 
 class Admission(Section):
@@ -32,7 +32,7 @@ class Admission(Section):
     key_file: Path | None = Field(default=None, description="key of admission.cert_file")
     scheduler_name: str = Field(
         default="idlegpu-scheduler",
-        pattern=NAME,
+        pattern=_NAME,
         description="spec.schedulerName that the webhook gives to GPU pods with default-scheduler",
     )
     taint_key: str = Field(
@@ -48,13 +48,13 @@ class Admission(Section):
     )
     lease_name: str = Field(
         default="idlegpu-scheduler",
-        pattern=NAME,
+        pattern=_NAME,
         description="name of that scheduler's Lease; pods are assigned to the scheduler only "
         "while the Lease is renewed",
     )
     lease_namespace: str = Field(
         default="",
-        pattern=NAMESPACE,
+        pattern=_NAMESPACE,
         description="namespace of the Lease; empty: the pod's own, or idlegpu if a kubeconfig is "
         "set",
     )

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from extender.settings.section import AnyCase, Section, ValueForm
 from extender.settings.tls import Tls, is_loopback
 
-PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or 10.0.0.0/28"
+_PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or 10.0.0.0/28"
 
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\]")
 """A host name, an IPv4 address, or an IPv6 address in brackets."""
@@ -57,7 +57,7 @@ class ApiSettings(Section):
         "so the token is valid for nothing else; empty: a token for the API server "
         "itself",
     )
-    proxies: Annotated[tuple[str, ...], ValueForm(PROXIES_FORM)] = Field(
+    proxies: Annotated[tuple[str, ...], ValueForm(_PROXIES_FORM)] = Field(
         default=(),
         description="addresses of the API server; a client from these addresses sees everything "
         "without a token. The API server's proxy does not forward a user's token, so the right "
@@ -85,7 +85,7 @@ class ApiSettings(Section):
                 ipaddress.ip_network(proxy)
             except ValueError as error:
                 raise ValueError(
-                    f"{proxy!r} is not allowed: {error}: must be {PROXIES_FORM}"
+                    f"{proxy!r} is not allowed: {error}: must be {_PROXIES_FORM}"
                 ) from error
         return proxies
 

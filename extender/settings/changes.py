@@ -27,10 +27,10 @@ class SettingChange:
 
     @override
     def __str__(self) -> str:
-        return f"{self.before or NONE} -> {self.after or NONE}"
+        return f"{self.before or _NONE} -> {self.after or _NONE}"
 
 
-NONE = "(none)"
+_NONE = "(none)"
 
 
 def list_changes(
@@ -44,20 +44,19 @@ def list_changes(
             after=show_value(after, setting),
         )
         for path, setting in settings.items()
-        if value_at(before, path) != value_at(after, path)
+        if _value_at(before, path) != _value_at(after, path)
     )
 
 
 def show_value(values: BaseModel, setting: Setting) -> str:
     """Format a setting's value for people; "" for no value, secrets hidden."""
-    value = value_at(values, setting.path)
+    value = _value_at(values, setting.path)
     # A path or a number, such as the lifetime of a token, reveals no secret.
     is_hidden = is_secret(setting.name) and not isinstance(value, Path | float) and bool(value)
     return HIDDEN if is_hidden else redact(format_value(value, setting.kind))
 
 
-def value_at(values: BaseModel, path: tuple[str, ...]) -> object:
-    """Return the value of the setting at a path of names."""
+def _value_at(values: BaseModel, path: tuple[str, ...]) -> object:
     value: object = values
     for name in path:
         value = getattr(value, name)

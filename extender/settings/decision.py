@@ -24,7 +24,7 @@ from extender.settings.section import (
 DEFAULT: Final = Policy()
 """The core defines the default values."""
 
-MOST_LEVELS: Final = 8
+_MOST_LEVELS: Final = 8
 """Maximum number of topology labels: each decision about a group sums the room of each level."""
 
 Action = Annotated[HealthAction, AnyCase]
@@ -234,8 +234,8 @@ class WeightSettings(Section):
 
 Topology = Annotated[
     tuple[Annotated[str, AfterValidator(check_label)], ...],
-    Field(max_length=MOST_LEVELS),
-    ValueForm(f"a list of up to {MOST_LEVELS} names of labels"),
+    Field(max_length=_MOST_LEVELS),
+    ValueForm(f"a list of up to {_MOST_LEVELS} names of labels"),
 ]
 
 GROUP_TOPOLOGY: Final = (

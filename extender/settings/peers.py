@@ -12,7 +12,7 @@ from extender.settings.section import Section, ValueForm
 MAX_PORT: Final = 65535
 ADDRESS_FORM: Final = f"host:port with a port from 1 to {MAX_PORT}"
 
-LEAST_SECRET: Final = 16
+_LEAST_SECRET: Final = 16
 """Shortest allowed secret, in characters."""
 
 _HOST: Final = re.compile(
@@ -87,10 +87,10 @@ class PeersSettings(Section):
             secret = self.secret_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"peers.secret_file {self.secret_file}: {error}") from error
-        if len(secret) < LEAST_SECRET:
+        if len(secret) < _LEAST_SECRET:
             raise ValueError(
                 f"peers.secret_file {self.secret_file} holds {len(secret)} characters: must hold "
-                f"at least {LEAST_SECRET}, such as `openssl rand -hex 32` prints"
+                f"at least {_LEAST_SECRET}, such as `openssl rand -hex 32` prints"
             )
         return secret
 

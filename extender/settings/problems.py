@@ -10,11 +10,11 @@ from pydantic_core import ErrorDetails
 
 from extender.settings.spec import Setting, SettingKind, is_secret
 
-MAX_SHOWN: Final = 80
+_MAX_SHOWN: Final = 80
 """Longest value in a message, in characters."""
 
 HIDDEN: Final = "(hidden)"
-QUOTES: Final = "'\""
+_QUOTES: Final = "'\""
 
 _RANGE_ERRORS: Final = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
 _SECTION_ERRORS: Final = {"model_type", "model_attributes_type", "dict_type"}
@@ -102,7 +102,7 @@ def _problem(
     shown = _shown(error["input"], where)
     is_whole = setting is not None and where == setting.path
     if setting is not None and is_whole and kind in _RANGE_ERRORS:
-        return f"{shown.strip(QUOTES)} is out of bounds: must be {setting.limits}"
+        return f"{shown.strip(_QUOTES)} is out of bounds: must be {setting.limits}"
     if setting is not None and is_whole:
         return f"{shown} is not allowed: must be {setting.allowed}"
     if setting is None and kind in _SECTION_ERRORS:
@@ -121,7 +121,7 @@ def _shown(value: object, where: tuple[str, ...]) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()  # as YAML writes it
     text = redact(repr(value))
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _names_in(section: tuple[str, ...], settings: Mapping[tuple[str, ...], Setting]) -> list[str]:

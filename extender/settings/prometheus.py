@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from extender.core.devices.readings import Signal
 from extender.settings.section import Section, ValueForm
 
-METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricRow(Section):
@@ -97,7 +97,7 @@ class Prometheus(Section):
     @classmethod
     def _check_metrics(cls, rows: dict[str, MetricRow | None]) -> dict[str, MetricRow | None]:
         for name, row in rows.items():
-            if not METRIC_NAME.fullmatch(name):
+            if not _METRIC_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of a metric")
             if row is not None and row.signal not in set(Signal):
                 raise ValueError(
@@ -109,7 +109,7 @@ class Prometheus(Section):
     @classmethod
     def _check_node_labels(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         for label in labels:
-            if not LABEL_NAME.fullmatch(label):
+            if not _LABEL_NAME.fullmatch(label):
                 raise ValueError(f"{label!r} is no name of a label")
         return labels
 

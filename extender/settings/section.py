@@ -22,10 +22,10 @@ from pydantic_core import PydanticCustomError
 from extender.core.quantity import parse_bytes
 
 MIB: Final = 1 << 20
-GIB: Final = 1 << 30
+_GIB: Final = 1 << 30
 TIB: Final = 1 << 40
 
-NOT_A_NUMBER: Final = "not_a_number"
+_NOT_A_NUMBER: Final = "not_a_number"
 """Error type for a number that cannot be parsed; the message is made from the setting."""
 
 LABEL: Final = re.compile(
@@ -77,7 +77,7 @@ class Section(BaseModel):
         """Reject booleans for numbers: YAML reads `yes` as true, which Python converts to 1."""
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None and field.annotation in (int, float):
-            raise PydanticCustomError(NOT_A_NUMBER, "a boolean is no number")
+            raise PydanticCustomError(_NOT_A_NUMBER, "a boolean is no number")
         return value
 
 
@@ -90,11 +90,11 @@ def _strip_percent(value: object) -> object:
 def _read_bytes(value: object) -> object:
     """Convert a Kubernetes quantity such as `20Gi` to bytes."""
     if not isinstance(value, str | int | float):
-        raise PydanticCustomError(NOT_A_NUMBER, "no quantity")
+        raise PydanticCustomError(_NOT_A_NUMBER, "no quantity")
     try:
         return parse_bytes(value)
     except ValueError as error:
-        raise PydanticCustomError(NOT_A_NUMBER, "no quantity") from error
+        raise PydanticCustomError(_NOT_A_NUMBER, "no quantity") from error
 
 
 def _in_any_case(value: object, check: ValidatorFunctionWrapHandler) -> object:

@@ -22,13 +22,13 @@ from extender.settings.loading import Loaded
 
 logger = logging.getLogger(__name__)
 
-SWAPPED: Final = "..data"
+_SWAPPED: Final = "..data"
 """Symlink that the kubelet replaces when a ConfigMap changes."""
 
-POLL_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 5.0
 STEP_MILLISECONDS: Final = 200
 """Changes of a directory that follow each other within this time count as one."""
-LONGEST_MILLISECONDS: Final = 2000
+_LONGEST_MILLISECONDS: Final = 2000
 """Longest wait for further changes."""
 
 
@@ -57,7 +57,7 @@ class SettingsFile:
 
     path: Path
     environ: Mapping[str, str]
-    poll_seconds: float = POLL_SECONDS
+    poll_seconds: float = _POLL_SECONDS
 
     def read(self) -> Content:
         """Read the file; blocks."""
@@ -111,8 +111,8 @@ class SettingsFile:
         before = await asyncio.to_thread(_identity, directory)
         changes = awatch(
             directory,
-            watch_filter=lambda _, path: Path(path).name in {self.path.name, SWAPPED},
-            debounce=LONGEST_MILLISECONDS,
+            watch_filter=lambda _, path: Path(path).name in {self.path.name, _SWAPPED},
+            debounce=_LONGEST_MILLISECONDS,
             step=STEP_MILLISECONDS,
             rust_timeout=int(self.poll_seconds * 1000),
             yield_on_timeout=True,

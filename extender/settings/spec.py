@@ -104,11 +104,11 @@ def list_settings(
     return {setting.path: replace(setting, prefix=prefix) for setting in _walk(model, ())}
 
 
-def format_bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     """Format bytes as the shortest exact quantity.
 
     Example:
-        >>> format_bytes(20 << 30), format_bytes(1000)
+        >>> _format_bytes(20 << 30), _format_bytes(1000)
         ('20Gi', '1000')
     """
     for power, unit in zip((4, 3, 2, 1), _BINARY_UNITS, strict=True):
@@ -124,7 +124,7 @@ def format_value(value: object, kind: SettingKind) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if kind is SettingKind.QUANTITY and isinstance(value, int):
-        return format_bytes(value)
+        return _format_bytes(value)
     if isinstance(value, float):
         return f"{value:.15g}"
     if isinstance(value, tuple | list):
@@ -226,5 +226,5 @@ def _bounds_of(metadata: list[object], kind: SettingKind) -> str:
 
 def _format_bound(bound: object, kind: SettingKind) -> str:
     if kind is SettingKind.QUANTITY and isinstance(bound, int) and bound >= MIB:
-        return format_bytes(bound)
+        return _format_bytes(bound)
     return f"{bound:.15g}" if isinstance(bound, int | float) else str(bound)

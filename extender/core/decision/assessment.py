@@ -18,7 +18,7 @@ from extender.core.steps import Steps, finish
 UNKNOWN = 0.5
 """Idle probability of a device without data."""
 
-PRESUMED = 0.9
+_PRESUMED = 0.9
 """Weight of presumed idleness relative to measured idleness; the idle probability becomes 0.95."""
 
 
@@ -26,7 +26,7 @@ STILL_SHARED = 0.5
 """A shared device ranks as busy from this part of the way between its threshold and full use: two
 pods on one device slow each other down only above 75 % together."""
 
-MOST_OF_SHARE = 0.9
+_MOST_OF_SHARE = 0.9
 """Usable part of an even share of a device: the driver reserves memory, so one share is smaller."""
 
 
@@ -436,7 +436,7 @@ def _idleness(
     )
     known = np.minimum(telemetry.freshness, telemetry.memory_freshness)
     if telemetry.presumed.any():
-        known = np.maximum(known, PRESUMED * telemetry.presumed)
+        known = np.maximum(known, _PRESUMED * telemetry.presumed)
     idle = np.where(is_calm & is_roomy, known, 0.0)
     return UNKNOWN + UNKNOWN * (idle - busy), idle >= 1.0
 
@@ -471,7 +471,7 @@ def _likely_bytes(batch: Batch, asks: DeviceRequests, room: _Room) -> Ratios:
     if not np.isnan(likely).any():
         return likely
     share_bytes = batch.telemetry.memory_total_bytes / batch.replicas[:, None]
-    even = MOST_OF_SHARE * np.minimum(share_bytes, room.full_bytes)
+    even = _MOST_OF_SHARE * np.minimum(share_bytes, room.full_bytes)
     of_unknown = np.where(batch.is_shared[:, None], even, 0.0)
     return np.where(np.isnan(likely), of_unknown, likely)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from extender.core.nodes.snapshot import Ratios, Rows
 
-MOST: Final = 256
+_MOST: Final = 256
 """Maximum number of devices that one node offers of a resource."""
 
 _JUST: Final = 1e-9
@@ -26,7 +26,7 @@ LEAST: Final = {Band.UNKNOWN: 1 / 3, Band.LIKELY: 2 / 3}
 """Lower bound of each band: mean probability per device."""
 
 _LEAST_OF_ALL: Final = {
-    band: each ** np.arange(MOST + 1) * (1 - _JUST) for band, each in LEAST.items()
+    band: each ** np.arange(_MOST + 1) * (1 - _JUST) for band, each in LEAST.items()
 }
 """Lower bound of each band by number of devices: probability that all are good."""
 
@@ -36,9 +36,9 @@ STEPS: Final = 16
 
 def _count_choices() -> Ratios:
     """Return Pascal's triangle: entry (n, k) is the number of choices of k from n devices."""
-    choices = np.zeros((MOST + 1, MOST + 1))
+    choices = np.zeros((_MOST + 1, _MOST + 1))
     choices[:, 0] = 1.0
-    for row in range(1, MOST + 1):
+    for row in range(1, _MOST + 1):
         choices[row, 1:] = choices[row - 1, 1:] + choices[row - 1, :-1]
     return choices
 

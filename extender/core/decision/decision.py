@@ -28,15 +28,15 @@ from extender.core.policy import Policy, PriceMode
 from extender.core.request.request import GpuRequest
 from extender.core.request.targets import Target, TargetPolicy
 
-RELAXED_MARGIN = 0.10
+_RELAXED_MARGIN = 0.10
 """If no node has enough idle devices, the load filter passes nodes whose load is at most this ratio
 above the lowest load."""
 
 
-ABOUT: Final = (GPU - 1) / UNITS
+_ABOUT: Final = (GPU - 1) / UNITS
 """Scores that differ by at most this much count as equal: less than one GPU of fit."""
 
-NO_ZONES: Final[Rows] = np.zeros(0, dtype=np.intp)
+_NO_ZONES: Final[Rows] = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Decision:
     codes: Codes
     scores: npt.NDArray[np.floating]
     order: Rows
-    zones: Rows = field(default_factory=lambda: NO_ZONES, repr=False)
+    zones: Rows = field(default_factory=lambda: _NO_ZONES, repr=False)
     group: GroupFit | None = None
 
     def slim(self, kept: int, like: Sequence[str] | None = None) -> "Decision":
@@ -71,7 +71,7 @@ class Decision:
         """
         order, scores = self.order[:kept], self.scores.astype(np.float32)
         if not isinstance(self.candidates, NamesAt):
-            return replace(self, scores=scores, order=order.copy(), zones=NO_ZONES)
+            return replace(self, scores=scores, order=order.copy(), zones=_NO_ZONES)
         rows = self.candidates.rows
         listed = np.full(len(self.candidates.names), -1, dtype=np.intp)
         listed[rows] = np.arange(len(rows))
@@ -85,7 +85,7 @@ class Decision:
             codes=codes if codes.any() else np.broadcast_to(codes[:1], codes.shape),
             scores=scores[by_name],
             order=place[order],
-            zones=NO_ZONES,
+            zones=_NO_ZONES,
             group=self.group and self.group.take(by_name),
         )
 
@@ -102,14 +102,14 @@ class Decision:
         best = self.order[:count]
         top = self.scores[best]
         edge, lifted = top[-1], top[0] - reach if reach else np.inf
-        at = np.flatnonzero(self.scores >= min(edge - ABOUT, lifted))
+        at = np.flatnonzero(self.scores >= min(edge - _ABOUT, lifted))
         if self.codes.any():
             at = at[self.codes[at] == Code.PASSES]
         if len(at) == count:
             return at
         scores = self.scores[at]
-        sure = best[: max(int(np.count_nonzero(top > edge + ABOUT)), 1)]
-        alike = at[(scores >= edge - ABOUT) & (scores <= edge + ABOUT) & (at != best[0])]
+        sure = best[: max(int(np.count_nonzero(top > edge + _ABOUT)), 1)]
+        alike = at[(scores >= edge - _ABOUT) & (scores <= edge + _ABOUT) & (at != best[0])]
         if len(sure) + len(alike) > count:
             alike = alike[_from_each(self.zones[alike], self._numbers(alike), count - len(sure))]
         named = np.concatenate([sure, alike])
@@ -372,7 +372,7 @@ def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
     if (passing & ~tally.is_busy).any():
         refused = passing & tally.is_busy
     else:
-        refused = passing & (tally.load > tally.load[passing].min() + RELAXED_MARGIN)
+        refused = passing & (tally.load > tally.load[passing].min() + _RELAXED_MARGIN)
     return np.where(refused, np.uint8(Code.BUSY), codes)
 
 

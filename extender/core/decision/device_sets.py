@@ -19,10 +19,10 @@ JOINED: Final = 2.0
 NEAR: Final = 1.0
 """... and of one where they are on one NUMA node: both are less than one device of fit."""
 
-MASK_SLOTS: Final = 62
+_MASK_SLOTS: Final = 62
 """Slots of a mask; nodes with more devices have no sets."""
 
-NOTHING: Final[Ratios] = np.zeros(1)
+_NOTHING: Final[Ratios] = np.zeros(1)
 
 
 def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
@@ -36,8 +36,8 @@ def side_by_side(batch: Batch, assessment: Assessment) -> Ratios:
     """
     landing = assessment.landing
     if landing.needed.max(initial=0) <= 1 or not (batch.joined.any() or batch.numa.any()):
-        return NOTHING
-    mask = masks_of(assessment.is_clean)
+        return _NOTHING
+    mask = _masks_of(assessment.is_clean)
     count = landing.needed + landing.taken
     is_asked = (landing.needed > 1) & ~batch.is_shared
     near = np.where(_largest(batch.numa, mask) >= count, NEAR, 0.0)
@@ -55,7 +55,7 @@ def is_misaligned(batch: Batch, asks: DeviceRequests, assessment: Assessment) ->
     refuses: Flags = batch.alignment != Alignment.NONE
     if not refuses.any():
         return refuses
-    free = masks_of(np.where(batch.is_agreed[:, None], assessment.landing.devices, batch.present))
+    free = _masks_of(np.where(batch.is_agreed[:, None], assessment.landing.devices, batch.present))
     by_pod = (batch.alignment & Alignment.BY_POD) != 0
     count = np.where(by_pod, asks.count, asks.container_count)
     is_known = (free & ~np.bitwise_or.reduce(batch.numa, axis=1)) == 0
@@ -67,10 +67,10 @@ def is_misaligned(batch: Batch, asks: DeviceRequests, assessment: Assessment) ->
     return found
 
 
-def masks_of(devices: Flags) -> Rows:
+def _masks_of(devices: Flags) -> Rows:
     """Return the flagged devices of each node as a bit mask of slots."""
     masks = np.zeros(len(devices), dtype=np.intp)
-    for slot in range(min(devices.shape[1], MASK_SLOTS)):
+    for slot in range(min(devices.shape[1], _MASK_SLOTS)):
         masks |= devices[:, slot].astype(np.intp) << slot
     return masks
 

@@ -166,7 +166,7 @@ class Others:
     models: tuple[str, ...] = ()
 
 
-NO_OTHERS: Final = Others()
+_NO_OTHERS: Final = Others()
 
 
 def serves_host(row: PoolRow, request: GpuRequest) -> bool:
@@ -250,7 +250,7 @@ class Wants:
 
 
 def evaluate_batch(
-    batch: Batch, wants: Wants, policy: Policy, others: Others = NO_OTHERS
+    batch: Batch, wants: Wants, policy: Policy, others: Others = _NO_OTHERS
 ) -> Evaluation:
     """Evaluate each node of a batch for the pods that ask for it.
 

@@ -23,19 +23,19 @@ from extender.core.decision.scoring import FIT, PRICE, SHARED
 from extender.core.nodes.snapshot import Flags, Pool, Ratios, Rows, Tenant
 from extender.core.policy import PriceMode
 
-NEVER: Final = (Code.GPU_TOO_SMALL, Code.WRONG_MODEL)
+_NEVER: Final = (Code.GPU_TOO_SMALL, Code.WRONG_MODEL)
 """Rejections of nodes that cannot hold the pod at any time."""
 
-QUARTERS: Final = 4
-FINE: Final = 0.2
+_QUARTERS: Final = 4
+_FINE: Final = 0.2
 """Units of the quarters, all together, as part of the units of one level."""
-MOST_SHOWN: Final = 3
+_MOST_SHOWN: Final = 3
 """Domains with room for the group that an explanation names."""
 
-NODE: Final = "node"
+_NODE: Final = "node"
 """Name of the nearest domain."""
 
-UNRANKED: Final = 255
+_UNRANKED: Final = 255
 """Rank of a candidate that does not pass or is not in the pool."""
 
 Ranks = npt.NDArray[np.uint8]
@@ -165,7 +165,7 @@ class GroupFit:
 
     def units_of_all(self) -> Ratios:
         """Return the units of each candidate."""
-        table = np.zeros(UNRANKED + 1)
+        table = np.zeros(_UNRANKED + 1)
         table[: len(self.units)] = self.units
         found: Ratios = table[self.ranks]
         return found
@@ -176,7 +176,7 @@ class GroupFit:
 
     def of(self, at: int | None) -> Nearness:
         """Return how near a candidate is, by its index; `NOT_NEAR` for None or an unranked one."""
-        rank = UNRANKED if at is None else int(self.ranks[at])
+        rank = _UNRANKED if at is None else int(self.ranks[at])
         if rank >= len(self.units):
             return NOT_NEAR
         return Nearness(self.units[rank], self.words[rank], max(self.units))
@@ -197,7 +197,7 @@ def fit_group(
     count = question.ask.count
     unit = count if need.is_uniform else 1
     passing = (codes == Code.PASSES) & (rows >= 0)
-    free = free_devices(pool, question.overlay)[rows]
+    free = _free_devices(pool, question.overlay)[rows]
     # kube-scheduler says that a candidate fits: our own count may be late.
     room = np.where(passing, np.maximum(free, count) // unit, 0)
     needed = -(-need.rest // unit)
@@ -207,15 +207,15 @@ def fit_group(
     wanted = max(min(needed, max(int(each.max(initial=0)) for each in rooms)), 1)
     fits = _first_level([each >= wanted for each in rooms])
     nearer = np.choose(np.maximum(np.minimum(fits, len(rooms)) - 1, 0), rooms)
-    lacking = QUARTERS - np.minimum(nearer * QUARTERS // wanted, QUARTERS)
+    lacking = _QUARTERS - np.minimum(nearer * _QUARTERS // wanted, _QUARTERS)
     levels = len(rooms) + 1
     order = _nearness(need, pool, rows, (domains, is_shared)) * levels + fits
-    order = order * (QUARTERS + 1) + np.where(fits == 0, 0, lacking)
+    order = order * (_QUARTERS + 1) + np.where(fits == 0, 0, lacking)
     kinds, ranks = np.unique(order[passing], return_inverse=True)
-    all_ranks = np.full(len(rows), UNRANKED, dtype=np.uint8)
-    all_ranks[passing] = np.minimum(ranks, UNRANKED - 1)
+    all_ranks = np.full(len(rows), _UNRANKED, dtype=np.uint8)
+    all_ranks[passing] = np.minimum(ranks, _UNRANKED - 1)
     words = _Words(
-        levels=(NODE, *map(short, need.topology.labels)),
+        levels=(_NODE, *map(_short, need.topology.labels)),
         has_placed=bool(need.placed),
         is_whole=wanted >= needed,
         is_known=bool(domains) or not is_shared.all(),
@@ -228,7 +228,7 @@ def fit_group(
         fitting=_fitting(need, pool, rows, (rooms, domains), needed),
         ranks=all_ranks,
         units=_units(kinds, budget(question.policy.prices.mode)),
-        words=tuple(words.of(*divmod(kind // (QUARTERS + 1), levels)) for kind in kinds.tolist()),
+        words=tuple(words.of(*divmod(kind // (_QUARTERS + 1), levels)) for kind in kinds.tolist()),
     )
 
 
@@ -244,10 +244,10 @@ def _units(kinds: Rows, most: float) -> tuple[float, ...]:
         kinds: by rank, the levels and after them the quarters; ascending.
         most: units between the first rank and the last.
     """
-    levels, at = np.unique(kinds // (QUARTERS + 1), return_inverse=True)
-    step = most / max(len(levels) - 1, 1) / (1 + FINE)
-    spare = 1 - kinds % (QUARTERS + 1) / QUARTERS
-    units = step * (len(levels) - 1 - at + FINE * spare)
+    levels, at = np.unique(kinds // (_QUARTERS + 1), return_inverse=True)
+    step = most / max(len(levels) - 1, 1) / (1 + _FINE)
+    spare = 1 - kinds % (_QUARTERS + 1) / _QUARTERS
+    units = step * (len(levels) - 1 - at + _FINE * spare)
     return tuple((units - units.min(initial=np.inf)).tolist())
 
 
@@ -269,14 +269,14 @@ def too_few(need: GroupNeed, pool: Pool, codes: Codes, count: int) -> int | None
     offered = pool.batch.allocatable + pool.batch.withdrawn
     for at in pool.unwritten:
         offered[at] = pool.rows[at].allocatable + pool.rows[at].withdrawn
-    is_possible = ~np.isin(codes, NEVER)
+    is_possible = ~np.isin(codes, _NEVER)
     if need.may_go is not None:
         is_possible &= need.may_go
     holds = int((offered // unit)[is_possible].sum())
     return holds if holds < -(-need.total // unit) else None
 
 
-def free_devices(pool: Pool, overlay: Mapping[str, tuple[Tenant, ...]]) -> Rows:
+def _free_devices(pool: Pool, overlay: Mapping[str, tuple[Tenant, ...]]) -> Rows:
     """Return the number of free devices or replicas of each node of a pool.
 
     Args:
@@ -350,8 +350,8 @@ def _fitting(
             found = dict(
                 zip((names[one] for one in numbers.tolist()), room[at[first]].tolist(), strict=True)
             )
-        label = need.topology.labels[level - 1] if level else NODE
-        largest = sorted(found.items(), key=lambda one: (-one[1], one[0]))[:MOST_SHOWN]
+        label = need.topology.labels[level - 1] if level else _NODE
+        largest = sorted(found.items(), key=lambda one: (-one[1], one[0]))[:_MOST_SHOWN]
         return tuple(Domain(label=label, name=name, pods=pods) for name, pods in largest)
     return ()
 
@@ -385,11 +385,11 @@ class _Words:
         return f"{away}{self.levels[fits]} with {rest}"
 
 
-def short(label: str) -> str:
+def _short(label: str) -> str:
     """Return the last part of a label.
 
     Example:
-        >>> short("topology.kubernetes.io/rack")
+        >>> _short("topology.kubernetes.io/rack")
         'rack'
     """
     return label.rpartition("/")[2]

@@ -214,7 +214,7 @@ def _policy_choice(batch: Batch, offered: Flags, count: Rows) -> Flags:
     return chosen
 
 
-REMEMBERED_ROWS = 4096
+_REMEMBERED_ROWS = 4096
 """Cache size of `assume`: rows with assumed tenants, reused between the decisions of a burst."""
 
 
@@ -238,7 +238,7 @@ def closed_slots(row: PoolRow, is_out: Flags) -> tuple[int, ...]:
     return out if is_known else ()
 
 
-@lru_cache(maxsize=REMEMBERED_ROWS)
+@lru_cache(maxsize=_REMEMBERED_ROWS)
 def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = ()) -> PoolRow:
     """Return a pool row with assumed tenants added: pods that readings do not show yet.
 

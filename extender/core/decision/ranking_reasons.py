@@ -8,15 +8,15 @@ from extender.core.decision.certainty import Band
 from extender.core.decision.device_sets import JOINED, NEAR
 from extender.core.policy import Strategy
 
-LEAST_PRESUMED: Final = 0.95
+_LEAST_PRESUMED: Final = 0.95
 """Idle probability of a device that is presumed idle."""
 
 
-ROOM: Final = "room for such a pod's memory on"
+_ROOM: Final = "room for such a pod's memory on"
 ILL_HEALTH: Final = "ill health costs"
 EARLY_FAILURES: Final = "early failures of pods cost"
 PREFERRED: Final = "preferred model"
-TOGETHER: Final = {JOINED: "joined by NVLink", NEAR: "on one NUMA node"}
+_TOGETHER: Final = {JOINED: "joined by NVLink", NEAR: "on one NUMA node"}
 NOMINATED: Final = "nominated: pods that are being deleted make it do"
 """Reason of a nominated node that passes only after deleted pods have left it."""
 BETWEEN: Final = "; "
@@ -93,7 +93,7 @@ def _landing(grounds: Grounds) -> str:
     gpus = "an idle GPU" if grounds.needed == 1 else f"{grounds.needed} idle GPUs"
     if grounds.is_sure:
         return f"certain to land on {gpus}"
-    if grounds.least >= LEAST_PRESUMED:
+    if grounds.least >= _LEAST_PRESUMED:
         return f"presumed to land on {gpus}, just freed"
     if grounds.is_unknown:
         return "nothing is known of its GPUs"
@@ -110,13 +110,13 @@ def _doubts(grounds: Grounds) -> Iterator[str]:
     if grounds.price is not None:
         yield f"{grounds.price:g} per GPU-hour"
     if grounds.room < 1:
-        yield f"{ROOM} {_percent(grounds.room)} of its GPUs"
+        yield f"{_ROOM} {_percent(grounds.room)} of its GPUs"
     if grounds.unhealthy:
         yield f"{ILL_HEALTH} {_percent(grounds.unhealthy)}"
     if grounds.suspicion:
         yield f"{EARLY_FAILURES} {_percent(grounds.suspicion)}"
     if grounds.together:
-        yield TOGETHER[grounds.together]
+        yield _TOGETHER[grounds.together]
     if grounds.group:
         yield grounds.group
 

@@ -38,8 +38,8 @@ MODEL: Final = "preferred model"
 ROOM: Final = "GPUs with room for its memory"
 CERTAINTY: Final = "certainty and health"
 NEAR: Final = "near its group"
-CHEAP: Final = "low price"
-TOGETHER: Final = "GPUs side by side"
+_CHEAP: Final = "low price"
+_TOGETHER: Final = "GPUs side by side"
 FULLNESS: Final = "few GPUs left over"
 NUMBER: Final = "many idle GPUs"
 CALM: Final = {
@@ -213,13 +213,13 @@ def _parts(columns: _Columns, at: int) -> Iterator[Part]:
         near = columns.nearness[at]
         yield _part(NEAR, near.most, near.units / near.most if near.most else 0.0)
     if columns.cheapness is not None:
-        yield _part(CHEAP, PRICE, float(columns.cheapness[at]))
+        yield _part(_CHEAP, PRICE, float(columns.cheapness[at]))
     load = float(columns.load[at])
     if load < 1:
         most = columns.most_fit
         yield _part(columns.fit_name, most, float(columns.fit[at]) / most)
     if columns.together.any():
-        yield _part(TOGETHER, JOINED, float(columns.together[at]) / JOINED)
+        yield _part(_TOGETHER, JOINED, float(columns.together[at]) / JOINED)
     for name, value in columns.calm.items():
         yield _part(CALM[name], load * columns.shares[name], float(value[at]))
 

@@ -44,10 +44,10 @@ UNITS: Final = len(Band) * (PLACES + 1) * (STEPS + 1) * (STEPS + 1) * FIT
 GPU: Final = 4
 """Units of fit per whole device, ..."""
 
-MANY: Final = 16
+_MANY: Final = 16
 """... for up to this many devices; each further one counts less, but never nothing."""
 
-MOST_FIT: Final = GPU * (MANY + 4)
+MOST_FIT: Final = GPU * (_MANY + 4)
 
 LOAD: Final = 0.003
 """Units of the load on whole devices: less than the smallest difference of fit."""
@@ -72,18 +72,18 @@ for large jobs when pods end (`bench.churn`)."""
 PRICE: Final = 120
 """Units of a node that costs nothing against one with the highest price of the list."""
 
-SHARED_CERTAINTY: Final = dict(
+_SHARED_CERTAINTY: Final = dict(
     zip(LEAST, (steps_of(np.array([*LEAST.values()])) / STEPS).tolist(), strict=True)
 )
 """Certainty of shared devices by band: the band's lower bound, rounded to whole steps."""
 
-QUARTERS: Final = 4
+_QUARTERS: Final = 4
 """Idle devices are counted in quarters: an unknown device counts half."""
 
 WEIGHTS: Final = Weights()
 """Default weights of the terms of `calm`."""
 
-DECIMALS: Final = 12
+_DECIMALS: Final = 12
 """Means are rounded to this many decimals, so that the order of additions cannot separate equal
 nodes."""
 
@@ -162,7 +162,7 @@ def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
     """
     certain = certainty(assessment.chance, band, assessment.landing.needed)
     shared = np.where(
-        band == Band.LIKELY, SHARED_CERTAINTY[Band.LIKELY], SHARED_CERTAINTY[Band.UNKNOWN]
+        band == Band.LIKELY, _SHARED_CERTAINTY[Band.LIKELY], _SHARED_CERTAINTY[Band.UNKNOWN]
     )
     at = np.flatnonzero(assessment.working < assessment.offered)
     if at.size:
@@ -237,8 +237,8 @@ def fit(
 
 def _fullness(left: Ratios) -> Ratios:
     """Return the units of fit by the number of devices left free: fewer left, more units."""
-    beyond = (MOST_FIT - GPU * MANY) * MANY / np.maximum(left, MANY)
-    return np.where(left <= MANY, MOST_FIT - GPU * left, beyond)
+    beyond = (MOST_FIT - GPU * _MANY) * _MANY / np.maximum(left, _MANY)
+    return np.where(left <= _MANY, MOST_FIT - GPU * left, beyond)
 
 
 def _usable(stranded: Ratios, most: float) -> Ratios:
@@ -258,7 +258,7 @@ def idle_devices(assessment: Assessment) -> Ratios:
     """Return the number of idle devices per node; an unknown device counts half."""
     landing = assessment.landing
     hopes = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0).sum(axis=1)
-    counted = np.floor(hopes * QUARTERS + 0.5) / QUARTERS
+    counted = np.floor(hopes * _QUARTERS + 0.5) / _QUARTERS
     idle: Ratios = np.maximum(counted - landing.taken, 0.0)
     return idle
 
@@ -296,5 +296,5 @@ def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:
     Results are rounded, so that they do not depend on the number of rows in the batch.
     """
     total = np.where(devices, values, 0.0).sum(axis=1)
-    result: Ratios = np.round(total / np.maximum(size, 1), DECIMALS)
+    result: Ratios = np.round(total / np.maximum(size, 1), _DECIMALS)
     return result

@@ -17,7 +17,7 @@ IDLE_POWER_SHARE = 0.30
 """Assumed idle power as a share of the power limit, used until idle power was measured. A loaded
 but idle H200 drew 126 to 136 of 700 W, and 350 W at 30 % duty."""
 
-MOST_IDLE_POWER_SHARE = 0.60
+_MOST_IDLE_POWER_SHARE = 0.60
 """Upper bound of idle power as a share of the power limit: idle devices draw 5 to 60 %."""
 
 UTILIZATION = (Signal.GPU_UTILIZATION, Signal.GRAPHICS_ACTIVE)
@@ -36,7 +36,7 @@ MEASURED = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, *OTHER_ACTIVITY, Sig
 
 _CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart for noise
 
-BOARD_POWER_WATTS: Mapping[str, float] = {
+_BOARD_POWER_WATTS: Mapping[str, float] = {
     "b200": 1000, "h200": 700, "h100 pcie": 350, "h100": 700, "h800": 700, "h20": 500,
     "gh200": 900, "a100 pcie": 300, "a100": 400, "a800": 400, "v100 pcie": 250, "v100": 300,
     "l40s": 350, "l40": 300, "l4": 72, "a10g": 300, "a10": 150, "a30": 165, "a40": 300,
@@ -56,7 +56,7 @@ def board_power(model: str) -> float:
         >>> board_power("nvidia h100 80gb hbm3")
         700.0
     """
-    for words, watts in BOARD_POWER_WATTS.items():
+    for words, watts in _BOARD_POWER_WATTS.items():
         if all(f" {word} " in f" {model} " for word in words.split()):
             return float(watts)
     return float("nan")
@@ -130,7 +130,7 @@ def _agree(agreed: Column, most: Column, value: Column) -> tuple[Column, Column]
 
 def _by_power(watts: Column, limit: Column, rest_watts: Column) -> Column:
     """Return the power draw above idle power, as a share of the range up to the power limit."""
-    seen = np.minimum(rest_watts, limit * MOST_IDLE_POWER_SHARE)
+    seen = np.minimum(rest_watts, limit * _MOST_IDLE_POWER_SHARE)
     rest = np.where(np.isnan(seen), limit * IDLE_POWER_SHARE, seen)
     return within((watts - rest) / (limit - rest), 0.0, 1.0)
 
@@ -208,7 +208,7 @@ def memory(columns: Mapping[Signal, Column], label_total: Column) -> tuple[Colum
     return used, free, total
 
 
-def fade(age_seconds: Column, freshness: Freshness) -> Ratios:
+def _fade(age_seconds: Column, freshness: Freshness) -> Ratios:
     """Return the weight of values by age: 1 while fresh, then falling linearly to 0.
 
     Args:
@@ -216,7 +216,7 @@ def fade(age_seconds: Column, freshness: Freshness) -> Ratios:
         freshness: when values start to fade, and for how long.
 
     Example:
-        >>> fade(np.array([60.0, 270.0, 1000.0, np.nan]), Freshness()).tolist()
+        >>> _fade(np.array([60.0, 270.0, 1000.0, np.nan]), Freshness()).tolist()
         [1.0, 0.5, 0.0, 0.0]
     """
     beyond = (age_seconds - freshness.max_age_seconds) / max(freshness.fade_seconds, 1e-9)
@@ -308,10 +308,10 @@ def shows_use(used_bytes: Column, agreed: Column, foreign: Foreign) -> Flags:
     return (used_bytes > foreign.memory_bytes) | (agreed > foreign.utilization)
 
 
-REST_BELOW = 0.02
+_REST_BELOW = 0.02
 """A device is at rest if its measured activity is below this ratio, both now and on average."""
 
-REST_READINGS = 6
+_REST_READINGS = 6
 """Readings needed before a device counts as at rest: a device between two steps of its work is not
 at rest, and a single GPU_UTIL reading can miss a load."""
 
@@ -331,7 +331,7 @@ def learn_rest(
         recent: mean activity of the last minutes, and the number of readings behind the mean.
     """
     mean, count = recent
-    is_at_rest = (measured < REST_BELOW) & (mean < REST_BELOW) & (count >= REST_READINGS)
+    is_at_rest = (measured < _REST_BELOW) & (mean < _REST_BELOW) & (count >= _REST_READINGS)
     is_at_rest &= ~np.isnan(watts)
     before = np.where(np.isnan(rest_watts), watts, rest_watts)
     return np.where(is_at_rest, before + _REST_STEP * (watts - before), rest_watts)
@@ -363,11 +363,11 @@ def estimate(evidence: SignalEvidence, policy: Policy, now: float) -> tuple[Tele
     seen = activity(evidence.columns, evidence.board_watts, evidence.rest_watts)
     busy, measured = seen.busiest, seen.measured
     used, free, total = memory(evidence.columns, evidence.label_total_bytes)
-    by_age = fade(now - evidence.measured_at, policy.freshness)
+    by_age = _fade(now - evidence.measured_at, policy.freshness)
 
     def fresh(measured_at: Column) -> Ratios:
         counts = measured_at > evidence.freed_at
-        return np.where(counts, fade(now - measured_at, policy.freshness), 0.0)
+        return np.where(counts, _fade(now - measured_at, policy.freshness), 0.0)
 
     activity_fresh = np.where(np.isnan(busy), 0.0, fresh(evidence.activity_at))
     memory_fresh = np.where(np.isnan(used) | np.isnan(total), 0.0, fresh(evidence.memory_at))
@@ -416,7 +416,7 @@ def _presumed(evidence: SignalEvidence, policy: Policy, now: float, by_age: Rati
     """
     may_be = ~(evidence.was_used | evidence.has_tenants)
     may_be &= ~(evidence.measured_at > evidence.freed_at)
-    since = fade(now - evidence.freed_at, policy.freshness)
+    since = _fade(now - evidence.freed_at, policy.freshness)
     return np.where(may_be, np.minimum(since, by_age), 0.0)
 
 

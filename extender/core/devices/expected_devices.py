@@ -10,22 +10,22 @@ from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.reconfiguring import is_reconfiguring
 from extender.core.nodes.topology_manager import Alignment, alignment_on
 
-WHOLE_RESOURCE = "nvidia.com/gpu"
+_WHOLE_RESOURCE = "nvidia.com/gpu"
 """Resource assumed for a node whose allocatable lists no GPU resource (DRA)."""
 
-GKE_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
-GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
+_GKE_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
+_GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
 """GKE's labels for shared GPUs: sharing strategy, and maximum number of containers per GPU."""
 
-GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
+_GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 """GKE's label for nodes whose GPU resource counts MIG instances: their profile."""
 
-INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
+_INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
 """Karpenter's label: number of cards of the instance type."""
 
-MIB = 1 << 20
+_MIB = 1 << 20
 
-NO_SHARES: Mapping[str, int] = MappingProxyType({})
+_NO_SHARES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def expected_devices(
     node: NodeRecord,
     seen: Mapping[str, int],
     *,
-    by_kubelet: Mapping[str, int] = NO_SHARES,
+    by_kubelet: Mapping[str, int] = _NO_SHARES,
     is_divided: bool = False,
 ) -> tuple[Expected, ...]:
     """Return the devices expected behind each GPU resource of a node.
@@ -118,7 +118,7 @@ def expected_devices(
         return expected
     return tuple(
         Expected(
-            resource=f"nvidia.com/mig-{profile}" if profile else WHOLE_RESOURCE,
+            resource=f"nvidia.com/mig-{profile}" if profile else _WHOLE_RESOURCE,
             count=count,
             mig_profile=profile,
             is_by_claims=True,
@@ -150,22 +150,22 @@ def _expect(
     label = (
         max((by_kubelet.get(name, 0) for name in profiles), default=0)
         or _number(labels.get(f"{prefix}.replicas"))
-        or _number(labels.get(GKE_CLIENTS))
+        or _number(labels.get(_GKE_CLIENTS))
     )
     physical = _number(labels.get(f"{prefix}.count"))
     if not physical and not profile:
-        physical = _number(labels.get(INSTANCE_GPUS))
-    strategy = labels.get(f"{prefix}.sharing-strategy") or labels.get(GKE_STRATEGY)
+        physical = _number(labels.get(_INSTANCE_GPUS))
+    strategy = labels.get(f"{prefix}.sharing-strategy") or labels.get(_GKE_STRATEGY)
     is_shared = resource.endswith(".shared") or plain.startswith("vgpu")
-    is_divided |= is_shared or strategy in SHARING
-    is_divided |= labels.get(f"{prefix}.product", "").endswith(SHARED_PRODUCT)
+    is_divided |= is_shared or strategy in _SHARING
+    is_divided |= labels.get(f"{prefix}.product", "").endswith(_SHARED_PRODUCT)
     replicas = _replicas(label, physical, offered, count, is_divided=is_divided)
     memory_mib = _number(node.labels.get(f"{prefix}.memory"))
     return Expected(
         resource=resource,
         count=-(-offered // replicas),
         replicas=replicas,
-        memory_bytes=memory_mib * MIB if memory_mib else None,
+        memory_bytes=memory_mib * _MIB if memory_mib else None,
         mig_profile=profile,
         is_shared=replicas > 1 or is_shared,
         is_mps=strategy == "mps",
@@ -174,11 +174,11 @@ def _expect(
     )
 
 
-SHARING = frozenset({"time-slicing", "time-sharing", "mps"})
+_SHARING = frozenset({"time-slicing", "time-sharing", "mps"})
 """Sharing strategies in node labels, including GKE's."""
 
 
-SHARED_PRODUCT = "-SHARED"
+_SHARED_PRODUCT = "-SHARED"
 """Suffix that GFD adds to the model of GPUs shared under their plain resource name."""
 
 
@@ -223,7 +223,7 @@ def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) ->
     if profile:
         return (profile,)
     is_single = (
-        node.labels.get("nvidia.com/mig.strategy") == "single" or GKE_PARTITION in node.labels
+        node.labels.get("nvidia.com/mig.strategy") == "single" or _GKE_PARTITION in node.labels
     )
     if is_single and not seen.get(""):
         return tuple(name for name in seen if name not in {"", NO_INSTANCES})

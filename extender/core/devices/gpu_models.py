@@ -94,7 +94,7 @@ _USABLE: Final = 0.88
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MigCard:
+class _MigCard:
     """A card that MIG can divide into equal instances.
 
     Attributes:
@@ -110,10 +110,10 @@ class MigCard:
     layouts: MappingProxyType[int, str]
 
 
-def _card(name: str, least_gib: float, most_gib: float, layouts: str) -> MigCard:
+def _card(name: str, least_gib: float, most_gib: float, layouts: str) -> _MigCard:
     pairs = (part.split("x", 1) for part in layouts.split())
     profiles = MappingProxyType({int(count): profile for count, profile in pairs})
-    return MigCard(name=name, least_gib=least_gib, most_gib=most_gib, layouts=profiles)
+    return _MigCard(name=name, least_gib=least_gib, most_gib=most_gib, layouts=profiles)
 
 
 # NVIDIA's MIG User Guide, "Supported MIG Profiles"; only equal instances.

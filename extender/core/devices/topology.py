@@ -13,14 +13,14 @@ from extender.core.nodes.topology_manager import Alignment
 SWITCH: Final = "switch"
 """NVLink peer of a card on an NVSwitch, which joins all cards on it."""
 
-MOST_DEVICES: Final = 52
+_MOST_DEVICES: Final = 52
 """Nodes with more devices have no sets: columns store masks as floats, exact up to 2^53."""
 
-MOST_LINKED: Final = 16
+_MOST_LINKED: Final = 16
 """Maximum number of devices of a node to search for joined sets. No server has more cards on one
 NVLink, and 16 cards have at most a few hundred sets, even if an agent reports nonsense."""
 
-REMEMBERED: Final = 1024
+_REMEMBERED: Final = 1024
 """Cache size of `_joined`: nodes of one kind are wired alike."""
 
 
@@ -68,13 +68,13 @@ def device_sets(places: Sequence[Place | None]) -> DeviceSets:
         >>> device_sets([*pair, Place(uuid="c")]).joined
         (3, 0, 0)
     """
-    if not any(places) or len(places) > MOST_DEVICES:
+    if not any(places) or len(places) > _MOST_DEVICES:
         return UNKNOWN
     numa: dict[int, int] = {}
     for slot, place in enumerate(places):
         if place is not None and place.numa_node is not None:
             numa[place.numa_node] = numa.get(place.numa_node, 0) | 1 << slot
-    joined = _joined(_linked(places)) if len(places) <= MOST_LINKED else ()
+    joined = _joined(_linked(places)) if len(places) <= _MOST_LINKED else ()
     return DeviceSets(
         joined=_padded(joined, len(places)), numa=_padded(tuple(numa.values()), len(places))
     )
@@ -103,7 +103,7 @@ def _linked(places: Sequence[Place | None]) -> tuple[int, ...]:
     return tuple(linked)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=_REMEMBERED)
 def _joined(linked: tuple[int, ...]) -> tuple[int, ...]:
     """Return the largest sets in which every two devices are linked, largest first."""
     whole = (1 << len(linked)) - 1

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from extender.core.nodes.snapshot import Ratios, Rows
 
-Parts = TypeVar("Parts", npt.NDArray[np.float32], npt.NDArray[np.uint16])
+_Parts = TypeVar("_Parts", npt.NDArray[np.float32], npt.NDArray[np.uint16])
 """One row per time step of the window, one column per device."""
 
 
@@ -49,7 +49,7 @@ class Windows:
             self._total_square = np.pad(self._total_square, (0, missing))
             self._total_count = np.pad(self._total_count, (0, missing))
 
-    def _grown(self, parts: Parts, devices: int) -> Parts:
+    def _grown(self, parts: _Parts, devices: int) -> _Parts:
         """Return wider arrays; only steps with data are copied."""
         grown = np.zeros((self._steps, devices), dtype=parts.dtype)
         for part in self._filled:

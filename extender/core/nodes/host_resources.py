@@ -13,7 +13,7 @@ MEMORY: Final = "memory"
 STORAGE: Final = "ephemeral-storage"
 NAMES: Final = (CPU, MEMORY, STORAGE)
 """Resource names in the order of the fields of `HostResources`."""
-MAX_CACHED: Final = 4096
+_MAX_CACHED: Final = 4096
 
 
 class HostResources(NamedTuple):
@@ -89,7 +89,7 @@ def _scaled(value: object, scale: int) -> int:
     return _scaled_text(value, scale) if isinstance(value, str | int | float) else 0
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _scaled_text(value: str | float, scale: int) -> int:
     """Parse a quantity and multiply it by `scale`, rounded up; 0 if it is unparsable."""
     try:

@@ -11,7 +11,7 @@ from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.nodes.pod_owners import Kin, owner_key
 
-EMPTY: Mapping[str, int] = MappingProxyType({})
+_EMPTY: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class NodeRecord:
 
     name: str
     addresses: tuple[str, ...] = ()
-    allocatable: Mapping[str, int] = field(default_factory=lambda: EMPTY)
-    capacity: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    allocatable: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    capacity: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     other_labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     hostname: str = ""
@@ -172,7 +172,7 @@ class PodRecord:
     node: str = ""
     nominated_node: str = ""
     phase: PodPhase = PodPhase.PENDING
-    resources: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    resources: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     lasting: Mapping[str, int] | None = None
     has_claims: bool = False
     has_gpu_claims: bool = False

@@ -11,7 +11,7 @@ Flags = npt.NDArray[np.bool_]
 
 _COMMA = ord(",")
 
-FEW = 8
+_FEW = 8
 """Below one item in this many, adjacent items are rare and are not merged."""
 
 
@@ -81,7 +81,7 @@ class JsonNameList:
         """
         if len(indexes) == len(self):
             return self._whole()
-        if FEW * len(indexes) <= len(self):
+        if _FEW * len(indexes) <= len(self):
             begins = self.starts[indexes]
             return self._between(begins, begins + self.lengths[indexes])
         is_break = np.ones(len(indexes) + 1, dtype=np.bool_)

@@ -17,7 +17,7 @@ POOL_LABELS: Final = (
 
 ZONE: Final = "topology.kubernetes.io/zone"
 
-LABELS_SHOWN: Final = frozenset(
+_LABELS_SHOWN: Final = frozenset(
     {
         *POOL_LABELS,
         "cloud.google.com/gke-accelerator",
@@ -35,19 +35,19 @@ LABELS_SHOWN: Final = frozenset(
         ZONE,
     }
 )
-NVIDIA_PREFIX: Final = "nvidia.com/"
-DROPPED_PREFIXES: Final = (
+_NVIDIA_PREFIX: Final = "nvidia.com/"
+_DROPPED_PREFIXES: Final = (
     "nvidia.com/gfd.timestamp",  # changes every minute, without information
     "nvidia.com/gpu.deploy.",  # operator components on the node
     "feature.node.kubernetes.io/",  # about a hundred per node
 )
-DROPPED_NVIDIA_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
+_DROPPED_NVIDIA_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
 """Parts of labels with MIG profile details, a dozen per profile; no decision needs them."""
 
-MAX_CACHED: Final = 4096
+_MAX_CACHED: Final = 4096
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def is_kept(label: str) -> bool:
     """Return whether a node label is stored.
 
@@ -55,14 +55,14 @@ def is_kept(label: str) -> bool:
         >>> is_kept("disk"), is_kept("feature.node.kubernetes.io/cpu-cpuid.AVX512F")
         (True, False)
     """
-    if label.startswith(DROPPED_PREFIXES):
+    if label.startswith(_DROPPED_PREFIXES):
         return False
-    return not label.startswith(NVIDIA_PREFIX) or not any(
-        word in label for word in DROPPED_NVIDIA_WORDS
+    return not label.startswith(_NVIDIA_PREFIX) or not any(
+        word in label for word in _DROPPED_NVIDIA_WORDS
     )
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def is_shown(label: str) -> bool:
     """Return whether a node label describes GPUs, node pool or zone.
 
@@ -70,4 +70,4 @@ def is_shown(label: str) -> bool:
         >>> is_shown("nvidia.com/gpu.product"), is_shown("disk")
         (True, False)
     """
-    return label in LABELS_SHOWN or (label.startswith(NVIDIA_PREFIX) and is_kept(label))
+    return label in _LABELS_SHOWN or (label.startswith(_NVIDIA_PREFIX) and is_kept(label))

@@ -14,8 +14,8 @@ from extender.core.nodes.node_selection import Operator, Requirement, Selection,
 CORDON: Final = Taint(key="node.kubernetes.io/unschedulable")
 """Taint of cordoned nodes; pods that tolerate it may go there."""
 
-INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-INT64: Final = 1 << 63
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_INT64: Final = 1 << 63
 
 
 def may_go(selection: Selection, node: NodeRecord) -> bool:
@@ -82,10 +82,10 @@ def _compares(requirement: Requirement, value: str | None) -> bool:
 
 def _integer(text: str) -> int | None:
     """Parse an int64 like kube-scheduler; None if invalid."""
-    if not INTEGER.fullmatch(text):
+    if not _INTEGER.fullmatch(text):
         return None
     number = int(text)
-    return number if -INT64 <= number < INT64 else None
+    return number if -_INT64 <= number < _INT64 else None
 
 
 def _holds_of_name(requirement: Requirement, name: str) -> bool:

@@ -13,14 +13,14 @@ from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 Toleration = tuple[str, str, str | None]
 """Key, effect and value; "" for any key or effect, None for any value."""
 
-PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
-MOST_PARTS: Final = 1000
+_MOST_PARTS: Final = 1000
 """Limit for labels, terms, requirements, values and tolerations of a pod together: parsing more
 would delay other requests."""
 
-PART_SIZE: Final = 16
+_PART_SIZE: Final = 16
 """Overhead per text in `Selection.size`, in bytes."""
 
 
@@ -84,7 +84,7 @@ class Selection:
         for requirement in self.requirements:
             texts += (requirement.key, *requirement.values)
         texts += (text or "" for toleration in self.tolerations for text in toleration)
-        return sum(len(text) + PART_SIZE for text in texts)
+        return sum(len(text) + _PART_SIZE for text in texts)
 
     @property
     def requirements(self) -> Iterator[Requirement]:
@@ -108,14 +108,14 @@ def is_excessive(pod: Mapping[str, object]) -> bool:
     terms = items_of(mapping_of(_node_affinity(spec).get(REQUIRED)).get("nodeSelectorTerms"))
     parts = len(mapping_of(spec.get("nodeSelector"))) + len(items_of(spec.get("tolerations")))
     parts += len(terms)
-    for term in terms if parts <= MOST_PARTS else ():
+    for term in terms if parts <= _MOST_PARTS else ():
         for kind in ("matchExpressions", "matchFields"):
             requirements = items_of(mapping_of(term).get(kind))
             parts += len(requirements)
-            if parts > MOST_PARTS:
+            if parts > _MOST_PARTS:
                 return True
             parts += sum(len(items_of(mapping_of(one).get("values"))) for one in requirements)
-    return parts > MOST_PARTS
+    return parts > _MOST_PARTS
 
 
 def read_selection(pod: Mapping[str, object]) -> Selection:
@@ -145,7 +145,7 @@ def has_preferences(pod: Mapping[str, object]) -> bool:
     """
     spec = mapping_of(pod.get("spec"))
     kinds = mapping_of(spec.get("affinity")).values()
-    return any(mapping_of(kind).get(PREFERRED) for kind in kinds) or any(
+    return any(mapping_of(kind).get(_PREFERRED) for kind in kinds) or any(
         constraint.get("whenUnsatisfiable") == "ScheduleAnyway"
         for constraint in objects_of(spec.get("topologySpreadConstraints"))
     )

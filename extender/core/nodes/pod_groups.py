@@ -12,22 +12,22 @@ from typing import Final
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 MAX_SIZE: Final = 100_000
-MAX_NAME: Final = 253
-MAX_NAMESPACE: Final = 63
-MAX_CACHED: Final = 4096
+_MAX_NAME: Final = 253
+_MAX_NAMESPACE: Final = 63
+_MAX_CACHED: Final = 4096
 
-POD_GROUP: Final = "PodGroup"
+_POD_GROUP: Final = "PodGroup"
 """Kind of Kubernetes' own groups, which kube-scheduler places whole or not at all."""
 
-LWS: Final = "leaderworkerset.sigs.k8s.io/"
-JOBSET: Final = "jobset.sigs.k8s.io/"
-KUEUE: Final = "kueue.x-k8s.io/"
-COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"
-OLD_COSCHEDULING: Final = "pod-group.scheduling.sigs.k8s.io"
-VOLCANO: Final = "scheduling.k8s.io/group-name"
-VOLCANO_SIZE: Final = "scheduling.volcano.sh/group-min-member"
+_LWS: Final = "leaderworkerset.sigs.k8s.io/"
+_JOBSET: Final = "jobset.sigs.k8s.io/"
+_KUEUE: Final = "kueue.x-k8s.io/"
+_COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"
+_OLD_COSCHEDULING: Final = "pod-group.scheduling.sigs.k8s.io"
+_VOLCANO: Final = "scheduling.k8s.io/group-name"
+_VOLCANO_SIZE: Final = "scheduling.volcano.sh/group-min-member"
 
-GROUP_OWNERS: Final = frozenset(
+_GROUP_OWNERS: Final = frozenset(
     {
         *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
         *("RayCluster",),
@@ -55,7 +55,7 @@ class PodGroup:
     @property
     def is_reverted(self) -> bool:
         """Whether kube-scheduler reverts the placements of all pods if some find no node."""
-        return self.kind == POD_GROUP
+        return self.kind == _POD_GROUP
 
     @property
     def title(self) -> str:
@@ -98,17 +98,17 @@ def read_group(pod: Mapping[str, object]) -> PodGroup | None:
         return None
     kind, name, size = found
     namespace = text_of(metadata.get("namespace"))
-    return _shared(kind, namespace[:MAX_NAMESPACE], name[:MAX_NAME], read_size(size))
+    return _shared(kind, namespace[:_MAX_NAMESPACE], name[:_MAX_NAME], read_size(size))
 
 
 def _own_group(spec: Mapping[str, object]) -> tuple[str, str, object] | None:
     """Return Kubernetes' own group: `schedulingGroup` from 1.36 on, `workloadRef` in 1.35."""
     if name := text_of(mapping_of(spec.get("schedulingGroup")).get("podGroupName")):
-        return POD_GROUP, name, None
+        return _POD_GROUP, name, None
     reference = mapping_of(spec.get("workloadRef"))
     if workload := text_of(reference.get("name")):
         parts = (workload, reference.get("podGroup"), reference.get("podGroupReplicaKey"))
-        return POD_GROUP, "/".join(text_of(part) for part in parts if part), None
+        return _POD_GROUP, "/".join(text_of(part) for part in parts if part), None
     return None
 
 
@@ -116,20 +116,20 @@ def _labelled(
     labels: Mapping[str, object], annotations: Mapping[str, object]
 ) -> tuple[str, str, object] | None:
     """Return kind, name and size of the first group that labels or annotations name."""
-    replica = text_of(labels.get(f"{LWS}group-index"))
-    if (lws := text_of(labels.get(f"{LWS}name"))) and replica:
+    replica = text_of(labels.get(f"{_LWS}group-index"))
+    if (lws := text_of(labels.get(f"{_LWS}name"))) and replica:
         return "LeaderWorkerSet", f"{lws}-{replica}", _lws_size(labels, annotations)
-    if name := text_of(labels.get(COSCHEDULING) or labels.get(OLD_COSCHEDULING)):
+    if name := text_of(labels.get(_COSCHEDULING) or labels.get(_OLD_COSCHEDULING)):
         return "coscheduling group", name, None
-    if name := text_of(labels.get(f"{OLD_COSCHEDULING}/name")):
-        return "coscheduling group", name, labels.get(f"{OLD_COSCHEDULING}/min-available")
-    if name := text_of(labels.get(f"{KUEUE}pod-group-name")):
-        return "Kueue group", name, annotations.get(f"{KUEUE}pod-group-total-count")
-    if name := text_of(annotations.get(VOLCANO)):
-        return "Volcano group", name, annotations.get(VOLCANO_SIZE)
-    if name := text_of(labels.get(f"{JOBSET}jobset-name")):
+    if name := text_of(labels.get(f"{_OLD_COSCHEDULING}/name")):
+        return "coscheduling group", name, labels.get(f"{_OLD_COSCHEDULING}/min-available")
+    if name := text_of(labels.get(f"{_KUEUE}pod-group-name")):
+        return "Kueue group", name, annotations.get(f"{_KUEUE}pod-group-total-count")
+    if name := text_of(annotations.get(_VOLCANO)):
+        return "Volcano group", name, annotations.get(_VOLCANO_SIZE)
+    if name := text_of(labels.get(f"{_JOBSET}jobset-name")):
         return "JobSet", name, None
-    if name := text_of(annotations.get(f"{KUEUE}workload")):
+    if name := text_of(annotations.get(f"{_KUEUE}workload")):
         return "Kueue workload", name, None
     return None
 
@@ -138,7 +138,7 @@ def _owned(metadata: Mapping[str, object]) -> tuple[str, str, object] | None:
     """Return the group that a pod's controller makes up."""
     for owner in objects_of(metadata.get("ownerReferences")):
         kind, name = text_of(owner.get("kind")), text_of(owner.get("name"))
-        if owner.get("controller") is True and kind in GROUP_OWNERS and name:
+        if owner.get("controller") is True and kind in _GROUP_OWNERS and name:
             return kind, name, None
     return None
 
@@ -148,8 +148,8 @@ def _lws_size(labels: Mapping[str, object], annotations: Mapping[str, object]) -
 
     A leader may have none. If it has some, it is placed before its workers.
     """
-    size = read_size(annotations.get(f"{LWS}size"))
-    is_worker = text_of(labels.get(f"{LWS}worker-index")) not in {"", "0"}
+    size = read_size(annotations.get(f"{_LWS}size"))
+    is_worker = text_of(labels.get(f"{_LWS}worker-index")) not in {"", "0"}
     return "" if size is None else str(size - is_worker)
 
 
@@ -165,7 +165,7 @@ def read_size(value: object) -> int | None:
     return int(text) if is_number and 1 <= int(text) <= MAX_SIZE else None
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _shared(kind: str, namespace: str, name: str, size: int | None) -> PodGroup:
     """Return a cached equal object: all pods of a group share it."""
     return PodGroup(kind, namespace, name, size)

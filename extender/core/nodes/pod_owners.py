@@ -9,22 +9,22 @@ from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
 
-MAX_OWNER: Final = 200
-MAX_CACHED: Final = 4096
-MAX_NAMESPACE: Final = 63
+_MAX_OWNER: Final = 200
+_MAX_CACHED: Final = 4096
+_MAX_NAMESPACE: Final = 63
 
-TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
+_TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
 """Label of a Deployment's pods. A ReplicaSet's name is the Deployment's name and this label's
 value."""
 
-OWNER_NAME_LABELS: Final[Mapping[str, tuple[str, str]]] = {
+_OWNER_NAME_LABELS: Final[Mapping[str, tuple[str, str]]] = {
     "Job": ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
     "StatefulSet": ("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
 }
 """By a controller's kind: the pod label with the name of the controller's owner, and the owner's
 kind."""
 
-MAX_RUN_DAYS: Final = 31
+_MAX_RUN_DAYS: Final = 31
 """Maximum time between a CronJob's scheduled time and its pod's creation. A Job whose name ends in
 an older time has another origin: users often put dates into names."""
 
@@ -33,7 +33,7 @@ _MINUTES: Final = re.compile(r"[0-9]{8}")
 
 _TIME: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):")
 
-LIKENESS: Final = ("images", "requests")
+_LIKENESS: Final = ("images", "requests")
 """What makes pods similar besides their owner, the most specific first."""
 
 Kin = tuple[str, ...]
@@ -56,7 +56,7 @@ def owner_of(metadata: Mapping[str, object]) -> str:
         if owner.get("controller") is True:
             kind, name = text_of(owner.get("kind")), text_of(owner.get("name"))
             found = _maker_of(kind, name, metadata) or f"{kind} {name}"
-            return found.strip()[:MAX_OWNER]
+            return found.strip()[:_MAX_OWNER]
     return ""
 
 
@@ -64,9 +64,9 @@ def _maker_of(kind: str, name: str, metadata: Mapping[str, object]) -> str:
     """Return kind and name of the controller's own owner, "" if uncertain."""
     labels = mapping_of(metadata.get("labels"))
     base, _, suffix = name.rpartition("-")
-    if kind == "ReplicaSet" and base and suffix and suffix == labels.get(TEMPLATE_HASH_LABEL):
+    if kind == "ReplicaSet" and base and suffix and suffix == labels.get(_TEMPLATE_HASH_LABEL):
         return f"Deployment {base}"
-    label, maker_kind = OWNER_NAME_LABELS.get(kind, ("", ""))
+    label, maker_kind = _OWNER_NAME_LABELS.get(kind, ("", ""))
     maker = text_of(labels.get(label))
     if maker and f"{name}-".startswith(f"{maker}-"):
         return f"{maker_kind} {maker}"
@@ -86,7 +86,7 @@ def _is_of_schedule(suffix: str, metadata: Mapping[str, object]) -> bool:
         created_at = timegm((*map(int, created.groups()), 0))
     except ValueError:  # no such day
         return False
-    return 0 <= created_at // 60 - int(suffix) <= MAX_RUN_DAYS * 24 * 60
+    return 0 <= created_at // 60 - int(suffix) <= _MAX_RUN_DAYS * 24 * 60
 
 
 def owner_key(namespace: str, owner: str, name: str) -> str:
@@ -120,7 +120,7 @@ def similarity_of(key: str) -> str:
         >>> similarity_of("ns/Job train"), similarity_of("ns images 5d8f9c")
         ('owner', 'images')
     """
-    return next((kind for kind in LIKENESS if f" {kind} " in key), "owner")
+    return next((kind for kind in _LIKENESS if f" {kind} " in key), "owner")
 
 
 def likeness_of(pod: Mapping[str, object]) -> Kin:
@@ -135,16 +135,16 @@ def likeness_of(pod: Mapping[str, object]) -> Kin:
     ]
     namespace = text_of(mapping_of(pod.get("metadata")).get("namespace"))
     digests = _digest([text for text in images if text]), _digest(sorted(set(requests)))
-    return _likeness(namespace[:MAX_NAMESPACE], *digests)
+    return _likeness(namespace[:_MAX_NAMESPACE], *digests)
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _likeness(namespace: str, *digests: str) -> Kin:
     """Return a key per non-empty digest; cached, so that similar pods share one object.
 
     The cache keeps its arguments, so they must be short for any pod that a caller sends.
     """
-    named = zip(LIKENESS, digests, strict=True)
+    named = zip(_LIKENESS, digests, strict=True)
     return tuple(f"{namespace} {kind} {digest}" for kind, digest in named if digest)
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-MIG_STATE_LABEL = "nvidia.com/mig.config.state"
-MIG_STATES_IN_CHANGE = frozenset({"pending", "rebooting"})
+_MIG_STATE_LABEL = "nvidia.com/mig.config.state"
+_MIG_STATES_IN_CHANGE = frozenset({"pending", "rebooting"})
 """States in which the MIG manager takes GPUs away from new pods."""
 
-UPGRADE_STATE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
-UPGRADE_STATES_AT_REST = frozenset({"", "upgrade-done", "upgrade-required", "uncordon-required"})
+_UPGRADE_STATE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
+_UPGRADE_STATES_AT_REST = frozenset({"", "upgrade-done", "upgrade-required", "uncordon-required"})
 """States of the GPU operator's driver upgrade in which the driver works and stays. A node with
 `upgrade-required` only queues, in a large cluster for hours. A node with `uncordon-required` has
 its new driver, and is cordoned until that state ends."""
@@ -21,6 +21,6 @@ def is_reconfiguring(labels: Mapping[str, str]) -> bool:
         True
     """
     return (
-        labels.get(MIG_STATE_LABEL) in MIG_STATES_IN_CHANGE
-        or labels.get(UPGRADE_STATE_LABEL, "") not in UPGRADE_STATES_AT_REST
+        labels.get(_MIG_STATE_LABEL) in _MIG_STATES_IN_CHANGE
+        or labels.get(_UPGRADE_STATE_LABEL, "") not in _UPGRADE_STATES_AT_REST
     )

@@ -24,15 +24,15 @@ from extender.core.request.targets import (
 )
 from extender.core.untyped import mapping_of
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 PREFIX: Final = "idlegpu.io/"
 MIB: Final = 1 << 20
 TIB: Final = 1 << 40
-MAX_MODELS: Final = 16
-MAX_SHOWN: Final = 100
+_MAX_MODELS: Final = 16
+_MAX_SHOWN: Final = 100
 """Maximum length of an annotation value in messages."""
-MAX_UNKNOWN: Final = 8
+_MAX_UNKNOWN: Final = 8
 """Maximum number of unknown annotations reported per pod."""
 
 
@@ -56,20 +56,20 @@ class Annotation(StrEnum):
 PROPOSAL: Final = "idlegpu.io/proposal"
 """Annotation of the admission webhook: the basis of the annotations that it proposed."""
 
-OWN_ANNOTATIONS: Final = frozenset(
+_OWN_ANNOTATIONS: Final = frozenset(
     {"idlegpu.io/state", "idlegpu.io/decision", "idlegpu.io/reason", PROPOSAL}
 )
 """Annotations that the extender writes itself; never reported as unknown."""
 
-KNOWN: Final = frozenset({*Annotation, *OWN_ANNOTATIONS})
+KNOWN: Final = frozenset({*Annotation, *_OWN_ANNOTATIONS})
 
-PERCENT_ALLOWED: Final = "a percentage from 1 to 100, such as 20 or 20%"
+_PERCENT_ALLOWED: Final = "a percentage from 1 to 100, such as 20 or 20%"
 BOOLEAN_ALLOWED: Final = "true or false"
-MEMORY_ALLOWED: Final = "a quantity from 1Mi to 16Ti, such as 20Gi"
-STRATEGY_ALLOWED: Final = "auto, spread or pack"
-GROUP_SIZE_ALLOWED: Final = f"a number of pods from 1 to {MAX_SIZE}"
-GROUP_POLICY_ALLOWED: Final = "require, prefer or ignore"
-MODELS_ALLOWED: Final = f"1 to {MAX_MODELS} models separated by commas, such as H100,A100"
+_MEMORY_ALLOWED: Final = "a quantity from 1Mi to 16Ti, such as 20Gi"
+_STRATEGY_ALLOWED: Final = "auto, spread or pack"
+_GROUP_SIZE_ALLOWED: Final = f"a number of pods from 1 to {MAX_SIZE}"
+_GROUP_POLICY_ALLOWED: Final = "require, prefer or ignore"
+_MODELS_ALLOWED: Final = f"1 to {_MAX_MODELS} models separated by commas, such as H100,A100"
 
 _PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%?")
 _MODEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]{0,62}")
@@ -157,38 +157,38 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
         thresholds=Thresholds(
             utilization=annotations.read(
                 Annotation.MAX_UTILIZATION,
-                parse_percent,
+                _parse_percent,
                 default=utilization,
-                allowed=PERCENT_ALLOWED,
+                allowed=_PERCENT_ALLOWED,
                 instead=f"{utilization * 100:g}%",
             ),
             memory=annotations.read(
                 Annotation.MAX_MEMORY,
-                parse_percent,
+                _parse_percent,
                 default=memory,
-                allowed=PERCENT_ALLOWED,
+                allowed=_PERCENT_ALLOWED,
                 instead=f"{memory * 100:g}%",
             ),
         ),
         strategy=annotations.read(
             Annotation.STRATEGY,
-            parse_strategy,
+            _parse_strategy,
             default=defaults.strategy,
-            allowed=STRATEGY_ALLOWED,
+            allowed=_STRATEGY_ALLOWED,
             instead=defaults.strategy.value,
         ),
         preferred_models=annotations.read(
             Annotation.PREFER_MODELS,
             parse_models,
             default=(),
-            allowed=MODELS_ALLOWED,
+            allowed=_MODELS_ALLOWED,
             instead="no preference",
         ),
         required_models=annotations.read(
             Annotation.REQUIRE_MODELS,
             parse_models,
             default=(),
-            allowed=MODELS_ALLOWED,
+            allowed=_MODELS_ALLOWED,
             instead="every model",
         ),
         targets=annotations.read(
@@ -209,14 +209,14 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
             Annotation.GROUP_SIZE,
             _parse_group_size,
             default=None,
-            allowed=GROUP_SIZE_ALLOWED,
+            allowed=_GROUP_SIZE_ALLOWED,
             instead="the size that the group's own labels say",
         ),
         group_policy=annotations.read(
             Annotation.GROUP_POLICY,
             _parse_group_policy,
             default=GroupPolicy.REQUIRE,
-            allowed=GROUP_POLICY_ALLOWED,
+            allowed=_GROUP_POLICY_ALLOWED,
             instead=GroupPolicy.REQUIRE.value,
         ),
         problems=(),
@@ -287,7 +287,7 @@ def _read_memory(annotations: "_Annotations") -> int | None:
         Annotation.GPU_MEMORY,
         _parse_room,
         default=None,
-        allowed=MEMORY_ALLOWED,
+        allowed=_MEMORY_ALLOWED,
         instead="no room is asked for",
     )
 
@@ -307,12 +307,12 @@ class _Annotations:
     def read(
         self,
         name: Annotation,
-        parse: Callable[[str], T],
+        parse: Callable[[str], _T],
         *,
-        default: T,
+        default: _T,
         allowed: str,
         instead: str,
-    ) -> T:
+    ) -> _T:
         """Parse an annotation's value; return the default if it is missing or invalid."""
         value = self._values.get(name)
         if value is None:
@@ -333,7 +333,7 @@ class _Annotations:
                 allowed=f"under one of the names {', '.join(Annotation)}",
                 default_used=f"nothing, it is ignored{_meant(name)}",
             )
-            for name in sorted(names)[:MAX_UNKNOWN]
+            for name in sorted(names)[:_MAX_UNKNOWN]
         ]
 
     def _note(self, name: str, value: object, allowed: str, instead: str) -> None:
@@ -356,8 +356,8 @@ def _meant(name: str) -> str:
 def shorten(value: object) -> str:
     """Return a value as one line of limited length."""
     text = value if isinstance(value, str) else type(value).__name__
-    line = " ".join(text[: 2 * MAX_SHOWN].split())
-    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}..."
+    line = " ".join(text[: 2 * _MAX_SHOWN].split())
+    return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."
 
 
 def parse_boolean(text: str) -> bool:
@@ -376,7 +376,7 @@ def parse_boolean(text: str) -> bool:
     return lowered == "true"
 
 
-def parse_percent(text: str) -> float:
+def _parse_percent(text: str) -> float:
     """Parse a percentage as a ratio.
 
     Values below 1 are rejected: with 0 no device would ever be idle, and 0.2 probably means a
@@ -386,16 +386,16 @@ def parse_percent(text: str) -> float:
         ValueError: `text` is not a percentage from 1 to 100.
 
     Example:
-        >>> parse_percent("20"), parse_percent("12.5%")
+        >>> _parse_percent("20"), _parse_percent("12.5%")
         (0.2, 0.125)
     """
     match = _PERCENT.fullmatch(text)
     if match is None or not 1 <= float(match[1]) <= 100:  # noqa: PLR2004 - a percentage's bounds
-        raise ValueError(f"{text!r}: must be {PERCENT_ALLOWED}")
+        raise ValueError(f"{text!r}: must be {_PERCENT_ALLOWED}")
     return float(match[1]) / 100
 
 
-def parse_strategy(text: str) -> Strategy:
+def _parse_strategy(text: str) -> Strategy:
     """Parse a strategy in any case.
 
     Raises:
@@ -407,7 +407,7 @@ def parse_strategy(text: str) -> Strategy:
 def _parse_group_size(text: str) -> int:
     size = read_size(text)
     if size is None:
-        raise ValueError(f"{text!r}: must be {GROUP_SIZE_ALLOWED}")
+        raise ValueError(f"{text!r}: must be {_GROUP_SIZE_ALLOWED}")
     return size
 
 
@@ -426,8 +426,8 @@ def parse_models(text: str) -> tuple[str, ...]:
         ('H100', 'A100')
     """
     models = tuple(dict.fromkeys(model.strip() for model in text.split(",") if model.strip()))
-    if not 1 <= len(models) <= MAX_MODELS or not all(map(_MODEL.fullmatch, models)):
-        raise ValueError(f"must be {MODELS_ALLOWED}")
+    if not 1 <= len(models) <= _MAX_MODELS or not all(map(_MODEL.fullmatch, models)):
+        raise ValueError(f"must be {_MODELS_ALLOWED}")
     return models
 
 
@@ -442,5 +442,5 @@ def _parse_room(text: str) -> int:
     """
     room_bytes = parse_bytes(text)
     if not MIB <= room_bytes <= 16 * TIB:
-        raise ValueError(f"{text!r}: must be {MEMORY_ALLOWED}")
+        raise ValueError(f"{text!r}: must be {_MEMORY_ALLOWED}")
     return room_bytes

@@ -17,11 +17,11 @@ NO_NAMES: Final = ("idlegpu.io/none",)
 GPU_DRIVER: Final = "gpu.nvidia.com"
 """DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
 
-GPU_CLASSES: Final = ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")
+_GPU_CLASSES: Final = ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")
 """Device classes of NVIDIA's DRA driver for GPUs."""
 
 _GPU_CLASS_RESOURCES: Final = frozenset(
-    f"deviceclass.resource.kubernetes.io/{name}" for name in GPU_CLASSES
+    f"deviceclass.resource.kubernetes.io/{name}" for name in _GPU_CLASSES
 )
 """Extended resources that Kubernetes derives from these classes."""
 
@@ -31,7 +31,7 @@ MAX_COUNT: Final = 1_000_000
 MOST_CONTAINERS: Final = 1000
 """Limit for pods from an unknown sender: parsing more would delay other requests."""
 
-MOST_QUANTITIES: Final = 5000
+_MOST_QUANTITIES: Final = 5000
 """Limit for pods from an unknown sender: limits and requests of all containers together."""
 
 
@@ -199,8 +199,8 @@ def excess_of(pod: Mapping[str, object]) -> str:
     quantities = len(mapping_of(spec.get("overhead"))) + sum(
         len(mapping_of(part.get(kind))) for part in parts for kind in ("limits", "requests")
     )
-    if quantities > MOST_QUANTITIES:
-        return f"{quantities} limits and requests: must be at most {MOST_QUANTITIES}"
+    if quantities > _MOST_QUANTITIES:
+        return f"{quantities} limits and requests: must be at most {_MOST_QUANTITIES}"
     return ""
 
 

@@ -19,10 +19,10 @@ from extender.core.request.annotations import (
 from extender.core.request.gpu_resources import ResourceNames, read_counts
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
-SHARE_ALLOWED: Final = "a share of the GPU's memory, above 0 and up to 1, such as 0.4"
-BYTES_ALLOWED: Final = "from 1 MiB to 16 TiB"
-GIB: Final = 1 << 30
-MAX_TEXT: Final = 65_536
+_SHARE_ALLOWED: Final = "a share of the GPU's memory, above 0 and up to 1, such as 0.4"
+_BYTES_ALLOWED: Final = "from 1 MiB to 16 TiB"
+_GIB: Final = 1 << 30
+_MAX_TEXT: Final = 65_536
 """Arguments of a container are read up to this length, in characters."""
 
 
@@ -41,12 +41,12 @@ class MemoryLimit:
     source: str = ""
 
 
-NO_LIMIT: Final = MemoryLimit()
+_NO_LIMIT: Final = MemoryLimit()
 
-Parser = Callable[[str], MemoryLimit]
+_Parser = Callable[[str], MemoryLimit]
 
 
-def parse_share(text: str) -> MemoryLimit:
+def _parse_share(text: str) -> MemoryLimit:
     """Parse a share of the card's memory.
 
     Raises:
@@ -54,11 +54,11 @@ def parse_share(text: str) -> MemoryLimit:
     """
     share = float(text)
     if not 0 < share <= 1:
-        raise ValueError(f"{text!r}: must be {SHARE_ALLOWED}")
+        raise ValueError(f"{text!r}: must be {_SHARE_ALLOWED}")
     return MemoryLimit(share=share)
 
 
-def parse_multiple(text: str, unit: int) -> MemoryLimit:
+def _parse_multiple(text: str, unit: int) -> MemoryLimit:
     """Parse a number of units as bytes.
 
     Raises:
@@ -66,18 +66,18 @@ def parse_multiple(text: str, unit: int) -> MemoryLimit:
     """
     count = float(text) * unit
     if not MIB <= count <= 16 * TIB:
-        raise ValueError(f"{text!r}: must be {BYTES_ALLOWED}")
+        raise ValueError(f"{text!r}: must be {_BYTES_ALLOWED}")
     return MemoryLimit(memory_bytes=int(count))
 
 
-def parse_mps(text: str) -> MemoryLimit:
+def _parse_mps(text: str) -> MemoryLimit:
     """Parse the limits of an MPS client, `device=size` separated by commas; the largest counts.
 
     Raises:
         ValueError: `text` is not such a list.
 
     Example:
-        >>> parse_mps("0=1G,1=512M").memory_bytes >> 20
+        >>> _parse_mps("0=1G,1=512M").memory_bytes >> 20
         1024
     """
     found = [re.fullmatch(r"\d+=(\d+)([GM])B?", one.strip()) for one in text.split(",")]
@@ -85,7 +85,7 @@ def parse_mps(text: str) -> MemoryLimit:
         raise ValueError(f"{text!r}: must be such as 0=4G")
     return MemoryLimit(
         memory_bytes=max(
-            parse_multiple(one[1], GIB if one[2] == "G" else MIB).memory_bytes or 0
+            _parse_multiple(one[1], _GIB if one[2] == "G" else MIB).memory_bytes or 0
             for one in found
             if one
         )
@@ -93,37 +93,37 @@ def parse_mps(text: str) -> MemoryLimit:
 
 
 def _bytes(text: str) -> MemoryLimit:
-    return parse_multiple(text, 1)
+    return _parse_multiple(text, 1)
 
 
 def _mib(text: str) -> MemoryLimit:
-    return parse_multiple(text, MIB)
+    return _parse_multiple(text, MIB)
 
 
 def _gib(text: str) -> MemoryLimit:
-    return parse_multiple(text, GIB)
+    return _parse_multiple(text, _GIB)
 
 
-VARIABLES: Final[Mapping[str, Parser]] = {
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": parse_mps,
-    "VLLM_GPU_MEMORY_UTILIZATION": parse_share,
-    "GPU_MEMORY_UTILIZATION": parse_share,
-    "CUDA_MEMORY_FRACTION": parse_share,
+_VARIABLES: Final[Mapping[str, _Parser]] = {
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": _parse_mps,
+    "VLLM_GPU_MEMORY_UTILIZATION": _parse_share,
+    "GPU_MEMORY_UTILIZATION": _parse_share,
+    "CUDA_MEMORY_FRACTION": _parse_share,
     "TF_GPU_MEMORY_LIMIT": _mib,
     "TF_GPU_MEMORY_LIMIT_MB": _mib,
-    "TF_PER_PROCESS_GPU_MEMORY_FRACTION": parse_share,
+    "TF_PER_PROCESS_GPU_MEMORY_FRACTION": _parse_share,
     "ORT_CUDA_GPU_MEM_LIMIT": _bytes,
     "ORT_CUDA_GPU_MEM_LIMIT_MB": _mib,
     "ORT_GPU_MEM_LIMIT_MB": _mib,
     "ORT_GPU_MEM_LIMIT_GB": _gib,
     "ONNX_GPU_MEM_LIMIT_MB": _mib,
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": parse_share,
-    "XLA_CLIENT_MEM_FRACTION": parse_share,
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": _parse_share,
+    "XLA_CLIENT_MEM_FRACTION": _parse_share,
 }
 """Variables in the order of precedence. `GPU_MEMORY_UTILIZATION` is that of vLLM's serverless
 workers, `CUDA_MEMORY_FRACTION` that of text-generation-inference."""
 
-ARGUMENTS: Final = ("--gpu-memory-utilization", "--cuda-memory-fraction")
+_ARGUMENTS: Final = ("--gpu-memory-utilization", "--cuda-memory-fraction")
 """Arguments of vLLM and text-generation-inference; each is a share, and precedes variables."""
 
 _ARGUMENT: Final = re.compile(
@@ -150,7 +150,7 @@ def read_limits(
         >>> read_limits({"spec": {"containers": [container]}}, ResourceNames())[0].share
         0.4
     """
-    best, problems = NO_LIMIT, []
+    best, problems = _NO_LIMIT, []
     for container in objects_of(mapping_of(pod.get("spec")).get("containers")):
         resources = mapping_of(container.get("resources"))
         if not (read_counts(resources.get("limits"), names)):
@@ -169,28 +169,28 @@ def read_limits(
     return best, tuple(problems)
 
 
-def _stated(container: Mapping[str, object]) -> Iterator[tuple[str, str, Parser]]:
+def _stated(container: Mapping[str, object]) -> Iterator[tuple[str, str, _Parser]]:
     """Yield the limits that a container states, the most specific first."""
     words = [*items_of(container.get("command")), *items_of(container.get("args"))]
-    for found in _ARGUMENT.finditer(" ".join(map(text_of, words))[:MAX_TEXT]):
+    for found in _ARGUMENT.finditer(" ".join(map(text_of, words))[:_MAX_TEXT]):
         if not found[2].startswith("$"):
-            yield f"argument {found[1].replace('_', '-')}", found[2], parse_share
+            yield f"argument {found[1].replace('_', '-')}", found[2], _parse_share
     values = {
         text_of(one.get("name")): text_of(one.get("value"))
         for one in objects_of(container.get("env"))
     }
-    for name, parse in VARIABLES.items():
+    for name, parse in _VARIABLES.items():
         value = values.get(name, "").strip()
         if value and "$(" not in value:
             yield f"variable {name}", value, parse
 
 
-def _problem(source: str, value: str, parse: Parser) -> AnnotationProblem:
+def _problem(source: str, value: str, parse: _Parser) -> AnnotationProblem:
     kind, _, name = source.partition(" ")
     return AnnotationProblem(
         kind=kind,
         annotation=name,
         value=shorten(value),
-        allowed=SHARE_ALLOWED if parse is parse_share else BYTES_ALLOWED,
+        allowed=_SHARE_ALLOWED if parse is _parse_share else _BYTES_ALLOWED,
         default_used="nothing, it is ignored",
     )

@@ -7,12 +7,12 @@ from typing import Final
 
 from typing_extensions import override  # in typing from Python 3.12 on
 
-MAX_TARGETS: Final = 32
-MAX_DEVICES: Final = 64
-MAX_INDEX: Final = 255
+_MAX_TARGETS: Final = 32
+_MAX_DEVICES: Final = 64
+_MAX_INDEX: Final = 255
 
 TARGETS_ALLOWED: Final = (
-    f"1 to {MAX_TARGETS} nodes separated by semicolons, each with GPU indices after :: if wanted, "
+    f"1 to {_MAX_TARGETS} nodes separated by semicolons, each with GPU indices after :: if wanted, "
     "such as gpu-1::0,2; gpu-2"
 )
 TARGET_POLICY_ALLOWED: Final = "require or prefer"
@@ -62,7 +62,7 @@ def parse_targets(text: str) -> tuple[Target, ...]:
         ['gpu-1::0,2', 'gpu-2']
     """
     targets = tuple(dict.fromkeys(_parse(each.strip()) for each in text.split(";") if each.strip()))
-    if not 1 <= len(targets) <= MAX_TARGETS:
+    if not 1 <= len(targets) <= _MAX_TARGETS:
         raise ValueError(f"must be {TARGETS_ALLOWED}")
     return targets
 
@@ -71,10 +71,10 @@ def _parse(text: str) -> Target:
     node, separator, listed = text.partition("::")
     indices = [each.strip() for each in listed.split(",")] if separator else []
     are_numbers = all(_INDEX.fullmatch(each) for each in indices)
-    if not _NODE.fullmatch(node.strip()) or not are_numbers or len(indices) > MAX_DEVICES:
+    if not _NODE.fullmatch(node.strip()) or not are_numbers or len(indices) > _MAX_DEVICES:
         raise ValueError(f"{text!r}: must be {TARGETS_ALLOWED}")
     devices = tuple(sorted(set(map(int, indices))))
-    if devices and devices[-1] > MAX_INDEX:
+    if devices and devices[-1] > _MAX_INDEX:
         raise ValueError(f"{text!r}: must be {TARGETS_ALLOWED}")
     return Target(node.strip(), devices)
 
