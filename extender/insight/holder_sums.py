@@ -25,6 +25,11 @@ class HeldDevice:
     is_at_least: bool
     tenants: int
 
+    @property
+    def is_instance(self) -> bool:
+        """Whether the device is a MIG instance."""
+        return bool(self.info.mig_profile)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
@@ -32,8 +37,10 @@ class Holder:
 
     Attributes:
         record: the pod.
+        model: their model as its source names it, "" if unknown.
         devices: devices known to be the pod's.
         missing: number of further devices that the pod holds but no source attributes to it.
+        missing_instances: MIG instances among the missing devices.
         cards: number of whole cards that these amount to; shares and MIG instances count in part.
         idle: members of `devices` that have been idle long enough.
         idle_seconds: time for which all of these have been idle.
@@ -42,8 +49,10 @@ class Holder:
     """
 
     record: PodRecord
+    model: str
     devices: tuple[HeldDevice, ...]
     missing: int
+    missing_instances: int
     cards: float
     idle: tuple[HeldDevice, ...]
     idle_seconds: float
@@ -56,9 +65,29 @@ class Holder:
         return not self.missing and len(self.idle) == len(self.devices)
 
     @property
-    def gpus(self) -> int:
+    def size(self) -> int:
         """Number of the pod's devices."""
         return len(self.devices) + self.missing
+
+    @property
+    def instances(self) -> int:
+        """Number of the pod's MIG instances."""
+        return sum(device.is_instance for device in self.devices) + self.missing_instances
+
+    @property
+    def instances_idle(self) -> int:
+        """Number of the idle ones among these."""
+        return sum(device.is_instance for device in self.idle)
+
+    @property
+    def gpus(self) -> int:
+        """Number of the pod's GPUs, without MIG instances."""
+        return self.size - self.instances
+
+    @property
+    def gpus_idle(self) -> int:
+        """Number of the idle ones among these."""
+        return len(self.idle) - self.instances_idle
 
     @property
     def gpu_hours(self) -> float:
@@ -69,7 +98,7 @@ class Holder:
     def gpu_hours_idle(self) -> float:
         """Card-hours since the last activity of each device that is idle now."""
         idle_seconds = sum(device.idle_seconds for device in self.idle)
-        return self.cards * idle_seconds / max(self.gpus, 1) / 3600
+        return self.cards * idle_seconds / max(self.size, 1) / 3600
 
     @property
     def cost(self) -> float | None:
@@ -95,8 +124,10 @@ class Sums:
 
     Attributes:
         pods: number of pods.
-        gpus: devices that they hold.
-        gpus_idle: idle devices among these.
+        gpus: GPUs that they hold, without MIG instances.
+        gpus_idle: idle ones among these.
+        instances: MIG instances that they hold.
+        instances_idle: idle ones among these.
         gpu_hours: card-hours.
         gpu_hours_idle: idle card-hours among these.
         unpriced_pods: pods without a known price; the costs exclude them.
@@ -107,6 +138,8 @@ class Sums:
     pods: int = 0
     gpus: int = 0
     gpus_idle: int = 0
+    instances: int = 0
+    instances_idle: int = 0
     gpu_hours: float = 0.0
     gpu_hours_idle: float = 0.0
     unpriced_pods: int = 0
@@ -117,7 +150,9 @@ class Sums:
         """Add one pod."""
         self.pods += 1
         self.gpus += holder.gpus
-        self.gpus_idle += len(holder.idle)
+        self.gpus_idle += holder.gpus_idle
+        self.instances += holder.instances
+        self.instances_idle += holder.instances_idle
         self.gpu_hours += holder.gpu_hours
         self.gpu_hours_idle += holder.gpu_hours_idle
         if holder.price is None:
@@ -133,6 +168,8 @@ class Sums:
             "pods": self.pods,
             "gpus": self.gpus,
             "gpus_idle": self.gpus_idle,
+            "mig_instances": self.instances,
+            "mig_instances_idle": self.instances_idle,
             "gpu_hours": self.gpu_hours,
             "gpu_hours_used": max(self.gpu_hours - self.gpu_hours_idle, 0.0),
             "gpu_hours_idle": self.gpu_hours_idle,

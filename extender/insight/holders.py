@@ -221,7 +221,7 @@ class Holders:
         self, record: PodRecord, rows: list[int], seconds: float, snapshot: Snapshot
     ) -> Holder:
         devices = tuple(filter(None, (self._device(record, row) for row in rows)))
-        whole = shared = 0
+        whole = shared = instances = 0
         cards, counted, is_partial = 0.0, set[int](), not record.resources
         for resource, count in record.resources.items():
             pool = snapshot.pools.get(resource)
@@ -236,31 +236,36 @@ class Holders:
             slots = set(row.slots)
             counted |= slots
             infos = [device.info for device in devices if device.row in slots]
+            first = self._fleet.store.info(row.slots[0]) if row.slots else None
+            if first is not None and first.mig_profile:  # all devices of a resource are of one kind
+                instances += count
             replicas = max(row.replicas, 1) if is_shared else 1
             cards += count * _mean_share(infos) / replicas
         if is_partial:  # ResourceClaims, or a resource that the node lost: count the devices
             cards += sum(_own_share(device) for device in devices if device.row not in counted)
+        missing = 0 if shared else max(whole - len(devices), 0)
+        instances -= sum(device.is_instance for device in devices)
+        model = self._model(record, devices)
         least = max(seconds, LEAST_SECONDS)
         idle = tuple(device for device in devices if device.idle_seconds >= least)
         return Holder(
             record=record,
+            model=model,
             devices=devices,
-            missing=0 if shared else max(whole - len(devices), 0),
+            missing=missing,
+            missing_instances=min(max(instances, 0), missing),
             cards=cards,
             idle=idle,
             idle_seconds=min((device.idle_seconds for device in idle), default=0.0),
             held_seconds=max(self._clock() - (record.bound_at or record.created_at), 0.0),
-            price=self._price(record, devices),
+            price=self.prices.of(model, self._fleet.nodes.get(record.node)),
         )
 
-    def _price(self, record: PodRecord, devices: Iterable[HeldDevice]) -> float | None:
-        """Return the price of one card-hour for a pod; all cards of a node are of one model."""
-        if not self.prices:
-            return None
-        model = next((device.info.model for device in devices if device.info.model), "")
+    def _model(self, record: PodRecord, devices: Iterable[HeldDevice]) -> str:
+        """Return the model of a pod's devices; all cards of a node are of one model."""
         node = self._fleet.nodes.get(record.node)
         label = node.labels.get(PRODUCT_LABEL, "") if node else ""
-        return self.prices.of(model or label, node)
+        return next((device.info.model for device in devices if device.info.model), label)
 
     def _device(self, record: PodRecord, row: int) -> HeldDevice | None:
         info = self._fleet.store.info(row)
@@ -303,7 +308,6 @@ class Holders:
             _device_view(device, snapshot, self._processes(device.row)) for device in holder.devices
         ]
         memory = _sum_known(device["memory_used_bytes"] for device in devices)
-        gpus = holder.gpus
         is_at_least = any(device.is_at_least for device in holder.idle)
         return {
             "pod": pod_name(record.namespace, record.name),
@@ -311,9 +315,12 @@ class Holders:
             "owner": of_pod(hidden, record.owner or None),
             "node": record.node,
             "resources": dict(record.resources),
-            "gpus": gpus,
-            "gpus_idle": len(holder.idle),
-            "gpus_in_use": gpus - len(holder.idle),
+            "gpus": holder.gpus,
+            "gpus_idle": holder.gpus_idle,
+            "gpus_in_use": holder.gpus - holder.gpus_idle,
+            "mig_instances": holder.instances,
+            "mig_instances_idle": holder.instances_idle,
+            "mig_instances_in_use": holder.instances - holder.instances_idle,
             "bound_at": moment(record.bound_at or record.created_at),
             "held_seconds": holder.held_seconds,
             "idle_seconds": holder.idle_seconds,
@@ -324,7 +331,7 @@ class Holders:
             "cost_used": of_pod(hidden, holder.cost_used),
             "cost_idle": of_pod(hidden, holder.cost_idle),
             "memory_used_bytes": memory,
-            "why": _why(holder, gpus, devices, is_at_least=is_at_least),
+            "why": _why(holder, devices, is_at_least=is_at_least),
             "devices": devices,
         }
 
@@ -385,14 +392,20 @@ def _sum_known(values: Iterable[object]) -> int | None:
     return sum(known) if known else None
 
 
-def _why(holder: Holder, gpus: int, devices: list[Json], *, is_at_least: bool) -> str:
+def _why(holder: Holder, devices: list[Json], *, is_at_least: bool) -> str:
     """Describe in one line the observations that a pod does not use its devices."""
     if not holder.idle:
-        return "uses its GPUs"
+        return "uses its GPUs" if holder.gpus else "uses its MIG instances"
     least = "at least " if is_at_least else ""
-    parts = [
-        f"no activity on {len(holder.idle)} of {gpus} GPUs for {least}" + span(holder.idle_seconds)
+    unused = [
+        f"{idle} of {all_of} {name}"
+        for idle, all_of, name in (
+            (holder.gpus_idle, holder.gpus, "GPUs"),
+            (holder.instances_idle, holder.instances, "MIG instances"),
+        )
+        if all_of
     ]
+    parts = [f"no activity on {' and '.join(unused)} for {least}{span(holder.idle_seconds)}"]
     processes = [one["processes"] for one in devices]
     if None not in processes:
         # On a shared device the processes may belong to another pod.

@@ -3,15 +3,15 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from extender.core.devices.gpu_models import short_model
+from extender.core.devices.gpu_models import model_name, short_model
 from extender.fleet.fleet import Fleet
-from extender.insight.holder_sums import Holder
+from extender.insight.holder_sums import HeldDevice, Holder
 from extender.insight.holders import PIECE_PODS, Holders
 from extender.insight.pending import moment
 from extender.runtime.metrics import Metrics
@@ -30,6 +30,8 @@ MAX_GROUPS: Final = 2000
 """Largest number of groups in the metrics; further ones count as `other`."""
 OTHER: Final = "other"
 NONE: Final = "none"
+GPU: Final = "gpu"
+MIG: Final = "mig"
 
 
 class Group(NamedTuple):
@@ -38,12 +40,16 @@ class Group(NamedTuple):
     Attributes:
         namespace: their namespace.
         owner_kind: kind of their controller, `none` without one.
-        model: model word of their GPUs.
+        model: full name of their GPUs' model; the metrics have the short one.
     """
 
     namespace: str
     owner_kind: str
     model: str
+
+    def shortened(self) -> "Group":
+        """Return the group with the short name of the model, for the labels of metrics."""
+        return self._replace(model=short_model(self.model))
 
 
 @dataclass(slots=True)
@@ -101,17 +107,18 @@ class _Hour:
 
 @dataclass(slots=True)
 class _Held:
-    """Devices that the pods of a group hold, and the idle ones among these."""
+    """Devices of one kind that the pods of a group hold, and the idle ones among these."""
 
-    gpus: int = 0
+    all: int = 0
     idle: int = 0
     hour_idle: int = 0
 
-    def add(self, holder: Holder) -> None:
-        """Add one pod."""
-        self.gpus += holder.gpus
-        self.idle += len(holder.idle)
-        self.hour_idle += sum(device.idle_seconds >= HOUR for device in holder.idle)
+    def add(self, count: int, idle: Iterable[HeldDevice]) -> None:
+        """Add one pod's devices."""
+        self.all += count
+        for device in idle:
+            self.idle += 1
+            self.hour_idle += device.idle_seconds >= HOUR
 
 
 class UsageRecord:
@@ -163,12 +170,16 @@ class UsageRecord:
         found = await self._holders.find(0.0)
         hour = self._hour(now)
         rates: dict[str, _Rate] = {}
-        held: dict[Group, _Held] = {}
+        held: dict[tuple[Group, str], _Held] = {}
         for some in chunks(found, PIECE_PODS):
             for holder in some:
                 rate = self._rate(holder, now - before)
                 rates[holder.record.uid] = rate
-                held.setdefault(rate.group, _Held()).add(holder)
+                for kind, count in ((GPU, holder.gpus), (MIG, holder.instances)):
+                    if count:
+                        idle = [one for one in holder.idle if one.is_instance == (kind == MIG)]
+                        key = (rate.group.shortened(), kind)
+                        held.setdefault(key, _Held()).add(count, idle)
                 self._add(hour, rate, min(now - before, holder.held_seconds))
             await asyncio.sleep(0)
         for uid, rate in self._rates.items():
@@ -177,7 +188,7 @@ class UsageRecord:
         self._rates, self._swept_at = rates, now
         self._export_held(held)
 
-    def _export_held(self, held: Mapping[Group, _Held]) -> None:
+    def _export_held(self, held: Mapping[tuple[Group, str], _Held]) -> None:
         """Replace the gauges, so that groups without pods lose their series."""
         if self._metrics is None:
             return
@@ -188,22 +199,22 @@ class UsageRecord:
         )
         for gauge in gauges:
             gauge.clear()
-        for group, sums in held.items():
-            for gauge, count in zip(gauges, (sums.gpus, sums.idle, sums.hour_idle), strict=True):
-                gauge.labels(*group).set(count)
+        for (group, kind), sums in held.items():
+            for gauge, count in zip(gauges, (sums.all, sums.idle, sums.hour_idle), strict=True):
+                gauge.labels(*group, kind).set(count)
 
     def _rate(self, holder: Holder, seconds: float) -> _Rate:
         record = holder.record
-        model = next((device.info.model for device in holder.devices if device.info.model), "")
         idle = sum(device.idle_seconds >= seconds for device in holder.devices)
-        group = Group(record.namespace, record.owner.partition(" ")[0] or NONE, short_model(model))
+        kind = record.owner.partition(" ")[0] or NONE
+        group = Group(record.namespace, kind, model_name(holder.model) or OTHER)
         if group not in self._known and len(self._known) >= MAX_GROUPS:
             group = Group(OTHER, OTHER, OTHER)
         self._known.add(group)
         return _Rate(
             group=group,
             cards=holder.cards,
-            idle_share=idle / max(holder.gpus, 1),
+            idle_share=idle / max(holder.size, 1),
             price=holder.price,
         )
 
@@ -229,9 +240,10 @@ class UsageRecord:
             ("idle", used.gpu_hours_idle, used.cost_idle),
             ("used", used.gpu_hours - used.gpu_hours_idle, used.cost - used.cost_idle),
         ):
-            self._metrics.gpu_hours.labels(*rate.group, use).inc(max(hours, 0.0))
+            labels = (*rate.group.shortened(), use)
+            self._metrics.gpu_hours.labels(*labels).inc(max(hours, 0.0))
             if rate.price is not None:
-                self._metrics.gpu_cost.labels(*rate.group, use).inc(max(cost, 0.0))
+                self._metrics.gpu_cost.labels(*labels).inc(max(cost, 0.0))
 
     def since(self, seconds: float) -> Mapping[Group, Usage]:
         """Return the usage by group, from the whole hour at that time before now on."""

@@ -44,7 +44,7 @@ class Metrics:
         rejections: rejected nodes, by reason.
         gpu_hours: card-hours by namespace, owner kind, model and use.
         gpu_cost: cost of these, by the same labels.
-        held_gpus: devices that pods hold, by namespace, owner kind and model.
+        held_gpus: devices that pods hold, by namespace, owner kind, model and kind of device.
         held_idle_gpus: idle devices among these.
         held_hour_idle_gpus: devices among these that have been idle for an hour or longer.
         faults: internal errors, by verb.
@@ -111,22 +111,23 @@ class Metrics:
             ["namespace", "owner_kind", "model", "use"],
             registry=self.registry,
         )
-        held_by = ["namespace", "owner_kind", "model"]
+        held_by = ["namespace", "owner_kind", "model", "device"]
         self.held_gpus = Gauge(
             "idlegpu_held_gpus",
-            "GPUs that pods hold, as of the last minute; a shared GPU counts for each of its pods.",
+            "GPUs (device: gpu) and MIG instances (mig) that pods hold, as of the last minute; a "
+            "shared GPU counts for each of its pods.",
             held_by,
             registry=self.registry,
         )
         self.held_idle_gpus = Gauge(
             "idlegpu_held_idle_gpus",
-            "Idle GPUs among the held ones, as `idlegpu costs` counts them.",
+            "Idle GPUs and MIG instances among the held ones, as `idlegpu costs` counts them.",
             held_by,
             registry=self.registry,
         )
         self.held_hour_idle_gpus = Gauge(
             "idlegpu_held_hour_idle_gpus",
-            "GPUs among the held ones that have been idle for an hour or longer.",
+            "GPUs and MIG instances among the held ones, idle for an hour or longer.",
             held_by,
             registry=self.registry,
         )

@@ -41,8 +41,8 @@ USED: Final = "idlegpu_agent_gpu_utilization_ratio"
 
 
 def held(kind: str, by: str) -> str:
-    """Return a query for the GPUs that pods hold, by namespace or in all."""
-    labels = "owner_kind, model" if by else "namespace, owner_kind, model"
+    """Return a query for the GPUs and MIG instances that pods hold, by namespace or in all."""
+    labels = f"{'' if by else 'namespace, '}owner_kind, model, device"
     return once(f"idlegpu_held_{kind}gpus", by, HELD, labels=labels)
 
 
@@ -50,7 +50,8 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Now": (
         stat("Idle GPUs", "GPUs that a pod could get now, MIG instances included.",
              once("idlegpu_pool_idle_gpus", "", MODEL, labels=POOL), NONE_LEFT),
-        stat("Held idle", "Idle GPUs that pods hold.", held("idle_", "") + " or vector(0)", WARN),
+        stat("Held idle", "Idle GPUs that pods hold, MIG instances included.",
+             held("idle_", "") + " or vector(0)", WARN),
         stat("GPU-hours wasted in a day", "Hours of idle GPUs that pods held, ended pods included.",
              hours("idle", "", "1d") + " or vector(0)", ((None, GREEN), (24, "orange"))),
         stat("Waiting pods", "Pods for which kube-scheduler found no node.",
@@ -71,7 +72,8 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
               {"{{state}}": once("idlegpu_devices", "state")}, stacked=True, width=12),
     ),
     "Held idle and wasted": (
-        table("By namespace", "GPUs held now, and GPU-hours in the dashboard's time range.",
+        table("By namespace", "GPUs and MIG instances held now, and GPU-hours in the dashboard's "
+              "time range.",
               {
                   "Held": held("", "namespace"),
                   "Idle": held("idle_", "namespace"),

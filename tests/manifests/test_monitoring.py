@@ -115,7 +115,7 @@ def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
 
 LASTING: Final = {
     "IdlegpuGpusHeldIdle": (
-        'idlegpu_held_hour_idle_gpus{namespace="team",owner_kind="Job",model="h100",TARGET}',
+        'idlegpu_held_hour_idle_gpus{namespace="team",owner_kind="Job",model="h100",device="gpu",TARGET}',
         "2+0x400",
     ),
     "IdlegpuPodsRefused": (

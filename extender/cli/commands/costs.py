@@ -4,13 +4,13 @@ import click
 from rich.console import RenderableType
 
 from extender.cli import formatting
-from extender.cli.commands.holders import summed
+from extender.cli.commands.holders import IDLE_MIG, idle_of, summed
 from extender.cli.name_completion import NAMESPACES
 from extender.cli.remote.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-COLUMNS = [">PODS", ">IDLE GPUS", ">GPU-HOURS", ">IDLE HOURS"]
+COLUMNS = [">PODS", ">IDLE GPUS", IDLE_MIG, ">GPU-HOURS", ">IDLE HOURS"]
 COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 
 
@@ -71,9 +71,13 @@ def command(
 def _render(answer: Costs) -> RenderableType:
     parts: list[RenderableType | None] = []
     if answer.costs:
-        columns = [answer.by.upper(), *COLUMNS, *(COST_COLUMNS if answer.is_priced else [])]
-        rows = (_row(one, answer.by, is_priced=answer.is_priced) for one in answer.costs)
-        parts.append(sheet(columns, rows))
+        has_mig = any(one.mig_instances for one in answer.costs)
+        columns = [answer.by.upper(), *(name for name in COLUMNS if name != IDLE_MIG or has_mig)]
+        rows = (
+            _row(one, answer.by, has_mig=has_mig, is_priced=answer.is_priced)
+            for one in answer.costs
+        )
+        parts.append(sheet(columns + (COST_COLUMNS if answer.is_priced else []), rows))
         parts.append(line(f"in all {summed(answer.sums)}"))
     else:
         parts.append(line("no pod is known to hold GPUs"))
@@ -110,7 +114,7 @@ def _figures(one: UsageFigures, *, is_priced: bool) -> list[Cell]:
     return [*hours, *(costs if is_priced else [])]
 
 
-def _row(one: CostGroup, by: str, *, is_priced: bool) -> list[Cell]:
+def _row(one: CostGroup, by: str, *, has_mig: bool, is_priced: bool) -> list[Cell]:
     name = {
         "pod": one.pod or formatting.NOTHING,
         "owner": f"{one.namespace}/{one.owner or formatting.NOTHING}",
@@ -119,7 +123,7 @@ def _row(one: CostGroup, by: str, *, is_priced: bool) -> list[Cell]:
     row: list[Cell] = [
         name,
         str(one.pods),
-        f"{one.gpus_idle}/{one.gpus}",
+        *idle_of(one, has_mig=has_mig),
         f"{one.gpu_hours:.1f}",
         f"{one.gpu_hours_idle:.1f}",
     ]

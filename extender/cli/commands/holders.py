@@ -9,10 +9,12 @@ from extender.cli.remote.holding import HolderAnswer, HoldersAnswer, SumsAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
+IDLE_MIG = ">IDLE MIG"
 COLUMNS = [
     "POD",
     "NODE",
     ">IDLE GPUS",
+    IDLE_MIG,
     ">IDLE FOR",
     "?>GPU-HOURS",
     ">IDLE HOURS",
@@ -43,7 +45,8 @@ def command(
 ) -> None:
     """List pods that hold GPUs without using them, the longest idle first.
 
-    A GPU counts as used if it is busy for at least 2% of the time. A + after IDLE FOR means that
+    A GPU counts as used if it is busy for at least 2% of the time; MIG instances are counted apart.
+    A + after IDLE FOR means that
     the GPU was already idle when the extender began to watch. A shared GPU is idle only if no
     tenant uses it.
     """
@@ -58,8 +61,13 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
     parts: list[RenderableType | None] = []
     if answer.holders:
         costs = COST_COLUMNS if answer.is_priced else []
-        rows = (_row(one, is_wide=is_wide, is_priced=answer.is_priced) for one in answer.holders)
-        parts.append(sheet(COLUMNS + costs, rows, WIDE_COLUMNS if is_wide else ()))
+        has_mig = any(one.mig_instances for one in answer.holders)
+        rows = (
+            _row(one, has_mig=has_mig, is_wide=is_wide, is_priced=answer.is_priced)
+            for one in answer.holders
+        )
+        columns = [name for name in COLUMNS if name != IDLE_MIG or has_mig]
+        parts.append(sheet(columns + costs, rows, WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
     left = answer.total - len(answer.holders)
@@ -84,12 +92,21 @@ def summed(sums: SumsAnswer) -> str:
     return f"{hours}: {formatting.money(sums.cost)}, {formatting.money(sums.cost_idle)} of it idle"
 
 
-def _row(holder: HolderAnswer, *, is_wide: bool, is_priced: bool) -> list[Cell]:
+def idle_of(one: HolderAnswer | SumsAnswer, *, has_mig: bool) -> list[Cell]:
+    """Format the idle GPUs and, if any pod has some, the idle MIG instances."""
+    gpus = f"{one.gpus_idle}/{one.gpus}" if one.gpus else formatting.NOTHING
+    if not has_mig:
+        return [gpus]
+    instances = f"{one.mig_instances_idle}/{one.mig_instances}"
+    return [gpus, instances if one.mig_instances else formatting.NOTHING]
+
+
+def _row(holder: HolderAnswer, *, has_mig: bool, is_wide: bool, is_priced: bool) -> list[Cell]:
     least = "+" if holder.is_at_least else ""
     row: list[Cell] = [
         holder.pod,
         holder.node,
-        f"{holder.gpus_idle}/{holder.gpus}",
+        *idle_of(holder, has_mig=has_mig),
         formatting.span(holder.idle_seconds) + least,
         f"{holder.gpu_hours:.1f}",
         f"{holder.gpu_hours_idle:.1f}",

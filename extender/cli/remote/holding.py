@@ -17,7 +17,7 @@ class HeldDeviceAnswer(Answer):
 
 
 class HolderAnswer(Answer):
-    """A pod that holds GPUs, how long it has not used them, and the costs.
+    """A pod that holds GPUs or MIG instances, how long it has not used them, and the costs.
 
     Costs are None without a price, and for pods that the caller may not read.
     """
@@ -30,6 +30,9 @@ class HolderAnswer(Answer):
     gpus: int
     gpus_idle: int
     gpus_in_use: int
+    mig_instances: int
+    mig_instances_idle: int
+    mig_instances_in_use: int
     bound_at: str
     held_seconds: float
     idle_seconds: float
@@ -50,6 +53,8 @@ class SumsAnswer(Answer):
     pods: int
     gpus: int
     gpus_idle: int
+    mig_instances: int
+    mig_instances_idle: int
     gpu_hours: float
     gpu_hours_used: float
     gpu_hours_idle: float

@@ -3,6 +3,11 @@
 import asyncio
 import json
 
+from msgspec import convert
+
+from extender.cli.commands.holders import idle_of
+from extender.cli.remote.holding import SumsAnswer
+from extender.insight.holder_sums import Sums
 from extender.insight.usage import SWEEP_SECONDS
 from testkit.cli_serving import build_fleet, runner, serving
 
@@ -20,8 +25,18 @@ def test_usage_of_a_period_is_listed_with_its_sum() -> None:
     rows = [line.split() for line in shown.stdout.splitlines()]
     header = "NAMESPACE OWNER MODEL GPU-HOURS IDLE HOURS COST COST IDLE"
     assert rows[0] == header.split()
-    assert ["team", "Job", "h100"] in [row[:3] for row in rows]
+    assert ["team", "Job", "H100", "80GB", "HBM3"] in [row[:5] for row in rows]
     assert rows[-1][:4] == ["in", "all", "since", as_json["since"]]
     hours = sum(group["gpu_hours"] for group in as_json["usage"])
     assert as_json["sums"]["gpu_hours"] == hours > 0
     assert nothing.stdout.startswith("no pod held GPUs since ")
+
+
+def test_idle_mig_instances_have_a_column_of_their_own() -> None:
+    only_instances = convert(Sums(instances=3, instances_idle=1).view(), SumsAnswer)
+    sums = Sums(gpus=2, gpus_idle=2, instances=3, instances_idle=1)
+    both = convert(sums.view(), SumsAnswer)
+
+    assert idle_of(only_instances, has_mig=True) == ["-", "1/3"]
+    assert idle_of(both, has_mig=True) == ["2/2", "1/3"]
+    assert idle_of(both, has_mig=False) == ["2/2"]

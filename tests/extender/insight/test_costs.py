@@ -220,8 +220,11 @@ async def test_a_mig_instance_costs_its_part_of_a_card(
         if one["pod"] == "team/part"
     ]
 
+    assert (part["gpus"], part["mig_instances"]) == (0, 1)
     assert part["gpu_hours"] == pytest.approx(3 / 7)
     assert part["cost"] == pytest.approx(PRICE * 3 / 7)
+    holders = (await get(client, "/v1/holders", idle_for="0"))["holders"]
+    assert ("team/part", "uses its MIG instances") in [(one["pod"], one["why"]) for one in holders]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from testkit.others import SeesTeam
 from testkit.webhook_questions import MakeClient
 from testkit.world import World
 
-H100 = Group("team", "Job", "h100")
+H100 = Group("team", "Job", "H100 80GB HBM3")
 
 
 def busy_and_idle() -> World:
@@ -60,7 +60,7 @@ def test_hours_of_running_and_ended_pods_are_within_a_percent() -> None:
     assert found[H100].gpu_hours == pytest.approx(2 * (2 + 30 / HOUR), rel=0.01)
     assert found[H100].gpu_hours_idle == 0
     assert found[H100].cost == pytest.approx(2 * found[H100].gpu_hours)
-    held = found[Group("hidden", "none", "h100")]
+    held = found[Group("hidden", "none", "H100 80GB HBM3")]
     assert held.gpu_hours == pytest.approx(2 * (3 + 30 / HOUR), rel=0.01)
     assert held.gpu_hours_idle == pytest.approx(held.gpu_hours, rel=0.02)
     labels = {"namespace": "team", "owner_kind": "Job", "model": "h100", "use": "used"}
@@ -73,7 +73,7 @@ def test_only_whole_hours_from_the_asked_time_on_count() -> None:
     record = UsageRecord(world.fleet, world.why.holders, world.clock)
     pass_time(world, record, 5 * HOUR)
 
-    group = Group("team", "Job", "any")
+    group = Group("team", "Job", "other")
     hours = 2 + world.clock.now % HOUR / HOUR
     assert record.since(2 * HOUR)[group].gpu_hours == pytest.approx(2 * hours, abs=0.05)
     assert record.since(24 * HOUR)[group].gpu_hours == pytest.approx(2 * 5, rel=0.01)
@@ -83,12 +83,12 @@ def test_a_clock_that_is_set_back_adds_nothing() -> None:
     world = busy_and_idle()
     record = UsageRecord(world.fleet, world.why.holders, world.clock)
     pass_time(world, record, 600)
-    before = record.since(HOUR)[Group("team", "Job", "any")].gpu_hours
+    before = record.since(HOUR)[Group("team", "Job", "other")].gpu_hours
 
     world.clock.now -= 300
     asyncio.run(record.sweep())
 
-    assert record.since(HOUR)[Group("team", "Job", "any")].gpu_hours == before
+    assert record.since(HOUR)[Group("team", "Job", "other")].gpu_hours == before
 
 
 def test_the_groups_in_the_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_pod_that_ends_between_sweeps_counts_up_to_its_end() -> None:
     world.read()
     asyncio.run(record.sweep())
 
-    hours = record.since(HOUR)[Group("team", "Job", "any")].gpu_hours
+    hours = record.since(HOUR)[Group("team", "Job", "other")].gpu_hours
     assert hours == pytest.approx(2 * 66 / HOUR, rel=0.01)
 
 
@@ -166,6 +166,20 @@ async def test_the_metrics_add_up_to_what_costs_and_holders_say(aiohttp_client: 
     idle_hours = counted(metrics, "idlegpu_gpu_hours_total", use="idle")
     assert idle_hours == pytest.approx(costs["gpu_hours_idle"], rel=0.01)
     assert counted(metrics, "idlegpu_held_idle_gpus", namespace="team") == 0
+
+
+def test_mig_instances_have_gauges_apart_from_gpus() -> None:
+    world = busy_and_idle()
+    device = world.card("idle", 1)
+    device.info = replace(device.info, mig_profile="3g.40gb")
+    world.read()
+    metrics = Metrics()
+    record = UsageRecord(world.fleet, world.why.holders, world.clock, metrics)
+
+    pass_time(world, record, 120)
+
+    assert counted(metrics, "idlegpu_held_gpus", namespace="hidden", device="gpu") == 1
+    assert counted(metrics, "idlegpu_held_gpus", namespace="hidden", device="mig") == 1
 
 
 def test_a_group_without_pods_has_no_gauges() -> None:

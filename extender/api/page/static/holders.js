@@ -85,14 +85,21 @@ function inWords(answer, rows) {
   return parts.join("; ");
 }
 
-const isInPart = (one) => one.gpus_idle > 0 && one.gpus_idle < one.gpus;
+const idleOf = (one) => one.gpus_idle + one.mig_instances_idle;
+const isInPart = (one) => idleOf(one) > 0 && idleOf(one) < one.gpus + one.mig_instances;
+
+/** Format how many GPUs, and how many MIG instances, are idle. */
+const idleInWords = (one) => [one.gpus ? `${count(one.gpus_idle)} of ${count(one.gpus)}` : null, one.mig_instances ? `MIG ${count(one.mig_instances_idle)} of ${count(one.mig_instances)}` : null].filter(Boolean).join(", ");
+
+/** Format how many of its devices a pod uses. */
+const usedInWords = (one) => [one.gpus ? `${count(one.gpus_in_use)} of ${plural(one.gpus, "GPU")}` : null, one.mig_instances ? `${count(one.mig_instances_in_use)} of ${plural(one.mig_instances, "MIG instance")}` : null].filter(Boolean).join(" and ");
 
 const COSTS = ["Cost used", "Cost idle"];
 
 /** Values to sort each column by: the largest number first, or words in the order of the alphabet. */
 const ORDERS = {
   Pod: (one) => one.pod, Owner: (one) => one.owner ?? "", Node: (one) => one.node, Namespace: (one) => one.namespace,
-  Pods: (one) => one.pods, "GPUs idle": (one) => one.gpus_idle, "Idle for": (one) => (one.gpus_idle ? one.idle_seconds : -1),
+  Pods: (one) => one.pods, "GPUs idle": idleOf, "Idle for": (one) => (idleOf(one) ? one.idle_seconds : -1),
   Held: (one) => one.held_seconds, "GPU-hours": (one) => one.gpu_hours, "of them idle": (one) => one.gpu_hours_idle,
   "Cost used": (one) => one.cost_used ?? -1, "Cost idle": (one) => one.cost_idle ?? -1,
 };
@@ -109,9 +116,9 @@ function pods({ holders: listed, is_priced: isPriced }, open) {
   const holders = sorted(listed);
   const names = ["Pod", "Owner", "Node", "GPUs idle", "Idle for", "Held", "GPU-hours", "of them idle", ...(isPriced ? COSTS : []), "Why"];
   return table(names, holders.map((one) => one.uid), holders.map((one) => [
-    h("th", { scope: "row" }, one.pod, isInPart(one) ? [" ", h("span", { class: "state" }, `uses ${count(one.gpus_in_use)} of ${plural(one.gpus, "GPU")}`)] : null), one.owner ?? "",
+    h("th", { scope: "row" }, one.pod, isInPart(one) ? [" ", h("span", { class: "state" }, `uses ${usedInWords(one)}`)] : null), one.owner ?? "",
     h("button", { type: "button", class: "link", onclick: () => open(one) }, one.node),
-    num(`${one.gpus_idle} of ${one.gpus}`), num(one.gpus_idle ? `${one.is_at_least ? "≥ " : ""}${duration(one.idle_seconds)}` : "in use"), num(duration(one.held_seconds)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
+    num(idleInWords(one)), num(idleOf(one) ? `${one.is_at_least ? "≥ " : ""}${duration(one.idle_seconds)}` : "in use"), num(duration(one.held_seconds)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),
     h("td", { class: "why-cell" }, one.why, one.memory_used_bytes && !one.why.includes("memory") ? `, ${bytes(one.memory_used_bytes)} of memory held` : ""),
   ]));
@@ -123,7 +130,7 @@ function sums(by, { costs: listed, is_priced: isPriced }) {
   const called = costs.map((one) => (by === "owner" ? `${one.namespace}/${one.owner ?? "no owner"}` : one.namespace));
   return table(names, called, costs.map((one, at) => [
     h("th", { scope: "row" }, called[at]),
-    num(count(one.pods)), num(`${count(one.gpus_idle)} of ${count(one.gpus)}`), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
+    num(count(one.pods)), num(idleInWords(one)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),
   ]));
 }
