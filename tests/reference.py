@@ -1,4 +1,6 @@
-"""Write the generated parts of the reference pages: `python -m tests.reference`.
+"""Write what is generated: parts of the reference pages, and the chart's values.yaml.
+
+    python -m tests.reference
 
 A generated part stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. `tests/test_docs.py`
 compares each with the code.
@@ -7,6 +9,7 @@ compares each with the code.
 import ast
 import asyncio
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -50,6 +53,8 @@ CHECK_GROUPS: Final = {
 }
 """Heading of each hundred of the doctor's codes."""
 
+VALUES: Final = ROOT / "charts" / "idlegpu" / "values.yaml"
+
 
 def main() -> int:
     """Write every generated part; return the exit status."""
@@ -59,6 +64,7 @@ def main() -> int:
         for name in names:
             text = replace_part(text, name, PARTS[name]())
         page.write_text(text, encoding="utf-8")
+    VALUES.write_text(render_values(), encoding="utf-8")
     return 0
 
 
@@ -224,6 +230,30 @@ def render_restart() -> str:
             names.append(name if section is None else f"{name}.*")
     text = ", ".join(f"`{name}`" for name in names)
     return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def render_values() -> str:
+    """Render the chart's values.yaml from the descriptions and defaults in its schema."""
+    schema = json.loads(VALUES.with_name("values.schema.json").read_text(encoding="utf-8"))
+    header = "# Written by `python -m tests.reference` from values.schema.json.\n"
+    return header + "".join(_values(schema, schema["$defs"], ""))
+
+
+def _values(schema: Mapping[str, Any], shared: Mapping[str, Any], indent: str) -> Iterator[str]:
+    """Yield the lines of each property that has a default, or properties with one."""
+    for name, own in schema["properties"].items():
+        value = {**shared.get(own.get("$ref", "").removeprefix("#/$defs/"), {}), **own}
+        if "default" not in value and "properties" not in value:
+            continue
+        text = value.get("description", "")
+        lines = textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
+        start = "" if indent else "\n"
+        yield start + "".join(f"{indent}# {line}\n" for line in lines) + f"{indent}{name}:"
+        if "default" in value:
+            yield f" {json.dumps(value['default'])}\n"
+        else:
+            yield "\n"
+            yield from _values(value, shared, f"{indent}  ")
 
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {

@@ -11,7 +11,7 @@ import yaml
 
 from tests.files import ROOT, tracked
 from tests.reference import PAGES as PAGES_WITH_PARTS
-from tests.reference import PARTS, api_routes, part_of
+from tests.reference import PARTS, VALUES, api_routes, part_of, render_values
 
 LONGEST_README: Final = 220
 BLOCK: Final = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
@@ -145,6 +145,10 @@ def test_each_generated_part_is_what_the_code_says(path: str, name: str) -> None
     text = (ROOT / path).read_text(encoding="utf-8")
 
     assert part_of(text, name) == PARTS[name](), "run: python -m tests.reference"
+
+
+def test_the_charts_values_are_those_of_its_schema() -> None:
+    assert VALUES.read_text(encoding="utf-8") == render_values(), "run: python -m tests.reference"
 
 
 def test_the_routes_of_the_api_are_documented_and_no_others() -> None:

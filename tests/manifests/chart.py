@@ -48,9 +48,11 @@ def values_file(folder: Path, values: Values) -> Path:
     return path
 
 
-def rendered(values: Values, folder: Path, kube_version: str = KUBERNETES_VERSION) -> list[Object]:
-    """Return the objects that the chart makes of values, for an API server of a version."""
+def rendered(
+    values: Values, folder: Path, kube_version: str = KUBERNETES_VERSION, chart: Path = CHART
+) -> list[Object]:
+    """Return the objects that the chart renders with values, for an API server of a version."""
     path = values_file(folder, values)
     options = ("--values", str(path), "--kube-version", kube_version)
-    output = helm("template", RELEASE, str(CHART), *options, folder=folder)
+    output = helm("template", RELEASE, str(chart), *options, folder=folder)
     return [item for item in yaml.load_all(output, yaml.CSafeLoader) if item]

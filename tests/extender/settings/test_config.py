@@ -192,6 +192,6 @@ def test_only_the_command_line_reads_the_environment() -> None:
 
 @pytest.mark.parametrize("name", ["drain_seconds", "shutdown_seconds"])
 def test_the_chart_assumes_the_same_default(name: str) -> None:
-    text = (ROOT / "charts/idlegpu/templates/_values.tpl").read_text(encoding="utf-8")
+    text = (ROOT / "charts/idlegpu/templates/extender/deployment.yaml").read_text(encoding="utf-8")
 
-    assert re.findall(rf'dig "{name}" (\d+) \.settings', text) == [all_settings()[name,].default]
+    assert re.findall(rf'dig "{name}" (\d+) \$settings', text) == [all_settings()[name,].default]
