@@ -139,6 +139,7 @@ class Fleet:
             self._snapshots.forget(name)
             if not self._nodes:
                 self._requests.clear()
+                self._allocations.similar_pods.clear()
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Replace all GPU pods."""

@@ -91,6 +91,10 @@ class SimilarPods:
         while len(self._used) > MOST_KEYS:
             self._used.popitem(last=False)
 
+    def clear(self) -> None:
+        """Forget the memory of all pods."""
+        self._used.clear()
+
     def of(self, pod: PodRecord) -> int | None:
         """Return the memory that a pod will likely use; None if unknown or declared."""
         return self.expected(pod.kin) if pod.memory_bytes is None else None

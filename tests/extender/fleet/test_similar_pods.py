@@ -113,6 +113,17 @@ def test_the_memory_of_a_pod_alone_on_a_card_is_expected_of_its_owners_next_pod(
     assert declared.expected_bytes is None
 
 
+def test_measured_memory_is_forgotten_with_the_last_node() -> None:
+    world = world_of()
+    measured(world)
+
+    world.fleet.remove_node("node-0")
+    assert expected(world, "ns/ReplicaSet serve") is not None
+
+    world.fleet.remove_node("node-1")
+    assert expected(world, "ns/ReplicaSet serve") is None
+
+
 def test_its_memory_before_it_has_loaded_is_not_expected() -> None:
     world = world_of()
     world.bind("serve-1", "node-0", on=[world.card("node-0")], owner="ReplicaSet serve")
