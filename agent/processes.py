@@ -4,6 +4,8 @@ A container without hostPID has its own pid numbers: a host pid would match no p
 one. The agent then treats the pods of all processes as unknown.
 """
 
+import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from worker_device.process_stat import PROC, process_stat, small_file
 
 _KTHREADD: Final = "Name:\tkthreadd"
 _NO_PARENT: Final = "PPid:\t0"
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class ProcessFacts:
         name: the command, at most 15 characters.
         location: the pod or host service that the process runs in.
         first_seen: time of the first look-up, by the caller's clock.
+        started_at: start, whole seconds since the epoch; None if unknown.
     """
 
     pid: int
@@ -34,6 +38,7 @@ class ProcessFacts:
     name: str
     location: ProcessLocation
     first_seen: float
+    started_at: float | None = None
 
 
 class ProcessTable:
@@ -44,11 +49,19 @@ class ProcessTable:
     Args:
         proc: mount point of the host's `/proc`.
         clock: time in seconds for `ProcessFacts.first_seen`.
+        now: seconds since the epoch.
     """
 
-    def __init__(self, proc: Path = PROC, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        proc: Path = PROC,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._proc = proc
         self._clock = clock
+        self._now = now
         self._known: dict[int, ProcessFacts] = {}
         self._has_private_namespace = is_private_namespace(small_file(f"{proc}/self/cgroup") or "")
 
@@ -95,4 +108,15 @@ class ProcessTable:
             if text
             else UNKNOWN_LOCATION,
             first_seen=self._clock(),
+            started_at=self._started_at(before.started_ticks),
         )
+
+    def _started_at(self, ticks: int) -> float | None:
+        """Return the time of a number of clock ticks after boot, None if the boot is unknown."""
+        # Not btime of /proc/stat: on large machines it follows 64 KiB of interrupt counts.
+        uptime = (small_file(f"{self._proc}/uptime") or "").partition(" ")[0]
+        try:
+            seconds = float(uptime) - ticks / _TICKS_PER_SECOND
+        except ValueError:
+            return None
+        return float(round(self._now() - max(seconds, 0.0)))

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from agent.foreign_processes import foreign_processes
 from agent.options import Options, ReportOptions
 from agent.push_digest import Digest, DigestBuilder
 from agent.push_handshake import (
@@ -42,6 +43,7 @@ from agent.report import (
     MEAN_SQUARE,
     XID_AGE,
     Device,
+    ForeignProcess,
     Holders,
     Layout,
     Part,
@@ -97,6 +99,7 @@ class UpdateBuilder:
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._holders: Holders | None = None
+        self._foreign: tuple[ForeignProcess, ...] = ()
         self._means_at = -math.inf
         self._shares_at = -math.inf
         self._totals: dict[tuple[str, str], tuple[int, float, float]] = {}
@@ -119,6 +122,8 @@ class UpdateBuilder:
             rows=names,
         )
         holders = Holders(pods=tuple(map(_pods, report.devices)))
+        foreign = foreign_processes(report.devices)
+        known = self._foreign if layout == self._layout else ()
         update = Update(
             node=report.node,
             started_at=report.started_at,
@@ -130,8 +135,9 @@ class UpdateBuilder:
             holders=None if holders == self._holders else holders,
             values=_pack(columns),
             shares=self._shares(report),
+            foreign=None if foreign == known else foreign,
         )
-        self._layout, self._holders = layout, holders
+        self._layout, self._holders, self._foreign = layout, holders, foreign
         return update
 
     def _shares(self, report: Report) -> tuple[tuple[int, str, int], ...]:

@@ -67,7 +67,10 @@ class Process(_Record, frozen=True, kw_only=True):
         uid: UID of the pod, "" outside pods or if unknown.
         namespace: namespace of the pod, "" outside pods or if unknown.
         pod: name of the pod, "" outside pods or if unknown.
-        container: name of the container, its id if the name is unknown, "" outside pods.
+        container: name of the container, its id if the name is unknown; outside pods, the last part
+            of the process's cgroup, such as `docker-….scope`.
+        started_at: start of the process, seconds since the epoch by the node's clock, None if
+            unknown.
     """
 
     pid: int
@@ -79,6 +82,7 @@ class Process(_Record, frozen=True, kw_only=True):
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    started_at: float | None = None
 
 
 class Foreign(_Record, frozen=True, kw_only=True):
@@ -341,6 +345,36 @@ class Holders(_Record, frozen=True, kw_only=True):
     pods: tuple[tuple[tuple[str, str, str], ...] | None, ...] = ()
 
 
+MAX_PROCESSES: Final = 64
+"""Limit of foreign processes in an update: with their names they take 20 KiB."""
+
+MAX_NAME: Final = 128
+"""Longest name in a foreign process, in characters."""
+
+
+class ForeignProcess(_Record, frozen=True, kw_only=True):
+    """A process that uses a device although its pod, if it has one, does not hold the device.
+
+    Attributes:
+        device: number of the device in the layout.
+        pid: process id in the host's namespace.
+        name: command without arguments, "" if unknown.
+        memory_bytes: GPU memory of the process, rounded up; None if unknown.
+        started_at: start of the process, seconds since the epoch by the node's clock, None if
+            unknown.
+        pod: `namespace/name` of the pod, its UID if the name is unknown, "" outside Kubernetes.
+        container: as in `Process`.
+    """
+
+    device: int
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None
+    started_at: float | None = None
+    pod: str = ""
+    container: str = ""
+
+
 class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSION):
     """A report as sent to the extender; omits what the connection has already carried.
 
@@ -353,6 +387,8 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
         values: little-endian doubles, row by row, one for each device; NaN where missing.
         shares: sent periodically: device number in the layout, UID of a pod on that shared device,
             and memory of the pod's processes in bytes.
+        foreign: processes on devices with foreign use, at most `MAX_PROCESSES`; None if unchanged.
+            A layout without them says that there are none.
     """
 
     node: str
@@ -365,6 +401,7 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
     holders: Holders | None = None
     values: bytes = b""
     shares: tuple[tuple[int, str, int], ...] = ()
+    foreign: tuple[ForeignProcess, ...] | None = None
 
 
 class Farewell(_Record, frozen=True, kw_only=True):

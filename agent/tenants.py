@@ -328,6 +328,7 @@ class Tenants:
             namespace="" if name is None else name.namespace,
             pod="" if name is None else name.pod,
             container=_container(location, name, holders or ()),
+            started_at=facts.started_at,
         )
 
 

@@ -136,7 +136,16 @@ def _device(
     device, spec = fleet.device(node, view.index, view.gpu_instance_id), fleet.node(node).spec
     foreign = device.foreign
     strangers = (
-        (Process(pid=4711, memory_bytes=foreign.memory_bytes, place=Place.HOST),)
+        (
+            Process(
+                pid=4711 + view.index,
+                name="python3",
+                memory_bytes=foreign.memory_bytes,
+                place=Place.HOST,
+                container="docker-3f2a1b4c5d6e.scope",
+                started_at=device.foreign_since,
+            ),
+        )
         if foreign.memory_bytes
         else ()
     )

@@ -130,6 +130,7 @@ class Device:
         profile: MIG profile, "" for a whole card.
         base: load without placed pods, set by tests.
         foreign: load of processes outside Kubernetes.
+        foreign_since: their start, seconds since the epoch.
         tenants: pods on the device.
     """
 
@@ -142,6 +143,7 @@ class Device:
     profile: str = ""
     base: Load = Load()
     foreign: Load = Load()
+    foreign_since: float = 0.0
     tenants: list[Tenant] = field(default_factory=list)
 
     @property

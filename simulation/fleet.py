@@ -204,7 +204,8 @@ class SimulatedFleet:
         self, node: str, index: int, load: Load | None, gpu_instance_id: str = ""
     ) -> None:
         """Set the load of processes outside Kubernetes on a device; None ends them."""
-        self.device(node, index, gpu_instance_id).foreign = load or Load()
+        device = self.device(node, index, gpu_instance_id)
+        device.foreign, device.foreign_since = load or Load(), self.clock()
 
     def set_xid(self, node: str, index: int, xid: int) -> None:
         """Set a card's last XID error; 0 for none."""

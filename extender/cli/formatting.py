@@ -86,6 +86,13 @@ def clock(at: str | None) -> str:
     return datetime.fromisoformat(at).astimezone().strftime("%H:%M:%S")
 
 
+def since(at: str) -> str:
+    """Format an RFC 3339 time as local time, with the day unless it is today."""
+    local = datetime.fromisoformat(at).astimezone()
+    is_today = local.date() == datetime.now().astimezone().date()
+    return local.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
+
+
 def resources(counts: Mapping[str, int]) -> str:
     """Format a pod's resource requests without their vendor prefix.
 

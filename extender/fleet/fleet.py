@@ -7,7 +7,14 @@ from itertools import islice
 from types import MappingProxyType
 
 from extender.core.decision.group_fit import GroupNeed
-from extender.core.devices.readings import DeviceKey, History, Own, Readings
+from extender.core.devices.readings import (
+    DeviceInfo,
+    DeviceKey,
+    ForeignProcess,
+    History,
+    Own,
+    Readings,
+)
 from extender.core.nodes.assumed_pods import Assumption, Ledger
 from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodRecord
@@ -99,6 +106,7 @@ class Fleet:
         self._gained, self._dirty, self._late = set[str](), set[str](), set[str]()
         self._ended: set[str] = set()
         self._shares: dict[str, Sequence[Share]] = {}
+        self._foreign: dict[str, Mapping[DeviceKey, tuple[ForeignProcess, ...]]] = {}
         self._snapshots = Snapshots(
             self.store,
             self._allocations,
@@ -133,6 +141,7 @@ class Fleet:
             self.groups.note_node(record, None)
             self._allocations.forget(name, self._clock())
             self._shares.pop(name, None)
+            self._foreign.pop(name, None)
             self._unmark(name)
             self._failures.forget(name)
             self.store.forget_node(name)
@@ -314,6 +323,15 @@ class Fleet:
         self._allocations.note_shares(node, self.pods_on(node), shares)
         self._shares[node] = shares
 
+    def note_foreign(
+        self, node: str, processes: Mapping[DeviceKey, tuple[ForeignProcess, ...]]
+    ) -> None:
+        """Replace the foreign processes of a node, by device; for display only."""
+        if processes:
+            self._foreign[node] = processes
+        else:
+            self._foreign.pop(node, None)
+
     def prefer(self, source: str, seconds: float) -> None:
         """Prefer the agents' readings to newer ones of another source for this many seconds."""
         self.store.prefer(source, seconds)
@@ -442,6 +460,10 @@ class Fleet:
         """Return the keys of the pods that are known to hold a device."""
         info = self.store.info(row)
         return self._allocations.tenants_on(info.node).get(row, ()) if info else ()
+
+    def foreign_on(self, info: DeviceInfo) -> tuple[ForeignProcess, ...]:
+        """Return the foreign processes that the agent reports on a device, most memory first."""
+        return self._foreign.get(info.node, {}).get(info.key, ())
 
     def gpus_of(self, record: PodRecord) -> tuple[int, ...]:
         """Return the indices of the GPUs that a source shows a pod to hold; () if none does."""

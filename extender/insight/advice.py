@@ -22,12 +22,11 @@ from extender.insight.advice_rules import (
 )
 from extender.insight.last_hour import Plots
 from extender.insight.measured_use import OWN_SECONDS, Measured, MinuteHistory, PrometheusCache
-from extender.insight.pending import moment
 from extender.insight.stranded import HostPods, find_stranded
 from extender.insight.views import Json
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.fair_queue import BusyError, FairQueue
-from extender.server.json_answers import chunks, error_answer, json_answer, unknown_node
+from extender.server.json_answers import chunks, error_answer, json_answer, moment, unknown_node
 from extender.server.query_parameters import (
     QueryError,
     check_parameters,

@@ -10,9 +10,8 @@ from aiohttp import web
 
 from extender.insight.holder_sums import Holder, Sums
 from extender.insight.holders import MAX_SECONDS, PIECE_PODS, PIECE_SHOWN, Holders
-from extender.insight.pending import moment
 from extender.insight.views import Json
-from extender.server.json_answers import chunks, stream_answer
+from extender.server.json_answers import chunks, moment, stream_answer
 from extender.server.query_parameters import (
     QueryError,
     check_parameters,

@@ -1,10 +1,14 @@
 """State of one GPU or MIG instance as the API returns it, and counts over several."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
-from extender.server.redaction import OfPod
+from extender.core.devices.readings import ForeignProcess
+from extender.server.json_answers import moment
+from extender.server.redaction import NO_NAMESPACE, OfPod
+
+NO_PROCESSES: Final = OfPod(NO_NAMESPACE, (), ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +17,8 @@ class GpuState:
 
     `health` names each problem of the device and its effect, "" if it is healthy. `signals` has
     source and age of its activity, its memory and, if a reading shows it, its health. `source` and
-    `age_seconds` are those of the newest reading.
+    `age_seconds` are those of the newest reading. `foreign_processes` use the device without
+    holding it; only callers who may read all pods see them.
     """
 
     node: str
@@ -43,6 +48,15 @@ class GpuState:
     assumed: int
     tenants: tuple[OfPod, ...]
     signals: Mapping[str, Mapping[str, object]]
+    foreign_processes: OfPod = NO_PROCESSES
+
+
+def foreign_view(processes: Sequence[ForeignProcess]) -> OfPod:
+    """Return processes for an answer, redacted: a process outside Kubernetes is in no namespace."""
+    if not processes:
+        return NO_PROCESSES
+    views = [asdict(one) | {"started_at": moment(one.started_at)} for one in processes]
+    return OfPod(NO_NAMESPACE, views, ())
 
 
 KINDS: Final = ("idle", "held_idle", "busy", "foreign", "unhealthy", "unknown")

@@ -16,9 +16,8 @@ from extender.core.prices import PriceList, card_share
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder, Sums
 from extender.insight.last_active import ACTIVE_FROM, SWEEP_SECONDS, Idleness
-from extender.insight.pending import moment
 from extender.insight.views import GIB, PRODUCT_LABEL, Json
-from extender.server.json_answers import chunks, stream_answer
+from extender.server.json_answers import chunks, moment, stream_answer
 from extender.server.query_parameters import (
     check_parameters,
     read_boolean,

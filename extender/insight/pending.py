@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import islice
 
 from aiohttp import web
@@ -15,7 +14,7 @@ from extender.insight.replicas import ONE, Replicas
 from extender.insight.scheduler_message import CountedReason, hints, of_nodes, read_message
 from extender.insight.views import Json
 from extender.placement.history import DecisionHistory
-from extender.server.json_answers import stream_answer
+from extender.server.json_answers import moment, stream_answer
 from extender.server.query_parameters import check_parameters, read_number, refusing
 from extender.server.redaction import OfPod, of_pod, pod_name, sees
 
@@ -176,18 +175,6 @@ def _brief(decided: Last) -> Json:
         "feasible": decided.feasible,
         "node": decided.node,
     }
-
-
-def moment(at: float | None) -> str | None:
-    """Format a time as RFC 3339 with milliseconds, in UTC.
-
-    Example:
-        >>> moment(0.5)
-        '1970-01-01T00:00:00.500+00:00'
-    """
-    if at is None:
-        return None
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def _pieces(records: Iterable[PodRecord]) -> Iterable[list[PodRecord]]:

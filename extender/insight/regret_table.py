@@ -13,12 +13,11 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from extender.insight.pending import moment
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
 from extender.insight.replica_answers import AnswerFormat, ask_replicas
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json
-from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer
+from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer, moment
 from extender.server.query_parameters import check_parameters, read_number, refusing
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees
 

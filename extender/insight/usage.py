@@ -13,9 +13,8 @@ from extender.core.devices.gpu_models import model_name, short_model
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder
 from extender.insight.holders import PIECE_PODS, Holders
-from extender.insight.pending import moment
 from extender.runtime.metrics import Metrics
-from extender.server.json_answers import chunks, json_answer
+from extender.server.json_answers import chunks, json_answer, moment
 from extender.server.query_parameters import check_parameters, read_number, refusing
 from extender.server.redaction import sees
 

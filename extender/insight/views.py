@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from datetime import UTC, datetime
 from itertools import islice
 
 import numpy as np
@@ -23,8 +22,9 @@ from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest_values import MEMORY_SIGNALS
 from extender.insight.device_order import order_of
-from extender.insight.gpu_state import GpuState, counts, shown_state
+from extender.insight.gpu_state import GpuState, counts, foreign_view, shown_state
 from extender.placement.history import DecisionRecord
+from extender.server.json_answers import moment
 from extender.server.redaction import OfPod, namespace_of, of_pod, pod_key, pod_name
 
 Json = dict[str, object]
@@ -125,6 +125,7 @@ def _gpu(
         assumed=pool_row.assumed[slot],
         tenants=tuple(map(pod_key, fleet.tenants_of(row))),
         signals=signals,
+        foreign_processes=foreign_view(fleet.foreign_on(info)),
     )
 
 
@@ -284,7 +285,7 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
     names, wishes = decision.candidates, request_view(record.request)
     view: Json = {
         "number": record.number,
-        "at": datetime.fromtimestamp(record.at, UTC).isoformat(timespec="milliseconds"),
+        "at": moment(record.at),
         "verb": record.verb,
         "pod": pod_name(pod.namespace, pod.name),
         "uid": of_pod(pod.namespace, pod.uid),

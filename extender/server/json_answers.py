@@ -15,6 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -197,3 +198,15 @@ def chunks(items: Iterable[Item], size: int) -> Iterable[list[Item]]:
     rest = iter(items)
     while chunk := list(islice(rest, size)):
         yield chunk
+
+
+def moment(at: float | None) -> str | None:
+    """Format a time as RFC 3339 with milliseconds, in UTC.
+
+    Example:
+        >>> moment(0.5)
+        '1970-01-01T00:00:00.500+00:00'
+    """
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

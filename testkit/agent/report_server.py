@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from agent.report import (
     Update,
     decode_farewell,
 )
-from extender.core.devices.readings import DeviceKey, Readings, Signal
+from extender.core.devices.readings import DeviceKey, ForeignProcess, Readings, Signal
 from extender.core.policy import Policy
 from extender.settings.agents import Agents
 from extender.sources.agents.refusal import AgentRefusal
@@ -45,6 +45,7 @@ class Fleet:
 
     policy: Policy = field(default_factory=Policy)
     shares: list[object] = field(default_factory=list)
+    foreign: dict[str, object] = field(default_factory=dict)
     contested: int = 0
 
     def note_shares(
@@ -52,6 +53,11 @@ class Fleet:
     ) -> None:
         assert at
         self.shares.append((node, tuple(shares)))
+
+    def note_foreign(
+        self, node: str, processes: Mapping[DeviceKey, tuple[ForeignProcess, ...]]
+    ) -> None:
+        self.foreign[node] = processes
 
     def expire_silent(self) -> None:
         """Do nothing: there is no other source."""
@@ -67,6 +73,7 @@ class ReportServer:
     folder: Path
     known: set[str]
     shares: list[object]
+    foreign: dict[str, object]
     readings: list[Readings] = field(default_factory=list)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -116,7 +123,7 @@ async def report_server(
             clock=clock,
             tls=tls,
         )
-        server = ReportServer(source, how, reviews, tmp_path, known, fleet.shares)
+        server = ReportServer(source, how, reviews, tmp_path, known, fleet.shares, fleet.foreign)
         task = asyncio.create_task(source.run())
         await eventually(lambda: source.is_listening)
         try:

@@ -8,10 +8,14 @@ from agent.push import MEAN_SECONDS, SHARES_SECONDS, UpdateBuilder
 from agent.push_digest import Digest
 from agent.report import (
     AGE,
+    MAX_PROCESSES,
+    MAX_UPDATE_BYTES,
     MEAN,
     MEAN_SQUARE,
     XID_AGE,
     Device,
+    Foreign,
+    ForeignProcess,
     Place,
     Process,
     Report,
@@ -162,3 +166,91 @@ def test_no_memory_shares_are_sent_if_not_shared_or_unknown(
     used_by: tuple[Process, ...] | None,
 ) -> None:
     assert make(UpdateBuilder(), report(used_by=used_by)).shares == ()
+
+
+def strangers(count: int, *, memory_bytes: int = 5 << 30, name: str = "python3") -> dict[str, Any]:
+    """Return the fields of a device that processes of the host use."""
+    used_by = tuple(
+        Process(
+            pid=pid,
+            name=name,
+            memory_bytes=memory_bytes + (pid << 30),
+            place=Place.HOST,
+            container="session-3.scope",
+            started_at=60.0,
+        )
+        for pid in range(1, count + 1)
+    )
+    pids = tuple(one.pid for one in used_by)
+    return {"used_by": used_by, "foreign": Foreign(memory_bytes=memory_bytes, pids=pids)}
+
+
+def test_foreign_processes_are_sent_only_if_they_changed() -> None:
+    updates = UpdateBuilder()
+    none = make(updates, report())
+    first = make(updates, report(1.0, **strangers(1)))
+    again = make(updates, report(2.0, **strangers(1, memory_bytes=(5 << 30) - 1000)))
+    more = make(updates, report(3.0, **strangers(1, memory_bytes=9 << 30)))
+    gone = make(updates, report(4.0))
+
+    assert (none.foreign, again.foreign, gone.foreign) == (None, None, ())
+    assert first.foreign == (
+        ForeignProcess(
+            device=0,
+            pid=1,
+            name="python3",
+            memory_bytes=6 << 30,
+            started_at=60.0,
+            container="session-3.scope",
+        ),
+    )
+    assert more.foreign is not None
+    assert more.foreign[0].memory_bytes == 10 << 30
+
+
+def test_a_new_layout_carries_its_foreign_processes() -> None:
+    updates = UpdateBuilder()
+    first = make(updates, report(**strangers(1)))
+    second = make(updates, report(1.0, mig_profile="1g.10gb", **strangers(1)))
+
+    assert second.layout is not None
+    assert second.foreign == first.foreign
+
+
+def test_the_largest_processes_of_each_device_are_named_and_their_number_is_bounded() -> None:
+    devices = tuple(Device(uuid=f"GPU-{at}", **strangers(50, name="x" * 500)) for at in range(100))
+    said = Report(node="n", at=0.0, devices=devices)
+    update = UpdateBuilder().build(said, Digest(), is_news=False, sent_at=0.0)
+
+    assert update.foreign is not None
+    assert len(update.foreign) == MAX_PROCESSES
+    assert [(one.device, one.pid) for one in update.foreign] == [
+        (at, 50) for at in range(MAX_PROCESSES)
+    ]
+    assert len(frame(update)) < MAX_UPDATE_BYTES / 4
+    few = UpdateBuilder().build(
+        Report(node="n", at=0.0, devices=devices[:1]), Digest(), is_news=False, sent_at=0.0
+    )
+    assert [one.pid for one in few.foreign or ()] == [50, 49, 48, 47]
+
+
+def test_names_of_foreign_processes_control_no_terminal_and_ids_are_short() -> None:
+    process = Process(
+        pid=7,
+        name="evil\x1b[31m\u202e",
+        place=Place.POD,
+        uid="uid-a",
+        container="cri-containerd-" + "ab" * 32 + ".scope",
+    )
+    said = report(used_by=(process,), foreign=Foreign(pids=(7,)))
+    (shown,) = make(UpdateBuilder(), said).foreign or ()
+
+    assert shown.name == "evil\ufffd[31m\ufffd"
+    assert shown.container == "cri-containerd-abababababab.scope"
+    assert (shown.pod, shown.memory_bytes) == ("uid-a", None)
+
+
+def test_processes_of_the_holders_are_not_reported() -> None:
+    process = Process(pid=7, name="python", place=Place.POD, namespace="a", pod="b")
+
+    assert make(UpdateBuilder(), report(used_by=(process,), foreign=Foreign())).foreign is None

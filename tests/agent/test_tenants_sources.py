@@ -303,6 +303,20 @@ def test_processes_are_cached_while_they_are_looked_up(tmp_path: Path) -> None:
     assert (first.first_seen, forgotten.first_seen) == (100.0, 101.0)
 
 
+def test_the_start_of_a_process_is_counted_from_the_boot(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.run(5, HOST_CGROUP, started=1_000)
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def started_at(uptime: str) -> float | None:
+        (machine.proc / "uptime").write_text(uptime)
+        table = ProcessTable(machine.proc, clock=Clock(), now=lambda: 5000.0)
+        return look_up(table, 5)[5].started_at
+
+    assert started_at("300.25 1200.0\n") == round(5000 - 300.25 + 1000 / ticks)
+    assert started_at("nonsense") is None
+
+
 def test_a_process_that_ends_during_the_read_is_left_out(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP)

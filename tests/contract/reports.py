@@ -55,6 +55,14 @@ PYTHON: Final = Process(
     pod="train-0",
     container="main",
 )
+STRANGER: Final = Process(
+    pid=7,
+    name="python3",
+    memory_bytes=int(5 * GIB),
+    place=Place.HOST,
+    container="session-3.scope",
+    started_at=STARTED_AT - 3600.0,
+)
 SIGNALS: Final = {
     "gpu_utilization_ratio": (0.75, 0.0),
     "memory_total_bytes": (80 * GIB, 80 * GIB),
@@ -109,7 +117,7 @@ def reports() -> list[Report]:
         model="NVIDIA H100 80GB HBM3",
         age_seconds=0.5,
         allocated_to=(),
-        used_by=(),
+        used_by=(STRANGER,),
         foreign=Foreign(memory_bytes=int(5 * GIB), utilization_ratio=0.5, pids=(7,)),
     )
     broken = Device(
@@ -196,6 +204,10 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
                 "is_foreign": own.is_foreign.tolist(),
                 "xid_age": own.xid_age.tolist(),
                 "replicas": own.replicas.get(NODE),
+                "foreign": {
+                    key: [asdict(one) for one in processes]
+                    for key, processes in state.foreign.items()
+                },
             }
         )
     return [plain(one) for one in told]

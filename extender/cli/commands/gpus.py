@@ -5,12 +5,13 @@ from rich.console import RenderableType
 
 from extender.cli import formatting
 from extender.cli.name_completion import NODES
-from extender.cli.remote.answers import Gpu
+from extender.cli.remote.answers import ForeignProcess, Gpu
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
 COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", "?>°C", "STATE", "TENANTS"]
 WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
+PROCESSES_COLUMN = "_PROCESSES"
 STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 
 
@@ -22,8 +23,9 @@ STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 def command(session: Session, *, node: str | None, state: str | None, model: str) -> None:
     """List GPUs of the cluster, or of NODE: activity, memory, state, tenants.
 
-    A GPU's name is NODE::INDEX. -o wide adds the reason for its state, and the source of its
-    readings.
+    A GPU's name is NODE::INDEX. PROCESSES: who uses a GPU without holding it, as far as the agent
+    knows; shown to callers who may read the pods of all namespaces. -o wide adds the reason for
+    its state, and the source of its readings.
     """
     answer = session.client.gpus(node)
     answer.gpus = [
@@ -39,11 +41,13 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
 
 def table(gpus: list[Gpu], *, is_wide: bool) -> RenderableType:
     """Format GPUs as a table."""
-    rows = (_row(gpu, is_wide=is_wide) for gpu in gpus)
-    return sheet(COLUMNS, rows, WIDE_COLUMNS if is_wide else ())
+    has_processes = any(gpu.foreign_processes for gpu in gpus)
+    columns = [*COLUMNS, PROCESSES_COLUMN] if has_processes else COLUMNS
+    rows = (_row(gpu, is_wide=is_wide, has_processes=has_processes) for gpu in gpus)
+    return sheet(columns, rows, WIDE_COLUMNS if is_wide else ())
 
 
-def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
+def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
     profile = f" {gpu.mig_profile}" if gpu.mig_profile else ""
     row: list[Cell] = [
         gpu.name,
@@ -56,6 +60,8 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
         if gpu.tenants or not gpu.replicas_used
         else formatting.UNKNOWN,
     ]
+    if has_processes:
+        row.append("; ".join(map(process, gpu.foreign_processes)) or formatting.NOTHING)
     if is_wide:
         row += [
             formatting.UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}",
@@ -67,6 +73,18 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
             gpu.uuid or formatting.UNKNOWN,
         ]
     return row
+
+
+def process(one: ForeignProcess) -> str:
+    """Describe a process that uses a GPU without holding it."""
+    place = f"in pod {one.pod}" if one.pod else "outside Kubernetes"
+    parts = [
+        f"{formatting.gib(one.memory_bytes)} GiB by {one.name or 'a process'}",
+        f"PID {one.pid}",
+        f"{place} ({one.container})" if one.container else place,
+        f"since {formatting.since(one.started_at)}" if one.started_at else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def memory(gpu: Gpu) -> str:

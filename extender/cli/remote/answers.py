@@ -30,8 +30,22 @@ class SourceAnswer(Answer):
     signal: str = ""
 
 
+class ForeignProcess(Answer):
+    """A process that uses a GPU without holding it; `pod` is "" outside Kubernetes."""
+
+    pid: int
+    name: str
+    memory_bytes: int | None
+    started_at: str | None
+    pod: str
+    container: str
+
+
 class Gpu(Answer):
-    """One GPU or MIG instance."""
+    """One GPU or MIG instance.
+
+    `foreign_processes` is empty for callers who may not read the pods of all namespaces.
+    """
 
     node: str
     resource: str
@@ -60,6 +74,7 @@ class Gpu(Answer):
     assumed: int
     tenants: list[str]
     signals: dict[str, SourceAnswer] = {}
+    foreign_processes: list[ForeignProcess] = []
 
     @property
     def name(self) -> str:

@@ -4,12 +4,12 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from agent.report import Update
-from extender.core.devices.readings import DeviceKey, Readings
+from extender.core.devices.readings import DeviceKey, ForeignProcess, Readings
 from extender.core.policy import Policy
 from extender.kube.client import KubeClient
 from extender.server.listener import Listener
@@ -51,6 +51,11 @@ class AgentFleet(Protocol):
         self, node: str, shares: Sequence[tuple[DeviceKey, str, int]], at: float
     ) -> None:
         """Apply the memory of shared devices, in bytes, that the pods (UIDs) of a node use."""
+
+    def note_foreign(
+        self, node: str, processes: Mapping[DeviceKey, tuple[ForeignProcess, ...]]
+    ) -> None:
+        """Replace the foreign processes of a node."""
 
     def expire_silent(self) -> None:
         """Fall back to other sources for nodes whose agents are silent."""
@@ -228,6 +233,7 @@ class AgentSource:
         if sender is not None and self._by_node.get(sender.node) is connection:
             del self._by_node[sender.node]
             self._unknown.pop(sender.node, None)
+            self._fleet.note_foreign(sender.node, {})
 
     async def authenticate(self, connection: AgentConnection, token: str) -> Sender:
         """Return the identity of a token's owner.
@@ -321,6 +327,8 @@ class AgentSource:
         readings = readings_of(known, self._fleet.policy.foreign, self._clock(), self._devices)
         for state in known:
             state.is_news = False
+            if state.node in self._by_node:
+                self._fleet.note_foreign(state.node, state.foreign)
         await asyncio.sleep(0)
         await self._deliver(readings)
 

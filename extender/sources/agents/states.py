@@ -11,6 +11,8 @@ from agent.report import (
     AGE,
     FOREIGN_MEMORY,
     FOREIGN_UTILIZATION,
+    MAX_NAME,
+    MAX_PROCESSES,
     MEAN,
     MEAN_SQUARE,
     XID_AGE,
@@ -19,12 +21,14 @@ from agent.report import (
     Part,
     Update,
 )
+from agent.report import ForeignProcess as ReportedProcess
 from extender.core.columns import within
 from extender.core.devices.expected_devices import resource_profile
 from extender.core.devices.readings import (
     Column,
     DeviceInfo,
     DeviceKey,
+    ForeignProcess,
     Own,
     Readings,
     Signal,
@@ -33,6 +37,7 @@ from extender.core.devices.readings import Holders as NodeHolders
 from extender.core.devices.topology import Place
 from extender.core.nodes.topology_manager import Alignment, alignment_by
 from extender.core.policy import Foreign
+from extender.runtime.plain_text import plain_text
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
 SOURCE: Final = "agent"
@@ -46,8 +51,17 @@ MAX_VALUE: Final = 1e18
 """Larger values are missing. No signal has them in its unit, and sums of smaller values stay
 finite, so that no agent can turn a score into NaN."""
 
+MAX_PID: Final = 1 << 31
+MAX_POD: Final = 317
+"""Longest `namespace/name` of a pod."""
+
+MAX_AHEAD_SECONDS: Final = 86_400.0
+"""A process that started later by the node's clock has no known start."""
+
 HOLDERS_LAG_SECONDS: Final = 5.0
 """Interval in which an agent asks the kubelet for the holders of devices."""
+
+ForeignProcesses = Mapping[DeviceKey, tuple[ForeignProcess, ...]]
 
 _SIGNALS: Final = tuple(Signal)
 _ROWS: Final = (
@@ -89,6 +103,7 @@ class AgentState:
         "_format",
         "_values",
         "at",
+        "foreign",
         "is_news",
         "node",
         "pods",
@@ -105,6 +120,8 @@ class AgentState:
         self.uids: Mapping[str, str] = {}
         self.shares: tuple[tuple[DeviceKey, str, int], ...] = ()
         """Memory that pods use on shared devices, from the last update: device, UID, bytes."""
+        self.foreign: ForeignProcesses = {}
+        """Processes on devices with foreign use."""
         self._format: _ValueFormat | None = None
         self._values: Column = np.zeros((0, 0))
 
@@ -147,6 +164,10 @@ class AgentState:
                 f"of {count} devices",
             )
         shares = _shares_of(value_format.infos, update)
+        if update.foreign is not None:
+            self.foreign = _foreign_of(value_format.infos, update.foreign, received_at)
+        elif update.layout is not None:
+            self.foreign = {}
         if update.holders is not None:
             self._apply_holders(value_format.infos, update.holders)
         elif update.layout is not None:
@@ -211,6 +232,39 @@ def _shares_of(
             "layout, and not negative",
         )
     return tuple((infos[index].key, uid, count) for index, uid, count in shares)
+
+
+def _foreign_of(
+    infos: tuple[DeviceInfo, ...], processes: Sequence[ReportedProcess], now: float
+) -> ForeignProcesses:
+    """Return the foreign processes of each device, with names that are safe to show.
+
+    Raises:
+        RefusedError: the processes are invalid.
+    """
+    if len(processes) > MAX_PROCESSES or any(
+        not 0 <= one.device < len(infos) or not 0 < one.pid < MAX_PID or (one.memory_bytes or 0) < 0
+        for one in processes
+    ):
+        raise RefusedError(
+            AgentRefusal.BAD_REPORT,
+            f"{len(processes)} foreign processes: must be at most {MAX_PROCESSES}, on devices of "
+            "the layout, with a pid, and with memory that is not negative",
+        )
+    found: dict[DeviceKey, tuple[ForeignProcess, ...]] = {}
+    for one in processes:
+        started_at, key = one.started_at, infos[one.device].key
+        is_sane = started_at is not None and 0 <= started_at <= now + MAX_AHEAD_SECONDS
+        process = ForeignProcess(
+            pid=one.pid,
+            name=plain_text(one.name, MAX_NAME),
+            memory_bytes=one.memory_bytes,
+            started_at=started_at if is_sane else None,
+            pod=plain_text(one.pod, MAX_POD),
+            container=plain_text(one.container, MAX_NAME),
+        )
+        found[key] = (*found.get(key, ()), process)
+    return found
 
 
 def _place_of(part: Part, alignment: Alignment | None) -> Place | None:

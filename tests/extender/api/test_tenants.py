@@ -14,21 +14,32 @@ from aiohttp import web
 
 from extender.api.page.routes import STREAM
 from extender.app import Extender
+from extender.core.devices.readings import DeviceKey, ForeignProcess
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from extender.placement.request_log import BypassVerdict
 from extender.settings.api import ApiAccess, ApiSettings
 from extender.settings.config import Settings
 from testkit.builders import GPU
 from testkit.cards import BUSY, IDLE, Gpu
-from testkit.reviewers import reviewing
+from testkit.reviewers import EVERYWHERE, reviewing
 from testkit.webhook_questions import Client, MakeClient, names_question
 from testkit.world import World
 
 HOSTILE, FRIEND = {"X-Idlegpu-Token": "hostile"}, {"X-Idlegpu-Token": "friend"}
+ADMIN = {"X-Idlegpu-Token": "admin"}
 NAMESPACE = "hush-tenant"
 MEMORY_BYTES = 7_777_777_777
 HIDDEN = ("hush", "Hush", str(MEMORY_BYTES))
 """In everything of that tenant's pods: namespaces, names, UIDs, owners, annotations, messages."""
+
+HUSH_PROCESS = ForeignProcess(
+    pid=4711,
+    name="hush-python",
+    memory_bytes=1 << 30,
+    started_at=0.0,
+    pod="",
+    container="hush.scope",
+)
 
 VALUES = {"name": "node-a", "number": "1", "id": "1", "uid": "uid-hush-running", "path": "x"}
 """What is put for a parameter in a route's path."""
@@ -85,8 +96,12 @@ def hush_pod(name: str, node: str) -> PodRecord:
 @pytest_asyncio.fixture
 async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Cluster]:
     async with reviewing(tmp_path) as (reviewers, kube):
-        reviewers.users |= {"hostile": "mallory", "friend": "alice"}
-        reviewers.rights |= {"mallory": {"team"}, "alice": {"team", NAMESPACE}}
+        reviewers.users |= {"hostile": "mallory", "friend": "alice", "admin": "root"}
+        reviewers.rights |= {
+            "mallory": {"team"},
+            "alice": {"team", NAMESPACE},
+            "root": {EVERYWHERE},
+        }
         settings = Settings(listen="127.0.0.1:0", api=ApiSettings(access=ApiAccess.TOKEN))
         world = World()
         extender = Extender(settings, kube, lambda: world.now)
@@ -102,6 +117,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         extender.fleet.apply_pod(hush_pod("hush-running", "node-a"))
         extender.fleet.apply_pod(hush_pod("hush-waiting", ""))
         world.report({"node-a": [BUSY, Gpu(tenants=(f"{NAMESPACE}/hush-running",))]})
+        extender.fleet.note_foreign("node-b", {DeviceKey(("GPU-node-b-0", "")): (HUSH_PROCESS,)})
         world.fleet.snapshot()
         extender.readiness.mark_allocated()
         _note_bypassed_pod(extender)
@@ -205,6 +221,30 @@ async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) ->
     assert {f"/v1/{path}" for path in paths} <= naming
     for path in ("/v1/holders?idle_for=0", "/v1/costs?by=pod", "/v1/explain?number=1"):
         assert leaks((await cluster.read(path, FRIEND))[1]), path
+
+
+async def test_only_callers_who_may_read_all_pods_see_processes_outside_kubernetes(
+    cluster: Cluster,
+) -> None:
+    for path in ("/v1/gpus?node=node-b", "/v1/nodes/node-b", "/v1/page/nodes/node-b"):
+        seen = {}
+        for name, headers in {"friend": FRIEND, "admin": ADMIN}.items():
+            status, text = await cluster.read(path, headers)
+            assert status == 200
+            seen[name] = [gpu["foreign_processes"] for gpu in json.loads(text)["gpus"]]
+
+        assert seen["friend"] == [[], []], path
+        assert seen["admin"][1] == []
+        assert seen["admin"][0] == [
+            {
+                "pid": 4711,
+                "name": "hush-python",
+                "memory_bytes": 1 << 30,
+                "started_at": "1970-01-01T00:00:00.000+00:00",
+                "pod": "",
+                "container": "hush.scope",
+            }
+        ]
 
 
 @pytest.mark.parametrize("about", ABOUT)

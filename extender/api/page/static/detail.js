@@ -4,6 +4,7 @@ import { FULL, KINDS, kindOf } from "./fleet.js";
 import { meter } from "./fleet_view.js";
 import { signCanvas } from "./paint.js";
 import { plot } from "./plot.js";
+import { processes } from "./processes.js";
 import { Question } from "./question.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { inUnit, nameOfSignal } from "./signals.js";
@@ -129,6 +130,7 @@ export class Detail {
         gpu.replicas > 1 ? fact("Shares", `${gpu.replicas_used} of ${gpu.replicas} in use`) : null,
         gpu.assumed ? fact("Just placed", `${plural(gpu.assumed, "pod")} that the readings do not show yet`) : null,
         fact("Tenants", gpu.tenants.length ? gpu.tenants.join(", ") : "none seen"),
+        gpu.foreign_processes?.length ? fact("Foreign use", processes(gpu)) : null,
         fact("Measured", gpu.age_seconds === null ? "never" : `${duration(gpu.age_seconds)} ago by ${gpu.source} (${gpu.freshness === "missing" ? "unknown" : gpu.freshness})`),
         fact("Resource", gpu.resource), gpu.uuid ? fact("UUID", gpu.gpu_instance_id ? `${gpu.uuid}, instance ${gpu.gpu_instance_id}` : gpu.uuid) : null),
       h("table", { class: "grid small" }, h("caption", {}, "Readings"),

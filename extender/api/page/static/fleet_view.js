@@ -3,6 +3,7 @@
 import { FULL, KINDS, NO_VALUE, kindOf } from "./fleet.js";
 import { FleetMap } from "./map.js";
 import { Paint, signCanvas } from "./paint.js";
+import { processes } from "./processes.js";
 import { FleetTable } from "./table.js";
 import { Question } from "./question.js";
 import { byId, clean, count, h, oncePerFrame, plural, show } from "./dom.js";
@@ -18,7 +19,7 @@ const LABEL_NAMES = {
   "node-role.kubernetes.io/": "role",
 };
 const ZOOM_ENDS_MS = 150, RESTS_MS = 200;
-const MOST_PODS = 3;
+const MOST_PODS = 3, MOST_PROCESSES = 2;
 const SAMPLE = [20, 0, 170, 120, NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE];
 const SAMPLE_STATE = [0, 8, 1, 2, 3, 4, 5, 6];
 
@@ -242,7 +243,7 @@ export class FleetView {
       h("div", { class: "muted" }, `${KINDS[kindOf(fleet.state[device])].name} · ${fleet.models[fleet.model[device]] || "unknown model"}`),
       bar("activity", fleet.activity[device]), bar("memory", fleet.memory[device]),
       fleet.replicas[device] > 1 ? h("div", { class: "muted" }, `${fleet.used[device]} of ${fleet.replicas[device]} shares in use`) : null,
-      gpu ? h("div", { class: "tip-why" }, gpu.why) : null,
+      gpu ? h("div", { class: "tip-why" }, gpu.why) : null, processes(gpu, MOST_PROCESSES),
       pods.length ? h("div", { class: "muted" }, `held by ${pods.slice(0, MOST_PODS).join(", ")}${pods.length > MOST_PODS ? ` and ${count(pods.length - MOST_PODS)} more` : ""}`) : null);
   }
 }

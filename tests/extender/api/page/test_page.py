@@ -1,8 +1,10 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from playwright.async_api import Browser, expect
 
+from extender.core.devices.readings import DeviceKey, ForeignProcess
 from testkit.cards import BUSY, IDLE, Gpu
 from testkit.page.acting import counts, live
 from testkit.page.serving import Server, looking, serving
@@ -100,6 +102,43 @@ async def test_the_tooltip_says_why_and_which_pods_hold_the_gpu(browser: Browser
         await expect(tip).to_contain_text("excluded")
         await expect(tip).to_contain_text("cannot work: GPU 0 of its node has XID 79")
         await expect(tip).to_contain_text("held by team/train")
+
+
+async def test_a_foreign_gpu_names_the_processes_that_use_it(browser: Browser) -> None:
+    world = World()
+    world.add({"node": [Gpu(used_gib=68.0), IDLE]})
+    process = ForeignProcess(
+        pid=4711,
+        name="python3<b>",
+        memory_bytes=68 << 30,
+        started_at=0.0,
+        pod="",
+        container="docker-3f2a1b4c5d6e.scope",
+    )
+    others = [replace(process, pid=pid, pod="team/sneaky", started_at=None) for pid in (1, 2)]
+    world.fleet.note_foreign("node", {DeviceKey(("GPU-node-0", "")): (process, *others)})
+    words = (
+        "68.0 GiB by python3<b>, PID 4711, outside Kubernetes (docker-3f2a1b4c5d6e.scope), "
+        "since 1 Jan, "
+    )
+    async with serving(world) as server, looking(browser, server, "?zoom=40") as (page, _):
+        await live(page)
+        box = await page.locator("#map").bounding_box()
+        assert box is not None
+
+        await page.mouse.move(box["x"] + 30, box["y"] + 70)
+
+        tip = page.locator("#tip")
+        await expect(tip).to_contain_text("foreign")
+        await expect(tip.locator("li").first).to_contain_text(words)
+        await expect(tip.locator("li")).to_have_count(3)
+        await expect(tip).to_contain_text("and 1 process more")
+
+        await page.mouse.click(box["x"] + 30, box["y"] + 70)
+
+        detail = page.locator("#detail")
+        await expect(detail.locator("dd li").first).to_contain_text(words)
+        await expect(detail.locator("dd li").last).to_contain_text("in pod team/sneaky (docker-")
 
 
 async def test_the_overview_says_what_is_held_idle_and_who_waits(browser: Browser) -> None:

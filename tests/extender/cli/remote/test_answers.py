@@ -15,6 +15,7 @@ import pytest
 
 from extender.cli.remote import advice, answers, holding, regret
 from extender.cli.remote.answers import Answer
+from extender.core.devices.readings import DeviceKey, ForeignProcess
 from extender.core.nodes.pod_owners import likeness_of
 from extender.insight.bypassed_pods import BypassedPodsTable
 from extender.insight.regret_table import RegretTable
@@ -88,6 +89,10 @@ def documents() -> Iterator[dict[str, Any]]:
     for name in ("node-2", "node-3"):
         rack = {"topology.kubernetes.io/rack": "a"}
         fleet.fleet.apply_node(replace(fleet.fleet.nodes[name], other_labels=rack))
+    process = ForeignProcess(
+        pid=4711, name="python3", memory_bytes=1, started_at=0.0, pod="team/a", container="main"
+    )
+    fleet.fleet.note_foreign("node-3", {DeviceKey(("GPU-node-3-0", "")): (process,)})
     wishes = {"gpu-memory": "much", "prefer-models": "H100", "group-size": "2"}
     wish: dict[str, Any] = pod("what-if", gpus=2, **wishes)
     wish["metadata"]["labels"] = {"jobset.sigs.k8s.io/jobset-name": "train"}

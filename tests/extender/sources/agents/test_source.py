@@ -1,13 +1,17 @@
 """Reports of real agents to the real source, over real sockets."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from agent.report import Layout, Part, frame
-from extender.core.devices.readings import Signal
+from agent.report import LENGTH_BYTES, VERSION, Layout, Part, frame
+from agent.report import ForeignProcess as ReportedProcess
+from extender.core.devices.readings import DeviceKey, ForeignProcess, Signal
 from extender.sources.agents.refusal import AgentRefusal
+from extender.sources.agents.states import AgentState
 from simulation.agents import REPORTS, run_agents
 from simulation.devices import PodRef
 from simulation.fleet import SimulatedFleet
@@ -177,3 +181,77 @@ async def test_invalid_shares_are_refused(tmp_path: Path, share: tuple[int, str,
 
         assert "1 shares of memory: must be at most" in await farewell(reader)
         assert server.refused(AgentRefusal.BAD_REPORT) == 1
+
+
+STRANGER = ReportedProcess(
+    device=0, pid=4711, name="python3\x1b", memory_bytes=5, started_at=60.0, container="x.scope"
+)
+
+
+async def test_foreign_processes_count_while_their_agent_is_connected(tmp_path: Path) -> None:
+    async with report_server(tmp_path) as server:
+        _, writer = await connected(server)
+
+        def shown() -> object:
+            return server.foreign.get("gpu-1")
+
+        writer.write(frame(update(foreign=(STRANGER,), is_news=True)))
+        process = ForeignProcess(
+            pid=4711,
+            name="python3\ufffd",
+            memory_bytes=5,
+            started_at=60.0,
+            pod="",
+            container="x.scope",
+        )
+        await eventually(lambda: shown() == {("GPU-1", ""): (process,)})
+        writer.write(frame(update(layout=None, is_news=True)))  # unchanged
+        await eventually(lambda: server.source.status().reports == 2)
+        assert shown() == {("GPU-1", ""): (process,)}
+        writer.write(frame(update(is_news=True)))  # a layout without them, as of an older agent
+        await eventually(lambda: shown() == {})
+
+        writer.write(frame(update(foreign=(STRANGER,), is_news=True)))
+        await eventually(lambda: shown() == {("GPU-1", ""): (process,)})
+        writer.transport.abort()
+        await eventually(lambda: shown() == {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"device": 1}, {"device": -1}, {"pid": 0}, {"pid": 1 << 40}, {"memory_bytes": -1}],
+    ids=str,
+)
+async def test_invalid_foreign_processes_are_refused(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    async with report_server(tmp_path) as server:
+        reader, writer = await connected(server)
+
+        writer.write(frame(update(foreign=(msgspec.structs.replace(STRANGER, **change),))))
+
+        assert "1 foreign processes: must be at most" in await farewell(reader)
+        assert server.refused(AgentRefusal.BAD_REPORT) == 1
+
+
+def test_an_impossible_start_of_a_process_is_unknown() -> None:
+    state = AgentState("gpu-1")
+    for started_at in (math.nan, math.inf, -1.0, 1e300):
+        state.apply(
+            update(foreign=(msgspec.structs.replace(STRANGER, started_at=started_at),)), 100.0
+        )
+
+        assert [one.started_at for one in state.foreign[DeviceKey(("GPU-1", ""))]] == [None]
+
+
+def test_an_extender_that_does_not_know_foreign_processes_reads_the_rest() -> None:
+    class Before(msgspec.Struct, kw_only=True, tag_field="version", tag=VERSION):
+        """The fields of an update that an extender without foreign processes needs."""
+
+        node: str
+        at: float
+        values: bytes = b""
+
+    said = frame(update(foreign=(STRANGER,)))[LENGTH_BYTES:]
+
+    assert msgspec.msgpack.decode(said, type=Before).values == bytes(8)
