@@ -16,12 +16,12 @@ from worker_device.leases import Assignment, LeaseFile, assign, holder_of, is_al
 from worker_device.probe import ProbePaths, find_cards
 from worker_device.visible import Device, Visible, visible_devices
 
-CPU: Final = "cpu"
+_CPU: Final = "cpu"
 
-AGENT_URL: Final = "IDLEGPU_AGENT_URL"
-LEASE_FILE: Final = "IDLEGPU_DEVICE_FILE"
-DEADLINE: Final = "IDLEGPU_DEVICE_DEADLINE_SECONDS"
-NODE_NAMES: Final = ("IDLEGPU_NODE", "NODE_NAME")
+_AGENT_URL: Final = "IDLEGPU_AGENT_URL"
+_LEASE_FILE: Final = "IDLEGPU_DEVICE_FILE"
+_DEADLINE: Final = "IDLEGPU_DEVICE_DEADLINE_SECONDS"
+_NODE_NAMES: Final = ("IDLEGPU_NODE", "NODE_NAME")
 
 _FILE_NAME: Final = "idlegpu-devices.json"
 _TEMPORARY: Final = Path("/tmp")  # noqa: S108 - not TMPDIR: each worker may have another
@@ -151,13 +151,13 @@ def parse_worker_id(worker_id: object) -> int:
 
 
 def _deadline_seconds(environment: Mapping[str, str]) -> float:
-    text = environment.get(DEADLINE, "").strip()
+    text = environment.get(_DEADLINE, "").strip()
     try:
         seconds = float(text) if text else _DEFAULT_DEADLINE_SECONDS
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= 60:  # noqa: PLR2004 - no driver takes a minute to start
-        raise ValueError(f"{DEADLINE}={text}: must be more than 0 and at most 60 seconds")
+        raise ValueError(f"{_DEADLINE}={text}: must be more than 0 and at most 60 seconds")
     return seconds
 
 
@@ -168,7 +168,7 @@ def _with_loads(
     notes: list[str],
 ) -> tuple[Device, ...]:
     """Replace the loads by the agent's: it also measures MIG instances, and over a longer time."""
-    url = environment.get(AGENT_URL, "").strip()
+    url = environment.get(_AGENT_URL, "").strip()
     if not url or len(devices) == 1:
         return devices
     try:
@@ -203,7 +203,7 @@ def _lease_device(
                 return assigned
         except OSError as error:
             failures.append(f"{path}: {error.strerror or error}")
-    notes.append(f"no lease file ({'; '.join(failures)}): set {LEASE_FILE} to a writable path")
+    notes.append(f"no lease file ({'; '.join(failures)}): set {_LEASE_FILE} to a writable path")
     return assign(
         (),
         worker=worker,
@@ -216,7 +216,7 @@ def _lease_device(
 
 
 def _lease_files(environment: Mapping[str, str], namespace: int) -> Iterator[Path]:
-    named = environment.get(LEASE_FILE, "").strip()
+    named = environment.get(_LEASE_FILE, "").strip()
     if named:
         yield Path(named)
         return
@@ -227,7 +227,7 @@ def _lease_files(environment: Mapping[str, str], namespace: int) -> Iterator[Pat
 
 def _cpu_choice(worker: int, visible: Visible) -> Choice:
     return Choice(
-        device=CPU,
+        device=_CPU,
         index=None,
         uuid="",
         selector="",
@@ -246,7 +246,7 @@ def _gpu_choice(
     device = assigned.device
     name = f"cuda:{device.index}"
     uuid = "" if device.id.startswith("#") else device.id
-    node = next(filter(None, map(environment.get, NODE_NAMES)), None) or socket.gethostname()
+    node = next(filter(None, map(environment.get, _NODE_NAMES)), None) or socket.gethostname()
     card = node if device.minor is None else f"{node}::{device.minor}"
     identity = ", ".join(filter(None, (card, uuid)))
     parts = [

@@ -18,7 +18,7 @@ from typing import Final
 from worker_device.process_stat import PROC, process_stat
 from worker_device.visible import Device
 
-VERSION: Final = 1
+_VERSION: Final = 1
 MAX_LEASES: Final = 256
 """Maximum number of leases in the file; the oldest leases of ended workers are dropped first."""
 
@@ -258,7 +258,7 @@ class LockedLeases:
 
 def render_leases(leases: Sequence[Lease]) -> bytes:
     """Encode leases as JSON."""
-    return json.dumps({"version": VERSION, "leases": [asdict(one) for one in leases]}).encode()
+    return json.dumps({"version": _VERSION, "leases": [asdict(one) for one in leases]}).encode()
 
 
 def parse_leases(content: bytes) -> tuple[Lease, ...]:
@@ -267,7 +267,7 @@ def parse_leases(content: bytes) -> tuple[Lease, ...]:
         document = json.loads(content)
     except (ValueError, RecursionError):
         return ()
-    if not isinstance(document, dict) or document.get("version") != VERSION:
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
         return ()
     listed = document.get("leases")
     parsed = (_parse(one) for one in (listed if isinstance(listed, list) else ()))
@@ -308,11 +308,11 @@ def holder_of(pid: int, proc: Path = PROC) -> Holder:
     return Holder(
         pid=pid,
         started=0 if stat is None else stat.started_ticks,
-        namespace=process_namespace(proc),
+        namespace=_process_namespace(proc),
     )
 
 
-def process_namespace(proc: Path = PROC) -> int:
+def _process_namespace(proc: Path = PROC) -> int:
     """Return the inode of this process's pid namespace; 0 if it cannot be read."""
     with contextlib.suppress(OSError):
         return os.stat(proc / "self" / "ns" / "pid").st_ino  # noqa: PTH116 - follows the magic link

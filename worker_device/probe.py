@@ -36,7 +36,7 @@ for ordinal in range(count.value):
     found.append(bytes(uuid).hex())
 print(json.dumps(found))
 """
-LIBRARY: Final = "libnvidia-ml.so.1"
+_LIBRARY: Final = "libnvidia-ml.so.1"
 
 _UUID_BYTES: Final = 96
 _NAME_BYTES: Final = 96
@@ -96,7 +96,7 @@ class _Library:
         return value.value.decode(errors="replace")
 
 
-def nvml_cards(library: str = LIBRARY) -> tuple[Card, ...]:
+def _nvml_cards(library: str = _LIBRARY) -> tuple[Card, ...]:
     """Return the GPUs of this container with their loads, ordered by PCI address.
 
     A call to a lost card may never return: run it in a thread and wait with a deadline.
@@ -192,7 +192,7 @@ class ProbePaths:
         dev: directory of the device files `nvidia0`, `nvidia1` and so on.
     """
 
-    library: str = LIBRARY
+    library: str = _LIBRARY
     proc_gpus: Path = Path("/proc/driver/nvidia/gpus")
     dev: Path = Path("/dev")
 
@@ -233,7 +233,7 @@ def _probe_nvml(library: str, deadline_seconds: float) -> tuple[Card, ...] | Non
 
     def probe() -> None:
         with contextlib.suppress(DeviceNvmlError):
-            found.append(nvml_cards(library))
+            found.append(_nvml_cards(library))
 
     thread = threading.Thread(target=probe, name="nvml", daemon=True)
     thread.start()

@@ -53,12 +53,12 @@ def module_of(name: str) -> str:
     return f"extender.cli.commands.{name.replace('-', '_')}"
 
 
-EPILOG: Final = """\b
+_EPILOG: Final = """\b
 Exit status: 0 success; 1 nothing found, or no node suits; 2 wrong usage;
 3 the extender is unreachable; 4 access refused; 5 the extender failed."""
 
 
-class Commands(click.Group):
+class _Commands(click.Group):
     """Click group that imports a subcommand only when it runs, so that `--help` stays fast."""
 
     @override
@@ -108,7 +108,9 @@ def _version() -> str:
     return importlib.metadata.version("idlegpu")
 
 
-@click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.option(
     "--version",
     is_flag=True,

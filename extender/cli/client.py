@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SERVICE", "Client", "ClientError", "Failure", "GpuJob", "Proposal", "answers"]
 
-Kind = TypeVar("Kind", bound=answers.Answer)
-T = TypeVar("T")
+_Kind = TypeVar("_Kind", bound=answers.Answer)
+_T = TypeVar("_T")
 
 _ANYTHING: Final = msgspec.json.Decoder()
 
@@ -383,7 +383,9 @@ class Client:
         """Return the body of any route as text, such as `/metrics`."""
         return self._transport.ask("GET", path).decode(errors="replace")
 
-    def _get(self, kind: type[Kind], path: str, asked: Mapping[str, object] | None = None) -> Kind:
+    def _get(
+        self, kind: type[_Kind], path: str, asked: Mapping[str, object] | None = None
+    ) -> _Kind:
         return _read(kind, self._transport.ask("GET", path, _params(asked)), path)
 
 
@@ -397,11 +399,11 @@ def _params(asked: Mapping[str, object] | None) -> dict[str, str]:
     return {name: str(value) for name, value in (asked or {}).items() if value is not None}
 
 
-def _read(kind: type[Kind], body: bytes, path: str) -> Kind:
+def _read(kind: type[_Kind], body: bytes, path: str) -> _Kind:
     return _decode(msgspec.json.Decoder(kind), body, path)
 
 
-def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, path: str) -> T:
+def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes, path: str) -> _T:
     try:
         return decode_with(decoder.decode, body)
     except MalformedError as error:

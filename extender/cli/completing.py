@@ -1,7 +1,7 @@
 """Shell completion for `kubectl idlegpu`: kubectl runs this as `kubectl_complete-idlegpu`.
 
 The arguments are the words after `idlegpu`; the last one is incomplete. The output has cobra's
-format: one candidate per line, a tab, its description; on the last line a colon and a `Directive`.
+format: one candidate per line, a tab, its description; on the last line a colon and a `_Directive`.
 """
 
 import sys
@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 from extender.cli.__main__ import idlegpu
 
 
-class Directive(IntEnum):
+class _Directive(IntEnum):
     """Instruction to the shell, with the numbers of cobra, kubectl's command-line library."""
 
     FILES = 0
@@ -22,7 +22,7 @@ class Directive(IntEnum):
     FOLDERS = 16
 
 
-_DIRECTIVES = {"file": Directive.FILES, "dir": Directive.FOLDERS}
+_DIRECTIVES = {"file": _Directive.FILES, "dir": _Directive.FOLDERS}
 """Directives by the `type` of click's completion items."""
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _lines(found: Iterable[CompletionItem]) -> Iterator[str]:
-    directive = Directive.NO_FILES
+    directive = _Directive.NO_FILES
     for item in found:
         if item.type in _DIRECTIVES:
             directive = _DIRECTIVES[item.type]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-MOST_BYTES = 64
+_MOST_BYTES = 64
 """Limit of one read: a key that repeats, or pasted text."""
 
 
@@ -63,4 +63,4 @@ def _read(descriptor: int, seconds: float) -> str:
     if not ready:
         return ""
     # At end of file `select` always reports ready: wait here, or the loop would spin.
-    return os.read(descriptor, MOST_BYTES).decode(errors="replace") or _wait(seconds)
+    return os.read(descriptor, _MOST_BYTES).decode(errors="replace") or _wait(seconds)

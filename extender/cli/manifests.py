@@ -12,7 +12,7 @@ from extender.runtime.decoding import decode_with
 
 Object = dict[str, Any]
 
-TEMPLATES: Final[Mapping[str, tuple[str, ...]]] = {
+_TEMPLATES: Final[Mapping[str, tuple[str, ...]]] = {
     "Pod": (),
     "PodTemplate": ("template",),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
@@ -30,15 +30,15 @@ TEMPLATES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Path of the pod template in each kind of object."""
 
-SCHEDULER_TAINT: Final = "idlegpu.io/scheduler"
+_SCHEDULER_TAINT: Final = "idlegpu.io/scheduler"
 """Key of the taint that reserves nodes for one scheduler; its value is the schedulerName."""
 
 _NAME: Final = re.compile(r"[^a-z0-9]+")
-MAX_NAME: Final = 40
-LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+_MAX_NAME: Final = 40
+_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 """Alphabet of Kubernetes' own generated names: without vowels it spells no words."""
-SUFFIX: Final = 5
-SHM: Final = "/dev/shm"  # noqa: S108 - the container's shared memory
+_SUFFIX: Final = 5
+_SHM: Final = "/dev/shm"  # noqa: S108 - the container's shared memory
 
 
 def read_pods(file: str) -> list[Object]:
@@ -49,7 +49,7 @@ def read_pods(file: str) -> list[Object]:
     """
     pods = [pod for document in load_documents(file) for pod in pods_of(document)]
     if not pods:
-        kinds = ", ".join(sorted(TEMPLATES))
+        kinds = ", ".join(sorted(_TEMPLATES))
         raise ClientError(
             f"{file} holds no pod: must hold at least one object of kind {kinds}",
             Failure.BAD_REQUEST,
@@ -81,7 +81,7 @@ def pods_of(document: object) -> Iterator[Object]:
         for item in document.get("items") or ():
             yield from pods_of(item)
         return
-    path = TEMPLATES.get(str(document.get("kind")))
+    path = _TEMPLATES.get(str(document.get("kind")))
     if path is None:
         return
     pod: object = document
@@ -133,12 +133,12 @@ def name_for(words: list[str]) -> str:
         'python-train-py'
     """
     text = "-".join(word.rpartition("/")[2].lower() for word in words[:2])
-    return _NAME.sub("-", text).strip("-")[:MAX_NAME].rstrip("-") or "gpu"
+    return _NAME.sub("-", text).strip("-")[:_MAX_NAME].rstrip("-") or "gpu"
 
 
 def unique(name: str) -> str:
     """Append a random suffix to a name, because `kubectl apply` does not accept generateName."""
-    return f"{name}-{''.join(secrets.choice(LETTERS) for _ in range(SUFFIX))}"
+    return f"{name}-{''.join(secrets.choice(_LETTERS) for _ in range(_SUFFIX))}"
 
 
 def gpu_pod(
@@ -169,7 +169,7 @@ def gpu_pod(
     if scheduler:
         spec["schedulerName"] = scheduler
         # The taint that reserves nodes for a second scheduler (docs/kube-scheduler.md).
-        own = {"key": SCHEDULER_TAINT, "operator": "Equal", "value": scheduler}
+        own = {"key": _SCHEDULER_TAINT, "operator": "Equal", "value": scheduler}
         tolerations.append({**own, "effect": "NoSchedule"})
     spec["tolerations"] = tolerations
     spec["containers"] = [container]
@@ -200,7 +200,7 @@ def adapted(
     container = {**container, **({"env": variables} if variables else {})}
     if shm:
         spec["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}}]
-        container["volumeMounts"] = [{"name": "shm", "mountPath": SHM}]
+        container["volumeMounts"] = [{"name": "shm", "mountPath": _SHM}]
     if node:
         spec["nodeSelector"] = {"kubernetes.io/hostname": node}
     if seconds is not None:

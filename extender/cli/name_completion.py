@@ -13,11 +13,11 @@ from extender.cli.client import Client
 from extender.cli.remote.errors import ClientError
 from extender.cli.session import ConnectionOptions, Session
 
-SECONDS: Final = 2.0
+_SECONDS: Final = 2.0
 """Time limit for one request."""
-MOST: Final = 1000
+_MOST: Final = 1000
 
-Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+_Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _nodes(client: Client) -> Iterable[str]:
@@ -28,20 +28,20 @@ def _pods(client: Client) -> Iterable[str]:
     """Yield the pods that hold GPUs, that wait, or whose decisions are remembered."""
     for node in client.nodes().nodes:
         yield from node.pods
-    yield from (pod.pod for pod in client.pending(limit=MOST).pods)
-    yield from (one.pod for one in client.decisions(limit=MOST).decisions)
+    yield from (pod.pod for pod in client.pending(limit=_MOST).pods)
+    yield from (one.pod for one in client.decisions(limit=_MOST).decisions)
 
 
 def _namespaces(client: Client) -> Iterable[str]:
     return (pod.partition("/")[0] for pod in _pods(client) if "/" in pod)
 
 
-def _from(names_of: Callable[[Client], Iterable[str]]) -> Complete:
+def _from(names_of: Callable[[Client], Iterable[str]]) -> _Complete:
     """Return a completion callback for names that the extender knows."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         try:
-            session = Session(_connection(ctx)).with_timeout(SECONDS)
+            session = Session(_connection(ctx)).with_timeout(_SECONDS)
             names = {name for name in names_of(session.client) if name.startswith(incomplete)}
         except (ClientError, OSError, ValueError):
             return []

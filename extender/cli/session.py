@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from extender.cli.remote.cluster import Cluster
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
-WIDE: Final = 10_000
+_WIDE: Final = 10_000
 """Width in columns if the output is no terminal, so that `grep` and `awk` see whole lines."""
 
 FILE: Final = click.Path(readable=False)
@@ -150,7 +150,7 @@ def make_console() -> "Console":
         markup=False,
         highlight=False,
         emoji=False,
-        width=None if is_terminal else WIDE,
+        width=None if is_terminal else _WIDE,
         soft_wrap=False,
     )
 
@@ -178,7 +178,7 @@ def dump(document: object, output: str) -> str:
     return escape_json(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()) + "\n"
 
 
-def output_option(command: Callable[P, None]) -> Callable[P, None]:
+def output_option(command: Callable[_P, None]) -> Callable[_P, None]:
     """Add the option `--output` to a command."""
     return click.option(
         "-o",
@@ -192,7 +192,7 @@ def output_option(command: Callable[P, None]) -> Callable[P, None]:
 
 def connection_options(
     *, environment: bool, timeout: bool = True
-) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]:
     """Return a decorator that adds the connection options to a command.
 
     Args:
@@ -227,7 +227,7 @@ def connection_options(
                          type=Number(0.1, 3600), help="Time limit for one request.")
         )  # fmt: skip
 
-    def add(command: Callable[P, Any]) -> Callable[P, Any]:
+    def add(command: Callable[_P, Any]) -> Callable[_P, Any]:
         for option in reversed(options):
             command = option(command)
         return command

@@ -25,14 +25,14 @@ UNDER: Final = "_"
 """Prefix of a column name: in a narrow terminal the values are under their row, as with the columns
 of `-o wide`."""
 
-WIDE_GAP: Final = 3
+_WIDE_GAP: Final = 3
 """Blanks between two columns if the width permits."""
 
 LEAST_PROSE, MOST_WORD = 12, 30
 """Width of a folded column that is worth leaving out another one: that of its longest word, within
 these limits."""
 
-INDENT: Final = "    "
+_INDENT: Final = "    "
 """Before the values that are moved under their row."""
 
 _WORD: Final = re.compile(r"\s*\S+")
@@ -127,12 +127,12 @@ class Sheet:
             ]
             if notes:
                 text = Text("; ".join(notes), style="dim")
-                for part in fold(text, width - len(INDENT)):
-                    yield Text.assemble(INDENT, part, no_wrap=True)
+                for part in _fold(text, width - len(_INDENT)):
+                    yield Text.assemble(_INDENT, part, no_wrap=True)
 
     def _layout(self, width: int) -> tuple[list[_Column], list[_Column], int]:
         """Return the columns to show, those to move under the rows, and the gap."""
-        columns, under, gap = list(self._columns), list[_Column](), WIDE_GAP
+        columns, under, gap = list(self._columns), list[_Column](), _WIDE_GAP
         for one in columns:
             cells = [row[one.at] for row in self._rows]
             one.natural = one.width = max(cell_len(one.name), *(map(_length, cells)), 1)
@@ -207,7 +207,7 @@ def _lines(
 
     A short header is beside the last lines.
     """
-    folded = [fold(cell, one.width) for cell, one in zip(cells, columns, strict=True)]
+    folded = [_fold(cell, one.width) for cell, one in zip(cells, columns, strict=True)]
     height = max(map(len, folded))
     if is_head:
         folded = [[Text()] * (height - len(parts)) + parts for parts in folded]
@@ -222,11 +222,11 @@ def _lines(
         yield joined
 
 
-def fold(text: Text, width: int) -> list[Text]:
+def _fold(text: Text, width: int) -> list[Text]:
     """Fold a text into lines: between words, else between the parts of a name, else anywhere.
 
     Example:
-        >>> [part.plain for part in fold(Text("gpu-h100-03 is busy"), 11)]
+        >>> [part.plain for part in _fold(Text("gpu-h100-03 is busy"), 11)]
         ['gpu-h100-03', 'is busy']
     """
     offsets, used = list[int](), 0

@@ -11,7 +11,7 @@ from extender.effects.events import EventWriter
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED: Final = 10_000
+_REMEMBERED: Final = 10_000
 """Most reported annotations that are remembered."""
 
 
@@ -34,7 +34,7 @@ class AnnotationWarnings:
         if key in self._made:
             return
         self._made[key] = None
-        if len(self._made) > REMEMBERED:
+        if len(self._made) > _REMEMBERED:
             self._made.popitem(last=False)
         logger.warning(
             "annotation cannot be used",

@@ -23,14 +23,14 @@ from extender.settings.config import Settings
 
 logger = logging.getLogger(__name__)
 
-CONTROLLER: Final = "idlegpu.io/extender"
-ACTION: Final = "Scheduling"
-INVALID_ANNOTATION: Final = "InvalidAnnotation"
+_CONTROLLER: Final = "idlegpu.io/extender"
+_ACTION: Final = "Scheduling"
+_INVALID_ANNOTATION: Final = "InvalidAnnotation"
 
-MAX_NOTE_BYTES: Final = 1024  # the API server refuses longer notes
-MAX_REASON: Final = 128  # and longer reasons
-MAX_INSTANCE: Final = 128  # and longer names of the reporting instance
-MAX_POD_NAME: Final = 230  # of a pod's name in the name of its Event, which has 253 characters
+_MAX_NOTE_BYTES: Final = 1024  # the API server refuses longer notes
+_MAX_REASON: Final = 128  # and longer reasons
+_MAX_INSTANCE: Final = 128  # and longer names of the reporting instance
+_MAX_POD_NAME: Final = 230  # of a pod's name in the name of its Event, which has 253 characters
 
 
 class EventType(StrEnum):
@@ -125,7 +125,7 @@ class EventWriter:
     ) -> None:
         self.counts = EventCounts()
         self._client = client
-        self._instance = instance[:MAX_INSTANCE] or "extender"
+        self._instance = instance[:_MAX_INSTANCE] or "extender"
         self.settings = settings or EventSettings()
         self._clock = clock
         self._queue: asyncio.Queue[_Text] = asyncio.Queue(self.settings.queue_size)
@@ -144,7 +144,7 @@ class EventWriter:
 
     def warn_annotation(self, pod: PodRef, problem: AnnotationProblem) -> None:
         """Warn about an invalid annotation, once for each value on the pod."""
-        text = self._text(pod, EventType.WARNING, INVALID_ANNOTATION, problem.message)
+        text = self._text(pod, EventType.WARNING, _INVALID_ANNOTATION, problem.message)
         if text not in self._known:
             self._post(text)
 
@@ -175,8 +175,8 @@ class EventWriter:
             await self._write(text)
 
     def _text(self, pod: PodRef, kind: EventType, reason: str, message: str) -> _Text:
-        note = message.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore")
-        return _Text(pod, kind, reason[:MAX_REASON], note)
+        note = message.encode(errors="replace")[:_MAX_NOTE_BYTES].decode(errors="ignore")
+        return _Text(pod, kind, reason[:_MAX_REASON], note)
 
     def _post(self, text: _Text) -> None:
         """Queue an Event, unless it was queued recently or its pod has no name or UID."""
@@ -238,12 +238,12 @@ class EventWriter:
             self._last_failure = ""
 
     async def _create(self, text: _Text, series: _Series) -> None:
-        body = build_event(text.pod, text.type, text.reason, text.note) | {
-            "eventTime": micro_time(series.written_at),
+        body = _build_event(text.pod, text.type, text.reason, text.note) | {
+            "eventTime": _micro_time(series.written_at),
             "reportingInstance": self._instance,
         }
         try:
-            await self._send("POST", events_path(text.pod), body)
+            await self._send("POST", _events_path(text.pod), body)
         except KubeError as error:
             # Another replica, or this one before a restart, wrote the same Event: update it.
             if error.status != HTTPStatus.CONFLICT:
@@ -261,8 +261,8 @@ class EventWriter:
 
     async def _patch(self, text: _Text, series: _Series) -> None:
         name = event_name(text.pod, text.type, text.reason, text.note)
-        seen = {"count": series.count, "lastObservedTime": micro_time(series.written_at)}
-        await self._send("PATCH", f"{events_path(text.pod)}/{name}", {"series": seen})
+        seen = {"count": series.count, "lastObservedTime": _micro_time(series.written_at)}
+        await self._send("PATCH", f"{_events_path(text.pod)}/{name}", {"series": seen})
 
     async def _send(self, method: str, path: str, body: object) -> None:
         await self._client.send(
@@ -283,7 +283,7 @@ class EventWriter:
             self._last_failure = kind
 
 
-def build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[str, object]:
+def _build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[str, object]:
     """Build an Event without its time and its reporting instance."""
     return {
         "apiVersion": "events.k8s.io/v1",
@@ -292,8 +292,8 @@ def build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[st
         "type": kind.value,
         "reason": reason,
         "note": note,
-        "action": ACTION,
-        "reportingController": CONTROLLER,
+        "action": _ACTION,
+        "reportingController": _CONTROLLER,
         "regarding": {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -308,19 +308,18 @@ def event_name(pod: PodRef, kind: EventType, reason: str, note: str) -> str:
     """Return the name of an Event; equal Events get equal names from every replica."""
     text = f"{pod.uid}\0{kind}\0{reason}\0{note}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"{pod.name[:MAX_POD_NAME].rstrip('.-')}.{digest}"
+    return f"{pod.name[:_MAX_POD_NAME].rstrip('.-')}.{digest}"
 
 
-def events_path(pod: PodRef) -> str:
-    """Return the API path of the Events in a pod's namespace."""
+def _events_path(pod: PodRef) -> str:
     return f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
 
 
-def micro_time(seconds: float) -> str:
+def _micro_time(seconds: float) -> str:
     """Format a time as the API's MicroTime.
 
     Example:
-        >>> micro_time(0.5)
+        >>> _micro_time(0.5)
         '1970-01-01T00:00:00.500000Z'
     """
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

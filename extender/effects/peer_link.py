@@ -31,15 +31,15 @@ MAX_QUEUE: Final = 5000
 HEARTBEAT_SECONDS: Final = 1.0
 """Longest time between two messages."""
 
-BACKOFF_FIRST_SECONDS: Final = 0.1
-BACKOFF_MAX_SECONDS: Final = 5.0
+_BACKOFF_FIRST_SECONDS: Final = 0.1
+_BACKOFF_MAX_SECONDS: Final = 5.0
 WARN_AFTER: Final = 5
 """Failures in a row before a warning: replicas start and stop in normal operation."""
 
-MAX_RECEIPT_BYTES: Final = 4096
-MAX_ANSWER_BYTES: Final = 16 << 20
+_MAX_RECEIPT_BYTES: Final = 4096
+_MAX_ANSWER_BYTES: Final = 16 << 20
 """Limit for an answer about decisions: enough for 1,000 short ones, or one about all nodes."""
-SHOWN: Final = 200
+_SHOWN: Final = 200
 
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 """OSError includes TimeoutError."""
@@ -180,7 +180,7 @@ class PeerLink:
                 body = bytearray()
                 async for chunk in response.content.iter_any():
                     body += chunk
-                    if len(body) > MAX_ANSWER_BYTES:
+                    if len(body) > _MAX_ANSWER_BYTES:
                         return None
                 return bytes(body)
         except _FAILURES as error:
@@ -211,14 +211,14 @@ class PeerLink:
         async with self._session.post(
             self._url, data=body, headers=headers, ssl=self._ssl
         ) as response:
-            text = await response.content.read(MAX_RECEIPT_BYTES)
+            text = await response.content.read(_MAX_RECEIPT_BYTES)
             if response.status == HTTPStatus.OK:
                 return decode_receipt(text)
             if response.status < HTTPStatus.INTERNAL_SERVER_ERROR and self._under_way:
                 # The replica would refuse the same records again.
                 self._gap_at = self._monotonic()
                 self._under_way = []
-            raise PeerError(f"status {response.status}: {text[:SHOWN].decode(errors='replace')}")
+            raise PeerError(f"status {response.status}: {text[:_SHOWN].decode(errors='replace')}")
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
@@ -228,5 +228,5 @@ class PeerLink:
             logger.warning("cannot send to a replica", extra={"url": self._url, "cause": cause})
 
     def _pause_seconds(self) -> float:
-        pause = min(BACKOFF_FIRST_SECONDS * 2.0 ** min(self._failures, 10), BACKOFF_MAX_SECONDS)
+        pause = min(_BACKOFF_FIRST_SECONDS * 2.0 ** min(self._failures, 10), _BACKOFF_MAX_SECONDS)
         return pause * random.uniform(0.5, 1.0)

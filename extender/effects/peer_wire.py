@@ -12,7 +12,7 @@ import msgspec
 from extender.placement.request_log import PRIORITIZE, AnsweredQuestion
 from extender.runtime.decoding import MalformedError, decode_with
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 VERSION: Final = 1
 """Incremented only when an older release would misread a message; a new field does not count."""
@@ -23,22 +23,22 @@ MAX_QUESTIONS: Final = 500
 MAX_BYTES: Final = 4 << 20
 """Largest message in bytes: more than `MAX_QUESTIONS` of the longest records need."""
 
-MAX_UID: Final = 128
-MAX_NAME: Final = 320
+_MAX_UID: Final = 128
+_MAX_NAME: Final = 320
 """Kubernetes names have at most 253 characters; a resource name also has a domain."""
-MAX_KEY: Final = 384
-MAX_RESOURCES: Final = 16
-MAX_FAULTS: Final = 16
+_MAX_KEY: Final = 384
+_MAX_RESOURCES: Final = 16
+_MAX_FAULTS: Final = 16
 
 _MAX_AGE_SECONDS: Final = 86_400.0
 _MAX_COUNT: Final = 1_000_000
 _MAX_MEMORY: Final = (1 << 63) - 1
 
-_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
-_Key = Annotated[str, msgspec.Meta(max_length=MAX_KEY)]
+_Name = Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
+_Key = Annotated[str, msgspec.Meta(max_length=_MAX_KEY)]
 _Age = Annotated[float, msgspec.Meta(ge=0, le=_MAX_AGE_SECONDS)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX_COUNT)]
-_Resources = Annotated[dict[_Name, _Count], msgspec.Meta(max_length=MAX_RESOURCES)]
+_Resources = Annotated[dict[_Name, _Count], msgspec.Meta(max_length=_MAX_RESOURCES)]
 
 
 class PeerError(ValueError):
@@ -49,7 +49,7 @@ class ReportedRequest(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=T
     """A record of an answered request about a pod; see `AnsweredQuestion`."""
 
     verb: Literal["filter", "prioritize"]
-    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_UID)]
+    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_UID)]
     pod: _Key = ""
     age_seconds: _Age
     choices: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
@@ -76,13 +76,13 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     version: int
-    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
-    to: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_NAME)]
+    to: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)] = ""
     gap_at: float = 0.0
     mark: float | None = None
     sent_at: float | None = None
     asked: Annotated[list[ReportedRequest], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
-    faults: Annotated[list[_Name], msgspec.Meta(max_length=MAX_FAULTS)] | None = None
+    faults: Annotated[list[_Name], msgspec.Meta(max_length=_MAX_FAULTS)] | None = None
 
 
 class Receipt(msgspec.Struct, kw_only=True, frozen=True):
@@ -95,7 +95,7 @@ class Receipt(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     version: int
-    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_NAME)]
     mark: float | None = None
 
 
@@ -113,11 +113,11 @@ def is_tellable(question: AnsweredQuestion) -> bool:
     """Return whether a record fits the limits of the format; kube-scheduler's records always do."""
     names = [name for name, _ in question.resources]
     return (
-        0 < len(question.uid) <= MAX_UID
-        and len(question.key) <= MAX_KEY
-        and len(question.node) <= MAX_NAME
-        and len(names) <= MAX_RESOURCES
-        and all(len(name) <= MAX_NAME for name in names)
+        0 < len(question.uid) <= _MAX_UID
+        and len(question.key) <= _MAX_KEY
+        and len(question.node) <= _MAX_NAME
+        and len(names) <= _MAX_RESOURCES
+        and all(len(name) <= _MAX_NAME for name in names)
     )
 
 
@@ -215,7 +215,7 @@ def _age(at: float, now: float) -> float:
     return min(max(now - at, 0.0), _MAX_AGE_SECONDS)
 
 
-def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, what: str) -> T:
+def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes, what: str) -> _T:
     try:
         version = decode_with(_VERSION.decode, body).version
         if version != VERSION:

@@ -69,7 +69,7 @@ class Delay:
 
 logger = logging.getLogger(__name__)
 
-MAX_PEERS: Final = 32
+_MAX_PEERS: Final = 32
 INTERVAL_SECONDS: Final = 0.01
 """Shortest time between two messages to one replica: the shorter it is, the better several replicas
 spread pods that they place at once."""
@@ -77,7 +77,7 @@ RESOLVE_SECONDS: Final = 5.0
 """Time between two look-ups of the addresses; a Service's DNS records live about as long."""
 TIMEOUT_SECONDS: Final = 2.0
 """Limit for the answer to one message; a slower replica counts as gone, and that is safe."""
-LAST_WORDS_SECONDS: Final = 0.5
+_LAST_WORDS_SECONDS: Final = 0.5
 """Time at shutdown to send the last records."""
 
 SILENT_SECONDS: Final = 5.0
@@ -206,7 +206,7 @@ class Peers:
 
         An address may be our own until the first answer from it.
         """
-        links = [(name_address(at), link) for at, link in self._links.items() if not link.is_self]
+        links = [(_name_address(at), link) for at, link in self._links.items() if not link.is_self]
         async with asyncio.TaskGroup() as group:
             tasks = {
                 name: group.create_task(link.ask(path), name=f"ask {name}") for name, link in links
@@ -216,7 +216,7 @@ class Peers:
     async def ask_one(self, address: str, path: str) -> bytes | None:
         """Send a GET request to the replica at an address; return the body, or None if it fails."""
         for at, link in self._links.items():
-            if name_address(at) == address:
+            if _name_address(at) == address:
                 return await link.ask(path)
         return None
 
@@ -241,7 +241,7 @@ class Peers:
                         await asyncio.sleep(RESOLVE_SECONDS)
             finally:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    async with asyncio.timeout(_LAST_WORDS_SECONDS):
                         for link in self._others():
                             if link.is_answering:
                                 await link.send()
@@ -264,8 +264,8 @@ class Peers:
             self._tasks.pop(address).cancel()
             self._drop(address)
         for address in sorted(addresses - self._links.keys()):
-            if len(self._links) >= MAX_PEERS:
-                logger.warning("too many replicas", extra={"most": MAX_PEERS})
+            if len(self._links) >= _MAX_PEERS:
+                logger.warning("too many replicas", extra={"most": _MAX_PEERS})
                 break
             link = self._links[address] = PeerLink(
                 address,
@@ -370,7 +370,7 @@ class Peers:
             faults=None if message.faults is None else frozenset(message.faults),
             delay=delay,
         )
-        if len(self._received) > 2 * MAX_PEERS:
+        if len(self._received) > 2 * _MAX_PEERS:
             self._lose(next(iter(self._received)))
 
 
@@ -400,11 +400,11 @@ def build_peers(
     return peers
 
 
-def name_address(address: Address) -> str:
+def _name_address(address: Address) -> str:
     """Format an address as host:port.
 
     Example:
-        >>> name_address(("::1", 8888))
+        >>> _name_address(("::1", 8888))
         '[::1]:8888'
     """
     host, port = address

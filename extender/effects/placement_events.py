@@ -14,9 +14,9 @@ from extender.core.request.targets import Target
 from extender.effects.events import EventType, EventWriter
 from extender.placement.history import DecisionRecord
 
-REASON: Final = "GPUPlacement"
-PRIORITIZE: Final = "prioritize"
-GIB: Final = 1 << 30
+_REASON: Final = "GPUPlacement"
+_PRIORITIZE: Final = "prioritize"
+_GIB: Final = 1 << 30
 
 MAX_WAITING: Final = 25
 """Most placements that wait to be described; none is added while as many Events wait."""
@@ -49,7 +49,7 @@ class PlacementEvents:
         If filter leaves one node, kube-scheduler sends no prioritize request, so filter's answer
         was the last. Otherwise another replica may have answered prioritize, and writes the Event.
         """
-        is_last = record.verb == PRIORITIZE or record.decision.feasible == 1
+        is_last = record.verb == _PRIORITIZE or record.decision.feasible == 1
         if not is_last or not self._is_on():
             return
         if len(self._waiting) == MAX_WAITING or self._events.waiting >= MAX_WAITING:
@@ -72,7 +72,7 @@ class PlacementEvents:
     def _write(self, record: DecisionRecord) -> None:
         text = describe(record)
         if text:
-            self._events.post(record.pod, EventType.NORMAL, REASON, text)
+            self._events.post(record.pod, EventType.NORMAL, _REASON, text)
         else:
             self._events.counts.dropped += 1
 
@@ -133,7 +133,7 @@ def _free(landing: Sequence[DeviceVerdict]) -> list[str]:
     if not free:
         return []
     each = " each" if len(landing) > 1 else ""
-    return [f"{min(free) / GIB:.0f} GiB free{each}"]
+    return [f"{min(free) / _GIB:.0f} GiB free{each}"]
 
 
 def _known(values: Sequence[float | None]) -> list[float]:

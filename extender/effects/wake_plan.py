@@ -98,15 +98,15 @@ class LookOrder:
 MAX_REPEAT_SECONDS: Final = 300.0
 """kube-scheduler retries such pods itself after five minutes."""
 
-FIRST_RETRY_SECONDS: Final = 0.005
+_FIRST_RETRY_SECONDS: Final = 0.005
 """Assumed time of a retry in kube-scheduler before it is measured: a value for tens of nodes."""
 
-LEAST_RETRIES: Final = 20
+_LEAST_RETRIES: Final = 20
 """Least number of retries from which their time is measured."""
 
-MAX_DOUBLINGS: Final = 20
+_MAX_DOUBLINGS: Final = 20
 
-QUIET_INTERVALS: Final = 4
+_QUIET_INTERVALS: Final = 4
 """Longest intervals without a wake after which useless wakes are forgotten."""
 
 
@@ -229,14 +229,14 @@ class WakePlan:
         self._failures = 0
         self._last_at = float("-inf")
         self._not_before = float("-inf")
-        self._retry_seconds = FIRST_RETRY_SECONDS
+        self._retry_seconds = _FIRST_RETRY_SECONDS
 
     def note_retries(self, at: Sequence[float]) -> None:
         """Measure kube-scheduler's time for one retry from the times of the retries after a wake.
 
         kube-scheduler tries pods one after the other; the median ignores pauses in between.
         """
-        if len(at) >= LEAST_RETRIES:
+        if len(at) >= _LEAST_RETRIES:
             self._retry_seconds = float(np.median(np.diff(np.sort(at))))
 
     def next_wake(
@@ -262,11 +262,11 @@ class WakePlan:
 
     def note_woken(self, hopes: Iterable[Hope], now: float) -> None:
         """Record that these pods were woken."""
-        is_quiet = now - self._last_at > QUIET_INTERVALS * self._interval(MAX_DOUBLINGS)
+        is_quiet = now - self._last_at > _QUIET_INTERVALS * self._interval(_MAX_DOUBLINGS)
         if is_quiet:
             self._useless = 0
         elif self._hoping:
-            self._useless = min(self._useless + 1, MAX_DOUBLINGS)
+            self._useless = min(self._useless + 1, _MAX_DOUBLINGS)
         self._failures = 0
         self._last_at = now
         for hope in hopes:
@@ -285,7 +285,7 @@ class WakePlan:
     def note_failed(self, now: float) -> None:
         """Record a failed wake, and delay the next one with each failure in a row."""
         self._not_before = now + self._interval(self._failures)
-        self._failures = min(self._failures + 1, MAX_DOUBLINGS)
+        self._failures = min(self._failures + 1, _MAX_DOUBLINGS)
 
     def forget(self) -> None:
         """Forget everything, because another replica takes over waking."""

@@ -12,13 +12,13 @@ from typing import Final
 
 from extender.effects.wake_plan import PACE, WakePace
 
-MOST_NODES: Final = 256
+_MOST_NODES: Final = 256
 """Most suitable nodes that are remembered between checks, the best ones."""
 
-MAX_REPEAT_SECONDS: Final = 3600.0
+_MAX_REPEAT_SECONDS: Final = 3600.0
 """Longest pause before a pod is woken for the same node again: it lets a hundred others try."""
 
-MAX_DOUBLINGS: Final = 20
+_MAX_DOUBLINGS: Final = 20
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class PodWakes:
             now: monotonic time in seconds.
         """
         before = self._streaks.get(need, {})
-        best = [node for node, _ in zip(nodes, range(MOST_NODES), strict=False)]
+        best = [node for node, _ in zip(nodes, range(_MOST_NODES), strict=False)]
         streaks = self._streaks[need] = {node: before.get(node, 0) + 1 for node in best}
         confirmed = (node for node in best if streaks[node] >= self._pace.confirmations)
         return self.open_nodes(confirmed, now)
@@ -152,7 +152,7 @@ class PodWakes:
     def note_failed(self, now: float) -> None:
         """Record a wake that could not be written, and delay the next one with each failure."""
         self._not_before = now + self._pause(self._failures)
-        self._failures = min(self._failures + 1, MAX_DOUBLINGS)
+        self._failures = min(self._failures + 1, _MAX_DOUBLINGS)
 
     def _is_open(self, node: str, now: float) -> bool:
         known = self._nodes.get(node)
@@ -162,12 +162,12 @@ class PodWakes:
         """Record that a pod was not bound to the node of its wake."""
         node = self._nodes.setdefault(pod.node, _Node())
         node.not_before = now + self._pause(node.failures)
-        node.failures = min(node.failures + 1, MAX_DOUBLINGS)
+        node.failures = min(node.failures + 1, _MAX_DOUBLINGS)
         node.tried.add(uid)
         pod.tried = {name: until for name, until in pod.tried.items() if until > now}
         repeat_seconds = self._pace.repeat_seconds * 2.0**pod.failures
-        pod.tried[pod.node] = now + min(repeat_seconds, MAX_REPEAT_SECONDS)
-        pod.failures = min(pod.failures + 1, MAX_DOUBLINGS)
+        pod.tried[pod.node] = now + min(repeat_seconds, _MAX_REPEAT_SECONDS)
+        pod.failures = min(pod.failures + 1, _MAX_DOUBLINGS)
 
     def _pause(self, doublings: int) -> float:
         """Return the pause after wakes in vain, in seconds, after that many doublings."""

@@ -47,37 +47,37 @@ from extender.settings.wake import Wake, WakeTarget
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 ANNOTATION: Final = "idlegpu.io/state"
 POD_ANNOTATION: Final = "wake.idlegpu.io/state"
 """Annotation of pods; keys under idlegpu.io/ are reserved for the pods' owners."""
 OBJECT_NAME: Final = "idlegpu-state"
 LEASE_NAME: Final = "idlegpu-wake"
-LEASE_SECONDS: Final = 15.0
+_LEASE_SECONDS: Final = 15.0
 """Time after which another replica takes over from one that died: as for kube-scheduler's Lease."""
-STORAGE_CLASS: Final = "idlegpu.io-no-storage"
+_STORAGE_CLASS: Final = "idlegpu.io-no-storage"
 """A name that no storage class has, so the object has no effect on storage."""
 
-RESOURCE: Final = "csistoragecapacities.storage.k8s.io"
-DEFAULT_NAMESPACE: Final = "idlegpu"
-TIMEOUT_SECONDS: Final = 5.0
-SHOWN_PODS: Final = 5
+_RESOURCE: Final = "csistoragecapacities.storage.k8s.io"
+_DEFAULT_NAMESPACE: Final = "idlegpu"
+_TIMEOUT_SECONDS: Final = 5.0
+_SHOWN_PODS: Final = 5
 
-SCANNED: Final = 250
+_SCANNED: Final = 250
 """Pods that are examined between two yields of the event loop."""
 LOOKED_AT: Final = 1000
 """Most waiting pods that one check examines; more pods are examined in rotation."""
-MOST_WOKEN: Final = 64
+_MOST_WOKEN: Final = 64
 """Most pods that one check wakes one by one: each takes a request and a few milliseconds."""
-MAX_CHECKED_NODES: Final = 16
+_MAX_CHECKED_NODES: Final = 16
 """Most nodes that a check offers first to more urgent pods that it did not examine ..."""
-MAX_CHECKS: Final = 256
+_MAX_CHECKS: Final = 256
 """... and most pairs of pod and node that it examines for this: each takes a fraction of a
 millisecond."""
-PIECE_CHECKS: Final = 8
+_PIECE_CHECKS: Final = 8
 """Pairs that are examined in one step."""
-PIECE_NODES: Final = 1000
+_PIECE_NODES: Final = 1000
 """Nodes whose labels and taints are examined in one step, which takes 1 to 3 ms."""
 REST: Final = 19.0
 """Rest after a step, as a multiple of its CPU time, so that webhooks come first. A step takes up to
@@ -85,7 +85,7 @@ REST: Final = 19.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiter:
+class _Waiter:
     """A waiting pod.
 
     Attributes:
@@ -228,12 +228,12 @@ class Waker:
         if hopes and self.leader.is_held:
             await self._wake(hopes, len(waiting))
 
-    def _retried_at(self, waiting: list[Waiter]) -> list[float]:
+    def _retried_at(self, waiting: list[_Waiter]) -> list[float]:
         """Return the times of retries after the last wake, of pods that still wait."""
         last = (self._placer.history.last_of(waiter.pod.uid) for waiter in waiting)
         return [record.at for record in last if record and record.number > self._woken_number]
 
-    async def _look_by_pod(self, waiting: list[Waiter], uids: set[str]) -> None:
+    async def _look_by_pod(self, waiting: list[_Waiter], uids: set[str]) -> None:
         """Wake each pod for which a node has room, in kube-scheduler's order."""
         now = self._monotonic()
         if not self.pods.is_free(now):
@@ -248,11 +248,11 @@ class Waker:
                 self._placer.fleet.ledger.drop(waiter.pod.uid)
 
     async def _next_by_pod(
-        self, waiting: list[Waiter], now: float
-    ) -> AsyncIterator[tuple[Hope, Waiter]]:
+        self, waiting: list[_Waiter], now: float
+    ) -> AsyncIterator[tuple[Hope, _Waiter]]:
         """Yield the pods to wake, and reserve a node for each while there is room."""
         self.pods.keep_needs({_key(waiter.need) for waiter in waiting})
-        by_need: dict[object, list[Waiter]] = {}
+        by_need: dict[object, list[_Waiter]] = {}
         for waiter in sorted(waiting, key=lambda each: each.place):
             if not self._is_assumed(waiter.pod.uid):
                 by_need.setdefault(_key(waiter.need), []).append(waiter)
@@ -265,7 +265,7 @@ class Waker:
         # A node to which a pod did not come is offered to all other pods first: it may lack
         # resources that we do not see, and a less urgent pod may need less of them.
         for is_first, (number, waiter) in product((True, False), enumerate(hopeful)):
-            if number % SCANNED == SCANNED - 1:
+            if number % _SCANNED == _SCANNED - 1:
                 await asyncio.sleep(0)
             if waiter.pod.uid in woken:
                 continue
@@ -274,11 +274,11 @@ class Waker:
                 await asyncio.sleep(0)
                 woken.add(waiter.pod.uid)
                 yield Hope(pod=waiter.pod, node=node, nodes=frozenset()), waiter
-            if len(woken) == MOST_WOKEN:
+            if len(woken) == _MOST_WOKEN:
                 return
 
     async def _offers(
-        self, waiting: list[Waiter], by_need: Mapping[object, Sequence[Waiter]], now: float
+        self, waiting: list[_Waiter], by_need: Mapping[object, Sequence[_Waiter]], now: float
     ) -> dict[object, list[str]]:
         """Return the nodes for which pods may be woken, by requirement.
 
@@ -308,7 +308,7 @@ class Waker:
 
     async def _wanted_before(
         self,
-        by_need: Mapping[object, Sequence[Waiter]],
+        by_need: Mapping[object, Sequence[_Waiter]],
         picked: Collection[object],
         promising: Mapping[object, Sequence[str]],
     ) -> dict[object, list[str]]:
@@ -321,25 +321,25 @@ class Waker:
             picked: requirements that this check examines.
             promising: nodes that the check found, by requirement.
         """
-        nodes = list(islice(dict.fromkeys(chain(*promising.values())), MAX_CHECKED_NODES))
+        nodes = list(islice(dict.fromkeys(chain(*promising.values())), _MAX_CHECKED_NODES))
         last = max((by_need[key][0].place for key in promising), default=None)
         wanted: dict[object, list[str]] = {}
         checks = 0
         for key, (first, *_) in by_need.items():
-            if last is None or first.place > last or checks >= MAX_CHECKS:
+            if last is None or first.place > last or checks >= _MAX_CHECKS:
                 break
             if key in picked:
                 continue
             candidates = open_to(first.need.selection, nodes, self._placer.fleet.nodes)
             checks += len(candidates)
-            for start in range(0, len(candidates), PIECE_CHECKS):
-                some = candidates[start : start + PIECE_CHECKS]
+            for start in range(0, len(candidates), _PIECE_CHECKS):
+                some = candidates[start : start + _PIECE_CHECKS]
                 accepts = partial(self._placer.accepting, first.pod, first.need.request, some)
                 if fitting := await _run_and_rest(accepts):
                     wanted.setdefault(key, []).extend(fitting)
         return wanted
 
-    def _take(self, waiter: Waiter, nodes: list[str], now: float, *, is_first: bool) -> str | None:
+    def _take(self, waiter: _Waiter, nodes: list[str], now: float, *, is_first: bool) -> str | None:
         """Reserve and return a node for a pod, and remove nodes without room from `nodes`.
 
         Args:
@@ -367,16 +367,16 @@ class Waker:
         record = self._placer.fleet.pods.get(uid)
         return record is not None and bool(record.node)
 
-    async def _waiting(self) -> list[Waiter]:
+    async def _waiting(self) -> list[_Waiter]:
         """Return the waiting pods that we rejected, with their requirements."""
-        found: list[Waiter] = []
+        found: list[_Waiter] = []
         for number, record in enumerate(tuple(self._placer.fleet.unbound_pods.values())):
-            if number % SCANNED == SCANNED - 1:
+            if number % _SCANNED == _SCANNED - 1:
                 await asyncio.sleep(0)
             request = self._refused_request(record)
             if request is not None:
                 found.append(
-                    Waiter(
+                    _Waiter(
                         pod=PodRef.of(record),
                         need=WakeNeed.of(request, record.selection or ANYWHERE),
                         priority=record.priority,
@@ -407,13 +407,13 @@ class Waker:
                 extra={"gate": GATE, "pod": record.key, "remedy": "wake.target: pod"},
             )
 
-    async def _prospects(self, waiting: list[Waiter]) -> AsyncIterator[Prospect]:
+    async def _prospects(self, waiting: list[_Waiter]) -> AsyncIterator[Prospect]:
         """Yield suitable nodes for the pods that this check examines."""
         for need, pods in self._next_batch(waiting):
             nodes = await self._nodes_for(need, pods[0].uid)
             yield Prospect(request=need.request, pods=tuple(pods), nodes=nodes)
 
-    def _next_batch(self, waiting: list[Waiter]) -> list[tuple[WakeNeed, list[PodRef]]]:
+    def _next_batch(self, waiting: list[_Waiter]) -> list[tuple[WakeNeed, list[PodRef]]]:
         """Return the pods that this check examines, by requirement, longest unexamined first."""
         self.order.begin(waiter.pod.uid for waiter in waiting)
         groups: dict[object, tuple[WakeNeed, list[PodRef]]] = {}
@@ -435,8 +435,8 @@ class Waker:
         snapshot = await _run_and_rest(fleet.snapshot)
         roomy = await _run_and_rest(partial(nodes_with_room, snapshot, fleet.nodes, need.request))
         candidates: list[str] = []
-        for start in range(0, len(roomy), PIECE_NODES):
-            some = roomy[start : start + PIECE_NODES]
+        for start in range(0, len(roomy), _PIECE_NODES):
+            some = roomy[start : start + _PIECE_NODES]
             candidates += await _run_and_rest(partial(open_to, need.selection, some, fleet.nodes))
         if not candidates:
             return ()
@@ -464,7 +464,7 @@ class Waker:
             extra={
                 "waiting": waiting,
                 "hopeful": len(hopes),
-                "pods": [f"{hope.pod.key} on {hope.node}" for hope in hopes[:SHOWN_PODS]],
+                "pods": [f"{hope.pod.key} on {hope.node}" for hope in hopes[:_SHOWN_PODS]],
             },
         )
 
@@ -503,14 +503,14 @@ class Waker:
             return
         path = f"{self._path}/{OBJECT_NAME}"
         try:
-            await self._send("PATCH", path, change, f"patch {RESOURCE}")
+            await self._send("PATCH", path, change, f"patch {_RESOURCE}")
         except KubeError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-            await self._send("POST", self._path, build_object(text), f"create {RESOURCE}")
+            await self._send("POST", self._path, _build_object(text), f"create {_RESOURCE}")
 
     async def _send(self, method: str, path: str, body: object, action: str) -> None:
-        await self._client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
+        await self._client.send(method, path, body, action=action, timeout_seconds=_TIMEOUT_SECONDS)
 
 
 def _key(need: WakeNeed) -> object:
@@ -518,7 +518,7 @@ def _key(need: WakeNeed) -> object:
     return need.request, id(need.selection), need.group
 
 
-async def _run_and_rest(work: Callable[[], Result]) -> Result:
+async def _run_and_rest(work: Callable[[], _Result]) -> _Result:
     """Run a step of work, then rest for `REST` times its CPU time.
 
     CPU time counts, not elapsed time: while other processes use the CPU a step takes many times as
@@ -552,7 +552,7 @@ def build_waker(
         client,
         namespace=namespace,
         name=LEASE_NAME,
-        duration_seconds=LEASE_SECONDS,
+        duration_seconds=_LEASE_SECONDS,
     )
     waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
     if before is not None:
@@ -563,20 +563,20 @@ def build_waker(
 def own_namespace(kubeconfig: Path | None, folder: Path = SERVICE_ACCOUNT) -> str:
     """Return the namespace of this pod, or the manifests' namespace outside a pod."""
     if kubeconfig is not None:
-        return DEFAULT_NAMESPACE
+        return _DEFAULT_NAMESPACE
     try:
-        return (folder / "namespace").read_text(encoding="utf-8").strip() or DEFAULT_NAMESPACE
+        return (folder / "namespace").read_text(encoding="utf-8").strip() or _DEFAULT_NAMESPACE
     except OSError:
-        return DEFAULT_NAMESPACE
+        return _DEFAULT_NAMESPACE
 
 
-def build_object(text: str) -> dict[str, object]:
+def _build_object(text: str) -> dict[str, object]:
     """Build the object whose change wakes pods: zero storage of an unknown storage class."""
     return {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "CSIStorageCapacity",
         "metadata": {"name": OBJECT_NAME, "annotations": {ANNOTATION: text}},
-        "storageClassName": STORAGE_CLASS,
+        "storageClassName": _STORAGE_CLASS,
         "capacity": "0",
     }
 
@@ -584,7 +584,7 @@ def build_object(text: str) -> dict[str, object]:
 def describe(hopes: Iterable[Hope], at: datetime) -> str:
     """Format the annotation for people; the time makes each value unique."""
     parts = [f"{hope.pod.key} on {hope.node}" for hope in hopes]
-    shown = ", ".join(parts[:SHOWN_PODS])
-    more = f" and {len(parts) - SHOWN_PODS} more" if len(parts) > SHOWN_PODS else ""
+    shown = ", ".join(parts[:_SHOWN_PODS])
+    more = f" and {len(parts) - _SHOWN_PODS} more" if len(parts) > _SHOWN_PODS else ""
     pods = "1 waiting pod" if len(parts) == 1 else f"{len(parts)} waiting pods"
     return f"{pods} may fit: {shown}{more}; {at:%Y-%m-%dT%H:%M:%S.%fZ}"

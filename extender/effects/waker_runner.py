@@ -8,7 +8,7 @@ from extender.placement.placer import Placer
 from extender.runtime.supervision import Tasks
 from extender.settings.config import Settings
 
-TASK: Final = "waker"
+_TASK: Final = "waker"
 
 
 class WakerRunner:
@@ -36,13 +36,13 @@ class WakerRunner:
     def start(self) -> None:
         """Start the background task, if waking is enabled."""
         if self.waker is not None:
-            self._tasks.start(TASK, self.waker.run)
+            self._tasks.start(_TASK, self.waker.run)
 
     async def adopt(self, settings: Settings) -> None:
         """Replace the waker if its settings have changed; counts and history stay."""
         before, self._settings = self._settings, settings
         if settings.wake != before.wake:
-            await self._tasks.stop(TASK)
+            await self._tasks.stop(_TASK)
             self.waker = self._build(self.waker)
             self.start()
 

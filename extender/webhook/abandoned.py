@@ -9,7 +9,7 @@ from aiohttp import web
 
 from extender.placement.request_log import RequestLog
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 """Poll events of a connection that the peer closed; POLLRDHUP exists on Linux only."""
@@ -37,7 +37,7 @@ def noting_wrong_paths(request_log: RequestLog) -> Callable[..., Awaitable[web.S
     """Return a middleware that records the paths of POST requests that no route serves."""
 
     @web.middleware
-    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPException as error:

@@ -9,7 +9,7 @@ import msgspec
 
 from extender.runtime.decoding import MalformedError, decode_with
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 RawObject = dict[str, msgspec.Raw]
 
@@ -68,12 +68,12 @@ def fold_key(key: str) -> str:
 
 
 def decode(
-    decoder: "msgspec.json.Decoder[T]",
+    decoder: "msgspec.json.Decoder[_T]",
     value: msgspec.Raw | bytes,
     what: str,
     where: str,
     allowed: str,
-) -> T:
+) -> _T:
     """Decode one value.
 
     Args:

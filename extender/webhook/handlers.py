@@ -46,13 +46,13 @@ VERBS: Final = ("filter", "prioritize", "preempt")
 FAULTY: Final = (*VERBS, "explain", "report")
 """Steps in which an internal fault is counted."""
 
-UNKNOWN: Final = "unknown"
+_UNKNOWN: Final = "unknown"
 """Label for all unknown annotations, because pods can have any names."""
 
 WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
 
-NO_SCORES: Final = b"[]"
-INTERNAL_ERROR: Final = "internal error: see the extender's log"
+_NO_SCORES: Final = b"[]"
+_INTERNAL_ERROR: Final = "internal error: see the extender's log"
 MAX_BODY_BYTES: Final = 256 << 20
 """Largest body of a request while the nodes are unknown. Once they are known, the limit is
 `BODY_BYTES` plus `NODE_BYTES` for each node if that is less."""
@@ -84,18 +84,17 @@ class RequestOutcome(StrEnum):
     """The client disconnected before the answer was complete: kube-scheduler after httpTimeout."""
 
 
-def reason_of(code: Code) -> str:
+def _reason_of(code: Code) -> str:
     """Return the metric label of a rejection code.
 
     Example:
-        >>> reason_of(Code.NOT_IDLE)
+        >>> _reason_of(Code.NOT_IDLE)
         'not_idle'
     """
     return code.name.lower()
 
 
-def create_series(metrics: Metrics) -> None:
-    """Create every series of the webhooks at 0."""
+def _create_series(metrics: Metrics) -> None:
     for verb in VERBS:
         metrics.candidates.labels(verb)
         # A histogram has many series, and the duration of other outcomes does not matter.
@@ -106,8 +105,8 @@ def create_series(metrics: Metrics) -> None:
         metrics.faults.labels(verb)
     for code in Code:
         if code is not Code.PASSES:
-            metrics.rejections.labels(reason_of(code))
-    for annotation in (*sorted(KNOWN), UNKNOWN):
+            metrics.rejections.labels(_reason_of(code))
+    for annotation in (*sorted(KNOWN), _UNKNOWN):
         metrics.annotation_problems.labels(annotation)
 
 
@@ -115,7 +114,7 @@ def create_series(metrics: Metrics) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class _About:
     """The request and the decision behind an answer.
 
     Attributes:
@@ -161,8 +160,8 @@ class About:
         )
 
 
-ABOUT: Final = web.ResponseKey("about", About)
-"""Key of the `About` of an answer about a pod."""
+ABOUT: Final = web.ResponseKey("about", _About)
+"""Key of the `_About` of an answer about a pod."""
 
 
 Answer = tuple[RequestOutcome, web.Response]
@@ -202,7 +201,7 @@ class Webhooks:
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        create_series(self.metrics)
+        _create_series(self.metrics)
 
     def adopt(self, settings: Settings) -> None:
         """Apply new settings from the next request on."""
@@ -228,7 +227,7 @@ class Webhooks:
             return _malformed("filter", str(error))
         except Exception:  # noqa: BLE001 - without the candidates none can pass
             self._note_fault("filter")
-            return RequestOutcome.FAULT, _json(wire.encode_filter_error(INTERNAL_ERROR))
+            return RequestOutcome.FAULT, _json(wire.encode_filter_error(_INTERNAL_ERROR))
         try:
             record, outcome = self._place(FILTER, question)
             shown = None if self.placer.is_shadow else record
@@ -242,12 +241,12 @@ class Webhooks:
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
             answer = wire.encode_filter(question, None)
-            return RequestOutcome.FAULT, _json(answer, about=About(FILTER, question, None))
+            return RequestOutcome.FAULT, _json(answer, about=_About(FILTER, question, None))
         # kube-scheduler sends no prioritize request for a single node.
         if shown is not None and self.shortlist != 1 and len(shown.decision.order) > 1:
             self._filtered = (shown.pod.uid, perf_counter())
             self.expect()
-        return outcome, _json(answer, about=About(FILTER, question, shown))
+        return outcome, _json(answer, about=_About(FILTER, question, shown))
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer a prioritize request: the score of each candidate."""
@@ -260,14 +259,14 @@ class Webhooks:
                 self.metrics.between_verbs.observe(started - filtered_at)
             if self.placer.is_shadow:
                 # Equal scores would still change how kube-scheduler breaks ties.
-                return outcome, _json(NO_SCORES, about=About(PRIORITIZE, question, None))
+                return outcome, _json(_NO_SCORES, about=_About(PRIORITIZE, question, None))
             decision = record.decision if record else None
             answer = wire.encode_scores(question, decision, self.max_score)
         except WireError as error:
             return _malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler continues without our scores
             return self._fault("prioritize")
-        return outcome, _json(answer, about=About(PRIORITIZE, question, record))
+        return outcome, _json(answer, about=_About(PRIORITIZE, question, record))
 
     async def preempt(self, body: bytes) -> Answer:
         """Answer a preempt request: the candidates on which evicting the victims helps the pod."""
@@ -333,7 +332,7 @@ class Webhooks:
         return record, RequestOutcome.ANSWERED
 
     def _note(
-        self, verb: str, about: About | None, outcome: RequestOutcome, seconds: float
+        self, verb: str, about: _About | None, outcome: RequestOutcome, seconds: float
     ) -> None:
         """Count and log a request; called after the answer was sent."""
         self.metrics.requests.labels(verb, outcome).inc()
@@ -376,7 +375,7 @@ class Webhooks:
                 problems = target_problems(request, fleet.snapshot(), fleet.store)
                 parsed = replace(parsed, request=request, problems=(*parsed.problems, *problems))
         for problem in parsed.problems:
-            known = problem.annotation if problem.annotation in KNOWN else UNKNOWN
+            known = problem.annotation if problem.annotation in KNOWN else _UNKNOWN
             self.metrics.annotation_problems.labels(known).inc()
             self.warn_annotation(pod, problem)
         return pod, parsed
@@ -418,7 +417,7 @@ class Webhooks:
         self.metrics.feasible.observe(int(counts[Code.PASSES]))
         for code in np.flatnonzero(counts).tolist():
             if code != Code.PASSES:
-                self.metrics.rejections.labels(reason_of(Code(code))).inc(int(counts[code]))
+                self.metrics.rejections.labels(_reason_of(Code(code))).inc(int(counts[code]))
 
     def _note_fault(self, verb: str) -> None:
         logger.exception("fault", extra={"verb": verb})  # noqa: LOG004 - called while handling
@@ -426,7 +425,7 @@ class Webhooks:
 
     def _fault(self, verb: str) -> Answer:
         self._note_fault(verb)
-        return RequestOutcome.FAULT, _json(wire.encode_error(INTERNAL_ERROR), 500)
+        return RequestOutcome.FAULT, _json(wire.encode_error(_INTERNAL_ERROR), 500)
 
     async def _body(self, request: web.Request) -> bytes:
         """Read the body of a request.
@@ -479,7 +478,7 @@ def _left_alone(parsed: ParsedRequest) -> RequestOutcome:
     return RequestOutcome.DISABLED if parsed.is_disabled else RequestOutcome.NO_GPU
 
 
-def _json(body: bytes, status: int = 200, *, about: About | None = None) -> web.Response:
+def _json(body: bytes, status: int = 200, *, about: _About | None = None) -> web.Response:
     """Return an answer; `about` is recorded after the answer was sent."""
     response = web.Response(body=body, status=status, content_type="application/json")
     if about is not None:

@@ -14,7 +14,7 @@ from extender.core.nodes.snapshot import Rows
 from extender.runtime.decoding import MalformedError, decode_with
 
 NAMES: Final = msgspec.json.Decoder(list[str])
-NAMES_KEY: Final = b',"NodeNames":'
+_NAMES_KEY: Final = b',"NodeNames":'
 
 
 def read_names(
@@ -53,10 +53,10 @@ def split_names(
     Returns:
         The body without the list, and the names; the whole body and None in any other form.
     """
-    at = body.find(NAMES_KEY)
+    at = body.find(_NAMES_KEY)
     if at < 0 or not body.endswith(b"]}"):
         return body, None
-    listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, node_index, most)
+    listed = read_names(body, at + len(_NAMES_KEY), len(body) - 1, node_index, most)
     # Without names the body may have whole nodes.
     return (body[:at] + b"}", listed) if listed else (body, None)
 

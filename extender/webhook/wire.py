@@ -60,30 +60,30 @@ _IDENTITY: Final = re.compile(
 """Begin of a request: Go writes the fields of an object in the order of their declaration."""
 _NO_NODES: Final = b'},"Nodes":null}'
 
-NO_PODS: Final[Mapping[str, PodRecord]] = MappingProxyType({})
+_NO_PODS: Final[Mapping[str, PodRecord]] = MappingProxyType({})
 
 _ARGS: Final = "ExtenderArgs"
 _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
 _MAX_INT64: Final = (1 << 63) - 1
-REMEMBERED_BYTES: Final = 1 << 16
+_REMEMBERED_BYTES: Final = 1 << 16
 
-MOST_NODES: Final = 20_000
+_MOST_NODES: Final = 20_000
 """Limit for the nodes of a request, or twice the number of known nodes if that is more."""
 
-MOST_VICTIMS: Final = 30_000
+_MOST_VICTIMS: Final = 30_000
 """Limit for a preempt request: kube-scheduler tries a tenth of the nodes, at least 100."""
 
 MOST_POD_BYTES: Final = 4 << 20
 """Limit for a Pod: the API server accepts 3 MiB, and decoding delays all other answers."""
 
-WIRE_UNITS: Final = 400
+_WIRE_UNITS: Final = 400
 """Score units that the range on the wire spans; nodes further behind get the lowest score.
 A node of another certainty is at least 160 behind, more than kube-scheduler's plugins can add."""
 
-WISHES_UNITS: Final = 120
+_WISHES_UNITS: Final = 120
 """What all of kube-scheduler's plugins can add together, 1,200 points, in units."""
 
-FIRST_UNITS: Final = 2
+_FIRST_UNITS: Final = 2
 """Lead of our first choice over equal nodes: breaks ties, and is less than any plugin's score."""
 
 _JUST: Final = 1e-6
@@ -136,7 +136,7 @@ class PreemptionQuestion:
     candidates: tuple[PreemptionCandidate, ...]
 
 
-class HostPriority(msgspec.Struct):
+class _HostPriority(msgspec.Struct):
     """A node's score in the form of extender/v1."""
 
     Host: str
@@ -146,7 +146,7 @@ class HostPriority(msgspec.Struct):
 def decode_question(
     body: bytes,
     node_index: NodeIndex = EMPTY_NODE_INDEX,
-    waiting: Mapping[str, PodRecord] = NO_PODS,
+    waiting: Mapping[str, PodRecord] = _NO_PODS,
     *,
     known: int = 0,
 ) -> ExtenderRequest:
@@ -161,13 +161,13 @@ def decode_question(
     Raises:
         WireError: the body is malformed; the message has the path, the value and what is allowed.
     """
-    most = max(MOST_NODES, 2 * known)
+    most = max(_MOST_NODES, 2 * known)
     if excess := excess_values(body):
         raise WireError(f"cannot read {_ARGS}: $ has {excess}")
     head, listed = split_names(body, node_index, most)
     if listed is not None:
         _check_count(len(listed), most, _ARGS, "$.NodeNames")
-        read = _pod_of if len(head) <= REMEMBERED_BYTES else _pod_of.__wrapped__
+        read = _pod_of if len(head) <= _REMEMBERED_BYTES else _pod_of.__wrapped__
         pod = _find_waiting(head, waiting) or read(head)
         return ExtenderRequest(pod=pod, nodes=listed, node_objects=None)
     document = fields_of(body, _ARGS)
@@ -204,9 +204,9 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
     form, by_node = next(
         ((name, victims) for name, victims in by_form.items() if victims), ("", RawObject())
     )
-    _check_count(len(by_node), max(MOST_NODES, 2 * known), _PREEMPTION_ARGS, f"$.{form}")
+    _check_count(len(by_node), max(_MOST_NODES, 2 * known), _PREEMPTION_ARGS, f"$.{form}")
     candidates: list[PreemptionCandidate] = []
-    left = MOST_VICTIMS
+    left = _MOST_VICTIMS
     for node, victims in by_node.items():
         candidates.append(_candidate(node, victims, f"$.{form}[{node[:SHOWN]!r}]", left))
         left -= len(candidates[-1].uids)
@@ -278,7 +278,7 @@ def encode_filter(
         shortlist: maximum number of nodes in the answer; 0 for all that pass.
         has_preferences: whether the pod has preferences that kube-scheduler scores.
     """
-    reach = WISHES_UNITS / UNITS if has_preferences and shortlist > 1 else 0.0
+    reach = _WISHES_UNITS / UNITS if has_preferences and shortlist > 1 else 0.0
     kept, refused = _verdicts(question, decision, shortlist, reach)
     # An answer in the other form, or without a list, would mean that no node passes.
     names, objects = question.nodes, question.node_objects
@@ -349,20 +349,20 @@ def encode_scores(question: ExtenderRequest, decision: Decision | None, max_scor
     passes gets at least 1.
     """
     if decision is None:
-        return _ENCODER.encode([HostPriority(node, 0) for node in question.nodes])
+        return _ENCODER.encode([_HostPriority(node, 0) for node in question.nodes])
     values = np.zeros(len(decision.codes), dtype=np.int64)
     if len(decision.order):
         first = decision.order[0]
-        behind = FIRST_UNITS + (decision.scores[first] - decision.scores) * UNITS
+        behind = _FIRST_UNITS + (decision.scores[first] - decision.scores) * UNITS
         # Rounded first, so that rounding errors do not separate equal nodes.
-        left = 1.0 - np.round(behind, 3) / WIRE_UNITS
+        left = 1.0 - np.round(behind, 3) / _WIRE_UNITS
         values = np.maximum(np.floor(left * max_score + _JUST), 1)
         values = np.minimum(values, max_score - 1).astype(np.int64)
         values[decision.codes != Code.PASSES] = 0
         values[first] = max_score
     if isinstance(question.nodes, NamesIn):
         return write_scores(question.nodes, values.tolist())
-    return _ENCODER.encode(list(map(HostPriority, question.nodes, values.tolist())))
+    return _ENCODER.encode(list(map(_HostPriority, question.nodes, values.tolist())))
 
 
 def encode_preemption(candidates: Iterable[PreemptionCandidate]) -> bytes:

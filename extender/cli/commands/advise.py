@@ -9,13 +9,13 @@ from extender.cli.remote.advice import Advice, CardAdvice, HostAmounts, PodAdvic
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
-CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
+_CARDS = ["CARD", "?MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
          "HOW"]  # fmt: skip
-WIDE_CARDS = [">LOOKED", ">SAMPLES", "RESOURCE", "WHY"]
-PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">ASKS GiB", ">BETTER GiB"]
-WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
-STRANDED = ["NODE", ">STRANDED", ">FREE", "LACKS", "LEFT", "NEED EACH", "HELD BY"]
-SHOWN_HOLDERS = 3
+_WIDE_CARDS = [">LOOKED", ">SAMPLES", "RESOURCE", "WHY"]
+_PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">ASKS GiB", ">BETTER GiB"]
+_WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
+_STRANDED = ["NODE", ">STRANDED", ">FREE", "LACKS", "LEFT", "NEED EACH", "HELD BY"]
+_SHOWN_HOLDERS = 3
 
 
 @click.command("advise")
@@ -51,14 +51,14 @@ def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
     parts: list[RenderableType | None] = []
     if answer.cards:
         cards = (_card(one, is_wide=is_wide) for one in answer.cards)
-        parts.append(sheet(CARDS, cards, WIDE_CARDS if is_wide else ()))
+        parts.append(sheet(_CARDS, cards, _WIDE_CARDS if is_wide else ()))
         parts.append(_left(answer.cards_total - len(answer.cards)))
     else:
         parts.append(line("no GPU should be shared differently"))
     parts.append(line(""))
     if answer.pods:
         pods = (_pod(one, is_wide=is_wide) for one in answer.pods)
-        parts.append(sheet(PODS, pods, WIDE_PODS if is_wide else ()))
+        parts.append(sheet(_PODS, pods, _WIDE_PODS if is_wide else ()))
         parts.append(_left(answer.pods_total - len(answer.pods)))
     else:
         parts.append(line("no pod is known to request far more, or less, than it uses"))
@@ -83,14 +83,14 @@ def _stranded(answer: Advice) -> list[RenderableType | None]:
     return [
         line(""),
         line(f"{gpus} free GPU{'s are' if gpus > 1 else ' is'} stranded:", "bold"),
-        sheet(STRANDED, (_stranded_row(one) for one in found)),
+        sheet(_STRANDED, (_stranded_row(one) for one in found)),
         _left(answer.stranded_total - len(found)),
         *(line(f"{one.node}: {one.remedy}", "dim") for one in found),
     ]
 
 
 def _stranded_row(found: StrandedGpus) -> list[Cell]:
-    pods = [f"{one.pod} ({one.part:.0%})" for one in found.holders[:SHOWN_HOLDERS]]
+    pods = [f"{one.pod} ({one.part:.0%})" for one in found.holders[:_SHOWN_HOLDERS]]
     further = found.holders_total - len(pods)
     assumed = " (assumed)" if found.is_need_assumed else ""
     return [

@@ -11,8 +11,8 @@ from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
 COLUMNS = [">#", "NODE", "?MODEL", ">IDLE", ">CHANCE", "?>ACTIVITY", ">FREE GiB"]
-STRANDED = ">STRANDED"
-WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
+_STRANDED = ">STRANDED"
+_WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 
 
 @click.command("best")
@@ -49,7 +49,7 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
     shown = answer.best
     parts: list[RenderableType | None] = []
     if shown:
-        stranded = [STRANDED] if any(one.stranded for one in shown) else []
+        stranded = [_STRANDED] if any(one.stranded for one in shown) else []
         rows = (
             [
                 *row(rank, one),
@@ -59,7 +59,7 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
             ]
             for rank, one in enumerate(shown, 1)
         )
-        parts.append(sheet([*COLUMNS, *stranded, "WHY"], rows, WIDE_COLUMNS if is_wide else ()))
+        parts.append(sheet([*COLUMNS, *stranded, "WHY"], rows, _WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line("no node suits", "bold"))
     left = answer.feasible - len(shown)

@@ -11,13 +11,13 @@ from extender.cli.remote.answers import DecisionAnswer, Decisions
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
-COLUMNS = [">#", "=TIME", "POD", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
-WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
-MOST = 1000
+_COLUMNS = [">#", "=TIME", "POD", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
+_WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
+_MOST = 1000
 """Largest number of decisions that the extender returns."""
 
-FOLLOWED = {True: "yes", False: "no", None: formatting.NOTHING}
-SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
+_FOLLOWED = {True: "yes", False: "no", None: formatting.NOTHING}
+_SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
 """Text by whether the pod is on our first choice, in shadow mode: kube-scheduler did not receive
 it."""
 
@@ -25,7 +25,7 @@ it."""
 @click.command("decisions")
 @connected
 @click.argument("pod", required=False, shell_complete=PODS)
-@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, MOST),
+@click.option("--limit", default=20, show_default=True, type=formatting.Whole(1, _MOST),
               help="Largest number of decisions to show.")  # fmt: skip
 def command(session: Session, *, pod: str | None, limit: int) -> None:
     """List the latest decisions, newest first, of POD (namespace/name, name or UID) or of all pods.
@@ -35,7 +35,7 @@ def command(session: Session, *, pod: str | None, limit: int) -> None:
     CHOSE: our first choice; FOLLOWED: whether the pod was bound there. -o wide adds the runner-up
     and the pod's requests; -o json lists each call.
     """
-    calls = min(2 * limit, MOST) if session.is_table else limit
+    calls = min(2 * limit, _MOST) if session.is_table else limit
     answer = session.client.decisions(pod=pod, limit=calls)
     session.show(answer, lambda: _render(answer, pod, limit, is_wide=session.is_wide))
     if pod is not None and not answer.decisions:
@@ -55,7 +55,7 @@ def _render(answer: Decisions, pod: str | None, limit: int, *, is_wide: bool) ->
     away = formatting.listed(answer.unreachable)
     return stack(
         [
-            sheet(COLUMNS, rows, WIDE_COLUMNS if is_wide else ()) if answer.decisions else none,
+            sheet(_COLUMNS, rows, _WIDE_COLUMNS if is_wide else ()) if answer.decisions else none,
             line(f"shadow: {formatting.SHADOW}")
             if any(one.is_shadow for one in answer.decisions)
             else None,
@@ -81,7 +81,7 @@ def _joined(decisions: Sequence[DecisionAnswer]) -> list[tuple[DecisionAnswer, D
 
 
 def _row(decision: DecisionAnswer, filtered: DecisionAnswer, *, is_wide: bool) -> list[Cell]:
-    texts = SHADOWED if decision.is_shadow else FOLLOWED
+    texts = _SHADOWED if decision.is_shadow else _FOLLOWED
     row: list[Cell] = [
         str(decision.number),
         formatting.clock(decision.at),

@@ -12,11 +12,11 @@ from extender.cli.remote.answers import Defrag, MovePlan
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-MAX_GPUS = 1024
-COLUMNS = ["NODE", ">FREE", ">MOVES", "POD", ">GPUS", "OWNER", "TO"]
+_MAX_GPUS = 1024
+_COLUMNS = ["NODE", ">FREE", ">MOVES", "POD", ">GPUS", "OWNER", "TO"]
 
 
-class Room(click.ParamType[int]):
+class _Room(click.ParamType[int]):
     """Option type for the room that is wanted: `gpus=8`."""
 
     name = "gpus=N"
@@ -27,9 +27,9 @@ class Room(click.ParamType[int]):
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"gpus=([0-9]{1,4})", str(value).strip())
-        if found is None or not 1 <= int(found[1]) <= MAX_GPUS:
+        if found is None or not 1 <= int(found[1]) <= _MAX_GPUS:
             self.fail(
-                f"{str(value)!r}: must be gpus=N with N from 1 to {MAX_GPUS}, such as gpus=8",
+                f"{str(value)!r}: must be gpus=N with N from 1 to {_MAX_GPUS}, such as gpus=8",
                 param,
                 ctx,
             )
@@ -38,7 +38,7 @@ class Room(click.ParamType[int]):
 
 @click.command("defrag")
 @connected
-@click.option("--for", "gpus", required=True, type=Room(), metavar="gpus=N",
+@click.option("--for", "gpus", required=True, type=_Room(), metavar="gpus=N",
               help="Room that is wanted on one node, such as gpus=8.")  # fmt: skip
 @click.option("--resource", metavar="NAME", help="GPU resource; unless set, nvidia.com/gpu.")
 @click.option("--limit", default=5, show_default=True, type=formatting.Whole(1, 50),
@@ -64,7 +64,7 @@ def _render(answer: Defrag) -> RenderableType:
         parts.append(line(f"room for {what} already: {formatting.listed(answer.ready)}", "green"))
     if answer.plans:
         rows = [row for plan in answer.plans for row in _rows(plan)]
-        parts.append(sheet(COLUMNS, rows))
+        parts.append(sheet(_COLUMNS, rows))
     elif not answer.ready:
         parts.append(line(f"no node can be freed for {what}", "bold"))
     left = answer.total - len(answer.plans)

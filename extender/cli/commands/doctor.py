@@ -21,8 +21,8 @@ from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
 from extender.cli.tables import line, stack
 
-STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
-SHOWN = 5
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+_SHOWN = 5
 """Lines of evidence to show for each finding, unless `-o wide`."""
 
 
@@ -114,9 +114,9 @@ def _is_only(one: NotRun, cause: str) -> bool:
 
 
 def _finding(finding: Finding, *, is_wide: bool) -> RenderableType:
-    head = Text(f"{finding.code} {finding.severity}", style=STYLES[finding.severity])
+    head = Text(f"{finding.code} {finding.severity}", style=_STYLES[finding.severity])
     head.append(f"  {clean(finding.what)}", style="default")
-    shown = finding.evidence if is_wide else finding.evidence[:SHOWN]
+    shown = finding.evidence if is_wide else finding.evidence[:_SHOWN]
     more = len(finding.evidence) - len(shown)
     rows: list[RenderableType] = [line(text) for text in shown]
     if more:

@@ -31,9 +31,9 @@ from extender.cli.tables import Cell, line, sheet, stack, word
 
 # Render an explanation: the outcome, then a table of all nodes, then one node in detail.
 
-DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "?BY", ">MEMORY", ">FREE GiB", "?>°C", "=LANDS",
+_DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "?BY", ">MEMORY", ">FREE GiB", "?>°C", "=LANDS",
                   "?>ASSUMED", "SOURCE, AGE", "HEALTH"]  # fmt: skip
-SIGNALS = {
+_SIGNALS = {
     "graphics_active_ratio": "graphics",
     "gpu_utilization_ratio": "GPU util",
     "sm_active_ratio": "SM",
@@ -43,14 +43,14 @@ SIGNALS = {
     "power_watts": "power",
 }
 """Short name of each signal that can be the source of a device's activity."""
-PART_COLUMNS = ["PART OF THE SCORE", ">EARNED", ">AT MOST", ">ADDS"]
-MOST_NAMES = 4
-MOST_PLACED = 4
-RECOMPUTED = "recomputed from current readings, not from those of the decision:"
-NOT_KNOWN = "and no decision about it is remembered: none was made, or it is too old"
+_PART_COLUMNS = ["PART OF THE SCORE", ">EARNED", ">AT MOST", ">ADDS"]
+_MOST_NAMES = 4
+_MOST_PLACED = 4
+_RECOMPUTED = "recomputed from current readings, not from those of the decision:"
+_NOT_KNOWN = "and no decision about it is remembered: none was made, or it is too old"
 
 
-def render(
+def _render(
     answer: Explanation, *, node: str | None, limit: int, is_wide: bool, has_scores: bool = False
 ) -> RenderableType:
     """Render an explanation for people.
@@ -76,7 +76,7 @@ def render(
         parts += [Text(""), line(why, "yellow")]
         for verdict in answer.asked_node.now if answer.asked_node else ():
             detail = _detail(verdict, has_scores=has_scores)
-            parts += [Text(""), line(RECOMPUTED, "yellow"), *detail]
+            parts += [Text(""), line(_RECOMPUTED, "yellow"), *detail]
     if answer.not_checked:
         parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
     if answer.kept is not None and answer.kept.in_short:
@@ -110,7 +110,7 @@ def _outcome(answer: Explanation) -> str:
         return f"would go to {chosen}" if chosen else "no node is suitable"
     if answer.bound_node:
         choice = {True: "our first choice", False: f"not our first choice, {chosen}"}
-        text = choice.get(bool(answer.is_followed), "") if decision else NOT_KNOWN
+        text = choice.get(bool(answer.is_followed), "") if decision else _NOT_KNOWN
         gpus = f" (GPU {', '.join(map(str, answer.gpus))})" if answer.gpus else ""
         return f"is on {answer.bound_node}{gpus}, {text}"
     if answer.state == "gone":
@@ -147,7 +147,7 @@ def _asked(request: Request) -> str:
 
 def _group(group: Group) -> str:
     """Describe the group of a pod: its size, its placed pods, and where the rest fits."""
-    shown = list(group.placed.items())[:MOST_PLACED]
+    shown = list(group.placed.items())[:_MOST_PLACED]
     nodes = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in shown)
     more = len(group.placed) - len(shown)
     where = f": {nodes}{f' and {more} more' if more else ''}" if nodes else ""
@@ -212,12 +212,12 @@ def _left(answer: Explanation, limit: int) -> Text | None:
 
 def _reasons(heading: str, counted: list[ReasonCount]) -> Iterable[RenderableType]:
     for one in counted:
-        names = formatting.listed(one.nodes, MOST_NAMES)
+        names = formatting.listed(one.nodes, _MOST_NAMES)
         more = one.count - len(one.nodes)
-        if more > 0 and len(one.nodes) <= MOST_NAMES:
+        if more > 0 and len(one.nodes) <= _MOST_NAMES:
             names += f" and {more} more"
         elif more > 0:
-            names = formatting.listed([*one.nodes, *[""] * more], MOST_NAMES)
+            names = formatting.listed([*one.nodes, *[""] * more], _MOST_NAMES)
         yield line(f"{heading}: {one.count} {one.reason}: {names}")
 
 
@@ -264,7 +264,7 @@ def _detail(verdict: VerdictAnswer, *, has_scores: bool) -> Iterable[RenderableT
             "readings and API server disagree on which GPUs are in use: the pod may land on any",
             "yellow",
         )
-    yield sheet(DEVICE_COLUMNS, (_device(device) for device in verdict.devices))
+    yield sheet(_DEVICE_COLUMNS, (_device(device) for device in verdict.devices))
     yield from (line(_room(device)) for device in verdict.devices if device.declared_bytes)
     if has_scores:
         yield Text("")
@@ -286,7 +286,7 @@ def _scores(verdict: VerdictAnswer) -> RenderableType:
         for factor in verdict.factors
         if factor.value
     ]
-    return sheet(PART_COLUMNS, [*parts, ["score", "", "", f"{verdict.score:.6f}"], *factors])
+    return sheet(_PART_COLUMNS, [*parts, ["score", "", "", f"{verdict.score:.6f}"], *factors])
 
 
 def _room(device: DeviceAnswer) -> str:
@@ -313,20 +313,19 @@ def _device(device: DeviceAnswer) -> list[Cell]:
         index + instance,
         word(device.state),
         formatting.percent(device.utilization_ratio),
-        SIGNALS.get(activity.signal, formatting.NOTHING) if activity else formatting.NOTHING,
+        _SIGNALS.get(activity.signal, formatting.NOTHING) if activity else formatting.NOTHING,
         formatting.percent(device.memory_used_ratio),
         # The memory of a GPU in use is freed only when its pod ends: it is no room for this pod.
         formatting.gib(device.free_bytes) if device.can_land else formatting.NOTHING,
         formatting.UNKNOWN if celsius is None else f"{celsius:.0f}",
         word("yes" if device.can_land else "no"),
         str(device.assumed),
-        source_and_age(device),
+        _source_and_age(device),
         "; ".join(filter(None, (device.health, throttled))) or formatting.NOTHING,
     ]
 
 
-def source_and_age(device: DeviceAnswer) -> str:
-    """Format the source and age of each signal of a device."""
+def _source_and_age(device: DeviceAnswer) -> str:
     texts = {
         name: f"{one.source} {formatting.span(one.age_seconds)}"
         for name, one in device.signals.items()
@@ -336,14 +335,14 @@ def source_and_age(device: DeviceAnswer) -> str:
     return ", ".join(f"{name}: {text}" for name, text in texts.items()) or device.source
 
 
-FEW: Final = 10
-EVERY: Final = 10_000
+_FEW: Final = 10
+_EVERY: Final = 10_000
 """Largest number of nodes that the extender returns."""
 
 _DECISION: Final = re.compile(r"(\w[\w.]*-)?[1-9][0-9]{0,8}", re.ASCII)
 
 
-class DecisionName(click.ParamType[int | str]):
+class _DecisionName(click.ParamType[int | str]):
     """Option type for a decision: its number, or its id, which is unique across replicas."""
 
     name = "decision"
@@ -374,12 +373,12 @@ class DecisionName(click.ParamType[int | str]):
     type=FILE,
     help="Predict the placement of this manifest's pods (- for standard input).",
 )
-@click.option("--number", "decisions", multiple=True, type=DecisionName(), metavar="N",
+@click.option("--number", "decisions", multiple=True, type=_DecisionName(), metavar="N",
               help="Explain decision N instead: its number, or its id if several replicas have "
               "the number; repeatable.")  # fmt: skip
 @click.option("--node", metavar="NAME", shell_complete=NODES,
               help="Show this node in detail, as far as it was recorded.")  # fmt: skip
-@click.option("--limit", type=Whole(0, EVERY), help="Largest number of nodes to list; unless set, "
+@click.option("--limit", type=Whole(0, _EVERY), help="Largest number of nodes to list; unless set, "
               "10 in the table, and all with -o wide, json or yaml.")  # fmt: skip
 @click.option("--scores", is_flag=True, help="Show the parts of a detailed node's score.")
 def command(
@@ -403,7 +402,7 @@ def command(
         raise click.UsageError("name one of: POD..., --filename FILE, --number N")
     client = session.client
     if limit is None:
-        limit = FEW if session.output == "table" else EVERY
+        limit = _FEW if session.output == "table" else _EVERY
     requests: list[Callable[[], Explanation]] = [
         *(partial(client.explain, pod, limit=limit, node=node) for pod in pods),
         *(partial(client.explain, number=one, limit=limit, node=node) for one in decisions),
@@ -446,7 +445,7 @@ def _show(
         return status
     session.show(
         answer,
-        lambda: render(
+        lambda: _render(
             answer, node=node, limit=limit, is_wide=session.is_wide, has_scores=has_scores
         ),
     )

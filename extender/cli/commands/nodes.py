@@ -9,15 +9,15 @@ from extender.cli.remote.answers import Node, Nodes, StateCounts
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
-COLUMNS = [
+_COLUMNS = [
     "NODE", "MODEL", ">GPUS", ">IDLE", ">HELD IDLE", ">BUSY", ">FOREIGN", ">UNHEALTHY", ">UNKNOWN",
     "?>ACTIVITY", "?>MEMORY",
 ]  # fmt: skip
-STATUS_COLUMN = "STATUS"
-WIDE_COLUMNS = [
+_STATUS_COLUMN = "STATUS"
+_WIDE_COLUMNS = [
     ">HELD", ">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS",
 ]  # fmt: skip
-KINDS = {
+_KINDS = {
     "idle": "green",
     "held_idle": "yellow",
     "busy": "",
@@ -59,9 +59,9 @@ def command(session: Session, *, only_idle: bool, model: str) -> None:
 
 
 def _sheet(answer: Nodes, *, is_wide: bool) -> RenderableType:
-    has_status = any(status_of(node) != "Ready" for node in answer.nodes)
-    columns = [*COLUMNS, STATUS_COLUMN] if has_status else COLUMNS
-    extra = [*([] if has_status else [STATUS_COLUMN]), *WIDE_COLUMNS] if is_wide else []
+    has_status = any(_status_of(node) != "Ready" for node in answer.nodes)
+    columns = [*_COLUMNS, _STATUS_COLUMN] if has_status else _COLUMNS
+    extra = [*([] if has_status else [_STATUS_COLUMN]), *_WIDE_COLUMNS] if is_wide else []
     rows = []
     for node in answer.nodes:
         states = [node.gpu_states] if node.gpu_states.total or not node.mig_states.total else []
@@ -70,7 +70,7 @@ def _sheet(answer: Nodes, *, is_wide: bool) -> RenderableType:
         for one in states:
             row = _row(node, one)
             if has_status or is_wide:
-                row.append(word(status_of(node)))
+                row.append(word(_status_of(node)))
             if is_wide:
                 row += _more(node)
             rows.append(row)
@@ -79,7 +79,7 @@ def _sheet(answer: Nodes, *, is_wide: bool) -> RenderableType:
 
 def _row(node: Node, states: StateCounts) -> list[Cell]:
     kind = " MIG" if states is node.mig_states else ""
-    counted = [(getattr(states, name), style) for name, style in KINDS.items()]
+    counted = [(getattr(states, name), style) for name, style in _KINDS.items()]
     return [
         node.name,
         (node.model or formatting.UNKNOWN) + kind,
@@ -110,7 +110,7 @@ def _has_trouble(node: Node) -> bool:
     )
 
 
-def status_of(node: Node) -> str:
+def _status_of(node: Node) -> str:
     """Return the node's status in kubectl's words."""
     status = "Ready" if node.is_ready else "NotReady"
     return f"{status},SchedulingDisabled" if node.is_unschedulable else status

@@ -9,7 +9,7 @@ from extender.cli.remote.answers import PendingAnswer, ReasonCount, Waiting
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
-COLUMNS = [
+_COLUMNS = [
     "POD",
     ">WAITS",
     "ASKS FOR",
@@ -17,8 +17,8 @@ COLUMNS = [
     "_NODES HELD BACK BY KUBE-SCHEDULER",
     "_BY IDLEGPU",
 ]
-WIDE_COLUMNS = ["SCHEDULER", "OWNER", "WHAT WOULD HELP"]
-MOST_REASONS = 2
+_WIDE_COLUMNS = ["SCHEDULER", "OWNER", "WHAT WOULD HELP"]
+_MOST_REASONS = 2
 
 
 @click.command("pending")
@@ -38,12 +38,12 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 
 
 def _render(answer: PendingAnswer, *, is_wide: bool) -> RenderableType:
-    columns = WIDE_COLUMNS if is_wide else ()
+    columns = _WIDE_COLUMNS if is_wide else ()
     left = answer.total - len(answer.pods)
     away = formatting.listed(answer.unreachable)
     return stack(
         [
-            sheet(COLUMNS, (_row(pod, is_wide=is_wide) for pod in answer.pods), columns)
+            sheet(_COLUMNS, (_row(pod, is_wide=is_wide) for pod in answer.pods), columns)
             if answer.pods
             else line("no GPU pod waits"),
             line(f"and {left} more (--limit)", "dim") if left > 0 else None,
@@ -58,8 +58,8 @@ def _row(pod: Waiting, *, is_wide: bool) -> list[Cell]:
         formatting.span(pod.waiting_seconds),
         formatting.resources(pod.resources) or formatting.NOTHING,
         word(pod.state),
-        reasons(pod.by_scheduler, is_wide=is_wide),
-        reasons(pod.by_us, is_wide=is_wide),
+        _reasons(pod.by_scheduler, is_wide=is_wide),
+        _reasons(pod.by_us, is_wide=is_wide),
     ]
     if is_wide:
         row += [
@@ -70,17 +70,17 @@ def _row(pod: Waiting, *, is_wide: bool) -> list[Cell]:
     return row
 
 
-def reasons(counted: list[ReasonCount], *, is_wide: bool) -> str:
+def _reasons(counted: list[ReasonCount], *, is_wide: bool) -> str:
     """Format reasons with their counts, abbreviated unless `is_wide`."""
-    texts = [f"{one.count} {short(one.reason)}" for one in counted]
-    return formatting.listed(texts, len(texts) if is_wide else MOST_REASONS)
+    texts = [f"{one.count} {_short(one.reason)}" for one in counted]
+    return formatting.listed(texts, len(texts) if is_wide else _MOST_REASONS)
 
 
-def short(reason: str) -> str:
+def _short(reason: str) -> str:
     """Strip the prefix that all reasons have in common.
 
     Example:
-        >>> short("node(s) had too few GPUs known to be idle")
+        >>> _short("node(s) had too few GPUs known to be idle")
         'too few GPUs known to be idle'
     """
     for start in ("node(s) had ", "node(s) "):

@@ -9,9 +9,19 @@ from extender.cli.remote.regret import PlacementOutcome, Regret, RegretMeans
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
-MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
-COLUMNS = ["POD", "NODE", "OUR CHOICE", "?BEST", ">GOT", ">CHOICE", ">BEST", ">REGRET", "?FOLLOWED"]
-WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
+_MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
+_COLUMNS = [
+    "POD",
+    "NODE",
+    "OUR CHOICE",
+    "?BEST",
+    ">GOT",
+    ">CHOICE",
+    ">BEST",
+    ">REGRET",
+    "?FOLLOWED",
+]
+_WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 
 
 @click.command("regret")
@@ -50,9 +60,9 @@ def _render(answer: Regret, *, is_wide: bool) -> RenderableType:
     rows = (_row(one, is_wide=is_wide) for one in answer.placements)
     return stack(
         [
-            sheet(MEANS, means),
+            sheet(_MEANS, means),
             line(""),
-            sheet(COLUMNS, rows, WIDE_COLUMNS if is_wide else ()),
+            sheet(_COLUMNS, rows, _WIDE_COLUMNS if is_wide else ()),
             *notes,
         ]
     )

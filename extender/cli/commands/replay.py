@@ -13,12 +13,12 @@ from extender.cli.tables import line, sheet, stack
 if TYPE_CHECKING:
     from extender.insight.replay.report import ReplayReport, Side
 
-COLUMNS = ["PLACED BY", ">PODS PLACED", ">PODS WAITING", ">ACTIVITY", ">ON IDLE GPUS"]
-LEGEND = (
+_COLUMNS = ["PLACED BY", ">PODS PLACED", ">PODS WAITING", ">ACTIVITY", ">ON IDLE GPUS"]
+_LEGEND = (
     "ACTIVITY: mean of the GPUs where the pods land, at the time of the decision; ON IDLE GPUS: "
     "share of the placed pods that get enough GPUs known to be idle"
 )
-SHOWN = 10
+_SHOWN = 10
 
 
 @click.command("replay")
@@ -64,7 +64,7 @@ def _render(report: "ReplayReport") -> RenderableType:
         rows.append(_row("changed settings", report.after))
     if report.bound:
         rows.append(_row("kube-scheduler", report.actual))
-    parts: list[RenderableType | None] = [sheet(COLUMNS, rows), line(LEGEND, "dim"), line("")]
+    parts: list[RenderableType | None] = [sheet(_COLUMNS, rows), line(_LEGEND, "dim"), line("")]
     if report.changes:
         share = formatting.percent(report.moved / report.pods)
         parts.append(line(f"{report.moved} of {report.pods} pods ({share}) would go elsewhere"))
@@ -119,7 +119,7 @@ def _move(report: "ReplayReport") -> RenderableType:
             formatting.percent(move.activity_before),
             formatting.percent(move.activity_after),
         ]
-        for move in report.moves[:SHOWN]
+        for move in report.moves[:_SHOWN]
     ]
     left = report.moved - len(rows)
     more = line(f"and {left} more (-o json names {len(report.moves)})", "dim") if left else None

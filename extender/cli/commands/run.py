@@ -14,11 +14,11 @@ from extender.cli.remote.errors import ClientError
 from extender.cli.session import Session, connected, dump
 from extender.core.request.targets import parse_targets
 
-HURRY_SECONDS: Final = 3.0
+_HURRY_SECONDS: Final = 3.0
 """Timeout for the optional question to the extender: a Job can be printed without its answer."""
 
 
-def checked_environment(
+def _checked_environment(
     _: click.Context, __: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Check environment variables.
@@ -56,7 +56,7 @@ def checked_environment(
 @click.option("--require-idle", is_flag=True, help="Wait for GPUs known to be idle.")
 @click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE",
-              callback=checked_environment,
+              callback=_checked_environment,
               help="Environment variable; repeatable.")  # fmt: skip
 @click.option("--shm", metavar="QUANTITY", help="Size of /dev/shm, such as 16Gi; part of the RAM.")
 @click.option("--node", default="", metavar="NAME", shell_complete=NODES, help="Only this node.")
@@ -184,7 +184,7 @@ def _checked(target: str | None) -> str | None:
 def _choose_scheduler(session: Session) -> str:
     """Choose and print the schedulerName: the only one that calls the extender, else ""."""
     try:
-        asking = session.with_timeout(HURRY_SECONDS).client.unasked().asked_by
+        asking = session.with_timeout(_HURRY_SECONDS).client.unasked().asked_by
         known = f"schedulers that call idlegpu: {', '.join(asking) or 'none known'}"
     except ClientError:
         asking, known = [], "idlegpu does not answer"

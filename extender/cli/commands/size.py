@@ -13,7 +13,7 @@ from extender.cli.session import FILE, Session, connected, show_table
 from extender.cli.tables import line, stack
 from extender.core.sizing import GIB, Certainty, Proposal
 
-WORDS = {
+_WORDS = {
     Certainty.MEASURED: "measured from similar pods",
     Certainty.STATED: "stated by the command",
     Certainty.ESTIMATED: "an estimate from the size of the model",
@@ -71,7 +71,7 @@ def _render(found: Proposal) -> RenderableType:
     options += [f"--model {shlex.quote(wishes['prefer-models'])}"] if found.models else []
     return stack(
         [
-            line(f"{what}{memory}: {WORDS[found.certainty]}", "bold"),
+            line(f"{what}{memory}: {_WORDS[found.certainty]}", "bold"),
             *(line(reason, "dim") for reason in found.because),
             Text(""),
             *(line(f"idlegpu.io/{name}: {value}") for name, value in wishes.items() if value),

@@ -12,7 +12,7 @@ from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, dump
 
-POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @click.command("smoke")
@@ -63,7 +63,7 @@ def command(
     status 1 if the pod did not run or failed. -o json or yaml prints the outcome and the output as
     a document.
     """
-    item = smoke_pod(node, resource=resource, image=image)
+    item = _smoke_pod(node, resource=resource, image=image)
     if dry_run:
         click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
         return
@@ -96,7 +96,7 @@ def command(
         raise ClientError(f"nvidia-smi failed on {node}: {_why(ended)}", Failure.NOT_FOUND)
 
 
-def smoke_pod(node: str, *, resource: str, image: str) -> Object:
+def _smoke_pod(node: str, *, resource: str, image: str) -> Object:
     """Build a pod that runs nvidia-smi on one GPU of a node and tolerates all taints."""
     template = gpu_pod(
         ["nvidia-smi"], image=image, limits={resource: "1"}, annotations={}, scheduler=""
@@ -130,7 +130,7 @@ def _wait(cluster: Cluster, path: str, seconds: int) -> Object:
                 f"the pod has not ended within {span(seconds)} (--wait): {_why(pod)}",
                 Failure.NOT_FOUND,
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _logs(cluster: Cluster, path: str, pod: Object) -> str:

@@ -19,12 +19,12 @@ from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
 from extender.cli.tables import STYLES, line, stack
 
-AROUND = 4
+_AROUND = 4
 """Screen lines outside the table's rows: the summary above, the header, the last line."""
-WITHOUT_SCREEN = 20
+_WITHOUT_SCREEN = 20
 """Number of GPUs to show if the output is no terminal."""
 
-QUIT = "q"
+_QUIT = "q"
 
 
 @click.command("top")
@@ -46,13 +46,13 @@ def command(session: Session, *, node: str | None, once: bool, interval: float) 
     """
     if once or not session.is_table:
         answer = session.client.gpus(node)
-        answer.gpus = busiest_first(answer.gpus)
+        answer.gpus = _busiest_first(answer.gpus)
         session.show(answer, lambda: _screen(answer.gpus, _lines(session), is_wide=session.is_wide))
         return
     with contextlib.suppress(KeyboardInterrupt), pressed_keys() as wait, _view(session) as show:
         while True:
             show(_frame(session, node))
-            if QUIT in wait(interval):
+            if _QUIT in wait(interval):
                 return
 
 
@@ -70,7 +70,7 @@ def _view(session: Session) -> Iterator[Callable[[RenderableType], None]]:
 def _frame(session: Session, node: str | None) -> RenderableType:
     """Fetch and render the current state; show a temporary failure of the extender instead."""
     try:
-        gpus = busiest_first(session.client.gpus(node).gpus)
+        gpus = _busiest_first(session.client.gpus(node).gpus)
     except ClientError as error:
         if error.failure not in {Failure.UNREACHABLE, Failure.FAULT}:
             raise
@@ -80,10 +80,10 @@ def _frame(session: Session, node: str | None) -> RenderableType:
 
 def _lines(session: Session) -> int:
     console = session.console
-    return max(console.height - AROUND, 1) if console.is_terminal else WITHOUT_SCREEN
+    return max(console.height - _AROUND, 1) if console.is_terminal else _WITHOUT_SCREEN
 
 
-def busiest_first(gpus: list[Gpu]) -> list[Gpu]:
+def _busiest_first(gpus: list[Gpu]) -> list[Gpu]:
     """Sort GPUs by latest activity, busiest first; GPUs without a reading come last."""
 
     def place(gpu: Gpu) -> tuple[bool, float, float, str]:

@@ -20,15 +20,15 @@ from extender.runtime.yaml_documents import yaml_documents
 
 # Compute an account's rights from RBAC objects, for runs without an API server.
 
-KINDS: Final = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-HOW: Final = (
+_KINDS: Final = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+_HOW: Final = (
     "pass the output of kubectl get clusterroles,clusterrolebindings,roles,rolebindings -A -o json"
 )
 
 _Objects = Mapping[str, Sequence[Object]]
 
 
-def read_rights(objects: _Objects, account: str, settings: Object) -> tuple[Right, ...]:
+def _read_rights(objects: _Objects, account: str, settings: Object) -> tuple[Right, ...]:
     """Return each right that an account needs, and whether RBAC objects grant it.
 
     Rights from other authorizers are not seen; they are rare for service accounts.
@@ -110,13 +110,13 @@ def _namespace(item: Object) -> str:
     return text_of(mapping_of(item.get("metadata")).get("namespace"))
 
 
-END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
-SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
-SETTINGS_KEYS: Final = frozenset(
+_END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
+_SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
+_SETTINGS_KEYS: Final = frozenset(
     {"listen", "status_listen", "prometheus", "freshness", "tls", "agents", "peers", "wire"}
 )
 """Sections that identify an extender settings file; two of them are enough."""
-PLURALS: Final = {
+_PLURALS: Final = {
     "nodes": "Node",
     "pods": "Pod",
     "daemonsets": "DaemonSet",
@@ -124,7 +124,7 @@ PLURALS: Final = {
     "configmaps": "ConfigMap",
     "services": "Service",
     "secrets": "Secret",
-    **{f"{kind.lower()}s": kind for kind in KINDS},
+    **{f"{kind.lower()}s": kind for kind in _KINDS},
 }
 
 
@@ -198,12 +198,12 @@ class FactCollector:
         if not isinstance(document, dict):
             return False
         kind = text_of(document.get("kind"))
-        if kind == SCHEDULER_KIND:
+        if kind == _SCHEDULER_KIND:
             self._schedulers.append(Scheduler(source=source, config=document))
             return True
         if kind.endswith("List"):
             return self._add_items(kind.removesuffix("List"), document, stem)
-        if kind in PLURALS.values():
+        if kind in _PLURALS.values():
             self.add_list(kind, [document])
             return True
         return not kind and self._add_unnamed(source, document, stem)
@@ -211,14 +211,14 @@ class FactCollector:
     def _add_items(self, kind: str, document: Object, stem: str) -> bool:
         """Add a list; take the kind of a kubectl List from its items or from the file name."""
         items = objects_of(document.get("items"))
-        of_kind = kind or PLURALS.get(stem.lower(), "")
-        if of_kind in PLURALS.values() and not items:
+        of_kind = kind or _PLURALS.get(stem.lower(), "")
+        if of_kind in _PLURALS.values() and not items:
             self.add_list(of_kind, ())
             return True
         is_known = False
         for item in items:
             item_kind = text_of(item.get("kind")) or kind
-            if item_kind in PLURALS.values():
+            if item_kind in _PLURALS.values():
                 self.add_list(item_kind, [item])
                 is_known = True
         return is_known
@@ -237,7 +237,7 @@ class FactCollector:
             self.add_version(mapping_of(document["serverVersion"]))
         elif document.get("version") == "v1" and ("sharing" in document or "flags" in document):
             self._plugin_configs[stem or source] = document
-        elif len(SETTINGS_KEYS & document.keys()) > 1:
+        elif len(_SETTINGS_KEYS & document.keys()) > 1:
             self._settings = document
         else:
             return False
@@ -292,13 +292,13 @@ class FactCollector:
             exporter=_tuple(self._exporter),
             certificates=(*self._certificates, *self._from_metrics()) or None,
             rights=self._rights(),
-            missing={"rights": HOW, **self.missing},
+            missing={"rights": _HOW, **self.missing},
         )
 
     def _rights(self) -> tuple[Right, ...] | None:
         """Return the account's rights, according to the API server or else to the RBAC objects."""
-        if self.rights is None and all(kind in self._objects for kind in KINDS):
-            return read_rights(self._objects, self.account, self._settings or {})
+        if self.rights is None and all(kind in self._objects for kind in _KINDS):
+            return _read_rights(self._objects, self.account, self._settings or {})
         return self.rights
 
     def _sources(self) -> Mapping[str, Object] | None:
@@ -324,7 +324,7 @@ class FactCollector:
     def _from_metrics(self) -> Iterable[Certificate]:
         """Yield the certificates whose expiry time the extender exports as a metric."""
         for sample in self._metrics or ():
-            if sample.name == END_METRIC:
+            if sample.name == _END_METRIC:
                 source = f"the extender's {sample.labels.get('certificate', '')}"
                 yield Certificate(source=source, subject="", ends_at=sample.value)
 

@@ -8,7 +8,7 @@ from typing import Final
 Object = Mapping[str, object]
 """A Kubernetes object or another document, as decoded JSON."""
 
-NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
+_NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
 LABELS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -143,7 +143,7 @@ class Facts:
     exporter: tuple[Sample, ...] | None = None
     certificates: tuple[Certificate, ...] | None = None
     rights: tuple[Right, ...] | None = None
-    missing: Mapping[str, str] = field(default_factory=lambda: NOTHING_KNOWN)
+    missing: Mapping[str, str] = field(default_factory=lambda: _NOTHING_KNOWN)
 
     def why_missing(self, name: str) -> str:
         """Return the reason why a fact is unknown."""

@@ -13,7 +13,7 @@ from extender.cli.remote.errors import ClientError, Failure
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.runtime.yaml_documents import yaml_documents
 
-ALLOWED: Final = (
+_ALLOWED: Final = (
     "must be objects of the API server as JSON or YAML (nodes, pods, daemonsets, configmaps, "
     "services, secrets, roles and their bindings), the output of kubectl version, a "
     "KubeSchedulerConfiguration, metrics of dcgm-exporter or the extender, answers of /v1/unasked, "
@@ -35,7 +35,7 @@ def add_files(collector: FactCollector, files: Iterable[str]) -> None:
             raise ClientError(f"cannot read {file}: {error}", Failure.BAD_REQUEST) from error
         if not _add_text(collector, file, text):
             raise ClientError(
-                f"the content of {file} is not recognized: {ALLOWED}", Failure.BAD_REQUEST
+                f"the content of {file} is not recognized: {_ALLOWED}", Failure.BAD_REQUEST
             )
 
 

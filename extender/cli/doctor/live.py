@@ -25,22 +25,22 @@ from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure
 from extender.core.untyped import mapping_of, objects_of, text_of
 
-PAGE: Final = "500"
+_PAGE: Final = "500"
 MOST_PAGES: Final = 1000
 """Page limit of one list: half a million objects."""
-LISTS: Final = {
+_LISTS: Final = {
     "nodes": ("Node", "/api/v1/nodes"),
     "pods": ("Pod", "/api/v1/pods"),
     "daemon_sets": ("DaemonSet", "/apis/apps/v1/daemonsets"),
     "claims": ("ResourceClaim", "/apis/resource.k8s.io/v1/resourceclaims"),
 }
-CONFIG_WORDS: Final = (
+_CONFIG_WORDS: Final = (
     *("kube-scheduler", "idlegpu", "nvidia-device-plugin", "nvidia-gpu-device-plugin"),
     *("dcgm-exporter", "cluster-autoscaler"),
 )
 """Names of pods whose namespaces are searched for ConfigMaps."""
-KEPT_WORDS: Final = (
-    *CONFIG_WORDS,
+_KEPT_WORDS: Final = (
+    *_CONFIG_WORDS,
     *PLUGIN_WORDS,
     *DRA_WORDS,
     *MPS_WORDS,
@@ -50,12 +50,12 @@ KEPT_WORDS: Final = (
     *AGENT_WORDS,
 )
 """Names of pods that checks need although they request no GPUs; other such pods are dropped."""
-SECRETS: Final = ("idlegpu-extender-tls", "idlegpu-kube-scheduler-tls", "idlegpu-ca")
-EXPORTER_PORT: Final = 9400
-MOST_EXPORTERS: Final = 2
+_SECRETS: Final = ("idlegpu-extender-tls", "idlegpu-kube-scheduler-tls", "idlegpu-ca")
+_EXPORTER_PORT: Final = 9400
+_MOST_EXPORTERS: Final = 2
 """Number of dcgm-exporter pods to query: usually all belong to one DaemonSet."""
 
-NO_SCHEDULER: Final = (
+_NO_SCHEDULER: Final = (
     "no readable ConfigMap holds one (kubeadm keeps it in a file on the control plane): pass "
     "the file, idlegpu doctor FILE"
 )
@@ -72,12 +72,12 @@ def gather_cluster(collector: FactCollector, cluster: Callable[[], Cluster], acc
     try:
         server = cluster()
     except ClientError as error:
-        names = (*LISTS, "config_maps", "schedulers", "exporter", "certificates", "rights")
+        names = (*_LISTS, "config_maps", "schedulers", "exporter", "certificates", "rights")
         names += ("services", "version")
         collector.missing |= dict.fromkeys(names, str(error))
         return
     found: dict[str, list[Object]] = {}
-    for name, (kind, path) in LISTS.items():
+    for name, (kind, path) in _LISTS.items():
         try:
             found[name] = [item for item in _pages(server, path) if _is_needed(kind, item)]
             collector.add_list(kind, found[name])
@@ -98,7 +98,7 @@ def gather_cluster(collector: FactCollector, cluster: Callable[[], Cluster], acc
 
 
 def _is_needed(kind: str, item: Object) -> bool:
-    return kind != "Pod" or bool(asked(item)) or is_called(item, KEPT_WORDS)
+    return kind != "Pod" or bool(asked(item)) or is_called(item, _KEPT_WORDS)
 
 
 def _pages(server: Cluster, path: str) -> Iterator[Object]:
@@ -107,7 +107,7 @@ def _pages(server: Cluster, path: str) -> Iterator[Object]:
     Raises:
         ClientError: a page cannot be read, or the list does not end.
     """
-    params, tokens = {"limit": PAGE}, set[str]()
+    params, tokens = {"limit": _PAGE}, set[str]()
     while len(tokens) < MOST_PAGES:
         page = mapping_of(server.get(path, params))
         yield from objects_of(page.get("items"))
@@ -117,7 +117,7 @@ def _pages(server: Cluster, path: str) -> Iterator[Object]:
         if rest in tokens:
             break
         tokens.add(rest)
-        params = {"limit": PAGE, "continue": rest}
+        params = {"limit": _PAGE, "continue": rest}
     raise ClientError(f"cannot list {path}: the list does not end", Failure.FAULT)
 
 
@@ -128,7 +128,7 @@ def _add_config_maps(
     namespaces = {"kube-system", own} | {
         text_of(mapping_of(pod.get("metadata")).get("namespace"))
         for pod in pods
-        if is_called(pod, CONFIG_WORDS)
+        if is_called(pod, _CONFIG_WORDS)
     }
     refused = ""
     for namespace in sorted(namespaces - {""}):
@@ -139,13 +139,13 @@ def _add_config_maps(
             refused = str(error)
     if refused:
         collector.missing["config_maps"] = refused
-    collector.missing["schedulers"] = f"{refused}; {NO_SCHEDULER}" if refused else NO_SCHEDULER
+    collector.missing["schedulers"] = f"{refused}; {_NO_SCHEDULER}" if refused else _NO_SCHEDULER
 
 
 def _add_secrets(collector: FactCollector, server: Cluster, namespace: str) -> None:
     """Add the certificates of the extender's Secrets; each Secret is read by name, no others."""
-    why = f"no Secret {' or '.join(SECRETS)} in {namespace}"
-    for name in SECRETS:
+    why = f"no Secret {' or '.join(_SECRETS)} in {namespace}"
+    for name in _SECRETS:
         try:
             secret = mapping_of(server.get(f"/api/v1/namespaces/{namespace}/secrets/{name}"))
         except ClientError as error:
@@ -173,9 +173,9 @@ def _add_exporters(collector: FactCollector, server: Cluster, pods: list[Object]
     """Add the metrics of some dcgm-exporters, read through the API server's proxy."""
     collector.missing["exporter"] = "no pod of dcgm-exporter runs"
     running = (pod for pod in pods if is_called(pod, EXPORTER_WORDS) and is_running(pod))
-    for _, pod in zip(range(MOST_EXPORTERS), running, strict=False):
+    for _, pod in zip(range(_MOST_EXPORTERS), running, strict=False):
         namespace = text_of(mapping_of(pod.get("metadata")).get("namespace"))
-        where = f"/api/v1/namespaces/{namespace}/pods/{name_of(pod)}:{EXPORTER_PORT}"
+        where = f"/api/v1/namespaces/{namespace}/pods/{name_of(pod)}:{_EXPORTER_PORT}"
         try:
             collector.add_samples(parse_exposition(server.text(f"{where}/proxy/metrics")))
         except (ClientError, ValueError) as error:

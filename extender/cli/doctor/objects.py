@@ -11,22 +11,22 @@ GPU: Final = "nvidia.com/gpu"
 SHARED: Final = "nvidia.com/gpu.shared"
 MIG: Final = "nvidia.com/mig-"
 
-PRESENT_LABELS: Final = (
+_PRESENT_LABELS: Final = (
     "nvidia.com/gpu.present",
     "feature.node.kubernetes.io/pci-10de.present",
     "feature.node.kubernetes.io/pci-0300_10de.present",
     "feature.node.kubernetes.io/pci-0302_10de.present",
 )
 """Labels of gpu-feature-discovery and node-feature-discovery that are `true` on GPU nodes."""
-CLOUD_LABELS: Final = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+_CLOUD_LABELS: Final = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 
 EXPORTER_WORDS: Final = ("dcgm-exporter",)
 AGENT_WORDS: Final = ("idlegpu-agent",)
 NODE_LABELS: Final = ("Hostname", "hostname", "exported_hostname")
 """Metric labels in which dcgm-exporter reports its node."""
 
-OVER: Final = frozenset({"Succeeded", "Failed"})
-SHOWN: Final = 5
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+_SHOWN: Final = 5
 
 
 def name_of(item: Object) -> str:
@@ -76,26 +76,25 @@ def is_gpu(resource: str) -> bool:
     return resource in {GPU, SHARED} or resource.startswith(MIG)
 
 
-def gpu_counts(counts: object) -> dict[str, int]:
-    """Return the GPU resources in a list of quantities."""
+def _gpu_counts(counts: object) -> dict[str, int]:
     return {name: number(count) for name, count in mapping_of(counts).items() if is_gpu(name)}
 
 
 def capacity(node: Object) -> dict[str, int]:
     """Return the GPU resources in a node's capacity."""
-    return gpu_counts(mapping_of(node.get("status")).get("capacity"))
+    return _gpu_counts(mapping_of(node.get("status")).get("capacity"))
 
 
 def allocatable(node: Object) -> dict[str, int]:
     """Return the GPU resources that a node can allocate to pods."""
-    return gpu_counts(mapping_of(node.get("status")).get("allocatable"))
+    return _gpu_counts(mapping_of(node.get("status")).get("allocatable"))
 
 
 def is_labelled(node: Object) -> bool:
     """Check whether a node's labels say that it has GPUs."""
     labels = labels_of(node)
-    return any(labels.get(name) == "true" for name in PRESENT_LABELS) or any(
-        labels.get(name) for name in CLOUD_LABELS
+    return any(labels.get(name) == "true" for name in _PRESENT_LABELS) or any(
+        labels.get(name) for name in _CLOUD_LABELS
     )
 
 
@@ -111,7 +110,7 @@ def gpu_nodes(facts: Facts) -> list[Object]:
 
 def is_over(pod: Object) -> bool:
     """Check whether a pod has finished."""
-    return text_of(mapping_of(pod.get("status")).get("phase")) in OVER
+    return text_of(mapping_of(pod.get("status")).get("phase")) in _OVER
 
 
 def is_running(pod: Object) -> bool:
@@ -136,7 +135,7 @@ def containers(pod: Object) -> Sequence[Object]:
 def asked_by(container: Object) -> dict[str, int]:
     """Return the GPU resources that a container requests."""
     resources = mapping_of(container.get("resources"))
-    found = gpu_counts(resources.get("limits")) or gpu_counts(resources.get("requests"))
+    found = _gpu_counts(resources.get("limits")) or _gpu_counts(resources.get("requests"))
     return {name: count for name, count in found.items() if count}
 
 
@@ -247,5 +246,5 @@ def some(names: Iterable[str]) -> str:
         ('b, a', '0, 1, 2, 3, 4 and 2 more')
     """
     every = list(names)
-    more = len(every) - SHOWN
-    return ", ".join(every[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(every) - _SHOWN
+    return ", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -10,8 +10,8 @@ from extender.cli.remote.errors import ClientError, Failure
 from extender.core.untyped import mapping_of, text_of
 
 ACCOUNT: Final = "idlegpu/idlegpu-extender"
-SELF: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-REVIEWS: Final = "/apis/authorization.k8s.io/v1"
+_SELF: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+_REVIEWS: Final = "/apis/authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ def _own_user(cluster: Cluster) -> str:
     """Return the caller's user name according to the API server, "" if it does not answer."""
     kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     try:
-        review = cluster.create(SELF, kind)
+        review = cluster.create(_SELF, kind)
     except ClientError as error:
         if error.failure is Failure.UNREACHABLE:
             raise
@@ -195,7 +195,7 @@ def _is_allowed(cluster: Cluster, user: str | None, attributes: Mapping[str, str
     if user is not None:
         spec |= {"user": user, "groups": list(groups_of(user))}
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
-    result = cluster.create(f"{REVIEWS}/{kind.lower()}s", review)
+    result = cluster.create(f"{_REVIEWS}/{kind.lower()}s", review)
     return mapping_of(mapping_of(result).get("status")).get("allowed") is True
 
 

@@ -16,10 +16,10 @@ from extender.cli.remote.transports import Login, Params, UrlTransport
 from extender.kube.kubeconfig import KUBECONFIG_ERRORS, cause_of
 from extender.runtime.decoding import MalformedError, decode_with
 
-TOKEN_HEADER: Final = "X-Idlegpu-Token"  # noqa: S105 - the header's name
+_TOKEN_HEADER: Final = "X-Idlegpu-Token"  # noqa: S105 - the header's name
 """Header for the extender's token: the API server's proxy does not forward Authorization."""
 
-HTTPS: Final = "https"
+_HTTPS: Final = "https"
 """Value of a Service port's `appProtocol`, or else its name, if the port speaks TLS."""
 
 _SERVICE: Final = re.compile(
@@ -205,7 +205,7 @@ class _Address(NamedTuple):
         meant = [each for each in ports if self.port in {each.name, str(each.port)}]
         if not self.port and len(ports) == 1:
             meant = ports
-        return any((each.app_protocol or each.name).lower() == HTTPS for each in meant)
+        return any((each.app_protocol or each.name).lower() == _HTTPS for each in meant)
 
 
 class ServiceTransport:
@@ -222,7 +222,7 @@ class ServiceTransport:
         self, transport: UrlTransport, address: _Address, service: str, token: str
     ) -> None:
         self._server = transport
-        self._transport = transport.with_headers({TOKEN_HEADER: token}) if token else transport
+        self._transport = transport.with_headers({_TOKEN_HEADER: token}) if token else transport
         self._address = address
         self._service = service
         self._hint = ""
@@ -265,12 +265,12 @@ class ServiceTransport:
             if address.port:
                 plain = f"{address.namespace}/http:{address.name}:{address.port}"
                 self._hint = f" (if the port does not speak TLS: --service {plain})"
-            return address.proxy_path(HTTPS)
+            return address.proxy_path(_HTTPS)
         try:
             service = decode_with(_SERVICE_DECODER.decode, answer)
         except MalformedError:  # not an API server: the next request reports that
             return address.proxy_path("")
-        return address.proxy_path(HTTPS if address.speaks_tls(service) else "")
+        return address.proxy_path(_HTTPS if address.speaks_tls(service) else "")
 
 
 def _read(body: bytes, path: str) -> Any:  # noqa: ANN401 - an object

@@ -17,11 +17,11 @@ from extender.runtime.decoding import MalformedError, decode_with
 
 Params = Mapping[str, str]
 
-CONNECT_SECONDS: Final = 5.0
-SHOWN: Final = 300
+_CONNECT_SECONDS: Final = 5.0
+_SHOWN: Final = 300
 """Characters of an unknown answer that an error message quotes."""
 
-NOTHING: Final = "nothing more"
+_NOTHING: Final = "nothing more"
 
 _ROUTE: Final = re.compile(r" \(GET /[^)]*\)")
 """Routes that a message names for programs."""
@@ -121,7 +121,7 @@ class UrlTransport:
             )
         self.url = url.rstrip("/")
         self._if_unreachable = if_unreachable
-        self._connect_seconds = min(CONNECT_SECONDS, login.timeout_seconds)
+        self._connect_seconds = min(_CONNECT_SECONDS, login.timeout_seconds)
         self._headers = dict(login.headers)
         self._pool = urllib3.PoolManager(
             num_pools=2,
@@ -157,9 +157,9 @@ class UrlTransport:
             ) from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             failure = _FAILURES.get(response.status, Failure.FAULT)
-            text = message_of(response.data)
+            text = _message_of(response.data)
             # An error in the request says nothing about the server: leave its address out.
-            is_ours = failure in {Failure.NOT_FOUND, Failure.BAD_REQUEST} and text != NOTHING
+            is_ours = failure in {Failure.NOT_FOUND, Failure.BAD_REQUEST} and text != _NOTHING
             means = _ROUTE.sub("", text) if is_ours else self._explain(response)
             raise ClientError(means, failure)
         return response.data
@@ -180,14 +180,14 @@ class UrlTransport:
             return f"it closes the connection{hint}"
         text = str(error.__cause__ or error)
         text = text.partition(">: ")[2] or text
-        return " ".join(text.split())[:SHOWN] or type(error).__name__
+        return " ".join(text.split())[:_SHOWN] or type(error).__name__
 
     def _explain(self, response: urllib3.BaseHTTPResponse) -> str:
         """Return what an error of the server means for the caller, and what to do."""
-        text = message_of(response.data)
+        text = _message_of(response.data)
         words = _API_SERVER if _is_status(response.data) else _EXTENDER
         means, remedy = words.get(response.status, _FAILED)
-        said = "" if text == NOTHING else f": {text}"
+        said = "" if text == _NOTHING else f": {text}"
         return f"{self.url} {means}{said}; {remedy}"
 
 
@@ -232,11 +232,11 @@ def _tls(scheme: str, login: Login) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def message_of(body: bytes) -> str:
+def _message_of(body: bytes) -> str:
     """Return an answer's error message: from our JSON, from a Status object, or its text.
 
     Example:
-        >>> message_of(b'{"error": "no"}'), message_of(b'{"kind": "Status", "message": "x"}')
+        >>> _message_of(b'{"error": "no"}'), _message_of(b'{"kind": "Status", "message": "x"}')
         ('no', 'x')
     """
     try:
@@ -247,7 +247,7 @@ def message_of(body: bytes) -> str:
         for name in ("error", "message"):
             if isinstance(document.get(name), str) and document[name]:
                 return str(document[name])
-    return " ".join(body.decode(errors="replace").split())[:SHOWN] or NOTHING
+    return " ".join(body.decode(errors="replace").split())[:_SHOWN] or _NOTHING
 
 
 def _kind(error: Exception) -> Failure:

@@ -13,12 +13,12 @@ from extender.runtime.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
-MIB: Final = 1 << 20
-MAX_TEXT: Final = 8192
+_MIB: Final = 1 << 20
+_MAX_TEXT: Final = 8192
 """Characters of the containers that are searched for options and words: at most a few
 milliseconds, and a tenth of one for most pods."""
-MAX_REASON: Final = 500
-SIMILAR: Final = frozenset({"owner", "images"})
+_MAX_REASON: Final = 500
+_SIMILAR: Final = frozenset({"owner", "images"})
 """Similarity that is enough to write an annotation; equal requests alone are not."""
 
 MeasuredLike = Callable[[Kin], tuple[str, list[int]] | None]
@@ -70,20 +70,20 @@ class Proposals:
         if states_memory and states_models:
             return {}
         measured = self._measured(kin_of({**pod, "metadata": {**metadata, "namespace": namespace}}))
-        text = " ".join(texts_in(mapping_of(pod.get("spec")).get("containers")))[:MAX_TEXT]
+        text = " ".join(texts_in(mapping_of(pod.get("spec")).get("containers")))[:_MAX_TEXT]
         found = propose("", text, measured, gpus=request.count)
         proposed: dict[str, str] = {}
         if measured is not None and not states_memory:
-            proposed[Annotation.GPU_MEMORY.value] = f"{self._memory(found, measured) // MIB}Mi"
+            proposed[Annotation.GPU_MEMORY.value] = f"{self._memory(found, measured) // _MIB}Mi"
         if found.models and found.certainty is not Certainty.GUESSED and not states_models:
             proposed[Annotation.PREFER_MODELS.value] = ",".join(found.models)
         if not proposed:
             return {}
-        reason = f"{found.certainty.value}: {'; '.join(found.because)}"[:MAX_REASON]
+        reason = f"{found.certainty.value}: {'; '.join(found.because)}"[:_MAX_REASON]
         return proposed | {PROPOSAL: reason}
 
     def _measured(self, kin: Kin) -> Measured | None:
-        found = self._measured_like(tuple(key for key in kin if similarity_of(key) in SIMILAR))
+        found = self._measured_like(tuple(key for key in kin if similarity_of(key) in _SIMILAR))
         if found is None:
             return None
         key, used = found
@@ -91,5 +91,5 @@ class Proposals:
 
     def _memory(self, found: Proposal, measured: Measured) -> int:
         """Return the memory to propose, in bytes: at most what the largest card can give."""
-        most = max(measured.memory_bytes + MIB, int(self._largest_card() * USABLE))
+        most = max(measured.memory_bytes + _MIB, int(self._largest_card() * USABLE))
         return min(found.memory_bytes or most, most)

@@ -14,10 +14,10 @@ from extender.core.request.gpu_resources import excess_of
 from extender.core.untyped import items_of, mapping_of, text_of
 from extender.runtime.decoding import MalformedError, decode_with, excess_values
 
-API_VERSION: Final = "admission.k8s.io/v1"
-KIND: Final = "AdmissionReview"
+_API_VERSION: Final = "admission.k8s.io/v1"
+_KIND: Final = "AdmissionReview"
 
-MAX_WARNINGS: Final = 3
+_MAX_WARNINGS: Final = 3
 MAX_WARNING: Final = 250
 """The API server cuts warnings of more than 256 characters."""
 
@@ -66,8 +66,8 @@ def decode_review(body: bytes) -> Review:
     uid = text_of(request.get("uid"))
     kind = mapping_of(request.get("kind"))
     for path, found, wanted in (
-        ("$.apiVersion", review.get("apiVersion"), API_VERSION),
-        ("$.kind", review.get("kind"), KIND),
+        ("$.apiVersion", review.get("apiVersion"), _API_VERSION),
+        ("$.kind", review.get("kind"), _KIND),
         ("$.request.kind.group", kind.get("group", ""), ""),
         ("$.request.kind.version", kind.get("version"), "v1"),
         ("$.request.kind.kind", kind.get("kind"), "Pod"),
@@ -153,5 +153,5 @@ def encode_answer(
         response["patchType"] = "JSONPatch"
         response["patch"] = base64.b64encode(orjson.dumps(patch)).decode()
     if warnings:
-        response["warnings"] = [text[:MAX_WARNING] for text in warnings[:MAX_WARNINGS]]
-    return orjson.dumps({"apiVersion": API_VERSION, "kind": KIND, "response": response})
+        response["warnings"] = [text[:MAX_WARNING] for text in warnings[:_MAX_WARNINGS]]
+    return orjson.dumps({"apiVersion": _API_VERSION, "kind": _KIND, "response": response})

@@ -38,11 +38,11 @@ from extender.webhook.admission.review import (
 logger = logging.getLogger(__name__)
 
 PATH: Final = "/admit"
-LABEL: Final = "idlegpu.io/scheduler"
+_LABEL: Final = "idlegpu.io/scheduler"
 """Label of the nodes that a scheduler places pods on; its value is the scheduler's name. The
 scheduler's `addedAffinity` requires it."""
-DEFAULT_SCHEDULER: Final = "default-scheduler"
-UNREADABLE: Final = "idlegpu could not read this pod; it is created unchanged"
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
+_UNREADABLE: Final = "idlegpu could not read this pod; it is created unchanged"
 
 MAX_BODY_BYTES: Final = 4 << 20
 """etcd stores objects of at most 1.5 MiB, and the API server reads at most 3 MiB."""
@@ -53,14 +53,14 @@ reaches the port may send many of them, slowly."""
 READ_SECONDS: Final = 5.0
 """The API server no longer waits for an answer after this time."""
 
-LEASE_CHECK_SECONDS: Final = 2.0
+_LEASE_CHECK_SECONDS: Final = 2.0
 """Time between two reads of the Lease; the shortest usual duration of a Lease is 15 s."""
-LEASE_TIMEOUT_SECONDS: Final = 5.0
-LEASE_LIMIT_BYTES: Final = 1 << 20
-LEASE_ACTION: Final = "get leases.coordination.k8s.io"
-DURATION_SECONDS: Final = 15.0
+_LEASE_TIMEOUT_SECONDS: Final = 5.0
+_LEASE_LIMIT_BYTES: Final = 1 << 20
+_LEASE_ACTION: Final = "get leases.coordination.k8s.io"
+_DURATION_SECONDS: Final = 15.0
 """Assumed duration of a Lease that states none: kube-scheduler's default."""
-MAX_DURATION_SECONDS: Final = 3600.0
+_MAX_DURATION_SECONDS: Final = 3600.0
 
 
 class SchedulerLease:
@@ -115,9 +115,9 @@ class SchedulerLease:
             lease = await self._client.get(
                 self._path,
                 {},
-                action=LEASE_ACTION,
-                timeout_seconds=LEASE_TIMEOUT_SECONDS,
-                limit_bytes=LEASE_LIMIT_BYTES,
+                action=_LEASE_ACTION,
+                timeout_seconds=_LEASE_TIMEOUT_SECONDS,
+                limit_bytes=_LEASE_LIMIT_BYTES,
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
@@ -139,8 +139,8 @@ class SchedulerLease:
         elif before is not None and seen != before:
             duration = fields.get("leaseDurationSeconds")
             if not isinstance(duration, int) or duration <= 0:
-                duration = DURATION_SECONDS
-            self._fresh_until = at + min(float(duration), MAX_DURATION_SECONDS)
+                duration = _DURATION_SECONDS
+            self._fresh_until = at + min(float(duration), _MAX_DURATION_SECONDS)
 
     def _log_failure(self, cause: str) -> None:
         """Log each new cause of a failure once."""
@@ -163,7 +163,7 @@ class SchedulerLease:
         logger.info(message, extra={"lease": self._name})
 
 
-def is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
+def _is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
     """Return whether a pod is tied to nodes by name, or belongs to a DaemonSet.
 
     Those nodes may belong to another scheduler.
@@ -178,25 +178,25 @@ def is_pinned(pod: Mapping[str, object], selection: Selection) -> bool:
     )
 
 
-def may_use_nodes_of(scheduler: str, selection: Selection) -> bool:
+def _may_use_nodes_of(scheduler: str, selection: Selection) -> bool:
     """Return whether a pod's selector and affinity allow nodes with a scheduler's label.
 
     Example:
-        >>> may_use_nodes_of("idlegpu-scheduler", Selection(labels=((LABEL, "another"),)))
+        >>> _may_use_nodes_of("idlegpu-scheduler", Selection(labels=((_LABEL, "another"),)))
         False
-        >>> may_use_nodes_of("idlegpu-scheduler", Selection(labels=(("disk", "ssd"),)))
+        >>> _may_use_nodes_of("idlegpu-scheduler", Selection(labels=(("disk", "ssd"),)))
         True
     """
     about_label = Selection(
-        labels=tuple(label for label in selection.labels if label[0] == LABEL),
+        labels=tuple(label for label in selection.labels if label[0] == _LABEL),
         terms=None
         if selection.terms is None
         else tuple(
-            Term(labels=tuple(one for one in term.labels if one.key == LABEL))
+            Term(labels=tuple(one for one in term.labels if one.key == _LABEL))
             for term in selection.terms
         ),
     )
-    return selects(about_label, NodeRecord(name="", labels={LABEL: scheduler}))
+    return selects(about_label, NodeRecord(name="", labels={_LABEL: scheduler}))
 
 
 class AdmissionOutcome(StrEnum):
@@ -354,18 +354,18 @@ class AdmissionWebhook:
         spec = mapping_of(pod.get("spec"))
         if text_of(spec.get("nodeName")):
             return AdmissionOutcome.BOUND
-        if text_of(spec.get("schedulerName")) not in {"", DEFAULT_SCHEDULER}:
+        if text_of(spec.get("schedulerName")) not in {"", _DEFAULT_SCHEDULER}:
             return AdmissionOutcome.OTHER_SCHEDULER
         selection = read_selection(pod)
-        if is_pinned(pod, selection):
+        if _is_pinned(pod, selection):
             return AdmissionOutcome.PINNED
-        if not may_use_nodes_of(self._scheduler, selection):
+        if not _may_use_nodes_of(self._scheduler, selection):
             return AdmissionOutcome.OTHER_NODES
         return AdmissionOutcome.SET if self._lease.is_fresh else AdmissionOutcome.SCHEDULER_ABSENT
 
 
 def _unchanged(outcome: AdmissionOutcome, uid: str) -> tuple[AdmissionOutcome, bytes]:
-    return outcome, encode_answer(uid, warnings=[UNREADABLE])
+    return outcome, encode_answer(uid, warnings=[_UNREADABLE])
 
 
 def build_webhook(
@@ -385,7 +385,7 @@ def build_webhook(
         client,
         namespace=settings.lease_namespace or own_namespace,
         name=settings.lease_name,
-        check_seconds=LEASE_CHECK_SECONDS,
+        check_seconds=_LEASE_CHECK_SECONDS,
     )
     return AdmissionWebhook(
         settings.scheduler_name,

@@ -12,7 +12,7 @@ SKEW_SECONDS: Final = 10.0
 """Largest accepted difference. NTP keeps clocks far closer; API timestamps are whole seconds."""
 
 
-def unknown(facts: Facts) -> str:
+def _unknown(facts: Facts) -> str:
     """Return which nodes' clocks cannot be checked, "" if all can.
 
     kubectl omits the required managedFields unless `--show-managed-fields` is given.
@@ -27,8 +27,8 @@ def unknown(facts: Facts) -> str:
     )
 
 
-@check("IG104", "clocks agree", needs=("nodes",), unseen=unknown)
-def skewed(facts: Facts) -> Iterator[Problem]:
+@check("IG104", "clocks agree", needs=("nodes",), unseen=_unknown)
+def _skewed(facts: Facts) -> Iterator[Problem]:
     """Find clocks that differ by more than 10 s.
 
     A kubelet's heartbeat is compared with the API server's record of it, and the extender's clock

@@ -20,28 +20,28 @@ from extender.cli.doctor.objects import (
 )
 from extender.core.untyped import mapping_of, objects_of, text_of
 
-PLACEHOLDER: Final = "FIXED_ADDRESS"
+_PLACEHOLDER: Final = "FIXED_ADDRESS"
 """Stands for the extender's address in scheduler-config/kube-scheduler.yaml."""
-EXAMPLES: Final = (
+_EXAMPLES: Final = (
     ipaddress.ip_network("192.0.2.0/24"),
     ipaddress.ip_network("2001:db8::/32"),
 )
 """Networks that are reserved for documentation."""
-SERVICE: Final = "idlegpu-extender"
-SCHEDULER_WORDS: Final = ("kube-scheduler", "idlegpu-scheduler")
-OLDEST: Final = 1
+_SERVICE: Final = "idlegpu-extender"
+_SCHEDULER_WORDS: Final = ("kube-scheduler", "idlegpu-scheduler")
+_OLDEST: Final = 1
 """Minor versions that kube-scheduler may be behind the API server (version skew policy)."""
 
-DEFAULT_SCHEDULER: Final = "default-scheduler"
-BATCHING_SINCE: Final = (1, 35)
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
+_BATCHING_SINCE: Final = (1, 35)
 """First version of kube-scheduler with opportunistic batching on by default."""
-BATCHING_OFF: Final = "OpportunisticBatching=false"
+_BATCHING_OFF: Final = "OpportunisticBatching=false"
 
 _IMAGE: Final = re.compile(r"/kube-scheduler:v?(\d+)\.(\d+)")
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 
-def unknown_address(facts: Facts) -> str:
+def _unknown_address(facts: Facts) -> str:
     """Return what is missing to compare an address with the Service's, "" for nothing."""
     if facts.services is None and any(_is_address(host) for _, host in _hosts(facts)):
         return facts.why_missing("services")
@@ -52,9 +52,9 @@ def unknown_address(facts: Facts) -> str:
     "IG010",
     "kube-scheduler calls the extender's address",
     needs=("schedulers",),
-    unseen=unknown_address,
+    unseen=_unknown_address,
 )
-def wrong_address(facts: Facts) -> Iterator[Problem]:
+def _wrong_address(facts: Facts) -> Iterator[Problem]:
     """Find entries whose `urlPrefix` is not the extender's address.
 
     It is a placeholder (`FIXED_ADDRESS`, an address for documentation), or another IP address than
@@ -65,7 +65,7 @@ def wrong_address(facts: Facts) -> Iterator[Problem]:
     address = _service_address(facts)
     for scheduler, host in _hosts(facts):
         wrong = ""
-        if host == PLACEHOLDER.lower() or _is_example(host):
+        if host == _PLACEHOLDER.lower() or _is_example(host):
             wrong = "a placeholder instead of the extender's address"
         elif address and _is_address(host) and host != address:
             wrong = "another address than the Service's"
@@ -75,7 +75,7 @@ def wrong_address(facts: Facts) -> Iterator[Problem]:
                 what=f"kube-scheduler calls {wrong}: pods are placed without the extender",
                 evidence=(
                     f"{scheduler.source}: extenders: urlPrefix: {_prefix(scheduler.config)}",
-                    f"Service {SERVICE}: clusterIP: {address or 'unknown'}",
+                    f"Service {_SERVICE}: clusterIP: {address or 'unknown'}",
                 ),
                 remedy="scheduler-config/control-plane.sh writes the configuration with the "
                 "Service's address (move the old file away first); then restart kube-scheduler",
@@ -99,7 +99,7 @@ def _prefix(config: Object) -> str:
 
 def _service_address(facts: Facts) -> str:
     for service in facts.services or ():
-        if name_of(service) == SERVICE:
+        if name_of(service) == _SERVICE:
             return text_of(mapping_of(service.get("spec")).get("clusterIP"))
     return ""
 
@@ -113,11 +113,11 @@ def _is_address(host: str) -> bool:
 
 
 def _is_example(host: str) -> bool:
-    return _is_address(host) and any(ipaddress.ip_address(host) in each for each in EXAMPLES)
+    return _is_address(host) and any(ipaddress.ip_address(host) in each for each in _EXAMPLES)
 
 
 @check("IG011", "kube-scheduler is not newer than the API server", needs=("pods", "version"))
-def wrong_version(facts: Facts) -> Iterator[Problem]:
+def _wrong_version(facts: Facts) -> Iterator[Problem]:
     """Find kube-schedulers of a newer minor version than the API server, or of a too old one.
 
     A newer minor version is an error, one more than one below is a warning.
@@ -130,14 +130,14 @@ def wrong_version(facts: Facts) -> Iterator[Problem]:
     allowed = int(server[2])
     for pod, image, (major, minor) in _schedulers(facts):
         is_newer = minor > allowed
-        if str(major) == server[1] and (is_newer or minor < allowed - OLDEST):
+        if str(major) == server[1] and (is_newer or minor < allowed - _OLDEST):
             yield _skewed(key_of(pod), image, facts.version or "", is_newer=is_newer)
 
 
 def _schedulers(facts: Facts) -> Iterator[tuple[Object, str, tuple[int, int]]]:
     """Yield the pods of kube-schedulers, with image and version."""
     for pod in facts.pods or ():
-        if is_over(pod) or not is_called(pod, SCHEDULER_WORDS):
+        if is_over(pod) or not is_called(pod, _SCHEDULER_WORDS):
             continue
         for container in containers(pod):
             image = text_of(container.get("image"))
@@ -158,7 +158,7 @@ def _skewed(pod: str, image: str, server: str, *, is_newer: bool) -> Problem:
 
 
 @check("IG012", "kube-scheduler batches equal pods", needs=("schedulers", "pods"))
-def unbatched(facts: Facts) -> Iterator[Problem]:
+def _unbatched(facts: Facts) -> Iterator[Problem]:
     """Find schedulers of all pods whose opportunistic batching the extender turns off.
 
     From kube-scheduler 1.35 on (by the image of its pod) an extender turns batching off in every
@@ -169,14 +169,14 @@ def unbatched(facts: Facts) -> Iterator[Problem]:
     batching = [
         f"{key_of(pod)}: {image}"
         for pod, image, version in _schedulers(facts)
-        if version >= BATCHING_SINCE
-        and is_called(pod, SCHEDULER_WORDS[:1])
-        and BATCHING_OFF not in _command(pod)
+        if version >= _BATCHING_SINCE
+        and is_called(pod, _SCHEDULER_WORDS[:1])
+        and _BATCHING_OFF not in _command(pod)
     ]
     for scheduler in facts.schedulers or ():
         profiles = objects_of(scheduler.config.get("profiles")) or [{}]
-        names = {text_of(one.get("schedulerName")) or DEFAULT_SCHEDULER for one in profiles}
-        if batching and our_entry(scheduler.config) and DEFAULT_SCHEDULER in names:
+        names = {text_of(one.get("schedulerName")) or _DEFAULT_SCHEDULER for one in profiles}
+        if batching and our_entry(scheduler.config) and _DEFAULT_SCHEDULER in names:
             yield Problem(
                 severity=Severity.INFO,
                 what="an extender turns opportunistic batching off in every profile of its "

@@ -29,19 +29,19 @@ from extender.cli.doctor.objects import (
 from extender.cli.doctor.remedies import MOST, delete, named
 from extender.core.untyped import mapping_of, objects_of, text_of
 
-GKE_PARTS: Final = (
+_GKE_PARTS: Final = (
     "cloud.google.com/gke-gpu-partition-size",
     "cloud.google.com/gke-gpu-sharing-strategy",
     "cloud.google.com/gke-max-shared-clients-per-gpu",
 )
 """Labels of nodes whose GPUs Google's device plugin partitions or shares."""
 
-FIRST_READINGS_SECONDS: Final = 300.0
+_FIRST_READINGS_SECONDS: Final = 300.0
 """Time after an exporter's start until its first reading: image pull, scrape, query."""
 
 
 @check("IG105", "every GPU node is measured", needs=("nodes", "pods"))
-def unmeasured(facts: Facts) -> Iterator[Problem]:
+def _unmeasured(facts: Facts) -> Iterator[Problem]:
     """Find GPU nodes without a ready pod of dcgm-exporter or the agent, or without any reading.
 
     A pod counts as silent after five minutes without a reading of its node's GPUs.
@@ -123,7 +123,7 @@ def _unread(facts: Facts, running: Mapping[str, Object]) -> Iterator[Problem]:
 def _is_new(pod: Object, at: float) -> bool:
     """Check whether a pod started so recently that its first readings may not have arrived yet."""
     started_at = parse_time(mapping_of(pod.get("status")).get("startTime"))
-    return started_at is not None and at - started_at < FIRST_READINGS_SECONDS
+    return started_at is not None and at - started_at < _FIRST_READINGS_SECONDS
 
 
 def _measures(item: Object) -> bool:
@@ -149,7 +149,7 @@ def _taints(node: Object) -> list[str]:
 
 
 @check("IG106", "the extender reads its sources and settings", needs=("degraded",))
-def degraded(facts: Facts) -> Iterator[Problem]:
+def _degraded(facts: Facts) -> Iterator[Problem]:
     """Find components that the extender reports as degraded.
 
     A component is a source, or the settings.
@@ -174,7 +174,7 @@ def degraded(facts: Facts) -> Iterator[Problem]:
 
 
 @check("IG107", "telemetry shows every GPU of a node", needs=("nodes", "devices|exporter"))
-def unlike_telemetry(facts: Facts) -> Iterator[Problem]:
+def _unlike_telemetry(facts: Facts) -> Iterator[Problem]:
     """Find nodes for which telemetry shows another number of GPUs than labels or capacity.
 
     Capacity (`nvidia.com/gpu`) counts only without the label `nvidia.com/gpu.count`, and only if it
@@ -261,7 +261,7 @@ def _may_be_shares(facts: Facts, node: Object) -> bool:
         number(labels.get(REPLICAS)) > 1
         or labels.get(STRATEGY, "none") != "none"
         or "-MIG-" in labels.get(PRODUCT, "")
-        or any(name in labels for name in GKE_PARTS)
+        or any(name in labels for name in _GKE_PARTS)
     )
     sharing = [mapping_of(one.get("sharing")) for one in (facts.plugin_configs or {}).values()]
     return is_labelled or any(one.get("timeSlicing") or one.get("mps") for one in sharing)

@@ -11,7 +11,7 @@ from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import NODE_LABELS, key_of, some
 from extender.core.untyped import mapping_of, text_of
 
-COUNTERS: Final = "the counters of manifests/examples/settings/dcgm-exporter.yaml"
+_COUNTERS: Final = "the counters of manifests/examples/settings/dcgm-exporter.yaml"
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "GPU utilization": (
@@ -44,7 +44,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Metric names of the fields that decisions need, in all releases; the remedy names the first."""
 UTILIZATION, ENGINE, USED, FREE = tuple(FIELDS)[:4]
-SHARPER: Final = frozenset({"SM activity"})
+_SHARPER: Final = frozenset({"SM activity"})
 """Optional fields: dcgm-exporter's default counters leave them out, and suffice without them."""
 
 XIDS: Final = (
@@ -92,7 +92,7 @@ class _Card:
 
 
 @check("IG101", "dcgm-exporter exports the fields that decisions need", needs=("exporter|devices",))
-def not_exported(facts: Facts) -> Iterator[Problem]:
+def _not_exported(facts: Facts) -> Iterator[Problem]:
     """Find DCGM fields that dcgm-exporter does not export, card by card.
 
     No activity or no memory at all is an error, so is no graphics engine activity with MIG;
@@ -104,7 +104,7 @@ def not_exported(facts: Facts) -> Iterator[Problem]:
     Remedy: the lines for the counters' file.
     """
     cards = _cards(facts)
-    lacking = {card: seen for card, seen in cards.items() if set(seen.absent) - SHARPER}
+    lacking = {card: seen for card, seen in cards.items() if set(seen.absent) - _SHARPER}
     if lacking:
         yield _not_scraped(cards, lacking)
     reported = {node for node, _ in lacking}
@@ -152,7 +152,7 @@ def _not_scraped(
         evidence=(*evidence, f"exported: {some(there) or 'no field of DCGM'}"),
         remedy="add the lines "
         + "; ".join(f'"{FIELDS[name][0]}, gauge, {name}"' for name in absent)
-        + f" to dcgm-exporter's counters ({COUNTERS}); profiling fields need "
+        + f" to dcgm-exporter's counters ({_COUNTERS}); profiling fields need "
         "securityContext.capabilities.add: [SYS_ADMIN]",
     )
 
@@ -176,7 +176,7 @@ def _not_read(devices: Iterable[Object]) -> Iterator[Problem]:
             what=f"the {name} of {len(those)} GPUs is missing, though other values arrive",
             evidence=(f"no {name}: {some(those)}",),
             remedy=f"have dcgm-exporter export {', '.join(FIELDS[one][0] for one in group)}: "
-            f"{COUNTERS}",
+            f"{_COUNTERS}",
         )
 
 

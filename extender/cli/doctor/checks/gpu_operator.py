@@ -17,19 +17,19 @@ from extender.cli.doctor.objects import (
 from extender.core.nodes.node_selection import Operator, Requirement, read_selection
 from extender.core.untyped import mapping_of
 
-DEPLOY: Final = "nvidia.com/gpu.deploy."
-PAUSED: Final = "paused-"
-PAUSES: Final = ("paused-for-driver-upgrade", "paused-for-mig-change")
-ALWAYS_PAUSED: Final = tuple(
-    DEPLOY + part for part in ("client", "device-plugin", "gpu-feature-discovery")
+_DEPLOY: Final = "nvidia.com/gpu.deploy."
+_PAUSED: Final = "paused-"
+_PAUSES: Final = ("paused-for-driver-upgrade", "paused-for-mig-change")
+_ALWAYS_PAUSED: Final = tuple(
+    _DEPLOY + part for part in ("client", "device-plugin", "gpu-feature-discovery")
 )
 """Labels that both the operator's driver manager and its MIG manager pause."""
 
-BLOCKS: Final = "NVML held open blocks the driver's upgrade, changes of the MIG layout, and resets"
+_BLOCKS: Final = "NVML held open blocks the driver's upgrade, changes of the MIG layout, and resets"
 
 
 @check("IG406", "agents leave when the GPU operator asks", needs=("nodes", "pods", "daemon_sets"))
-def stays_in_the_way(facts: Facts) -> Iterator[Problem]:
+def _stays_in_the_way(facts: Facts) -> Iterator[Problem]:
     """Find agents that run, or would run, on nodes where the operator has paused GPU clients.
 
     An error if an agent runs on such a node, a warning if the DaemonSet's selector or any term of
@@ -46,20 +46,20 @@ def stays_in_the_way(facts: Facts) -> Iterator[Problem]:
         if node_of(pod) in paused and "deletionTimestamp" not in mapping_of(pod.get("metadata"))
     ]
     has_operator = any(
-        label.startswith(DEPLOY) for node in facts.nodes or () for label in labels_of(node)
+        label.startswith(_DEPLOY) for node in facts.nodes or () for label in labels_of(node)
     )
     deaf = [
         f"DaemonSet {key_of(item)}: runs on nodes with {label}={pause}"
         for item in facts.daemon_sets or ()
         if has_operator and is_called(item, AGENT_WORDS)
-        for label in ALWAYS_PAUSED
-        for pause in PAUSES
+        for label in _ALWAYS_PAUSED
+        for pause in _PAUSES
         if not _leaves(item, label, pause)
     ]
     if staying or deaf:
         yield Problem(
             severity=Severity.ERROR if staying else Severity.WARNING,
-            what=f"the agent does not leave when the GPU operator pauses a node: {BLOCKS}",
+            what=f"the agent does not leave when the GPU operator pauses a node: {_BLOCKS}",
             evidence=(*staying, *deaf),
             remedy="the node affinity of manifests/agent/daemon-set.yaml, each of its terms: "
             "docs/gpu-operator.md",
@@ -68,7 +68,7 @@ def stays_in_the_way(facts: Facts) -> Iterator[Problem]:
 
 def _paused(node: Object) -> Iterator[str]:
     for label, value in labels_of(node).items():
-        if label.startswith(DEPLOY) and value.startswith(PAUSED):
+        if label.startswith(_DEPLOY) and value.startswith(_PAUSED):
             yield f"{label}={value}"
 
 

@@ -10,13 +10,13 @@ from extender.core.nodes.pod_groups import read_group
 from extender.core.policy import GROUP_TOPOLOGY
 from extender.core.untyped import items_of, text_of
 
-SETTING: Final = "group_topology"
+_SETTING: Final = "group_topology"
 
 
 @check(
     "IG305", "nodes have the labels by which groups are placed", needs=("nodes", "pods", "settings")
 )
-def unknown_topology(facts: Facts) -> Iterator[Problem]:
+def _unknown_topology(facts: Facts) -> Iterator[Problem]:
     """Find labels of `group_topology` that no GPU node has.
 
     Info for groups in a cluster without any of the default labels.
@@ -25,22 +25,22 @@ def unknown_topology(facts: Facts) -> Iterator[Problem]:
     """
     nodes = gpu_nodes(facts)
     known = {label for node in nodes for label in labels_of(node)}
-    own = setting(facts, SETTING)
+    own = setting(facts, _SETTING)
     absent = [label for label in map(text_of, items_of(own)) if label not in known]
     if nodes and absent:
         yield Problem(
             severity=Severity.WARNING,
-            what=f"{SETTING} lists labels that no GPU node has",
+            what=f"{_SETTING} lists labels that no GPU node has",
             evidence=tuple(absent),
-            remedy=f"correct {SETTING} (kubectl get nodes --show-labels), or label the nodes",
+            remedy=f"correct {_SETTING} (kubectl get nodes --show-labels), or label the nodes",
         )
     groups = {group.key for pod in gpu_pods(facts) if (group := read_group(pod)) is not None}
     if groups and own is None and len(nodes) > 1 and known.isdisjoint(GROUP_TOPOLOGY):
         yield Problem(
             severity=Severity.INFO,
             what="the pods of groups are not placed near each other: no GPU node has a label that "
-            f"{SETTING} lists by default",
+            f"{_SETTING} lists by default",
             evidence=(some(sorted(groups)),),
-            remedy=f"set {SETTING} to the labels that name the nodes' racks or NVLink domains, "
+            remedy=f"set {_SETTING} to the labels that name the nodes' racks or NVLink domains, "
             f"nearest first, or to [] if there is no topology (docs/decision.md)",
         )

@@ -25,14 +25,14 @@ from extender.core.nodes.host_resources import (
 )
 from extender.core.untyped import mapping_of, objects_of, text_of
 
-TAINT: Final = "nvidia.com/gpu"
-ENOUGH: Final = 0.5
+_TAINT: Final = "nvidia.com/gpu"
+_ENOUGH: Final = 0.5
 """Share of a GPU's even part of the node's CPU and memory that is enough to use the GPU."""
 _KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 @check("IG207", "nodes with free GPUs have free CPU and memory", needs=("nodes", "pods"))
-def filled(facts: Facts) -> Iterator[Problem]:
+def _filled(facts: Facts) -> Iterator[Problem]:
     """Find free GPUs that are unusable because pods without GPUs hold the node's CPU or memory.
 
     Less than half of the free GPUs' even share is left. Pods of DaemonSets do not count.
@@ -55,7 +55,7 @@ def filled(facts: Facts) -> Iterator[Problem]:
             what="pods without GPUs fill GPU nodes: GPUs are free, but no CPU or memory is left to "
             "use them",
             evidence=tuple(evidence),
-            remedy=f"kubectl taint node {named(nodes)} {TAINT}=present:NoSchedule: pods that ask "
+            remedy=f"kubectl taint node {named(nodes)} {_TAINT}=present:NoSchedule: pods that ask "
             "for GPUs tolerate it if the admission plugin ExtendedResourceToleration is on, "
             "others need a toleration; then restart the pods on these nodes",
         )
@@ -92,7 +92,7 @@ def _usable(host: HostResources, left: HostResources, gpus: int) -> int:
     that do.
     """
     pairs = ((left.millicores, host.millicores), (left.memory_bytes, host.memory_bytes))
-    return min(int(rest * gpus / (whole * ENOUGH)) for rest, whole in pairs)
+    return min(int(rest * gpus / (whole * _ENOUGH)) for rest, whole in pairs)
 
 
 def _sum(pods: list[Object]) -> HostResources:

@@ -27,14 +27,14 @@ from extender.cli.doctor.objects import (
 from extender.cli.doctor.remedies import WorkloadPart, logs, named
 from extender.core.untyped import text_of
 
-MIG_STATE: Final = "nvidia.com/mig.config.state"
+_MIG_STATE: Final = "nvidia.com/mig.config.state"
 MANAGER_WORDS: Final = ("nvidia-mig-manager",)
-MANAGER: Final = WorkloadPart(MANAGER_WORDS)
-EXPORTER: Final = WorkloadPart(EXPORTER_WORDS)
+_MANAGER: Final = WorkloadPart(MANAGER_WORDS)
+_EXPORTER: Final = WorkloadPart(EXPORTER_WORDS)
 
 
 @check("IG205", "nodes offer the MIG instances that they have", needs=("nodes",))
-def unlike_layout(facts: Facts) -> Iterator[Problem]:
+def _unlike_layout(facts: Facts) -> Iterator[Problem]:
     """Find nodes with a failed MIG layout, or with other MIG instances than they offer.
 
     Labels and telemetry are compared with the offered resources, also under strategy `single`.
@@ -47,18 +47,18 @@ def unlike_layout(facts: Facts) -> Iterator[Problem]:
     seen = _seen(facts)
     for node in facts.nodes or ():
         labels, name = labels_of(node), name_of(node)
-        if labels.get(MIG_STATE) == "failed" or labels.get(PRODUCT, "").endswith("MIG-INVALID"):
+        if labels.get(_MIG_STATE) == "failed" or labels.get(PRODUCT, "").endswith("MIG-INVALID"):
             failed[name] = (
-                f"{name}: {MIG_STATE}={labels.get(MIG_STATE, 'not set')}, nvidia.com/mig.config="
+                f"{name}: {_MIG_STATE}={labels.get(_MIG_STATE, 'not set')}, nvidia.com/mig.config="
                 f"{labels.get('nvidia.com/mig.config', 'not set')}, {PRODUCT}={labels.get(PRODUCT)}"
             )
             continue
-        if labels.get(MIG_STATE) in {"pending", "rebooting"}:
+        if labels.get(_MIG_STATE) in {"pending", "rebooting"}:
             continue
         unlike += [f"{name}: {line}" for line in _unlike_instances(node, seen[name])]
     if failed:
         read_logs = logs(
-            MANAGER.pods_on(facts, failed),
+            _MANAGER.pods_on(facts, failed),
             "kubectl -n gpu-operator logs of nvidia-mig-manager's pod there",
         )
         yield Problem(
@@ -69,7 +69,7 @@ def unlike_layout(facts: Facts) -> Iterator[Problem]:
             "nvidia.com/mig.config=all-balanced --overwrite (GPUs must be unused)",
         )
     if unlike:
-        restart_exporter = EXPORTER.restart(facts, "dcgm-exporter's")
+        restart_exporter = _EXPORTER.restart(facts, "dcgm-exporter's")
         yield Problem(
             severity=Severity.ERROR,
             what="nodes offer other MIG instances than they have",

@@ -37,12 +37,12 @@ REFUSALS: Final = (
     "node(s) could not hold the pod's whole group, even without other pods",
 )
 """Rejection reasons of the extender, as kube-scheduler counts them in a pod's condition."""
-REQUIRES_IDLE: Final = "idlegpu.io/require-idle"
+_REQUIRES_IDLE: Final = "idlegpu.io/require-idle"
 AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter")
 
 
 @check("IG007", "one scheduler places GPU pods on a node", needs=("pods",))
-def two_schedulers(facts: Facts) -> Iterator[Problem]:
+def _two_schedulers(facts: Facts) -> Iterator[Problem]:
     """Find nodes on which several schedulers place GPU pods.
 
     A warning if the schedulers may be profiles of one process, which is no fault: pass its
@@ -104,7 +104,7 @@ def _is_lost(pod: Object) -> bool:
 
 
 @check("IG008", "the autoscaler adds nodes for waiting pods", needs=("pods",))
-def no_new_nodes(facts: Facts) -> Iterator[Problem]:
+def _no_new_nodes(facts: Facts) -> Iterator[Problem]:
     """Find pods that wait because the extender rejects nodes that the autoscaler expects to fit.
 
     Also found if an autoscaler runs while idlegpu refuses nodes for load (`load_filter.enabled`).
@@ -121,9 +121,9 @@ def no_new_nodes(facts: Facts) -> Iterator[Problem]:
         ours = [reason for reason in REFUSALS if reason in message]
         if ours and not node_of(pod):
             waiting.append(f"{key_of(pod)} waits: {'; '.join(ours)}")
-            if REQUIRES_IDLE in annotations_of(pod):
+            if _REQUIRES_IDLE in annotations_of(pod):
                 namespace, _, name = key_of(pod).partition("/")
-                picky.append(f"kubectl annotate pod -n {namespace} {name} {REQUIRES_IDLE}-")
+                picky.append(f"kubectl annotate pod -n {namespace} {name} {_REQUIRES_IDLE}-")
     if waiting:
         yield Problem(
             severity=Severity.WARNING,

@@ -31,16 +31,16 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 PLUGIN_WORDS: Final = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpu-feature-discovery")
 DRA_WORDS: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver")
 MPS_WORDS: Final = ("mps-control-daemon",)
-DISCOVERY: Final = WorkloadPart(PLUGIN_WORDS[2:])
+_DISCOVERY: Final = WorkloadPart(PLUGIN_WORDS[2:])
 # The plugin's Helm chart gives all three components the same name prefix.
-PLUGIN: Final = WorkloadPart(PLUGIN_WORDS[:2], others=(*DISCOVERY.words, *MPS_WORDS))
+PLUGIN: Final = WorkloadPart(PLUGIN_WORDS[:2], others=(*_DISCOVERY.words, *MPS_WORDS))
 
 REPLICAS: Final = "nvidia.com/gpu.replicas"
 STRATEGY: Final = "nvidia.com/gpu.sharing-strategy"
 COUNT: Final = "nvidia.com/gpu.count"
 PRODUCT: Final = "nvidia.com/gpu.product"
-PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
-MEMORY: Final = "idlegpu.io/gpu-memory"
+_PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
+_MEMORY: Final = "idlegpu.io/gpu-memory"
 
 
 def restart_plugin(facts: Facts) -> str:
@@ -52,11 +52,11 @@ def restart_plugin(facts: Facts) -> str:
 
 def restart_discovery(facts: Facts) -> str:
     """Return the command that restarts gpu-feature-discovery."""
-    return DISCOVERY.restart(facts, "gpu-feature-discovery's")
+    return _DISCOVERY.restart(facts, "gpu-feature-discovery's")
 
 
 @check("IG201", "nodes offer their GPUs", needs=("nodes",))
-def no_plugin(facts: Facts) -> Iterator[Problem]:
+def _no_plugin(facts: Facts) -> Iterator[Problem]:
     """Find GPU nodes that offer no GPUs.
 
     They have GPUs by their labels, or offered some before (a capacity of 0), and have no DRA
@@ -66,7 +66,7 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
     """
     names = [name_of(node) for node in facts.nodes or ()]
     plugins = {
-        node_of(pod): pod for part in (DISCOVERY, PLUGIN) for pod in part.pods_on(facts, names)
+        node_of(pod): pod for part in (_DISCOVERY, PLUGIN) for pod in part.pods_on(facts, names)
     }
     broken: list[Object] = []
     served = {node_of(pod) for pod in facts.pods or () if is_called(pod, DRA_WORDS)}
@@ -106,7 +106,7 @@ def _is_excluded(node: Object) -> bool:
 
 
 @check("IG202", "GPU sharing matches the labels", needs=("nodes",))
-def unlike_sharing(facts: Facts) -> Iterator[Problem]:
+def _unlike_sharing(facts: Facts) -> Iterator[Problem]:
     """Find nodes whose GPU sharing differs from their labels or from the plugin's configuration.
 
     `gpu.count` x `gpu.replicas` is not the capacity, or the labels differ from the plugin's
@@ -162,7 +162,7 @@ def _has_mig(node: Object) -> bool:
 def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int] | None:
     """Return sharing strategy and replicas from the plugin's configuration, None if unknown."""
     configs = facts.plugin_configs or {}
-    key = text_of(mapping_of(labels).get(PLUGIN_CONFIG))
+    key = text_of(mapping_of(labels).get(_PLUGIN_CONFIG))
     if key not in configs:
         return None
     sharing = mapping_of(configs[key].get("sharing"))
@@ -174,7 +174,7 @@ def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int
 
 
 @check("IG203", "nodes offer all their GPUs", needs=("nodes",))
-def not_offered(facts: Facts) -> Iterator[Problem]:
+def _not_offered(facts: Facts) -> Iterator[Problem]:
     """Find GPUs in a node's capacity that are not allocatable.
 
     The device plugin reports unhealthy GPUs.
@@ -208,7 +208,7 @@ def not_offered(facts: Facts) -> Iterator[Problem]:
 
 
 @check("IG204", "the MPS control daemon runs", needs=("nodes", "pods"))
-def dead_mps(facts: Facts) -> Iterator[Problem]:
+def _dead_mps(facts: Facts) -> Iterator[Problem]:
     """Find MPS nodes whose MPS control daemon does not run.
 
     A label says that the node uses MPS.
@@ -259,7 +259,7 @@ def _state(pod: Object) -> str:
 
 
 @check("IG206", "pods on time-sliced GPUs state their memory", needs=("nodes", "pods"))
-def no_memory_limits(facts: Facts) -> Iterator[Problem]:
+def _no_memory_limits(facts: Facts) -> Iterator[Problem]:
     """Find pods on time-sliced GPUs that do not declare their GPU memory.
 
     Remedy: `idlegpu.io/gpu-memory`; MPS.
@@ -272,7 +272,7 @@ def no_memory_limits(facts: Facts) -> Iterator[Problem]:
     evidence: defaultdict[str, list[str]] = defaultdict(list)
     for pod in gpu_pods(facts):
         is_share = bool({GPU, SHARED} & asked(pod).keys())
-        if node_of(pod) in sliced and is_share and not annotations_of(pod).get(MEMORY):
+        if node_of(pod) in sliced and is_share and not annotations_of(pod).get(_MEMORY):
             evidence[node_of(pod)].append(key_of(pod))
     if evidence:
         yield Problem(
@@ -280,6 +280,6 @@ def no_memory_limits(facts: Facts) -> Iterator[Problem]:
             what="pods share time-sliced GPUs and do not say how much memory they need: one can "
             "exhaust the memory of another, and the extender cannot reject a GPU that is too full",
             evidence=tuple(f"{node}: {some(pods)}" for node, pods in sorted(evidence.items())),
-            remedy=f'annotations: {{{MEMORY}: "8Gi"}} in the pod\'s template; or MPS, which caps '
+            remedy=f'annotations: {{{_MEMORY}: "8Gi"}} in the pod\'s template; or MPS, which caps '
             "each share (sharing.mps in the device plugin's configuration)",
         )

@@ -36,27 +36,27 @@ _IMAGE_CUDA: Final = (
 _REQUIREMENT: Final = re.compile(r"cuda>=([0-9]+)\.([0-9]+)")
 _UNMET: Final = re.compile(r"unsatisfied condition: [^\n]*?(cuda>=[0-9.]+|driver>=[0-9.]+)")
 
-TARGET: Final = "idlegpu.io/target"
+_TARGET: Final = "idlegpu.io/target"
 
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _ASSIGNMENT: Final = re.compile(
-    rf"""(?:^|[\s;&|(]){VISIBLE}=("[^"]*"|'[^']*'|[^\s;&|)]*)""", re.MULTILINE
+    rf"""(?:^|[\s;&|(]){_VISIBLE}=("[^"]*"|'[^']*'|[^\s;&|)]*)""", re.MULTILINE
 )
 _COMMENT: Final = re.compile(r"^\s*#.*$", re.MULTILINE)
 
-SIZES: Final[Mapping[str, tuple[str, ...]]] = {
+_SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "tensor": ("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--tp_size", "--num-shard"),
     "pipeline": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size"),
     "data": ("--data-parallel-size", "-dp", "--dp-size"),
 }
 """Options of vLLM, SGLang, TensorRT-LLM and TGI for the number of GPUs of a model."""
-SEVERAL_PODS: Final = (
+_SEVERAL_PODS: Final = (
     *("--nnodes", "--node-rank", "--dist-init-addr", "--headless"),
     *("--data-parallel-size-local", "ray"),
 )
 """Words of a model server that spans several pods, so that one pod has only some of the GPUs."""
-SHARD_VARIABLES: Final = ("NUM_SHARD", "TENSOR_PARALLEL_SIZE")
-DATA_WITHIN_TENSOR: Final = "--enable-dp-attention"
+_SHARD_VARIABLES: Final = ("NUM_SHARD", "TENSOR_PARALLEL_SIZE")
+_DATA_WITHIN_TENSOR: Final = "--enable-dp-attention"
 """SGLang option: data-parallel ranks share the GPUs of the tensor-parallel ranks."""
 
 _REFERENCE: Final = re.compile(
@@ -66,7 +66,7 @@ _REFERENCE: Final = re.compile(
 
 
 @check("IG301", "drivers are new enough for the CUDA of pods", needs=("nodes", "pods"))
-def old_driver(facts: Facts) -> Iterator[Problem]:
+def _old_driver(facts: Facts) -> Iterator[Problem]:
     """Find pods whose CUDA version is too new for their node's driver.
 
     Either the container runtime reports it (`unsatisfied condition: cuda>=...`), or a pod that is
@@ -105,7 +105,7 @@ def old_driver(facts: Facts) -> Iterator[Problem]:
 
 
 @check("IG306", "idlegpu is asked about all pods that get GPUs", needs=("pods", "claims"))
-def claims_alone(facts: Facts) -> Iterator[Problem]:
+def _claims_alone(facts: Facts) -> Iterator[Problem]:
     """Find pods that hold GPUs through ResourceClaims and request none as a resource.
 
     kube-scheduler does not ask idlegpu about them. Info only.
@@ -139,7 +139,7 @@ def claims_alone(facts: Facts) -> Iterator[Problem]:
 
 
 @check("IG304", "the targets of waiting pods exist", needs=("nodes", "pods"))
-def lost_targets(facts: Facts) -> Iterator[Problem]:
+def _lost_targets(facts: Facts) -> Iterator[Problem]:
     """Find waiting pods whose targets (`idlegpu.io/target`) are all missing from the cluster.
 
     Remedy: correct the names, or `target-policy: prefer`.
@@ -147,14 +147,14 @@ def lost_targets(facts: Facts) -> Iterator[Problem]:
     known = {name_of(node) for node in facts.nodes or ()}
     evidence = []
     for pod in gpu_pods(facts):
-        targets = annotations_of(pod).get(TARGET, "").split(";")
+        targets = annotations_of(pod).get(_TARGET, "").split(";")
         nodes = [name for each in targets if (name := each.partition("::")[0].strip())]
         if nodes and not node_of(pod) and known.isdisjoint(nodes):
             evidence.append(f"{key_of(pod)} names {', '.join(nodes)}")
     if evidence:
         yield Problem(
             severity=Severity.WARNING,
-            what=f"pods name nodes in {TARGET} that do not exist",
+            what=f"pods name nodes in {_TARGET} that do not exist",
             evidence=tuple(evidence),
             remedy="correct the names (kubectl get nodes), or set idlegpu.io/target-policy to "
             '"prefer" in the pod\'s template',
@@ -208,7 +208,7 @@ def _driver(node: Object) -> str:
 
 
 @check("IG302", "pods do not set CUDA_VISIBLE_DEVICES", needs=("pods",))
-def set_by_hand(facts: Facts) -> Iterator[Problem]:
+def _set_by_hand(facts: Facts) -> Iterator[Problem]:
     """Find pods that set CUDA_VISIBLE_DEVICES in their environment or command.
 
     An error if it names others than 0 to n-1, or in `env` not all of them; otherwise a warning.
@@ -221,7 +221,7 @@ def set_by_hand(facts: Facts) -> Iterator[Problem]:
         for container in containers(pod):
             count = sum(asked_by(container).values())
             environment = environment_of(container)
-            value = environment.get(VISIBLE)
+            value = environment.get(_VISIBLE)
             if not count:
                 continue
             values = _set_in(container, environment)
@@ -230,15 +230,17 @@ def set_by_hand(facts: Facts) -> Iterator[Problem]:
             if value is not None:
                 setting, by_hand = repr(value), _by_environment(value, count)
             if by_hand is not None:
-                lines[by_hand].append(f"{key_of(pod)}: {VISIBLE}={setting}, {count} GPUs asked for")
+                lines[by_hand].append(
+                    f"{key_of(pod)}: {_VISIBLE}={setting}, {count} GPUs asked for"
+                )
     for by_hand in _ByHand:
         if lines[by_hand]:
             is_harmful = by_hand is _ByHand.HARMFUL
             yield Problem(
                 severity=Severity.ERROR if is_harmful else Severity.WARNING,
-                what=f"{VISIBLE} is set by hand: {by_hand}",
+                what=f"{_VISIBLE} is set by hand: {by_hand}",
                 evidence=tuple(lines[by_hand]),
-                remedy=f"take {VISIBLE} out of env: and command: in a container the GPUs that it "
+                remedy=f"take {_VISIBLE} out of env: and command: in a container the GPUs that it "
                 "was given are 0 to n-1, and all are visible",
             )
 
@@ -283,7 +285,7 @@ def _parts(value: str) -> list[str]:
 
 
 @check("IG303", "model servers use as many GPUs as their pods request", needs=("pods",))
-def unlike_parallel(facts: Facts) -> Iterator[Problem]:
+def _unlike_parallel(facts: Facts) -> Iterator[Problem]:
     """Find model servers that use another number of GPUs than their container requests.
 
     The number is tensor x pipeline x data parallel size of vLLM, SGLang, TensorRT-LLM or TGI: more
@@ -299,8 +301,8 @@ def unlike_parallel(facts: Facts) -> Iterator[Problem]:
         for container in containers(pod):
             count = sum(asked_by(container).values())
             words = _words(command_of(container))
-            size, options = spread(words, environment_of(container))
-            if not count or not size or any(word in words for word in SEVERAL_PODS):
+            size, options = _spread(words, environment_of(container))
+            if not count or not size or any(word in words for word in _SEVERAL_PODS):
                 continue
             line = f"{key_of(pod)}: {options}, so {size} GPUs; it asks for {count}"
             if size > count:
@@ -333,23 +335,24 @@ def _words(command: Sequence[str]) -> list[str]:
     return found
 
 
-def spread(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+def _spread(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Return a model server's number of GPUs, and the options that set it; 0 if unknown.
 
     Example:
-        >>> spread(["vllm", "serve", "x", "--tensor-parallel-size=2", "-pp", "2"], {})
+        >>> _spread(["vllm", "serve", "x", "--tensor-parallel-size=2", "-pp", "2"], {})
         (4, '--tensor-parallel-size 2, -pp 2')
-        >>> spread(["vllm", "serve", "x", "-tp", "$(TP)"], {"TP": "4"})
+        >>> _spread(["vllm", "serve", "x", "-tp", "$(TP)"], {"TP": "4"})
         (4, '-tp 4')
     """
     size, stated = 0, []
-    for kind, options in SIZES.items():
-        if kind == "data" and DATA_WITHIN_TENSOR in words:
+    for kind, options in _SIZES.items():
+        if kind == "data" and _DATA_WITHIN_TENSOR in words:
             continue
         found = _option(words, options)
         if not found and kind == "tensor":
             found = next(
-                ((name, environment[name]) for name in SHARD_VARIABLES if name in environment), None
+                ((name, environment[name]) for name in _SHARD_VARIABLES if name in environment),
+                None,
             )
         if not found:
             continue

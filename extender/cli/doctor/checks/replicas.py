@@ -19,8 +19,8 @@ from extender.cli.doctor.objects import (
 )
 from extender.core.untyped import mapping_of, text_of
 
-EXTENDER_WORDS: Final = ("idlegpu-extender",)
-TEMPLATE: Final = "pod-template-hash"
+_EXTENDER_WORDS: Final = ("idlegpu-extender",)
+_TEMPLATE: Final = "pod-template-hash"
 """Label with a Deployment's revision; during a rollout pods of two revisions run."""
 
 DRAIN_SECONDS: Final = 5.0
@@ -29,7 +29,7 @@ SHUTDOWN_SECONDS: Final = 95.0
 
 
 @check("IG404", "the extender has time to shut down", needs=("pods", "settings"))
-def short_grace(facts: Facts) -> Iterator[Problem]:
+def _short_grace(facts: Facts) -> Iterator[Problem]:
     """Find extender pods that are killed before their shutdown has finished.
 
     Their `terminationGracePeriodSeconds` is not above `drain_seconds` + `shutdown_seconds`:
@@ -59,7 +59,7 @@ def short_grace(facts: Facts) -> Iterator[Problem]:
 
 
 @check("IG405", "replicas know each other", needs=("pods", "settings"))
-def strangers(facts: Facts) -> Iterator[Problem]:
+def _strangers(facts: Facts) -> Iterator[Problem]:
     """Find replicas that do not share their requests, because `peers` is not set.
 
     Bursts then go to the same nodes, and pods count as bound without an answer, or count twice.
@@ -71,7 +71,7 @@ def strangers(facts: Facts) -> Iterator[Problem]:
         is_leaving = "deletionTimestamp" in mapping_of(pod.get("metadata"))
         if is_running(pod) and not is_leaving and not _knows_others(facts, pod):
             namespace = text_of(mapping_of(pod.get("metadata")).get("namespace"))
-            alike[namespace, labels_of(pod).get(TEMPLATE, "")].append(key_of(pod))
+            alike[namespace, labels_of(pod).get(_TEMPLATE, "")].append(key_of(pod))
     for (namespace, _), names in alike.items():
         if len(names) > 1:
             yield Problem(
@@ -89,7 +89,7 @@ def strangers(facts: Facts) -> Iterator[Problem]:
 
 
 def _extenders(facts: Facts) -> Iterator[Object]:
-    return live_pods(facts, EXTENDER_WORDS)
+    return live_pods(facts, _EXTENDER_WORDS)
 
 
 def _variables(pod: Object) -> dict[str, str]:

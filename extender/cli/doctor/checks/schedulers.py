@@ -18,12 +18,12 @@ from extender.cli.doctor.objects import (
 from extender.core.untyped import mapping_of, objects_of, text_of
 
 DOCUMENTATION: Final = "docs/kube-scheduler.md"
-RESTART: Final = (
+_RESTART: Final = (
     "put it into the file that kube-scheduler's --config names, and restart kube-scheduler "
     f"({DOCUMENTATION})"
 )
 
-PLUGIN_WEIGHTS: Final = {
+_PLUGIN_WEIGHTS: Final = {
     "TaintToleration": 3,
     "NodeAffinity": 2,
     "PodTopologySpread": 2,
@@ -36,39 +36,39 @@ PLUGIN_WEIGHTS: Final = {
 
 MAX_SCORE: Final = 400
 """Default of the setting wire.max_score."""
-MATERIAL: Final = 0.4
+_MATERIAL: Final = 0.4
 """Smallest gap between an idle and a busy node, as a share of the maximum score."""
-LEAD: Final = 0.005
+_LEAD: Final = 0.005
 """Lead of the first choice over equal nodes, as a share of the maximum score."""
-WISH: Final = 100
+_WISH: Final = 100
 """Smallest number of points that soft topology spread or preferred affinity adds among equal
 nodes."""
 SHORTLIST: Final = 100
 """Default of the setting wire.shortlist."""
-PLUGIN_POINTS: Final = 100
+_PLUGIN_POINTS: Final = 100
 """Maximum score of one kube-scheduler plugin, before its weight."""
 
-SLOW_SHARE: Final = 0.001
+_SLOW_SHARE: Final = 0.001
 """Share of late answers above which the check reports them."""
-DEFAULT_TIMEOUT_SECONDS: Final = 5.0
+_DEFAULT_TIMEOUT_SECONDS: Final = 5.0
 
-OTHERS: Final = {
+_OTHERS: Final = {
     "http-timeout": "IG002",
     "prioritize-verb": "IG005",
     "managed-resources": "IG006",
 }
 """Likely causes of /v1/unasked that other checks report, by code."""
-MILD: Final = frozenset({"other-scheduler"})
+_MILD: Final = frozenset({"other-scheduler"})
 
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|us|µs|ns|s|m|h)")
 _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
-def seconds_of(duration: object) -> float | None:
+def _seconds_of(duration: object) -> float | None:
     """Parse a Go duration into seconds; None if it is malformed.
 
     Example:
-        >>> seconds_of("1s"), seconds_of("1m500ms"), seconds_of("soon")
+        >>> _seconds_of("1s"), _seconds_of("1m500ms"), _seconds_of("soon")
         (1.0, 60.5, None)
     """
     text = text_of(duration)
@@ -89,7 +89,7 @@ def our_entry(config: Object) -> Object | None:
         if _has_our_name(entry):
             return entry
     for entry in entries:
-        if any(is_gpu(name) for name in managed(entry)):
+        if any(is_gpu(name) for name in _managed(entry)):
             return entry
     return entries[0] if len(entries) == 1 else None
 
@@ -99,7 +99,7 @@ def _has_our_name(entry: Object) -> bool:
     return "idlegpu" in text_of(entry.get("urlPrefix")) + server
 
 
-def managed(entry: Object) -> list[str]:
+def _managed(entry: Object) -> list[str]:
     """Return the resource names for which an extender is called; none means every pod."""
     return [text_of(one.get("name")) for one in objects_of(entry.get("managedResources"))]
 
@@ -135,13 +135,13 @@ def _reported(facts: Facts, code: str) -> Iterator[Problem]:
     """Yield the likely causes that the extender reports, as far as they belong to this check."""
     for cause in _causes(facts):
         kind = text_of(cause.get("kind"))
-        if OTHERS.get(kind, "IG001") != code:
+        if _OTHERS.get(kind, "IG001") != code:
             continue
         yield Problem(
-            severity=Severity.WARNING if kind in MILD else Severity.ERROR,
+            severity=Severity.WARNING if kind in _MILD else Severity.ERROR,
             what=f"GPU pods are bound without our answer: {cause.get('text')}",
             evidence=(*_groups(facts), f"likely cause: {kind}, {cause.get('pods')} pods"),
-            remedy=f"{_remedy(kind)}: {RESTART}",
+            remedy=f"{_remedy(kind)}: {_RESTART}",
         )
 
 
@@ -165,7 +165,7 @@ def _remedy(kind: str) -> str:
 
 
 @check("IG001", "kube-scheduler calls the extender", needs=("unasked|schedulers",))
-def not_asked(facts: Facts) -> Iterator[Problem]:
+def _not_asked(facts: Facts) -> Iterator[Problem]:
     """Find configurations or bindings that show that kube-scheduler does not call the extender.
 
     Either no entry under `extenders` is idlegpu's, or pods are bound without its answer;
@@ -181,7 +181,7 @@ def not_asked(facts: Facts) -> Iterator[Problem]:
             evidence=tuple(
                 f"{one.source}: extenders: {_prefixes(one.config)}" for one in facts.schedulers
             ),
-            remedy=f"the entry under extenders of scheduler-config/kube-scheduler.yaml: {RESTART}",
+            remedy=f"the entry under extenders of scheduler-config/kube-scheduler.yaml: {_RESTART}",
         )
 
 
@@ -191,7 +191,7 @@ def _prefixes(config: Object) -> str:
 
 
 @check("IG002", "the extender answers in time", needs=("unasked|metrics",))
-def late(facts: Facts) -> Iterator[Problem]:
+def _late(facts: Facts) -> Iterator[Problem]:
     """Find answers that arrive after kube-scheduler's timeout.
 
     kube-scheduler had closed the connection, or more than one answer in a thousand took longer than
@@ -202,9 +202,9 @@ def late(facts: Facts) -> Iterator[Problem]:
     yield from _reported(facts, "IG002")
     asking = [(one.source, entry) for one, entry in _ours(facts)]
     for source, entry in asking or [("as shipped", {"httpTimeout": "1s"})]:
-        limit = seconds_of(entry.get("httpTimeout")) or DEFAULT_TIMEOUT_SECONDS
+        limit = _seconds_of(entry.get("httpTimeout")) or _DEFAULT_TIMEOUT_SECONDS
         for verb, slow, every in _slow(facts, limit):
-            if slow / every > SLOW_SHARE:
+            if slow / every > _SLOW_SHARE:
                 yield Problem(
                     severity=Severity.WARNING,
                     what=f"answers to {verb} take longer than kube-scheduler waits",
@@ -213,7 +213,7 @@ def late(facts: Facts) -> Iterator[Problem]:
                         f"{source}: httpTimeout: {entry.get('httpTimeout', 'not set')}",
                     ),
                     remedy=f"httpTimeout: {max(2 * limit, 1):g}s, or more CPU for the extender "
-                    f"(resources.requests.cpu in its Deployment): {RESTART}",
+                    f"(resources.requests.cpu in its Deployment): {_RESTART}",
                 )
 
 
@@ -232,7 +232,7 @@ def _slow(facts: Facts, limit: float) -> Iterator[tuple[str, float, float]]:
 
 
 @check("IG003", "kube-scheduler sends node names only", needs=("schedulers",))
-def whole_nodes(facts: Facts) -> Iterator[Problem]:
+def _whole_nodes(facts: Facts) -> Iterator[Problem]:
     """Find configurations that make kube-scheduler send whole Node objects.
 
     `nodeCacheCapable` is off in them.
@@ -247,12 +247,12 @@ def whole_nodes(facts: Facts) -> Iterator[Problem]:
                 what="kube-scheduler sends whole Node objects with every call: 25 times the bytes, "
                 "a tenth of the pods per second",
                 evidence=(f"{scheduler.source}: nodeCacheCapable: {shown}",),
-                remedy=f"nodeCacheCapable: true: {RESTART}",
+                remedy=f"nodeCacheCapable: true: {_RESTART}",
             )
 
 
 @check("IG004", "the extender's scores and kube-scheduler's own both count", needs=("schedulers",))
-def drowned(facts: Facts) -> Iterator[Problem]:
+def _drowned(facts: Facts) -> Iterator[Problem]:
     """Find weights with which kube-scheduler's plugins outvote the extender, or never count.
 
     idlegpu adds weight x `wire.max_score` x 10 points at most, and two fifths of that for idle
@@ -269,9 +269,9 @@ def drowned(facts: Facts) -> Iterator[Problem]:
         for profile in objects_of(scheduler.config.get("profiles")) or [{}]:
             theirs = sum(plugin_weights(profile).values())
             # kube-scheduler multiplies an extender's score by 10.
-            ours_most, theirs_most = weight * scale * 10, theirs * PLUGIN_POINTS
-            is_weak = ours_most * MATERIAL < theirs_most
-            if not is_weak and (ours_most * LEAD < WISH or not theirs):
+            ours_most, theirs_most = weight * scale * 10, theirs * _PLUGIN_POINTS
+            is_weak = ours_most * _MATERIAL < theirs_most
+            if not is_weak and (ours_most * _LEAD < _WISH or not theirs):
                 continue
             name = text_of(profile.get("schedulerName")) or "default-scheduler"
             weighted = (
@@ -279,27 +279,27 @@ def drowned(facts: Facts) -> Iterator[Problem]:
             )
             ours = f"{weighted} (weight {weight} x score {scale:g} x 10)"
             if is_weak:
-                needed = -int(-theirs_most // (scale * 10 * MATERIAL))
+                needed = -int(-theirs_most // (scale * 10 * _MATERIAL))
                 yield Problem(
                     severity=Severity.ERROR if ours_most < theirs_most else Severity.WARNING,
                     what=f"profile {name}: kube-scheduler's own plugins outvote our scores",
                     evidence=(
-                        f"{ours}: idle against busy counts {ours_most * MATERIAL:g} of it",
+                        f"{ours}: idle against busy counts {ours_most * _MATERIAL:g} of it",
                         f"its plugins' weights sum to {theirs}: they count up to {theirs_most}",
                     ),
-                    remedy=f"weight: {needed}: {RESTART}",
+                    remedy=f"weight: {needed}: {_RESTART}",
                 )
             else:
-                needed = max(-int(-theirs_most // (scale * 10 * MATERIAL)), 1)
+                needed = max(-int(-theirs_most // (scale * 10 * _MATERIAL)), 1)
                 yield Problem(
                     severity=Severity.INFO,
                     what=f"profile {name}: our scores decide alone, even among equal nodes: soft "
                     "topology spread and preferred affinity never count",
                     evidence=(
-                        f"{ours}: it leads equal nodes by {ours_most * LEAD:g}",
-                        f"a soft constraint of kube-scheduler is worth {WISH} to 300",
+                        f"{ours}: it leads equal nodes by {ours_most * _LEAD:g}",
+                        f"a soft constraint of kube-scheduler is worth {_WISH} to 300",
                     ),
-                    remedy=f"weight: {needed}: {RESTART}",
+                    remedy=f"weight: {needed}: {_RESTART}",
                 )
 
 
@@ -310,7 +310,7 @@ def plugin_weights(profile: Object) -> dict[str, int]:
         >>> sum(plugin_weights({}).values())
         12
     """
-    weights = dict(PLUGIN_WEIGHTS)
+    weights = dict(_PLUGIN_WEIGHTS)
     plugins = mapping_of(profile.get("plugins"))
     for point in ("multiPoint", "score"):
         changes = mapping_of(plugins.get(point))
@@ -321,13 +321,13 @@ def plugin_weights(profile: Object) -> dict[str, int]:
         for one in objects_of(changes.get("enabled")):
             name, weight = text_of(one.get("name")), number(one.get("weight"))
             # At multiPoint most plugins do not score: count only known score plugins.
-            if point == "score" or name in PLUGIN_WEIGHTS:
-                weights[name] = weight or weights.get(name) or PLUGIN_WEIGHTS.get(name, 1)
+            if point == "score" or name in _PLUGIN_WEIGHTS:
+                weights[name] = weight or weights.get(name) or _PLUGIN_WEIGHTS.get(name, 1)
     return weights
 
 
 @check("IG005", "kube-scheduler calls every verb", needs=("unasked|schedulers",))
-def verbs(facts: Facts) -> Iterator[Problem]:
+def _verbs(facts: Facts) -> Iterator[Problem]:
     """Find verbs that kube-scheduler does not call.
 
     `filterVerb`, `prioritizeVerb` or `preemptVerb` is missing, or scores are lost.
@@ -351,12 +351,12 @@ def verbs(facts: Facts) -> Iterator[Problem]:
                     severity=severity,
                     what=f"kube-scheduler does not call {verb}: {consequence}",
                     evidence=(f"{scheduler.source}: {field}: not set",),
-                    remedy=f"{field}: {verb}: {RESTART}",
+                    remedy=f"{field}: {verb}: {_RESTART}",
                 )
 
 
 @check("IG006", "managedResources lists every GPU resource", needs=("unasked|schedulers", "nodes"))
-def unmanaged(facts: Facts) -> Iterator[Problem]:
+def _unmanaged(facts: Facts) -> Iterator[Problem]:
     """Find GPU resources of nodes that are missing from managedResources.
 
     For example a MIG profile, or `nvidia.com/gpu.shared`.
@@ -364,7 +364,7 @@ def unmanaged(facts: Facts) -> Iterator[Problem]:
     Remedy: the lines to add.
     """
     yield from _reported(facts, "IG006")
-    entries = [(scheduler, managed(entry)) for scheduler, entry in _ours(facts)]
+    entries = [(scheduler, _managed(entry)) for scheduler, entry in _ours(facts)]
     if not entries or any(not names for _, names in entries):
         return
     known = {name for _, names in entries for name in names}
@@ -380,12 +380,12 @@ def unmanaged(facts: Facts) -> Iterator[Problem]:
             what="nodes have GPU resources that managedResources does not list: pods that request "
             "these are placed without the extender",
             evidence=tuple(f"{name} on {some(nodes)}" for name, nodes in sorted(where.items())),
-            remedy="\n".join(["managedResources:", *lines, RESTART]),
+            remedy="\n".join(["managedResources:", *lines, _RESTART]),
         )
 
 
 @check("IG009", "no other extender sees only our shortlist", needs=("schedulers",))
-def shortened(facts: Facts) -> Iterator[Problem]:
+def _shortened(facts: Facts) -> Iterator[Problem]:
     """Find extenders that filter after idlegpu and so see only its shortlist.
 
     If such an extender refuses the whole shortlist (`wire.shortlist` above 0), a pod waits although
@@ -409,11 +409,11 @@ def shortened(facts: Facts) -> Iterator[Problem]:
                 evidence=(
                     f"{scheduler.source}: extenders: {prefix}: filterVerb: "
                     f"{text_of(other.get('filterVerb'))}, called for "
-                    f"{some(managed(other)) or 'every pod'}",
+                    f"{some(_managed(other)) or 'every pod'}",
                     f"the extender's settings: wire.shortlist: {shortlist:g}",
                 ),
                 remedy="wire.shortlist: 0 in the extender's settings (no restart); or the entry of "
-                f"{prefix} above ours{', with ignorable: false' if is_last else ''}: {RESTART}",
+                f"{prefix} above ours{', with ignorable: false' if is_last else ''}: {_RESTART}",
             )
 
 

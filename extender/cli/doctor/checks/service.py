@@ -13,12 +13,12 @@ EVERYDAY: Final = frozenset({"replaced", "closing", "busy"})
 """Reasons of refusals that also occur in a healthy system."""
 
 DAY: Final = 86_400.0
-WARN_DAYS: Final = 30.0
+_WARN_DAYS: Final = 30.0
 """A weekly Job renews certificates 60 days before they expire; at 30 days it has failed four
 times."""
-ERROR_DAYS: Final = 7.0
+_ERROR_DAYS: Final = 7.0
 
-REMEDIES: Final = {
+_REMEDIES: Final = {
     "wrong-audience": "agents.audience in the extender's settings and the audience of the agents' "
     "token (volumes of the DaemonSet idlegpu-agent) must be the same",
     "wrong-account": "agents: {service_accounts: [idlegpu-agent/idlegpu-agent]} in the extender's "
@@ -30,7 +30,7 @@ REMEDIES: Final = {
 
 
 @check("IG401", "the extender accepts the agents' reports", needs=("metrics",))
-def refused_agents(facts: Facts) -> Iterator[Problem]:
+def _refused_agents(facts: Facts) -> Iterator[Problem]:
     """Find agents whose reports the extender refuses.
 
     Info only if all running agents report by now, because counts start with the extender.
@@ -51,7 +51,7 @@ def refused_agents(facts: Facts) -> Iterator[Problem]:
     if unknown:
         evidence.append(f"{unknown:g} agents are on nodes that the API server does not know")
     evidence.append(f"{reporting:g} agents report" + (f", {agents} run" if agents else ""))
-    remedies = [REMEDIES[reason] for reason in counts if reason in REMEDIES]
+    remedies = [_REMEDIES[reason] for reason in counts if reason in _REMEDIES]
     yield Problem(
         severity=Severity.INFO if is_over else Severity.ERROR,
         what="agents were refused; all report now" if is_over else "agents are refused",
@@ -76,7 +76,7 @@ def _refusals(facts: Facts) -> dict[str, float]:
 
 
 @check("IG402", "certificates do not expire soon", needs=("certificates",))
-def ending(facts: Facts) -> Iterator[Problem]:
+def _ending(facts: Facts) -> Iterator[Problem]:
     """Find certificates that expire in less than 30 days.
 
     Less than 7 days is an error. Sources are Secrets, files, and
@@ -87,9 +87,9 @@ def ending(facts: Facts) -> Iterator[Problem]:
     by_severity: defaultdict[Severity, list[str]] = defaultdict(list)
     for one in sorted(facts.certificates or (), key=lambda one: one.ends_at):
         days = (one.ends_at - facts.at) / DAY
-        if days >= WARN_DAYS:
+        if days >= _WARN_DAYS:
             continue
-        severity = Severity.ERROR if days < ERROR_DAYS else Severity.WARNING
+        severity = Severity.ERROR if days < _ERROR_DAYS else Severity.WARNING
         end = datetime.fromtimestamp(one.ends_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
         when = f"ends in {days:.0f} days" if days > 0 else "has ended"
         subject = f" ({one.subject})" if one.subject else ""
@@ -105,7 +105,7 @@ def ending(facts: Facts) -> Iterator[Problem]:
 
 
 @check("IG403", "the extender's account has its rights", needs=("rights",))
-def lacking_rights(facts: Facts) -> Iterator[Problem]:
+def _lacking_rights(facts: Facts) -> Iterator[Problem]:
     """Find RBAC rights that the extender's account lacks.
 
     It needs the rights of `manifests/rbac`, and by its settings those of `wake-nodes` and

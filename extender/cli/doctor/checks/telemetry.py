@@ -33,7 +33,7 @@ _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
 
 
 @check("IG102", "series name nodes of the cluster", needs=("sources|metrics|exporter",))
-def unmatched(facts: Facts) -> Iterator[Problem]:
+def _unmatched(facts: Facts) -> Iterator[Problem]:
     """Find metric series whose labels name no node, address or exporter.
 
     Remedy: `prometheus.node_labels`.
@@ -83,7 +83,7 @@ def _strangers(facts: Facts) -> list[str]:
 
 
 @check("IG103", "readings are fresh when they arrive", needs=("metrics|pods",))
-def stale(facts: Facts) -> Iterator[Problem]:
+def _stale(facts: Facts) -> Iterator[Problem]:
     """Find readings that are stale on arrival, and the intervals that cause it.
 
     Stale readings are older than `freshness.max_age_seconds` (median), or their exporter collects

@@ -16,14 +16,14 @@ from extender.core.nodes.topology_manager import (
 )
 from extender.core.untyped import mapping_of
 
-REFUSED: Final = "TopologyAffinityError"
+_REFUSED: Final = "TopologyAffinityError"
 """`status.reason` of a pod that the Topology Manager refuses."""
 
 
 @check(
     "IG208", "labels name the policy of each kubelet's Topology Manager", needs=("nodes", "pods")
 )
-def unlike_kubelet(facts: Facts) -> Iterator[Problem]:
+def _unlike_kubelet(facts: Facts) -> Iterator[Problem]:
     """Find labels with unknown words, and refusals of kubelets whose policy no label names.
 
     A refusal is a pod with `TopologyAffinityError`.
@@ -43,9 +43,9 @@ def unlike_kubelet(facts: Facts) -> Iterator[Problem]:
         if not alignment_on(labels):
             unlabelled.add(name)
     refused = {
-        node_of(pod): f"{key_of(pod)}: {REFUSED} on {node_of(pod)}"
+        node_of(pod): f"{key_of(pod)}: {_REFUSED} on {node_of(pod)}"
         for pod in facts.pods or ()
-        if mapping_of(pod.get("status")).get("reason") == REFUSED and node_of(pod) in unlabelled
+        if mapping_of(pod.get("status")).get("reason") == _REFUSED and node_of(pod) in unlabelled
     }
     if unknown or refused:
         yield Problem(
