@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
-REFRESH_SECONDS: Final = 1.0
+_REFRESH_SECONDS: Final = 1.0
 """Interval of checks whether a kubelet call is due."""
 
-FREEZE_GC_AFTER: Final = 2
+_FREEZE_GC_AFTER: Final = 2
 """Number of reports after which all long-lived objects exist."""
 
 
@@ -77,7 +77,7 @@ def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Te
         yield tenants
 
 
-def redacted_report(report: contract.Report) -> contract.Report:
+def _redacted_report(report: contract.Report) -> contract.Report:
     """Copy a report without pods, processes and hardware details: pods of any tenant may read it.
 
     Keeps only what `worker_device` reads: device ids, ages, and utilization and memory signals.
@@ -86,7 +86,7 @@ def redacted_report(report: contract.Report) -> contract.Report:
         >>> held = contract.Device(
         ...     uuid="GPU-0", allocated_to=(contract.Tenant(namespace="red", pod="a"),)
         ... )
-        >>> redacted_report(contract.Report(node="gpu-7", at=1.0, devices=(held,))).devices == (
+        >>> _redacted_report(contract.Report(node="gpu-7", at=1.0, devices=(held,))).devices == (
         ...     contract.Device(uuid="GPU-0"),
         ... )
         True
@@ -166,7 +166,7 @@ class Agent:
 
     def _loads(self, _: Headers) -> Answer:
         report = self.sampler.latest.report
-        return self._report_answer(report if report is None else redacted_report(report))
+        return self._report_answer(report if report is None else _redacted_report(report))
 
     def _report_answer(self, report: contract.Report | None) -> Answer:
         if report is None:
@@ -185,7 +185,7 @@ class Agent:
     async def _refresh_tenants(self) -> None:
         while True:
             await self.tenants.refresh()
-            await asyncio.sleep(REFRESH_SECONDS)
+            await asyncio.sleep(_REFRESH_SECONDS)
 
 
 @asynccontextmanager
@@ -240,7 +240,7 @@ async def serve(options: Options, backend: Backend) -> None:
 
 async def _freeze_gc_once(agent: Agent) -> None:
     """Exclude start-up objects from garbage collection, and return free memory to the system."""
-    await agent.sampler.latest.wait_newer(FREEZE_GC_AFTER)
+    await agent.sampler.latest.wait_newer(_FREEZE_GC_AFTER)
     gc.collect()
     gc.freeze()
     native_memory.give_back()

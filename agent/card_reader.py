@@ -30,7 +30,7 @@ from agent.report import Process
 from agent.worker import CallTracker
 from extender.core.devices.readings import GROWTH_SECONDS, NO_INSTANCES, REMAPPED_SECONDS, Signal
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 SESSION_CODES: Final = frozenset(
     {Code.Uninitialized, Code.DriverNotLoaded, Code.LibraryNotFound, Code.LibRmVersionMismatch}
@@ -488,9 +488,9 @@ class CardReader:
         tracker: CallTracker,
         name: str,
         instance: int | None,
-        function: Callable[..., T],
+        function: Callable[..., _T],
         *arguments: object,
-    ) -> T | None:
+    ) -> _T | None:
         """Make a call unless it is known to be unsupported; None if it fails.
 
         Raises:

@@ -28,7 +28,7 @@ from extender.settings.section import MIB, TIB, Percent, Quantity, Section, Valu
 from extender.settings.spec import Setting, list_settings
 from extender.settings.table import render_table
 
-PREFIX: Final = "IDLEGPU_AGENT_"
+_PREFIX: Final = "IDLEGPU_AGENT_"
 
 EXIT_OK: Final = 0
 EXIT_BAD_SETTINGS: Final = 2
@@ -284,7 +284,7 @@ class Settings(Section):
 
 def all_settings() -> dict[tuple[str, ...], Setting]:
     """Return the description of every setting by path."""
-    return list_settings(Settings, PREFIX)
+    return list_settings(Settings, _PREFIX)
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -306,10 +306,10 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Loaded[Settings]:
     Raises:
         ConfigError: the settings are invalid; the message lists every problem found.
     """
-    return load_model(Settings, path, environ, prefix=PREFIX, removed=_REMOVED)
+    return load_model(Settings, path, environ, prefix=_PREFIX, removed=_REMOVED)
 
 
-def describe_settings(settings: Settings) -> str:
+def _describe_settings(settings: Settings) -> str:
     """Return a line for each setting that matters or differs from its default."""
     lines = []
     for setting in all_settings().values():
@@ -341,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in loaded.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     if arguments.check:
-        sys.stdout.write(f"{arguments.config}: ok\n{describe_settings(loaded.settings)}")
+        sys.stdout.write(f"{arguments.config}: ok\n{_describe_settings(loaded.settings)}")
     else:
         sys.stdout.buffer.write(options.encode(loaded.settings.value()))
     return EXIT_OK

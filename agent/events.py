@@ -10,7 +10,7 @@ from agent.backend import Backend, Card, EventSource, XidEvent
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS: Final = 1.0
+_WAIT_SECONDS: Final = 1.0
 """Duration of one wait, and so the longest time until a stopped thread ends."""
 
 _JOIN_SECONDS: Final = 3.0
@@ -38,7 +38,7 @@ class XidWatcher:
         backend: Backend,
         deliver: Callable[[XidEvent], None],
         *,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float = _WAIT_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend

@@ -171,7 +171,7 @@ def _signals(
     report: Report, readings: Iterable[DeviceReading], fresh: Iterable[bool]
 ) -> Iterator[Family]:
     rows = [
-        (labels_of(device), reading)
+        (_labels_of(device), reading)
         for device, reading, is_fresh in zip(report.devices, readings, fresh, strict=True)
         if is_fresh
     ]
@@ -195,7 +195,7 @@ def _card_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
 
 def _states(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
     """Yield age, verdict and problem of each device."""
-    rows = [(labels_of(device), device) for device in report.devices]
+    rows = [(_labels_of(device), device) for device in report.devices]
     yield _gauge(
         "device_age_seconds",
         "Time since the device was measured, when the report was made.",
@@ -305,24 +305,24 @@ def _identity(device: Device) -> tuple[str, str, str]:
     return device.uuid, device.gpu_instance_id, index
 
 
-def labels_of(device: Device) -> tuple[str, ...]:
+def _labels_of(device: Device) -> tuple[str, ...]:
     """Return the labels of a device, with its holder if it has exactly one."""
     holders = {(one.namespace, one.pod, one.container) for one in tenants_of(device)}
     return (*_identity(device), *(holders.pop() if len(holders) == 1 else ("", "", "")))
 
 
-Samples = Iterable[tuple[Iterable[str], float]]
+_Samples = Iterable[tuple[Iterable[str], float]]
 
 
-def _gauge(name: str, text: str, samples: Samples, labels: tuple[str, ...] = ()) -> Family:
+def _gauge(name: str, text: str, samples: _Samples, labels: tuple[str, ...] = ()) -> Family:
     return _fill(GaugeMetricFamily(PREFIX + name, text, labels=labels), samples)
 
 
-def _counter(name: str, text: str, samples: Samples, labels: tuple[str, ...] = ()) -> Family:
+def _counter(name: str, text: str, samples: _Samples, labels: tuple[str, ...] = ()) -> Family:
     return _fill(CounterMetricFamily(PREFIX + name, text, labels=labels), samples)
 
 
-def _fill(family: Family, samples: Samples) -> Family:
+def _fill(family: Family, samples: _Samples) -> Family:
     for labels, value in samples:
         family.add_metric(tuple(labels), float(value))
     return family

@@ -7,10 +7,10 @@ from typing import Final
 from agent.report import MAX_NAME, MAX_PROCESSES, Device, ForeignProcess, Place, Process
 from extender.runtime.plain_text import plain_text
 
-PER_DEVICE: Final = 4
+_PER_DEVICE: Final = 4
 """Processes named for each device: those with the most memory."""
 
-MEMORY_STEP: Final = 256 << 20
+_MEMORY_STEP: Final = 256 << 20
 """Memory is rounded up to this step, so that small changes are not reported again."""
 
 _CONTAINER_ID: Final = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
@@ -29,7 +29,7 @@ def foreign_processes(devices: Sequence[Device]) -> tuple[ForeignProcess, ...]:
             continue
         inside = [one for one in device.used_by or () if one.pid in pids]
         inside.sort(key=lambda one: (-(one.memory_bytes or 0), one.pid))
-        ranked += enumerate(_named(number, one) for one in inside[:PER_DEVICE])
+        ranked += enumerate(_named(number, one) for one in inside[:_PER_DEVICE])
     ranked.sort(key=lambda one: one[0])  # stable: the largest process of each device comes first
     return tuple(sorted((one for _, one in ranked[:MAX_PROCESSES]), key=lambda one: one.device))
 
@@ -41,7 +41,7 @@ def _named(device: int, process: Process) -> ForeignProcess:
         device=device,
         pid=process.pid,
         name=plain_text(process.name, MAX_NAME),
-        memory_bytes=None if memory is None else -(-memory // MEMORY_STEP) * MEMORY_STEP,
+        memory_bytes=None if memory is None else -(-memory // _MEMORY_STEP) * _MEMORY_STEP,
         started_at=process.started_at,
         pod=name if process.place is Place.POD else "",
         container=plain_text(_CONTAINER_ID.sub(r"\1", process.container), MAX_NAME),

@@ -13,7 +13,7 @@ from agent.cgroup import parse_cgroup
 from agent.report import Place
 from worker_device.process_stat import process_stat, small_file
 
-NAME: Final = "kubelet"
+_NAME: Final = "kubelet"
 AGAIN_SECONDS: Final = 300.0
 """Interval of reads: a kubelet with another policy has been restarted."""
 
@@ -79,7 +79,7 @@ def _command_lines(proc: Path) -> Iterator[tuple[str, ...]]:
         return
     for pid in sorted(pids):
         stat = process_stat(pid, proc)
-        if stat is None or stat.name != NAME:
+        if stat is None or stat.name != _NAME:
             continue
         in_pod = parse_cgroup(small_file(f"{proc}/{pid}/cgroup") or "").place is Place.POD
         if not in_pod:

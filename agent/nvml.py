@@ -27,9 +27,9 @@ from agent.backend import (
 from agent.nvml_calls import NO_SUCH_LINK, READS, Library, number, text
 from extender.core.devices.readings import Signal
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-SYS_PCI: Final = Path("/sys/bus/pci/devices")
+_SYS_PCI: Final = Path("/sys/bus/pci/devices")
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _XID_EVENTS: Final = 0x8
@@ -131,7 +131,7 @@ class Nvml:
         sys_pci: the kernel's directory of PCI devices.
     """
 
-    def __init__(self, module: Any = pynvml, sys_pci: Path = SYS_PCI) -> None:
+    def __init__(self, module: Any = pynvml, sys_pci: Path = _SYS_PCI) -> None:
         self._nvml = Library(module)
         self._sys_pci = sys_pci
         self._meters: dict[tuple[str, int | None], GpmMeter] = {}
@@ -176,7 +176,7 @@ class Nvml:
         uuid = text(self._nvml.call("nvmlDeviceGetUUID", handle))
         unread: list[NvmlError] = []
 
-        def read(name: str, parse: Callable[[Any], T]) -> T | None:
+        def read(name: str, parse: Callable[[Any], _T]) -> _T | None:
             return self._read_fixed(unread, name, uuid, handle, parse)
 
         return Card(
@@ -198,8 +198,8 @@ class Nvml:
         name: str,
         uuid: str,
         handle: Handle,
-        parse: Callable[[Any], T],
-    ) -> T | None:
+        parse: Callable[[Any], _T],
+    ) -> _T | None:
         """Return a fixed value of a card, or its last known value if it cannot be read.
 
         Otherwise one malformed answer would look like another card or layout.
@@ -209,7 +209,7 @@ class Nvml:
             self._fixed[name, uuid] = None if answer is None else parse(answer)
         except Exception as error:  # noqa: BLE001 - a malformed answer costs this value, not the card
             unread.append(NvmlError.from_exception(name, error))
-        value: T | None = self._fixed.get((name, uuid))
+        value: _T | None = self._fixed.get((name, uuid))
         return value
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-POD_LOGS: Final = Path("/var/log/pods")
+_POD_LOGS: Final = Path("/var/log/pods")
 _SECONDS_BETWEEN_READS: Final = 1.0
 _SECONDS_A_UID_COUNTS: Final = 5.0  # the interval of kubelet calls; reading 250 pods takes 0.4 ms
 
@@ -37,7 +37,7 @@ class PodNames:
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, directory: Path | None = POD_LOGS, *, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path | None = _POD_LOGS, *, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._clock = clock
         self._names: dict[str, PodName] = {}

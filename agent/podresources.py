@@ -23,8 +23,8 @@ from agent import podresources_v1_pb2 as v1
 from extender.runtime.decoding import MalformedError, decode_with
 
 DEFAULT_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-DEFAULT_DEADLINE_SECONDS: Final = 2.0
-MAX_ANSWER_BYTES: Final = 64 << 20
+_DEFAULT_DEADLINE_SECONDS: Final = 2.0
+_MAX_ANSWER_BYTES: Final = 64 << 20
 """Limit of an answer: a node with 250 pods answers about 50 KiB, so a larger answer is a fault."""
 
 _REMEDIES: Final = MappingProxyType(
@@ -113,8 +113,8 @@ class PodResourcesClient:
         self,
         socket: Path = DEFAULT_SOCKET,
         *,
-        deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        deadline_seconds: float = _DEFAULT_DEADLINE_SECONDS,
+        max_answer_bytes: int = _MAX_ANSWER_BYTES,
     ) -> None:
         self._socket = socket
         self._deadline_seconds = deadline_seconds

@@ -7,7 +7,7 @@ from typing import Final
 from agent.backend import Code, NvmlError
 from agent.report import Problem
 
-HUNG: Final = "Hung"
+_HUNG: Final = "Hung"
 GONE: Final = "Gone"
 NO_GPU: Final = "NoGpu"
 
@@ -69,7 +69,7 @@ def problem_of(error: NvmlError, what: str) -> Problem:
 def hung_problem(call: str, seconds: float) -> Problem:
     """Describe a call that did not return within `seconds`."""
     return Problem(
-        code=HUNG,
+        code=_HUNG,
         text=f"{call} did not return within {seconds:g} s: the driver hangs, as with a GPU that "
         "has fallen off the bus: see dmesg; if it persists, drain the node and restart the machine "
         "(a new container does not help)",

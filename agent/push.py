@@ -67,22 +67,22 @@ SHARES_SECONDS: Final = 60.0
 _SIGNALS: Final = tuple(signal.value for signal in Signal)
 _REST: Final = (AGE, XID_AGE, FOREIGN_MEMORY, FOREIGN_UTILIZATION, MEAN, MEAN_SQUARE)
 
-MAX_REPLICAS: Final = 32
+_MAX_REPLICAS: Final = 32
 
-REOPEN_LIFETIME_RATIO: Final = (0.80, 0.90)
+_REOPEN_LIFETIME_RATIO: Final = (0.80, 0.90)
 """Range of the token lifetime after which a connection is reopened. The kubelet renews tokens at
 80 %; the random part spreads the load of agents that started together."""
 
-BURST: Final = 10
-PER_SECOND: Final = 0.5
+_BURST: Final = 10
+_PER_SECOND: Final = 0.5
 """Token bucket for news: number of updates in a burst, and sustained updates per second. Faster
 changes wait for the heartbeat."""
 
-CONFIRMATIONS: Final = 2
+_CONFIRMATIONS: Final = 2
 """Number of readings sent after foreign use began or ended. The extender requires two that agree,
 and the first one may cover both states."""
 
-WARN_AFTER: Final = 3
+_WARN_AFTER: Final = 3
 """Consecutive failures before a warning, because replicas come and go. A refusal, or an unsafe
 connection, is logged at once."""
 
@@ -90,7 +90,7 @@ _SEND_BUFFER_BYTES: Final = 64 << 10
 _FAILURES: Final = (OSError, RefusedError, asyncio.IncompleteReadError)
 """A timeout is an OSError."""
 
-Number = float | None
+_Number = float | None
 
 
 class UpdateBuilder:
@@ -154,12 +154,12 @@ class UpdateBuilder:
 
     def _columns(
         self, report: Report, digest: Digest
-    ) -> tuple[tuple[str, ...], list[Sequence[Number]]]:
+    ) -> tuple[tuple[str, ...], list[Sequence[_Number]]]:
         """Return the names and columns of all rows that have values."""
         devices = report.devices
         means = self._means(report, digest)
         foreign = [device.foreign for device in devices]
-        rest: tuple[Sequence[Number], ...] = (
+        rest: tuple[Sequence[_Number], ...] = (
             [device.age_seconds for device in devices],
             [device.xid_age_seconds for device in devices],
             [None if one is None else one.memory_bytes for one in foreign],
@@ -170,11 +170,11 @@ class UpdateBuilder:
         names = tuple(name for name in _SIGNALS if name in report.signals)
         return (*names, *_REST), [*(report.signals[name] for name in names), *rest]
 
-    def _means(self, report: Report, digest: Digest) -> list[tuple[Number, Number]]:
+    def _means(self, report: Report, digest: Digest) -> list[tuple[_Number, _Number]]:
         """Return each device's mean activity since the last sent mean, and the mean square."""
         if report.at - self._means_at < MEAN_SECONDS:
             return [(None, None)] * len(report.devices)
-        means: list[tuple[Number, Number]] = []
+        means: list[tuple[_Number, _Number]] = []
         for device in report.devices:
             count, total, square = digest.totals.get(device.key, (0, 0.0, 0.0))
             passes, before, squares = self._totals.get(device.key, (0, 0.0, 0.0))
@@ -238,7 +238,7 @@ def _pods(device: Device) -> tuple[tuple[str, str, str], ...] | None:
     return tuple(sorted({(one.namespace, one.pod, one.uid) for one in inside}))
 
 
-def _pack(columns: Sequence[Sequence[Number]]) -> bytes:
+def _pack(columns: Sequence[Sequence[_Number]]) -> bytes:
     values = [math.nan if value is None else value for column in columns for value in column]
     return struct.pack(f"<{len(values)}d", *values)
 
@@ -350,7 +350,7 @@ class ReportLink:
                 report, digest, is_news=is_news or confirmations > 0, sent_at=self._clock()
             )
             if not is_first and digest.is_used != last_sent.is_used:
-                confirmations = CONFIRMATIONS
+                confirmations = _CONFIRMATIONS
             elif confirmations:
                 confirmations -= 1
             stream.writer.write(frame(update))
@@ -365,7 +365,7 @@ class ReportLink:
         if token.expires_at is None:
             return now + 3600.0
         lifetime = max(token.expires_at - self._clock(), 1.0)
-        return now + lifetime * random.uniform(*REOPEN_LIFETIME_RATIO)
+        return now + lifetime * random.uniform(*_REOPEN_LIFETIME_RATIO)
 
     def _record_success(self) -> None:
         logger.info(
@@ -381,7 +381,7 @@ class ReportLink:
         self.refusals += is_refused
         cause = str(error) or type(error).__name__
         is_certain = is_refused or isinstance(error, UnsafeError)
-        if cause != self.problem and (is_certain or self._consecutive_failures >= WARN_AFTER):
+        if cause != self.problem and (is_certain or self._consecutive_failures >= _WARN_AFTER):
             logger.warning(
                 "cannot report to the extender",
                 extra={
@@ -391,7 +391,7 @@ class ReportLink:
                 },
             )
             self.problem = cause
-        elif self._consecutive_failures < WARN_AFTER:
+        elif self._consecutive_failures < _WARN_AFTER:
             self.problem = self.problem or "the connection broke"
 
     def _backoff_seconds(self) -> float:
@@ -406,11 +406,11 @@ class _TokenBucket:
     """Limits the rate of updates with news."""
 
     def __init__(self) -> None:
-        self._left = float(BURST)
+        self._left = float(_BURST)
         self._at = 0.0
 
     def take(self, now: float) -> bool:
-        self._left = min(BURST, self._left + (now - self._at) * PER_SECOND)
+        self._left = min(_BURST, self._left + (now - self._at) * _PER_SECOND)
         self._at = now
         if self._left < 1.0:
             return False
@@ -503,8 +503,8 @@ class Pusher(Collector):
         for address in self._links.keys() - addresses:
             self._close(address)
         for address in sorted(addresses - self._links.keys()):
-            if len(self._links) >= MAX_REPLICAS:
-                logger.warning("too many replicas", extra={"most": MAX_REPLICAS})
+            if len(self._links) >= _MAX_REPLICAS:
+                logger.warning("too many replicas", extra={"most": _MAX_REPLICAS})
                 break
             link = self._links[address] = ReportLink(
                 address,

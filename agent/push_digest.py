@@ -19,10 +19,10 @@ from extender.core.devices.readings import Column, Signal
 from extender.core.devices.thermal_stress import HARD_SLOWDOWN
 from extender.core.policy import Thresholds
 
-SMOOTH_SECONDS: Final = 10.0
+_SMOOTH_SECONDS: Final = 10.0
 """Time constant of the average activity of a held device."""
 
-NOTICEABLE: Final = 0.02
+_NOTICEABLE: Final = 0.02
 """A smaller change across a threshold counts as noise."""
 
 _LOAD_SIGNALS: Final = (
@@ -115,7 +115,7 @@ class DigestBuilder:
         for row, device in enumerate(report.devices):
             now, is_free = activities[row], device.allocated_to == ()
             before = self._averages.get(device.key, math.nan)
-            share = 1.0 if is_free or math.isnan(before) else -math.expm1(-passed / SMOOTH_SECONDS)
+            share = 1.0 if is_free or math.isnan(before) else -math.expm1(-passed / _SMOOTH_SECONDS)
             averages[device.key] = (
                 now if share == 1.0 or math.isnan(now) else (before + share * (now - before))
             )
@@ -185,7 +185,7 @@ def _has_changed(then: float, now: float, step: float, limit: float) -> bool:
     if math.isnan(then) or math.isnan(now):
         return math.isnan(then) is not math.isnan(now)
     change = abs(now - then)
-    has_crossed = (then >= limit) is not (now >= limit) and change >= NOTICEABLE
+    has_crossed = (then >= limit) is not (now >= limit) and change >= _NOTICEABLE
     return has_crossed or change >= step - 1e-9
 
 

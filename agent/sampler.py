@@ -37,7 +37,7 @@ _DIGITS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentIdentity:
+class _AgentIdentity:
     """Fields of the report that identify the agent.
 
     Attributes:
@@ -52,7 +52,7 @@ class AgentIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantSnapshot:
+class _TenantSnapshot:
     """Tenants of all devices at one time.
 
     Attributes:
@@ -69,7 +69,7 @@ class TenantSnapshot:
     topology: Topology = UNKNOWN
 
 
-def device_usages(readings: Sequence[DeviceReading]) -> tuple[DeviceUsage, ...]:
+def _device_usages(readings: Sequence[DeviceReading]) -> tuple[DeviceUsage, ...]:
     """Map readings to the device usages by which tenants are attributed."""
     return tuple(
         DeviceUsage(
@@ -93,7 +93,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-class ReportBuilder:
+class _ReportBuilder:
     """Builds reports, and numbers them in sequence.
 
     Args:
@@ -103,7 +103,7 @@ class ReportBuilder:
     """
 
     def __init__(
-        self, identity: AgentIdentity, verdict_policy: VerdictPolicy, xids: XidLog
+        self, identity: _AgentIdentity, verdict_policy: VerdictPolicy, xids: XidLog
     ) -> None:
         self._identity = identity
         self._evaluator = DeviceEvaluator(verdict_policy)
@@ -111,7 +111,7 @@ class ReportBuilder:
         self._xids = xids
         self._sequence = 0
 
-    def build(self, node_reading: NodeReading, tenants: TenantSnapshot, now: float) -> Report:
+    def build(self, node_reading: NodeReading, tenants: _TenantSnapshot, now: float) -> Report:
         """Build the report of one pass.
 
         Args:
@@ -189,7 +189,7 @@ def _device_signals(reading: DeviceReading) -> Values:
     return {name: value for name, value in reading.values.items() if name not in of_card}
 
 
-def _tenants_of(tenants: TenantSnapshot, row: int) -> DeviceTenants | None:
+def _tenants_of(tenants: _TenantSnapshot, row: int) -> DeviceTenants | None:
     return None if tenants.devices is None else tenants.devices[row]
 
 
@@ -336,8 +336,8 @@ class Sampler:
             backend, self.watcher, cadence=options.cadence, clock=clock, monotonic=monotonic
         )
         self._worker = Worker(limit_seconds=options.call_seconds)
-        self._report_builder = ReportBuilder(
-            AgentIdentity(
+        self._report_builder = _ReportBuilder(
+            _AgentIdentity(
                 node=options.node,
                 agent_version=importlib.metadata.version("idlegpu"),
                 started_at=clock(),
@@ -421,11 +421,11 @@ class Sampler:
             extra={"call": error.call, "gpu": error.subject, "limit_seconds": error.seconds},
         )
 
-    def _tenant_snapshot(self, node_reading: NodeReading) -> TenantSnapshot:
+    def _tenant_snapshot(self, node_reading: NodeReading) -> _TenantSnapshot:
         if self._tenant_source is None:
-            return TenantSnapshot()
-        return TenantSnapshot(
-            devices=self._tenant_source.attribute(device_usages(node_reading.devices)),
+            return _TenantSnapshot()
+        return _TenantSnapshot(
+            devices=self._tenant_source.attribute(_device_usages(node_reading.devices)),
             tenants_problem=self._tenant_source.holders_problem,
             processes_problem=self._tenant_source.processes_problem,
             topology=self._kubelet.topology(),

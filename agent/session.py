@@ -18,8 +18,8 @@ from agent.reading import DeviceReading, NodeReading
 from agent.report import Problem
 from agent.worker import CallTracker
 
-NO_CARD: Final = ""
-UNKNOWN_TOPOLOGY: Final = Topology(numa_node=None, nvlink_peers=())
+_NO_CARD: Final = ""
+_UNKNOWN_TOPOLOGY: Final = Topology(numa_node=None, nvlink_peers=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Session:
         self._hang_problems = {
             name: problem for name, problem in self._hang_problems.items() if name in skipped
         }
-        can_start = NO_CARD not in skipped and self._monotonic() >= self._start_at
+        can_start = _NO_CARD not in skipped and self._monotonic() >= self._start_at
         try:
             if self._is_started or can_start:
                 self._read_all(tracker, skipped)
@@ -118,7 +118,7 @@ class Session:
         now = self._monotonic()
         if self._is_slow_requested:
             self._is_slow_requested, self._slow_at = False, now
-        is_slow = now >= self._slow_at and NO_CARD not in skipped
+        is_slow = now >= self._slow_at and _NO_CARD not in skipped
         with_rates = now >= self._processes_at
         if is_slow:
             self._find_cards(tracker, skipped)
@@ -167,7 +167,7 @@ class Session:
         self._start_at = self._monotonic() + self._backoff
         self._backoff = min(self._backoff * 2, self._cadence.retry_seconds)
         limit = self._cadence.start_limit_seconds
-        tracker.call(NO_CARD, "nvmlInit", self._backend.start, limit_seconds=limit)
+        tracker.call(_NO_CARD, "nvmlInit", self._backend.start, limit_seconds=limit)
         self._is_started = True
         self._readers.clear()
         self._slow_at = self._processes_at = 0.0
@@ -176,7 +176,7 @@ class Session:
         """List the cards and instances; keep the readers of unchanged cards."""
         if not self._driver_version:
             self._driver_version = self._read_driver_version(tracker)
-        count = tracker.call(NO_CARD, "nvmlDeviceGetCount", self._backend.count)
+        count = tracker.call(_NO_CARD, "nvmlDeviceGetCount", self._backend.count)
         self._problem = next(
             (p for name, p in self._hang_problems.items() if name not in self._last), None
         )
@@ -203,7 +203,7 @@ class Session:
         """Return the driver's version; "" if it cannot be read."""
         name = "nvmlSystemGetDriverVersion"
         try:
-            return tracker.call(NO_CARD, name, self._backend.driver_version)
+            return tracker.call(_NO_CARD, name, self._backend.driver_version)
         except NvmlError as error:
             self._count_unread((error,))
             return ""
@@ -279,7 +279,7 @@ class Session:
         try:
             topology = tracker.call(card.uuid, "topology", self._backend.topology, card, cards)
         except NvmlError as error:
-            topology = replace(UNKNOWN_TOPOLOGY, unread=(error,))
+            topology = replace(_UNKNOWN_TOPOLOGY, unread=(error,))
         self._count_unread(topology.unread)
         return topology
 
@@ -367,7 +367,7 @@ class Session:
         self._readers.clear()
         self._driver_version = ""
         with contextlib.suppress(NvmlError):  # the session may have failed already
-            tracker.call(NO_CARD, "nvmlShutdown", self._backend.stop)
+            tracker.call(_NO_CARD, "nvmlShutdown", self._backend.stop)
 
     def _disconnect(self, tracker: CallTracker, error: NvmlError) -> None:
         """Shut NVML down after it lost the driver, and set the node's problem."""
@@ -404,7 +404,7 @@ def _without_values(devices: Iterable[DeviceReading], problem: Problem) -> Itera
 
 
 def _empty_reading(card: Card) -> DeviceReading:
-    return DeviceReading(card=card, topology=UNKNOWN_TOPOLOGY)
+    return DeviceReading(card=card, topology=_UNKNOWN_TOPOLOGY)
 
 
 def _missing_problem(uuid: str) -> Problem:

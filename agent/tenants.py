@@ -25,7 +25,7 @@ from agent.pod_names import PodName, PodNames
 from agent.processes import ProcessFacts, ProcessTable
 from agent.report import Foreign, Place, Problem, Process, Tenant
 
-SYSTEM_COMMANDS: Final = frozenset(
+_SYSTEM_COMMANDS: Final = frozenset(
     {
         "nvidia-cuda-mps",  # -server and -control: /proc truncates commands to 15 characters
         "nvidia-persiste",  # nvidia-persistenced
@@ -60,7 +60,7 @@ class TenantPolicy:
     threshold: Threshold = field(default_factory=Threshold)
     settle_seconds: float = 2.0
     list_seconds: float = 12.0
-    system_commands: frozenset[str] = SYSTEM_COMMANDS
+    system_commands: frozenset[str] = _SYSTEM_COMMANDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

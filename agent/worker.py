@@ -16,7 +16,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.backend import NvmlError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _CHECK_SECONDS: Final = 0.25
 """Interval at which the event loop checks whether the current call is overdue."""
@@ -82,10 +82,10 @@ class CallTracker:
         self,
         subject: str,
         name: str,
-        function: Callable[..., T],
+        function: Callable[..., _T],
         *arguments: object,
         limit_seconds: float | None = None,
-    ) -> T:
+    ) -> _T:
         """Make a call that may never return.
 
         Args:
@@ -216,7 +216,7 @@ class Worker:
         """Reset the hang counts of all subjects except `skipped`: their calls have returned."""
         self._hangs = {name: hang for name, hang in self._hangs.items() if name in skipped}
 
-    async def run(self, job: Callable[[CallTracker], T]) -> T:
+    async def run(self, job: Callable[[CallTracker], _T]) -> _T:
         """Run a job in the thread and return its result.
 
         Raises:
@@ -224,7 +224,7 @@ class Worker:
         """
         thread = self._thread or self._start()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[_T] = loop.create_future()
         pause = min(_CHECK_SECONDS, self._limit_seconds)
         timer: asyncio.TimerHandle
 

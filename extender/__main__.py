@@ -67,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BAD_SETTINGS
     if arguments.check_config:
         warnings = "".join(f"warning: {warning}\n" for warning in loaded.warnings)
-        sys.stdout.write(f"{path}: ok\n{warnings}{describe_settings(loaded.settings)}")
+        sys.stdout.write(f"{path}: ok\n{warnings}{_describe_settings(loaded.settings)}")
         return EXIT_OK
     return _serve(loaded, path)
 
 
-def describe_settings(settings: Settings) -> str:
+def _describe_settings(settings: Settings) -> str:
     """Format settings as lines: the important ones and all that differ from their default.
 
     Secrets are masked.

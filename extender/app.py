@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
-VERBS = ("/filter", "/prioritize", "/preempt")
+_VERBS = ("/filter", "/prioritize", "/preempt")
 """Paths of the webhooks. Background work yields while one of these requests is open."""
 
 
@@ -88,7 +88,7 @@ class Extender:
         self.metrics.settings_loaded_at.set(clock())
         self.tasks = Tasks()
         self.request_tracker = RequestTracker(
-            urgent=VERBS, lasting=(STREAM,), once=(*VERBS, ADMISSION)
+            urgent=_VERBS, lasting=(STREAM,), once=(*_VERBS, ADMISSION)
         )
         self.gc_control = GcControl(
             is_idle=lambda: not self.request_tracker.requests,
@@ -458,7 +458,7 @@ async def start(
         await client.close()
 
 
-HURRY_SECONDS = 2.0
+_HURRY_SECONDS = 2.0
 """Time for open requests after SIGINT."""
 
 
@@ -474,7 +474,7 @@ async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
         await asyncio.wait([interrupt, drain], return_when=asyncio.FIRST_COMPLETED)
         logger.info("shutting down")
         if interrupted.is_set():
-            extender.request_tracker.shorten_drain(HURRY_SECONDS)
+            extender.request_tracker.shorten_drain(_HURRY_SECONDS)
         interrupt.cancel()
         drain.cancel()
 

@@ -30,21 +30,21 @@ from extender.settings.tls import is_loopback
 
 logger = logging.getLogger(__name__)
 
-METRICS_PATH: Final = "/metrics"
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", METRICS_PATH})
+_METRICS_PATH: Final = "/metrics"
+_OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", _METRICS_PATH})
 """Paths without pod data, which kubelet and Prometheus read without a token."""
 
-PAGE_FILES: Final = ("/", "/page", "/page/")
+_PAGE_FILES: Final = ("/", "/page", "/page/")
 """Static files of the page: the same for every caller, without data."""
 
 COOKIE: Final = "idlegpu-token"
 
 MAX_COOKIE: Final = 3800
 """Longest token that browsers store in a cookie, in bytes."""
-MAX_BODY: Final = 16 << 10
+_MAX_BODY: Final = 16 << 10
 
 
-class AccessOutcome(StrEnum):
+class _AccessOutcome(StrEnum):
     """Result of authenticating a request, as a metric label."""
 
     ADMITTED = "admitted"
@@ -59,9 +59,13 @@ class AccessOutcome(StrEnum):
     """The API server did not answer."""
 
 
-LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+_LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
-_OUTCOMES: Final = {401: AccessOutcome.REFUSED, 429: AccessOutcome.BUSY, 503: AccessOutcome.UNKNOWN}
+_OUTCOMES: Final = {
+    401: _AccessOutcome.REFUSED,
+    429: _AccessOutcome.BUSY,
+    503: _AccessOutcome.UNKNOWN,
+}
 
 
 class Access:
@@ -91,7 +95,7 @@ class Access:
         self.is_open = is_open
         self.callers = Callers(client, settings, namespaces=namespaces, monotonic=monotonic)
         self._requests = requests
-        for outcome in AccessOutcome:
+        for outcome in _AccessOutcome:
             requests.labels(outcome)
         self._networks = settings.networks
         self._hosts = hosts
@@ -103,19 +107,19 @@ class Access:
             open_paths: canonical paths of further routes that authenticate by themselves or return
                 no pod data.
         """
-        free = OPEN_PATHS | frozenset(PAGE_FILES) | frozenset(open_paths)
+        free = _OPEN_PATHS | frozenset(_PAGE_FILES) | frozenset(open_paths)
         if self._hosts:
-            free -= {METRICS_PATH}  # it names nodes
+            free -= {_METRICS_PATH}  # it names nodes
 
         @web.middleware
         async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
             resource = request.match_info.route.resource
             path = "" if resource is None else resource.canonical
             is_login = path == SESSION_PATH and request.method in {hdrs.METH_POST, hdrs.METH_DELETE}
-            if path in free or path.startswith(PAGE_FILES[-1]) or is_login:
+            if path in free or path.startswith(_PAGE_FILES[-1]) or is_login:
                 return await handler(request)
             if self._hosts and not _is_for(request.headers.get(hdrs.HOST), self._hosts):
-                self._requests.labels(AccessOutcome.WRONG_HOST).inc()
+                self._requests.labels(_AccessOutcome.WRONG_HOST).inc()
                 return _wrong_host(request, self._hosts)
             try:
                 viewer = await self._viewer(request)
@@ -144,19 +148,19 @@ class Access:
         Raises:
             AccessError: the token is missing, refused, or cannot be reviewed.
         """
-        token = token_of(request.headers, request.cookies)
+        token = _token_of(request.headers, request.cookies)
         if self.is_open or (not token and self._is_proxy(request.remote)):
-            self._requests.labels(AccessOutcome.OPEN).inc()
+            self._requests.labels(_AccessOutcome.OPEN).inc()
             return SEES_ALL
         if not token:
-            self._requests.labels(AccessOutcome.NO_TOKEN).inc()
+            self._requests.labels(_AccessOutcome.NO_TOKEN).inc()
             raise AccessError(401, f"there is no token: {self.callers.advice()}")
         try:
             caller = await self.callers.admit(token, request.remote or "")
         except AccessError as error:
             self._requests.labels(_OUTCOMES[error.status]).inc()
             raise
-        self._requests.labels(AccessOutcome.ADMITTED).inc()
+        self._requests.labels(_AccessOutcome.ADMITTED).inc()
         return caller
 
     def _is_proxy(self, remote: str | None) -> bool:
@@ -191,8 +195,8 @@ class Access:
         body = bytearray()
         async for part in request.content.iter_any():
             body += part
-            if len(body) > MAX_BODY:
-                return error_answer(413, f"the body is larger than {MAX_BODY} bytes")
+            if len(body) > _MAX_BODY:
+                return error_answer(413, f"the body is larger than {_MAX_BODY} bytes")
         try:
             token = text_of(mapping_of(decode_with(orjson.loads, body)).get("token")).strip()
         except MalformedError:
@@ -236,7 +240,7 @@ def make_access(
 
     # DNS rebinding: a web site can point its own name at this machine, and its page could then read
     # an open API on a loopback address. Checking the Host header prevents that.
-    hosts = {*LOCAL_HOSTS, host, *settings.api.hosts} if is_open and is_loopback(host) else ()
+    hosts = {*_LOCAL_HOSTS, host, *settings.api.hosts} if is_open and is_loopback(host) else ()
     return Access(
         client,
         settings.api,
@@ -262,7 +266,7 @@ class _Namespaces:
         return self._names
 
 
-def token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:
+def _token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:
     """Return the request's token, "" if there is none; a header overrides a cookie."""
     scheme, _, token = headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if scheme.lower() == "bearer":

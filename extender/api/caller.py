@@ -8,10 +8,10 @@ from extender.kube.client import KubeError
 from extender.kube.token_review import ALL_NAMESPACES, TokenRefusedError, User
 from extender.server.redaction import NO_NAMESPACE, AccessError
 
-PARALLEL: Final = 8
+_PARALLEL: Final = 8
 """Concurrent access reviews for one caller."""
 
-MOST_NAMESPACES: Final = 5000
+_MOST_NAMESPACES: Final = 5000
 """Largest number of namespaces to review for a caller; pods in further ones are hidden."""
 
 GRACE: Final = 2.0
@@ -128,13 +128,13 @@ class Caller:
         if there is learnt and others <= there and self._monotonic() < until:
             return  # the common case: each event of a page calls this
         wanted = (there | others) - {NO_NAMESPACE}
-        due = sorted(name for name in wanted if self._is_due(name))[:MOST_NAMESPACES]
+        due = sorted(name for name in wanted if self._is_due(name))[:_MOST_NAMESPACES]
         left = iter(due)
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(PARALLEL, len(due))):
+            for _ in range(min(_PARALLEL, len(due))):
                 group.create_task(self._ask_each(left), name="rights")
         self._learnt = there, self._known_until(wanted)
-        if len(self._rights) > GRACE * MOST_NAMESPACES:
+        if len(self._rights) > GRACE * _MOST_NAMESPACES:
             self._rights = {name: it for name, it in self._rights.items() if self._knows(name)}
 
     def _known_until(self, namespaces: Iterable[str]) -> float:

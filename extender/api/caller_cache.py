@@ -35,9 +35,9 @@ HEADER: Final = "X-Idlegpu-Token"
 """Header for a token that must pass the API server's proxy, which does not forward
 Authorization."""
 
-MAX_TOKEN: Final = 8192
+_MAX_TOKEN: Final = 8192
 MOST_CALLERS: Final = 1000
-MOST_REFUSED: Final = 10_000
+_MOST_REFUSED: Final = 10_000
 REFUSED_SECONDS: Final = 10.0
 """Time for which a refused token is refused again without a review."""
 
@@ -48,14 +48,14 @@ RIGHTS_SECONDS: Final = 30.0
 REVIEWS_PER_SECOND: Final = 20.0
 """Most reviews of unknown tokens, on average: guesses must cost the API server little."""
 
-STRANGERS: Final = 8
+_STRANGERS: Final = 8
 QUESTIONS: Final = 24
 """Concurrent reviews of unknown tokens, and of known users: watches and events share the API
 server's connections."""
-STRANGERS_WAITING: Final = 20
+_STRANGERS_WAITING: Final = 20
 STRANGERS_SECONDS: Final = 2.0
 """Limits for unknown tokens of one address: number that may wait for a review, and waiting time."""
-QUESTIONS_WAITING: Final = 64
+_QUESTIONS_WAITING: Final = 64
 """Waiting reviews of one user, for all of its tokens together."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -84,17 +84,17 @@ class Callers:
         self._namespaces = namespaces
         self._monotonic = monotonic
         self._callers: OrderedDict[bytes, Caller] = OrderedDict()
-        self._refused: Recent[tuple[float, str]] = Recent(MOST_REFUSED)
+        self._refused: Recent[tuple[float, str]] = Recent(_MOST_REFUSED)
         self._log_throttle = LogThrottle(monotonic=monotonic)
         self._strangers = FairQueue(
-            at_once=STRANGERS,
-            waiting_each=STRANGERS_WAITING,
+            at_once=_STRANGERS,
+            waiting_each=_STRANGERS_WAITING,
             wait_seconds=STRANGERS_SECONDS,
             per_second=REVIEWS_PER_SECOND,
         )
         self._questions = FairQueue(
             at_once=QUESTIONS,
-            waiting_each=QUESTIONS_WAITING,
+            waiting_each=_QUESTIONS_WAITING,
             wait_seconds=REVIEW_TIMEOUT_SECONDS,
         )
 
@@ -137,7 +137,7 @@ class Callers:
         Raises:
             AccessError: as `admit`.
         """
-        if len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token):
+        if len(token) > _MAX_TOKEN or not _TOKEN.fullmatch(token):
             raise AccessError(401, f"malformed token: {self.advice()}")
         key = token_key(token)
         caller = self._callers.get(key)

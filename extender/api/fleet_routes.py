@@ -48,12 +48,12 @@ from extender.server.redaction import NO_NAMESPACE, OfPod
 
 DEFAULT_BEST, MAX_BEST = 20, 1000
 DEFAULT_PLANS, MAX_PLANS = 5, 50
-MAX_GPUS = 1024
-PIECE_NODES = 32
+_MAX_GPUS = 1024
+_PIECE_NODES = 32
 """Nodes to encode between two yields to the event loop: a few milliseconds' work."""
-PIECE_RANKED = 512
+_PIECE_RANKED = 512
 """Nodes to check for kube-scheduler's own filters between two yields to the event loop."""
-PIECE_VERDICTS = 16
+_PIECE_VERDICTS = 16
 """Nodes to explain between two yields to the event loop."""
 
 _ANNOTATION_OF = {
@@ -67,7 +67,7 @@ _ANNOTATION_OF = {
 _BEST_PARAMETERS = frozenset({*_ANNOTATION_OF, "gpus", "resource", "limit"})
 
 
-SCHEDULER_TAINT = "idlegpu.io/scheduler"
+_SCHEDULER_TAINT = "idlegpu.io/scheduler"
 """Key of the taint that reserves nodes for one scheduler; /v1/best includes the nodes of all
 schedulers."""
 
@@ -128,7 +128,7 @@ class FleetRoutes:
 
     def _node_pieces(self) -> Iterable[list[Json]]:
         """Yield batches of nodes, each from the snapshot at the time it is built."""
-        for names in chunks(self._gpu_nodes(), PIECE_NODES):
+        for names in chunks(self._gpu_nodes(), _PIECE_NODES):
             known = [name for name in names if name in self._fleet.nodes]
             yield node_views(self._fleet, self._fleet.snapshot(), known, gpus=False)
 
@@ -153,7 +153,7 @@ class FleetRoutes:
         return await stream_answer(request, "gpus", self._gpu_pieces(names))
 
     def _gpu_pieces(self, names: Iterable[str]) -> Iterable[list[GpuState]]:
-        for some in chunks(names, PIECE_NODES):
+        for some in chunks(names, _PIECE_NODES):
             known = [name for name in some if name in self._fleet.nodes]
             by_node = gpus_of(self._fleet, self._fleet.snapshot(), known)
             yield [state for states in by_node.values() for state in states]
@@ -169,7 +169,7 @@ class FleetRoutes:
                 verdict_view(verdict) | {"stranded": self._stranded(verdict.node, resource, needs)}
                 for verdict in self._placer.explain_nodes(gpu_request, some)
             ]
-            for some in chunks(best, PIECE_VERDICTS)
+            for some in chunks(best, _PIECE_VERDICTS)
         )
         rest = {
             "feasible": decision.feasible,
@@ -181,7 +181,7 @@ class FleetRoutes:
     async def _defrag(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         check_parameters(query, frozenset({"gpus", "resource", "limit"}))
-        gpus = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
+        gpus = read_number(query, "gpus", default=1, low=1, high=_MAX_GPUS)
         limit = read_number(query, "limit", default=DEFAULT_PLANS, low=1, high=MAX_PLANS)
         resource = self._read_resource(query)
         pool = self._fleet.snapshot().pools.get(resource)
@@ -259,7 +259,7 @@ class FleetRoutes:
             QueryError: a parameter is invalid; the message names its value and what is allowed.
         """
         check_parameters(query, _BEST_PARAMETERS)
-        count = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
+        count = read_number(query, "gpus", default=1, low=1, high=_MAX_GPUS)
         limit = read_number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
         resources, resource = self._resources(), self._read_resource(query)
         pod = {
@@ -288,7 +288,7 @@ class FleetRoutes:
         rejected: dict[str, str] = {}
         pool = self._fleet.snapshot().pools.get(request.resource)
         overlay = self._fleet.ledger.overlays(without="").get(request.resource, {})
-        for some in chunks(pool.nodes if pool else (), PIECE_RANKED):
+        for some in chunks(pool.nodes if pool else (), _PIECE_RANKED):
             for node in some:
                 if pool is None or node not in self._fleet.nodes:
                     continue
@@ -316,7 +316,7 @@ class FleetRoutes:
             return CORDONED
         if not record.is_ready:
             return NOT_READY
-        tolerated = {TOLERATED_TAINT, SCHEDULER_TAINT, resource}
+        tolerated = {TOLERATED_TAINT, _SCHEDULER_TAINT, resource}
         if any(taint.repels and taint.key not in tolerated for taint in record.taints):
             return TAINTED
         return NO_ROOM if is_full else ""

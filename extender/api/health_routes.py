@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-READY: Final = "ready"
+_READY: Final = "ready"
 
 
 def health_routes(
@@ -25,7 +25,7 @@ def health_routes(
     async def readyz(_: web.Request) -> web.Response:
         causes = dict(degraded())
         state = ready_state()
-        is_ready = state == READY
+        is_ready = state == _READY
         body = {"status": "degraded" if causes and is_ready else state, "degraded": causes}
         return web.Response(
             body=orjson.dumps(body),

@@ -193,7 +193,7 @@ class FleetCollector(Collector):
 # Prometheus metrics of connections and refusals by port.
 
 
-class ConnectionCollector(Collector):
+class _ConnectionCollector(Collector):
     """Prometheus collector for the ports' connections.
 
     Args:
@@ -288,7 +288,7 @@ def _first_end(file: Path) -> float | None:
 # Prometheus metrics of the node agents' connections and reports.
 
 
-class AgentCollector(Collector):
+class _AgentCollector(Collector):
     """Prometheus collector for agent reports.
 
     Args:
@@ -380,7 +380,7 @@ def export_state(
         settings.pool_labels,
     )
     register(collector)
-    register(AgentCollector(follower.agent_status))
+    register(_AgentCollector(follower.agent_status))
     register(CertificateCollector(lambda: certificate_ends(settings)))
     return collector
 
@@ -401,4 +401,4 @@ def metrics_route(
 
 def export_ports(metrics: Metrics, ports: Iterable[Listener]) -> None:
     """Register a collector for the ports' connections."""
-    metrics.registry.register(ConnectionCollector(tuple(ports)))
+    metrics.registry.register(_ConnectionCollector(tuple(ports)))

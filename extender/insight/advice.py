@@ -63,7 +63,7 @@ def card_words(card: Card, advice: CardRecommendation) -> str:
     return f"{tenants}: {advice.replicas} fit{limit}"
 
 
-def tenth_words(gpus: int, use: Use, total_bytes: float, per_card: int) -> str:
+def _tenth_words(gpus: int, use: Use, total_bytes: float, per_card: int) -> str:
     """Explain why a pod does not need its whole GPUs.
 
     Args:
@@ -82,7 +82,7 @@ def tenth_words(gpus: int, use: Use, total_bytes: float, per_card: int) -> str:
     return f"{subject} {used}: {room}"
 
 
-def memory_words(asked_bytes: float, use: Use, advice: MemoryAdvice) -> str:
+def _memory_words(asked_bytes: float, use: Use, advice: MemoryAdvice) -> str:
     """Explain the difference between a pod's requested and used memory."""
     most = _gib(use.memory_most_bytes or 0.0)
     better = _gib(advice.suggested_bytes)
@@ -119,27 +119,27 @@ def _gib(count: float) -> str:
     return f"{count / GIB:.1f} GiB"
 
 
-PATH: Final = "/v1/advice"
-DEFAULT_LIMIT: Final = 200
-MOST_LIMIT: Final = 1000
-LEAST_SECONDS: Final = 900
-MOST_SECONDS: Final = 30 * 86_400
+_PATH: Final = "/v1/advice"
+_DEFAULT_LIMIT: Final = 200
+_MOST_LIMIT: Final = 1000
+_LEAST_SECONDS: Final = 900
+_MOST_SECONDS: Final = 30 * 86_400
 
-WINDOWS: Final = tuple(
+_WINDOWS: Final = tuple(
     hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 2 * 24, 3 * 24, 7 * 24, 14 * 24, 30 * 24)
 )
 """Periods for Prometheus queries: a request is rounded up, so that callers share cached answers."""
 
-AT_ONCE: Final = 2
-WAITING_EACH: Final = 4
-WAIT_SECONDS: Final = 60.0
+_AT_ONCE: Final = 2
+_WAITING_EACH: Final = 4
+_WAIT_SECONDS: Final = 60.0
 """Limits of the fair queue: answers at once, waiting requests of each caller, and waiting time. In
 a large fleet one answer takes seconds."""
 
-PIECE_VIEWS: Final = 100
+_PIECE_VIEWS: Final = 100
 """Number of records to build between two yields to the event loop."""
 
-Found = TypeVar("Found")
+_Found = TypeVar("_Found")
 
 
 class AdviceRoutes:
@@ -168,27 +168,27 @@ class AdviceRoutes:
         self._host_pods = host_pods
         self._cache = PrometheusCache(clock)
         self._queue = FairQueue(
-            at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS
+            at_once=_AT_ONCE, waiting_each=_WAITING_EACH, wait_seconds=_WAIT_SECONDS
         )
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/advice."""
-        return [web.get(PATH, refusing(self._answer))]
+        return [web.get(_PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         check_parameters(query, frozenset({"node", "namespace", "over", "all", "limit"}))
         node, namespace = query.get("node"), query.get("namespace")
-        limit = read_number(query, "limit", default=DEFAULT_LIMIT, low=1, high=MOST_LIMIT)
+        limit = read_number(query, "limit", default=_DEFAULT_LIMIT, low=1, high=_MOST_LIMIT)
         seconds = read_number(
-            query, "over", default=OWN_SECONDS, low=LEAST_SECONDS, high=MOST_SECONDS
+            query, "over", default=OWN_SECONDS, low=_LEAST_SECONDS, high=_MOST_SECONDS
         )
         is_all = read_boolean(query, "all")
         if node is not None and node not in self._fleet.nodes:
             return error_answer(404, unknown_node(node, self._fleet.nodes))
         plots = self._source(seconds)
         if plots is not None:
-            seconds = next(window for window in WINDOWS if window >= seconds)
+            seconds = next(window for window in _WINDOWS if window >= seconds)
         measured = Measured(self._fleet, self._memory, plots, float(seconds), self._cache)
         try:
             async with self._queue.of(VIEWER.get().name or request.remote or ""):
@@ -238,10 +238,10 @@ class AdviceRoutes:
         return self._plots
 
 
-async def _views(found: Iterable[Found], view: Callable[[Found], Json]) -> list[Json]:
+async def _views(found: Iterable[_Found], view: Callable[[_Found], Json]) -> list[Json]:
     """Build JSON-ready records in batches, yielding to the event loop after each."""
     views: list[Json] = []
-    for some in chunks(found, PIECE_VIEWS):
+    for some in chunks(found, _PIECE_VIEWS):
         views += map(view, some)
         await asyncio.sleep(0)
     return views
@@ -307,9 +307,9 @@ def _card_view(found: CardFinding) -> Json:
 def _pod_view(found: PodFinding) -> Json:
     record, hidden = found.record, found.record.namespace
     if found.memory is not None:
-        why = memory_words(float(record.memory_bytes or 0), found.use, found.memory)
+        why = _memory_words(float(record.memory_bytes or 0), found.use, found.memory)
     else:
-        why = tenth_words(found.gpus, found.use, found.memory_bytes, found.per_card or 1)
+        why = _tenth_words(found.gpus, found.use, found.memory_bytes, found.per_card or 1)
     return {
         "pod": pod_name(record.namespace, record.name),
         "uid": of_pod(hidden, record.uid),

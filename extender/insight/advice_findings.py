@@ -31,16 +31,16 @@ from extender.insight.views import PRODUCT_LABEL
 from extender.server.json_answers import chunks
 from extender.server.redaction import sees
 
-PIECE_NODES: Final = 8
+_PIECE_NODES: Final = 8
 """Number of nodes to evaluate between two yields to the event loop."""
-PIECE_DEVICES: Final = 64
+_PIECE_DEVICES: Final = 64
 """Number of devices in one Prometheus query."""
 
-BY_AGENT: Final = "agent"
+_BY_AGENT: Final = "agent"
 """Source name of a pod's memory on a shared device."""
 
-TENTH: Final = "uses-a-tenth"
-KINDS: Final = (*(ask.value for ask in MemoryVerdict), TENTH)
+_TENTH: Final = "uses-a-tenth"
+KINDS: Final = (*(ask.value for ask in MemoryVerdict), _TENTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +184,10 @@ async def find(
     snapshot = fleet.snapshot()
     nodes = {name for pool in snapshot.pools.values() for name in pool.nodes}
     found = Findings(most=most)
-    for names in chunks(sorted(nodes) if node is None else [node], PIECE_NODES):
+    for names in chunks(sorted(nodes) if node is None else [node], _PIECE_NODES):
         by_node = {name: list(_devices(fleet, snapshot, name)) for name in names}
         looks: dict[int, DeviceHistory] = {}
-        for some in chunks(chain.from_iterable(by_node.values()), PIECE_DEVICES):
+        for some in chunks(chain.from_iterable(by_node.values()), _PIECE_DEVICES):
             looks |= await _look(fleet, measured, some)
         found.note(looks.values())
         await asyncio.sleep(0)
@@ -302,7 +302,7 @@ def _judge(
     total = min((device.memory_bytes for device in own), default=0.0)
     if own and total and not is_alone and not is_whole:
         keys = [device.info.key for device in own]
-        look = DeviceHistory(use=shares.use(record.uid, keys), source=BY_AGENT)
+        look = DeviceHistory(use=shares.use(record.uid, keys), source=_BY_AGENT)
         if look.use.samples >= LEAST_SAMPLES:
             _judge_memory(record, own, look, found)
         else:
@@ -318,7 +318,7 @@ def _judge(
         found.add_pod(
             PodFinding(
                 record=record,
-                kind=TENTH,
+                kind=_TENTH,
                 gpus=len(own),
                 use=use,
                 memory_bytes=total,

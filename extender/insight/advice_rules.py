@@ -41,11 +41,11 @@ MOST_REPLICAS: Final = 16
 """Maximum recommended replicas: with more, time slices are too short and contexts fill the
 memory."""
 
-DEFAULT_REPLICAS: Final = 2
+_DEFAULT_REPLICAS: Final = 2
 """Recommended replicas without measurements."""
 
-DESKTOP_BYTES: Final = 3e9
-MOST_DESKTOP_REPLICAS: Final = 8
+_DESKTOP_BYTES: Final = 3e9
+_MOST_DESKTOP_REPLICAS: Final = 8
 """GeForce and workstation cards without measurements get a replica for each 3 GB, a power of two:
 2 on a GTX 1660, 4 on an RTX 3060, 8 on an RTX 3090. Clusters of such cards ran well so."""
 
@@ -56,10 +56,10 @@ FAR_RATIO: Final = 2.0
 FAR_BYTES: Final = 2 * GIB
 """A pod requests too much memory if it exceeds its use by this factor and by this many bytes."""
 
-SHORT_RATIO: Final = 1.1
+_SHORT_RATIO: Final = 1.1
 """A pod requests too little memory if its use exceeds the request by this factor."""
 
-ROOM_RATIO: Final = 1.2
+_ROOM_RATIO: Final = 1.2
 """Suggested memory relative to the maximum use, rounded up to whole GiB."""
 
 
@@ -245,7 +245,7 @@ def advise(card: Card) -> CardRecommendation | None:
         )
     fitting = fit(card.pods, use.activity_ratio, use.memory_bytes, card.memory_bytes)
     if not card.is_shared:
-        if fitting.count < DEFAULT_REPLICAS:
+        if fitting.count < _DEFAULT_REPLICAS:
             return None
         return _shared(card, CardVerdict.SHARE, fitting.count, fitting.bound)
     return _shared(card, _compare(card.replicas, fitting.count), fitting.count, fitting.bound)
@@ -254,14 +254,14 @@ def advise(card: Card) -> CardRecommendation | None:
 def _unmeasured_replicas(card: Card) -> int:
     """Return the number of replicas to recommend for a card without measurements."""
     if not is_desktop(card.model):
-        return DEFAULT_REPLICAS
-    each = max(int(card.memory_bytes / DESKTOP_BYTES), 1)
+        return _DEFAULT_REPLICAS
+    each = max(int(card.memory_bytes / _DESKTOP_BYTES), 1)
     power = 1 << (each.bit_length() - 1)
-    return min(max(power, DEFAULT_REPLICAS), MOST_DESKTOP_REPLICAS)
+    return min(max(power, _DEFAULT_REPLICAS), _MOST_DESKTOP_REPLICAS)
 
 
 def _compare(replicas: int, fitting: int) -> CardVerdict:
-    if fitting < DEFAULT_REPLICAS:
+    if fitting < _DEFAULT_REPLICAS:
         return CardVerdict.DO_NOT_SHARE
     if fitting == replicas:
         return CardVerdict.KEEP
@@ -336,9 +336,9 @@ def judge_memory(asked_bytes: float, most_bytes: float, total_bytes: float) -> M
         >>> judge_memory(10 * GIB, 9 * GIB, 80 * GIB) is None
         True
     """
-    suggested = math.ceil(most_bytes * ROOM_RATIO / GIB) * GIB
+    suggested = math.ceil(most_bytes * _ROOM_RATIO / GIB) * GIB
     suggested = int(max(min(suggested, total_bytes), GIB))
-    if most_bytes > asked_bytes * SHORT_RATIO:
+    if most_bytes > asked_bytes * _SHORT_RATIO:
         return MemoryAdvice(ask=MemoryVerdict.TOO_LITTLE, suggested_bytes=suggested)
     is_far = asked_bytes >= most_bytes * FAR_RATIO and asked_bytes - most_bytes >= FAR_BYTES
     if is_far and suggested < asked_bytes:

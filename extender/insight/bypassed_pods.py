@@ -10,7 +10,7 @@ from extender.placement.bypassed_pods import BypassedPods
 from extender.server.json_answers import json_answer
 from extender.server.redaction import VIEWER, namespace_of, pod_key
 
-PATH: Final = "/v1/unasked"
+_PATH: Final = "/v1/unasked"
 _SHOWN: Final = ("scheduler", "resources", "verdict", "count")
 
 
@@ -22,7 +22,7 @@ class BypassedPodsTable:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/unasked."""
-        return [web.get(PATH, self._answer)]
+        return [web.get(_PATH, self._answer)]
 
     async def _answer(self, _: web.Request) -> web.StreamResponse:
         report = self._bypassed_pods.report()

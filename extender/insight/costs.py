@@ -21,11 +21,11 @@ from extender.server.query_parameters import (
 )
 from extender.server.redaction import sees
 
-PATH = "/v1/costs"
+_PATH = "/v1/costs"
 DEFAULT_GROUPS, MAX_GROUPS = 200, 1000
 
 
-class By(StrEnum):
+class _By(StrEnum):
     """Grouping of costs."""
 
     POD = "pod"
@@ -68,12 +68,12 @@ class CostRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/costs."""
-        return [web.get(PATH, refusing(self._answer))]
+        return [web.get(_PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         check_parameters(query, frozenset({"by", "namespace", "limit", "idle_for", "some"}))
-        by = _read_by(query.get("by", By.OWNER))
+        by = _read_by(query.get("by", _By.OWNER))
         namespace = query.get("namespace")
         limit = read_number(query, "limit", default=DEFAULT_GROUPS, low=1, high=MAX_GROUPS)
         seconds = float(read_number(query, "idle_for", default=0, low=0, high=MAX_SECONDS))
@@ -95,7 +95,7 @@ class CostRoutes:
         return await stream_answer(request, "costs", pieces, rest)
 
 
-async def _grouped(found: Sequence[Holder], by: By) -> tuple[list[_Group], Sums, int]:
+async def _grouped(found: Sequence[Holder], by: _By) -> tuple[list[_Group], Sums, int]:
     """Group pods; return the groups, the total, and the number of pods hidden from the caller."""
     groups: dict[tuple[str, str], _Group] = {}
     total, hidden = Sums(), 0
@@ -105,7 +105,7 @@ async def _grouped(found: Sequence[Holder], by: By) -> tuple[list[_Group], Sums,
             if not sees(record.namespace):
                 hidden += 1
                 continue
-            name = {By.POD: record.name, By.OWNER: record.owner, By.NAMESPACE: ""}[by]
+            name = {_By.POD: record.name, _By.OWNER: record.owner, _By.NAMESPACE: ""}[by]
             key = (record.namespace, name)
             group = groups.get(key)
             if group is None:
@@ -125,22 +125,22 @@ async def _first(groups: Iterable[_Group], count: int) -> list[_Group]:
     return first
 
 
-def _view(group: _Group, by: By) -> Json:
+def _view(group: _Group, by: _By) -> Json:
     return {
         "namespace": group.namespace,
-        "pod": f"{group.namespace}/{group.name}" if by is By.POD else None,
-        "owner": group.name or None if by is By.OWNER else None,
+        "pod": f"{group.namespace}/{group.name}" if by is _By.POD else None,
+        "owner": group.name or None if by is _By.OWNER else None,
         **group.sums.view(),
     }
 
 
-def _read_by(text: str) -> By:
+def _read_by(text: str) -> _By:
     """Parse the parameter `by`.
 
     Raises:
         QueryError: the value is not a grouping.
     """
     try:
-        return By(text)
+        return _By(text)
     except ValueError as error:
-        raise QueryError("by", text, f"must be one of {', '.join(By)}") from error
+        raise QueryError("by", text, f"must be one of {', '.join(_By)}") from error

@@ -37,15 +37,15 @@ from extender.server.redaction import VIEWER, namespace_of, sees, write_json_in_
 PEERS_PATH: Final = "/v1/peers/decisions"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 
-MAX_DECISIONS: Final = 1000
-PIECE_DECISIONS: Final = 32
+_MAX_DECISIONS: Final = 1000
+_PIECE_DECISIONS: Final = 32
 """Decisions to encode for another replica between two yields to the event loop."""
 
-VERSION: Final = 1
+_VERSION: Final = 1
 """Version of the format; it grows when an older replica would misread it."""
 
 
-class ReportedDecisions(msgspec.Struct, kw_only=True, frozen=True):
+class _ReportedDecisions(msgspec.Struct, kw_only=True, frozen=True):
     """A replica's answer to another replica.
 
     Attributes:
@@ -125,11 +125,11 @@ class DecisionRoutes:
     async def _list(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         check_parameters(query, frozenset({"limit", "pod", "brief"}))
-        limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
+        limit = read_number(query, "limit", default=_MAX_DECISIONS, low=1, high=_MAX_DECISIONS)
         brief = read_boolean(query, "brief")
         pod = query.get("pod")
         # Pods of this name in namespaces that the caller may not read are left out below.
-        asked = {"limit": str(limit)} if pod is None else {"limit": str(MAX_DECISIONS), "pod": pod}
+        asked = {"limit": str(limit)} if pod is None else {"limit": str(_MAX_DECISIONS), "pod": pod}
         replies = await self._fetch(asked)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
         far = [it for it in replies.decisions if pod is None or sees(_namespace(it.view))]
@@ -193,7 +193,7 @@ class DecisionRoutes:
             return refusal
         query = request.query
         check_parameters(query, frozenset({"limit", "pod", "id", "after"}))
-        limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
+        limit = read_number(query, "limit", default=_MAX_DECISIONS, low=1, high=_MAX_DECISIONS)
         wanted, after = query.get("id"), query.get("after")
         if wanted is not None:
             records = [record for record in self._history if self._is(record, wanted)]
@@ -205,13 +205,13 @@ class DecisionRoutes:
         if wanted is not None:
             written += [await self._written(record) for record in records]
         else:
-            for some in chunks(records, PIECE_DECISIONS):
+            for some in chunks(records, _PIECE_DECISIONS):
                 written += [
                     write_json_in_full(await self._view(record, brief=True)) for record in some
                 ]
                 await asyncio.sleep(0)
         body = b'{"version":%d,"replica":%b,"decisions":[%b]}' % (
-            VERSION,
+            _VERSION,
             write_json_in_full(self._replicas.name),
             b",".join(written),
         )
@@ -264,14 +264,14 @@ def named(replicas: Replicas, record: DecisionRecord) -> Json:
     return {"id": replicas.id_of(record.number), "replica": replicas.host}
 
 
-def _decode(body: bytes) -> ReportedDecisions:
+def _decode(body: bytes) -> _ReportedDecisions:
     """Decode another replica's answer; large fields stay encoded as `msgspec.Raw`.
 
     Raises:
         Exception: the answer is malformed.
     """
     written = _WRITTEN.decode(body)
-    return ReportedDecisions(
+    return _ReportedDecisions(
         version=written.version,
         replica=written.replica,
         decisions=[_read_view(view) for view in written.decisions],
@@ -289,10 +289,10 @@ def _is_long(written: msgspec.Raw) -> bool:
     return memoryview(written).nbytes >= LONG_BYTES
 
 
-FORM: Final = AnswerFormat(_decode, VERSION)
+FORM: Final = AnswerFormat(_decode, _VERSION)
 
 
-def _far(address: str, answer: ReportedDecisions) -> list[_Far]:
+def _far(address: str, answer: _ReportedDecisions) -> list[_Far]:
     """Return the decisions in an answer; skip those without a valid time or id."""
     found = []
     for view in answer.decisions:

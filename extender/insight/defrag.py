@@ -17,14 +17,14 @@ from extender.insight.views import Json
 from extender.server.redaction import of_pod, pod_key
 from extender.sources.kubernetes.host_use import PlacedPod
 
-MAX_EXAMINED: Final = 64
+_MAX_EXAMINED: Final = 64
 """Maximum number of nodes whose pods are tried on other nodes: those with the fewest moves."""
 
-MAX_TRIES: Final = 100
+_MAX_TRIES: Final = 100
 """Maximum number of choices of pods that are tried for one node."""
 
-PIECE_NODES: Final = 200
-DAEMON_SET: Final = "DaemonSet "
+_PIECE_NODES: Final = 200
+_DAEMON_SET: Final = "DaemonSet "
 
 IsOpen = Callable[[str], bool]
 """Returns whether kube-scheduler may place pods on a node."""
@@ -160,7 +160,7 @@ def find_plans(
     free = np.zeros(len(pool.nodes), dtype=np.intp)
     needs = yield from find_needs(fleet, host_pods())
     for at, node in enumerate(pool.nodes):
-        if at % PIECE_NODES == 0:
+        if at % _PIECE_NODES == 0:
             yield
         row = pool.rows[at]
         if node not in fleet.nodes or not is_open(node) or row.is_reconfiguring:
@@ -181,7 +181,7 @@ def find_plans(
         np.array([row.free_storage_bytes for row in pool.rows], dtype=np.intp),
     )
     plans = []
-    for _, _, node, missing in sorted(wanted)[:MAX_EXAMINED]:
+    for _, _, node, missing in sorted(wanted)[:_MAX_EXAMINED]:
         yield
         plans.append(_plan(fleet, pool, node, missing, room, host_pods))
     plans.sort(key=lambda plan: plan.cost)
@@ -200,7 +200,7 @@ def _movable(fleet: Fleet, node: str, resource: str) -> list[tuple[PodRecord, in
         for pod in fleet.pods_on(node)
         if pod.resources.get(resource)
         and not pod.is_deleting
-        and not pod.owner.startswith(DAEMON_SET)
+        and not pod.owner.startswith(_DAEMON_SET)
     ]
     return sorted(found, key=lambda held: (-held[1], held[0].priority, held[0].key))
 
@@ -227,7 +227,7 @@ def _plan(
     at, needs = pool.row_of[node], host_pods()
     free = int(room.free[at])
     plans: list[Plan] = []
-    for chosen in islice(combinations(pods, size), MAX_TRIES):
+    for chosen in islice(combinations(pods, size), _MAX_TRIES):
         if sum(count for _, count in chosen) < missing:
             continue
         plan = Plan(node=node, free=free, moves=_moves(pool, at, chosen, room, needs))

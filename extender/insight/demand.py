@@ -19,15 +19,15 @@ from extender.core.nodes.snapshot import Batch, Pool, Snapshot
 from extender.core.steps import Steps
 from extender.insight.stranded import TypicalNeeds, count_usable
 
-NO_POOL: Final = "none"
+_NO_POOL: Final = "none"
 MOST_POOLS: Final = 64
 """Number of pools with a label value of their own, first by name."""
 
-SIZES: Final = (1, 2, 4, 8)
-LARGER: Final = "more"
+_SIZES: Final = (1, 2, 4, 8)
+_LARGER: Final = "more"
 """Label value for pods that request more GPUs than the largest size."""
 
-PIECE_NODES: Final = 1000
+_PIECE_NODES: Final = 1000
 """Nodes to count in one step: about a millisecond's work."""
 
 
@@ -55,8 +55,8 @@ class Supply:
         self._idle: Counter[tuple[str, str, str]] = Counter()
         self._stranded: Counter[tuple[str, str, str]] = Counter()
         self._pools = {name: pool_of(record, labels) for name, record in nodes.items()}
-        names = sorted(set(self._pools.values()) - {NO_POOL})
-        self._labelled = {NO_POOL, *names[:MOST_POOLS]}
+        names = sorted(set(self._pools.values()) - {_NO_POOL})
+        self._labelled = {_NO_POOL, *names[:MOST_POOLS]}
 
     def add_in_steps(self, pool: Pool, batch: Batch, assessment: Assessment) -> Steps[None]:
         """Count the devices of a resource pool.
@@ -74,7 +74,7 @@ class Supply:
         present = batch.present.sum(axis=1).tolist()
         models = batch.model_id.tolist()
         for at, name in enumerate(pool.nodes):
-            if at % PIECE_NODES == 0:
+            if at % _PIECE_NODES == 0:
                 yield
             record, label = self._nodes.get(name), self._pools.get(name)
             if record is None or label is None:  # the node came or went since this count began
@@ -124,7 +124,7 @@ def pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:
     for label in (*wished, *POOL_LABELS):
         if value := record.labels.get(label):
             return value
-    return NO_POOL
+    return _NO_POOL
 
 
 def size_of(count: int) -> str:
@@ -134,7 +134,7 @@ def size_of(count: int) -> str:
         >>> size_of(1), size_of(3), size_of(8), size_of(16)
         ('1', '4', '8', 'more')
     """
-    return next((str(size) for size in SIZES if count <= size), LARGER)
+    return next((str(size) for size in _SIZES if count <= size), _LARGER)
 
 
 def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Metric]:
@@ -166,7 +166,7 @@ def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Me
     # An autoscaler treats a missing series as an error, so export zeros.
     for resource in snapshot.pools.keys() - {key[0] for key in waiting}:
         for metric in (pods_metric, gpus_metric):
-            metric.add_metric((resource, ANY, str(SIZES[0])), 0)
+            metric.add_metric((resource, ANY, str(_SIZES[0])), 0)
     yield from (pods_metric, gpus_metric)
 
 

@@ -14,21 +14,21 @@ from extender.insight.views import Json
 from extender.server.query_parameters import read_number
 
 DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
-FEW_NAMES: Final = 20
+_FEW_NAMES: Final = 20
 """Rejected nodes to name for each reason, unless the caller asks for more."""
 
 SAME: Final = 1e-6
 """Scores closer than this count as equal: recorded scores have seven digits."""
 
-NOT_IN_FULL: Final = (
+_NOT_IN_FULL: Final = (
     "its GPUs and readings at that time are not recorded: a decision records only its best nodes, "
     "the node bound to, and some rejected ones if few pass (decisions.detailed_nodes sets how many)"
 )
-NOT_ASKED: Final = (
+_NOT_ASKED: Final = (
     "it was no candidate for this pod: kube-scheduler's own filters had rejected it, "
     "kube-scheduler had found enough nodes before this one, or the node was added later"
 )
-NO_SUCH_NODE: Final = "it was no candidate, and no node has this name now"
+_NO_SUCH_NODE: Final = "it was no candidate, and no node has this name now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Wish:
     @property
     def names(self) -> int:
         """Largest number of rejected nodes to name for each reason."""
-        return self.limit if self.limit > DEFAULT_OTHERS else FEW_NAMES
+        return self.limit if self.limit > DEFAULT_OTHERS else _FEW_NAMES
 
     @property
     def query(self) -> dict[str, str]:
@@ -100,7 +100,7 @@ def asked_node(
     at = decision.place_of(name)
     if at is None:
         kept = NodeDetail.NOT_ASKED if is_known else NodeDetail.UNKNOWN
-        why = NOT_ASKED if is_known else NO_SUCH_NODE
+        why = _NOT_ASKED if is_known else _NO_SUCH_NODE
         if closed_by:
             why = f"kube-scheduler itself would reject it: {closed_by}"
         return _view(ReportedNode(node=name, kept=kept, why=why))
@@ -148,7 +148,7 @@ def in_short_or_full(report: ReportedNode, in_full: Container[str], feasible: in
             f"it passed, in place {report.rank} of {feasible} with score {report.score or 0.0:.6f}"
         )
     return _view(
-        msgspec.structs.replace(report, kept=NodeDetail.IN_SHORT, why=f"{short}; {NOT_IN_FULL}")
+        msgspec.structs.replace(report, kept=NodeDetail.IN_SHORT, why=f"{short}; {_NOT_IN_FULL}")
     )
 
 

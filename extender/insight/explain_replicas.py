@@ -21,9 +21,9 @@ from extender.placement.history import DecisionRecord
 from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.query_parameters import QueryError
 
-ATTEMPT_SECONDS: Final = 5.0
+_ATTEMPT_SECONDS: Final = 5.0
 """Longest time between filter and prioritize of one attempt."""
-CLOCKS_SECONDS: Final = 1.0
+_CLOCKS_SECONDS: Final = 1.0
 """Tolerated difference between two replicas' clocks."""
 
 _LONG: Final = frozenset({"nodes", "others"})
@@ -88,7 +88,7 @@ def filter_before(
         return None
     for record in history:
         if record.pod.uid == decided.pod.uid and record.number < decided.number:
-            is_same = decided.at - record.at < ATTEMPT_SECONDS and record.verb == "filter"
+            is_same = decided.at - record.at < _ATTEMPT_SECONDS and record.verb == "filter"
             return record if is_same else None
     return None
 
@@ -102,7 +102,7 @@ def filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> Decis
         at: time of the ranking, seconds since the epoch.
     """
     for record in history:
-        is_same = -CLOCKS_SECONDS < at - record.at < ATTEMPT_SECONDS
+        is_same = -_CLOCKS_SECONDS < at - record.at < _ATTEMPT_SECONDS
         if record.pod.uid == uid and record.verb == "filter" and is_same:
             return record
     return None

@@ -44,11 +44,11 @@ from extender.settings.config import Settings
 
 # The route POST /v1/explain: predict the placement of a pod that does not exist.
 
-PIECE_EXPLAINED: Final = 16
+_PIECE_EXPLAINED: Final = 16
 """Nodes to explain between two yields to the event loop."""
 
 
-class WhatIf:
+class _WhatIf:
     """Handler of POST /v1/explain.
 
     Args:
@@ -96,8 +96,8 @@ class WhatIf:
         if wish.node in names and wish.node not in best:
             best.append(wish.node)
         details: list[NodeVerdict] = []
-        for start in range(0, len(best), PIECE_EXPLAINED):
-            some = best[start : start + PIECE_EXPLAINED]
+        for start in range(0, len(best), _PIECE_EXPLAINED):
+            some = best[start : start + _PIECE_EXPLAINED]
             details += self._placer.explain_nodes(wanted, some, nearness_of(decision, some))
             await asyncio.sleep(0)
         others, left = await run_in_steps(short_nodes(decision, best, wish.limit))
@@ -145,7 +145,7 @@ def _problem(problem: AnnotationProblem) -> Json:
     return asdict(problem) | {"message": problem.message}
 
 
-NO_PRICES: Final = Prices()
+_NO_PRICES: Final = Prices()
 
 
 class ExplainRoutes:
@@ -167,7 +167,7 @@ class ExplainRoutes:
         clock: Callable[[], float],
         *,
         replicas: Replicas = ONE,
-        prices: Prices = NO_PRICES,
+        prices: Prices = _NO_PRICES,
         metrics: Metrics | None = None,
     ) -> None:
         fleet = placer.fleet
@@ -179,7 +179,7 @@ class ExplainRoutes:
         self.set_prices(prices.entries, prices.spot_share)
         self.explain = Explain(fleet, placer, self.pending, replicas=replicas)
         self._size = SizeRoute(fleet)
-        self._what_if = WhatIf(fleet, placer, resources)
+        self._what_if = _WhatIf(fleet, placer, resources)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for pending pods, holders, costs and explanations."""

@@ -30,8 +30,8 @@ from extender.placement.history import DecisionRecord
 _NOTHING: Final = 1e-12
 """Scores closer than this count as equal."""
 
-MORE_LOAD: Final = "a little more load"
-LESS_ROOM: Final = "less room for the rest of its group"
+_MORE_LOAD: Final = "a little more load"
+_LESS_ROOM: Final = "less room for the rest of its group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
             break  # the node leads in this part: only the sum of the rest decides
     if first.score - other.score < _NOTHING:
         return f"as good as {first.node}: ties go by name"
-    return MORE_LOAD
+    return _MORE_LOAD
 
 
 def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
@@ -165,14 +165,14 @@ def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
         return clauses[0]
     if mine.name == NEAR:
         near = next((one for one in clauses if "group" in one), clauses[0])
-        return LESS_ROOM if near in first.reason.split(BETWEEN) else near
+        return _LESS_ROOM if near in first.reason.split(BETWEEN) else near
     if mine.name == CERTAINTY:
         pairs = zip(first.factors, other.factors, strict=True)
         worst = max(pairs, key=lambda pair: pair[0].keeps - pair[1].keeps)[1].name
         starts = {ILL_HEALTH: COSTS_HEALTH, EARLY_FAILURES: COSTS_FAILURES}.get(worst, "")
         return next(one for one in clauses if one.startswith(starts))
     same = clauses[-1] == first.reason.split(BETWEEN)[-1]
-    return MORE_LOAD if same else clauses[-1]
+    return _MORE_LOAD if same else clauses[-1]
 
 
 def short_nodes(

@@ -8,7 +8,7 @@ from extender.core.devices.readings import ForeignProcess
 from extender.server.json_answers import moment
 from extender.server.redaction import NO_NAMESPACE, OfPod
 
-NO_PROCESSES: Final = OfPod(NO_NAMESPACE, (), ())
+_NO_PROCESSES: Final = OfPod(NO_NAMESPACE, (), ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,13 @@ class GpuState:
     assumed: int
     tenants: tuple[OfPod, ...]
     signals: Mapping[str, Mapping[str, object]]
-    foreign_processes: OfPod = NO_PROCESSES
+    foreign_processes: OfPod = _NO_PROCESSES
 
 
 def foreign_view(processes: Sequence[ForeignProcess]) -> OfPod:
     """Return processes for an answer, redacted: a process outside Kubernetes is in no namespace."""
     if not processes:
-        return NO_PROCESSES
+        return _NO_PROCESSES
     views = [asdict(one) | {"started_at": moment(one.started_at)} for one in processes]
     return OfPod(NO_NAMESPACE, views, ())
 

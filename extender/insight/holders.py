@@ -71,19 +71,19 @@ class Shared(Generic[Result]):
             del self._entries[key]
 
 
-PATH = "/v1/holders"
+_PATH = "/v1/holders"
 DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000
 DEFAULT_SECONDS, MAX_SECONDS = 3600, 30 * 86_400
-PIECE_ROWS = 1000
+_PIECE_ROWS = 1000
 """Devices to check between two yields to the event loop; fewer nodes and pods, which cost more."""
-PIECE_HOLDERS = 64
+_PIECE_HOLDERS = 64
 PIECE_PODS = 500
 PIECE_SHOWN = 16
-SHARED_SECONDS = 5.0
+_SHARED_SECONDS = 5.0
 """Lifetime of a result that several callers share: ten open pages cost as much as one."""
-LEAST_SECONDS = 2 * SWEEP_SECONDS
+_LEAST_SECONDS = 2 * SWEEP_SECONDS
 """Shortest idle time that counts, even if the caller asks for less: two sweeps."""
-EMPTY_BYTES = 64 << 20
+_EMPTY_BYTES = 64 << 20
 """Memory below which a device counts as empty: the driver itself uses some."""
 
 
@@ -101,8 +101,8 @@ class Holders:
         self._idleness = idleness
         self._clock = clock
         self._prices = PriceList({})
-        self._found = Shared[Sequence[Holder]](clock, SHARED_SECONDS)
-        self._unknown = Shared[Mapping[str, int]](clock, SHARED_SECONDS)
+        self._found = Shared[Sequence[Holder]](clock, _SHARED_SECONDS)
+        self._unknown = Shared[Mapping[str, int]](clock, _SHARED_SECONDS)
 
     @property
     def prices(self) -> PriceList:
@@ -121,7 +121,7 @@ class Holders:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/holders."""
-        return [web.get(PATH, refusing(self._answer))]
+        return [web.get(_PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
@@ -146,7 +146,7 @@ class Holders:
             "total": len(found),
             "unknown": await self.unknown(namespace),
             "is_priced": bool(self.prices),
-            "sums": (await sum_seen(found)).view(),
+            "sums": (await _sum_seen(found)).view(),
         }
         return await stream_answer(request, "holders", pieces, rest)
 
@@ -171,12 +171,12 @@ class Holders:
         """Find the pods in all namespaces; the caller redacts them."""
         nodes: dict[str, None] = {}
         rows = iter(self._idleness.idle_rows(seconds))
-        while some := list(islice(rows, PIECE_ROWS)):
+        while some := list(islice(rows, _PIECE_ROWS)):
             nodes.update(dict.fromkeys(self._nodes_of(some)))
             await asyncio.sleep(0)
         found: list[Holder] = []
         idle: list[float] = []
-        for few in chunks(self._on_all(nodes, seconds), PIECE_HOLDERS):
+        for few in chunks(self._on_all(nodes, seconds), _PIECE_HOLDERS):
             wanted = [
                 holder
                 for holder in few
@@ -187,7 +187,7 @@ class Holders:
             await asyncio.sleep(0)
         order = iter(np.argsort(-np.array(idle), kind="stable").tolist())
         ranked: list[Holder] = []
-        while places := list(islice(order, PIECE_ROWS)):
+        while places := list(islice(order, _PIECE_ROWS)):
             ranked += map(found.__getitem__, places)
             await asyncio.sleep(0)
         return ranked
@@ -245,7 +245,7 @@ class Holders:
         missing = 0 if shared else max(whole - len(devices), 0)
         instances -= sum(device.is_instance for device in devices)
         model = self._model(record, devices)
-        least = max(seconds, LEAST_SECONDS)
+        least = max(seconds, _LEAST_SECONDS)
         idle = tuple(device for device in devices if device.idle_seconds >= least)
         return Holder(
             record=record,
@@ -344,7 +344,7 @@ class Holders:
         return int(count) if is_fresh else None
 
 
-async def sum_seen(holders: Iterable[Holder]) -> Sums:
+async def _sum_seen(holders: Iterable[Holder]) -> Sums:
     """Sum over the pods that the caller may read."""
     sums = Sums()
     for some in chunks(holders, PIECE_PODS):
@@ -415,7 +415,7 @@ def _why(holder: Holder, devices: list[Json], *, is_at_least: bool) -> str:
     memory = _sum_known(one["memory_used_bytes"] for one in devices)
     if memory is None:
         parts.append("memory unknown")
-    elif memory < EMPTY_BYTES * len(devices):
+    elif memory < _EMPTY_BYTES * len(devices):
         parts.append("almost no memory held")
     else:
         parts.append(f"{memory / GIB:.1f} GiB of memory held")

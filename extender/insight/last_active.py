@@ -22,7 +22,7 @@ ACTIVE_FROM: Final = 0.02
 """Activity from which on a device counts as used. Monitoring and a display server cause about 1
 %."""
 
-RISE: Final = 0.001
+_RISE: Final = 0.001
 """Increase of the window's mean that shows activity between two sweeps."""
 
 
@@ -133,6 +133,6 @@ class Idleness:
 
 def _is_active(telemetry: Telemetry, before: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     """Mark the devices that are active now or were since the last sweep."""
-    has_risen = telemetry.utilization > before + RISE
+    has_risen = telemetry.utilization > before + _RISE
     is_active: npt.NDArray[np.bool_] = (telemetry.latest >= ACTIVE_FROM) | has_risen
     return is_active

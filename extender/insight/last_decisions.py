@@ -23,13 +23,13 @@ from extender.server.query_parameters import check_parameters, refusing
 PEERS_PATH: Final = "/v1/peers/last"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 
-MOST_SENT: Final = 10_000
+_MOST_SENT: Final = 10_000
 """Largest number of pods in an answer to another replica, latest decisions first: some
 megabytes."""
-PIECE_DECISIONS: Final = 64
+_PIECE_DECISIONS: Final = 64
 """Decisions to encode for another replica between two yields to the event loop."""
 
-VERSION: Final = 1
+_VERSION: Final = 1
 """Version of the format; it grows when an older replica would misread it."""
 
 
@@ -69,7 +69,7 @@ class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
     last: dict[str, Last]
 
 
-_FORM: Final = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, VERSION)
+_FORM: Final = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, _VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,13 +146,13 @@ class LastDecisions:
         check_parameters(query, frozenset({"uid", "namespace"}))
         records = self._waiting(query.get("uid", ""), query.get("namespace", ""))
         written: list[bytes] = []
-        for some in chunks(islice(records, MOST_SENT), PIECE_DECISIONS):
+        for some in chunks(islice(records, _MOST_SENT), _PIECE_DECISIONS):
             written += [
                 b"%b:%b" % (msgspec.json.encode(it.pod.uid), msgspec.json.encode(self._last(it)))
                 for it in some
             ]
             await asyncio.sleep(0)
-        head = msgspec.json.encode({"version": VERSION, "replica": self._replicas.name})
+        head = msgspec.json.encode({"version": _VERSION, "replica": self._replicas.name})
         body = b'%b,"last":{%b}}' % (head[:-1], b",".join(written))
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
@@ -177,11 +177,11 @@ class LastDecisions:
             feasible=record.decision.feasible,
             node=record.decision.best,
             leaves_none=record.leaves_none,
-            refused=rejections(record),
+            refused=_rejections(record),
         )
 
 
-def rejections(record: DecisionRecord) -> tuple[CountedReason, ...]:
+def _rejections(record: DecisionRecord) -> tuple[CountedReason, ...]:
     """Count a decision's rejected candidates by reason, most frequent first."""
     counts = np.bincount(record.decision.codes, minlength=len(Code)).tolist()
     found = [CountedReason(count=counts[code], reason=code.text) for code in Code if counts[code]]

@@ -26,8 +26,8 @@ def rows_of(fleet: Fleet, snapshot: Snapshot, name: str) -> list[int]:
 NOTHING: Final = DeviceInfo(node="", uuid="")
 
 
-KEPT_SECONDS: Final = 30.0
-KEPT_NODES: Final = 64
+_KEPT_SECONDS: Final = 30.0
+_KEPT_NODES: Final = 64
 
 Values = list[float | None]
 
@@ -87,7 +87,7 @@ class LastHour:
         if self._plots is None or not self._plots.is_configured:
             return self._short(rows)
         cached = self._cache.get(node)
-        if cached is not None and 0 <= snapshot.at - cached[0] < KEPT_SECONDS:
+        if cached is not None and 0 <= snapshot.at - cached[0] < _KEPT_SECONDS:
             return cached[1]
         infos = [self._fleet.store.info(row) or NOTHING for row in rows]
         totals = snapshot.telemetry.memory_total_bytes[rows].tolist()
@@ -108,7 +108,7 @@ class LastHour:
         }
         self._cache[node] = (snapshot.at, history)
         self._cache.move_to_end(node)
-        if len(self._cache) > KEPT_NODES:
+        if len(self._cache) > _KEPT_NODES:
             self._cache.popitem(last=False)
         return history
 

@@ -14,18 +14,18 @@ from extender.insight.last_hour import Plots, Values
 
 OWN_SECONDS: Final = 3600
 """Length of our own history."""
-LONG_STEPS: Final = 241
+_LONG_STEPS: Final = 241
 """Samples of a Prometheus query: one every six minutes for a day."""
-MOST_ASKED: Final = 2048
+_MOST_ASKED: Final = 2048
 """Largest number of devices to query for one answer: 32 sequential queries for each metric."""
 
 KEPT_SECONDS: Final = 60.0
 """Lifetime of a cached Prometheus answer; its samples are a minute or more apart."""
-MOST_KEPT: Final = 64
+_MOST_KEPT: Final = 64
 """Size of the cache: each entry has 64 devices and a quarter of a megabyte."""
 
-BY_US: Final = "memory"
-BY_PROMETHEUS: Final = "prometheus"
+_BY_US: Final = "memory"
+_BY_PROMETHEUS: Final = "prometheus"
 
 
 Question = tuple[float, tuple[DeviceKey, ...]]
@@ -76,7 +76,7 @@ class PrometheusCache:
         """Cache an answer for `KEPT_SECONDS`."""
         self._entries[question] = (self._clock() + KEPT_SECONDS, samples)
         self._entries.move_to_end(question)
-        if len(self._entries) > MOST_KEPT:
+        if len(self._entries) > _MOST_KEPT:
             self._entries.popitem(last=False)
 
 
@@ -108,7 +108,7 @@ class Measured:
         self._plots = plots
         self._seconds = seconds
         self._cache = kept
-        self._left = MOST_ASKED
+        self._left = _MOST_ASKED
 
     async def of(self, rows: Sequence[int]) -> Samples:
         """Return the samples of some devices, few enough for one query."""
@@ -121,7 +121,7 @@ class Measured:
         since = times[-1] - self._seconds if len(times) else 0.0
         is_in = times >= since
         return Samples(
-            source=BY_US,
+            source=_BY_US,
             times=times[is_in],
             activity=activity[is_in],
             # Without the card's total, a memory ratio cannot be converted to bytes.
@@ -131,7 +131,7 @@ class Measured:
     async def _query(self, plots: Plots, rows: Sequence[int]) -> Samples | None:
         if self._left < len(rows):
             self.note = (
-                self.note or f"only {MOST_ASKED} GPUs were queried in Prometheus: name a node"
+                self.note or f"only {_MOST_ASKED} GPUs were queried in Prometheus: name a node"
             )
             return None
         self._left -= len(rows)
@@ -141,13 +141,13 @@ class Measured:
         samples = self._cache.get(question)
         if samples is not None:
             return samples
-        answer = await plots.past(keys, seconds=self._seconds, steps=LONG_STEPS)
+        answer = await plots.past(keys, seconds=self._seconds, steps=_LONG_STEPS)
         if answer.error:
             self.note = answer.error
             self._left = 0  # do not query a failing Prometheus again for this answer
             return None
         samples = Samples(
-            source=BY_PROMETHEUS,
+            source=_BY_PROMETHEUS,
             times=np.array(answer.times, dtype=np.float64),
             activity=_matrix(answer.activity, keys, len(answer.times)),
             memory_bytes=_matrix(answer.memory_bytes, keys, len(answer.times)),

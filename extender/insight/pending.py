@@ -18,16 +18,16 @@ from extender.server.json_answers import moment, stream_answer
 from extender.server.query_parameters import check_parameters, read_number, refusing
 from extender.server.redaction import OfPod, of_pod, pod_name, sees
 
-PATH = "/v1/pending"
+_PATH = "/v1/pending"
 DEFAULT_PODS, MAX_PODS = 200, 1000
 PIECE_SCANNED = 2000
 """Pods to scan between two yields to the event loop."""
-PIECE_SHOWN = 16
+_PIECE_SHOWN = 16
 
-GATED = "a scheduling gate holds it back: the controller that set the gate must remove it"
-UNTRIED = "kube-scheduler has not reported on it yet: is the scheduler that it names running?"
-NOMINATED = "preemption makes room for it: it is placed once the victims are gone"
-PLACING = "the extender chose a node for it a moment ago; its binding is not seen yet"
+_GATED = "a scheduling gate holds it back: the controller that set the gate must remove it"
+_UNTRIED = "kube-scheduler has not reported on it yet: is the scheduler that it names running?"
+_NOMINATED = "preemption makes room for it: it is placed once the victims are gone"
+_PLACING = "the extender chose a node for it a moment ago; its binding is not seen yet"
 
 
 class Pending:
@@ -53,7 +53,7 @@ class Pending:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/pending."""
-        return [web.get(PATH, refusing(self._answer))]
+        return [web.get(_PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset({"namespace", "limit"}))
@@ -138,10 +138,10 @@ class Pending:
 
 
 _SELF_EVIDENT = {
-    "gated": GATED,
-    "untried": UNTRIED,
-    "nominated": NOMINATED,
-    "placing": PLACING,
+    "gated": _GATED,
+    "untried": _UNTRIED,
+    "nominated": _NOMINATED,
+    "placing": _PLACING,
 }
 
 
@@ -179,5 +179,5 @@ def _brief(decided: Last) -> Json:
 
 def _pieces(records: Iterable[PodRecord]) -> Iterable[list[PodRecord]]:
     rest = iter(records)
-    while some := list(islice(rest, PIECE_SHOWN)):
+    while some := list(islice(rest, _PIECE_SHOWN)):
         yield some

@@ -26,11 +26,11 @@ DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
 
 PEERS_PATH = "/v1/peers/regret"
 """Path for other replicas; its prefix requires a replica's client certificate."""
-MOST_SENT = 10_000
+_MOST_SENT = 10_000
 """Largest number of outcomes in an answer to another replica, newest first: some megabytes."""
 PIECE_OUTCOMES = 100
 """Outcomes to encode for another replica between two yields to the event loop."""
-VERSION = 1
+_VERSION = 1
 """Version of the format; it grows when an older replica would misread it."""
 
 _GPUS = ("got", "choice", "best")
@@ -65,7 +65,7 @@ class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
     outcomes: list[PlacementOutcome]
 
 
-_FORM = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, VERSION)
+_FORM = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, _VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class RegretTable:
             await asyncio.sleep(0)
         head = msgspec.json.encode(
             {
-                "version": VERSION,
+                "version": _VERSION,
                 "replica": self._replicas.name,
                 "watched": len(watching),
                 "left_out": watching.left_out,
@@ -233,7 +233,7 @@ class RegretTable:
 
 def _outcomes_of(watching: RegretWatch) -> list[PlacementOutcome]:
     """Copy the newest outcomes, because more may be added while they are encoded."""
-    return list(islice(reversed(watching.outcomes), MOST_SENT))
+    return list(islice(reversed(watching.outcomes), _MOST_SENT))
 
 
 async def _newest(outcomes: Iterable[PlacementOutcome]) -> list[PlacementOutcome]:

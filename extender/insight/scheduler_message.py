@@ -69,14 +69,14 @@ def read_message(message: str) -> SchedulerMessage:
     found = sorted(counted, key=lambda one: (-one.count, one.reason))
     return SchedulerMessage(
         nodes=nodes,
-        by_scheduler=tuple(one for one in found if not is_ours(one.reason)),
-        by_us=tuple(one for one in found if is_ours(one.reason)),
+        by_scheduler=tuple(one for one in found if not _is_ours(one.reason)),
+        by_us=tuple(one for one in found if _is_ours(one.reason)),
         preemption=preemption,
         rest="",
     )
 
 
-def is_ours(reason: str) -> bool:
+def _is_ours(reason: str) -> bool:
     """Check whether a reason is the extender's; extenders called later may append words."""
     return any(rejection.value in reason for rejection in _OURS)
 

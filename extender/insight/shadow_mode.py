@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS: Final = 30.0
 """Time between two samples of the activity of all GPUs; an hour's mean needs no more."""
-TAKE_SECONDS: Final = 0.05
+_TAKE_SECONDS: Final = 0.05
 """Pause between two bound pods that the regret watch reads, so that webhooks come first."""
 
 Clock = Callable[[], float]
@@ -110,7 +110,7 @@ class ShadowMode:
 
     async def _take(self) -> None:
         while True:
-            await asyncio.sleep(TAKE_SECONDS)
+            await asyncio.sleep(_TAKE_SECONDS)
             if not self.regret.waiting:
                 continue
             await self._wait_for_quiet()

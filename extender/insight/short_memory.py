@@ -15,7 +15,7 @@ from extender.core.nodes.snapshot import (
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 
-FULL: Final = 200
+_FULL: Final = 200
 """Byte value of a ratio of 1: the unit is half a percent."""
 UNKNOWN_BYTE: Final = 255
 
@@ -23,11 +23,11 @@ UNKNOWN_BYTE: Final = 255
 Small = npt.NDArray[np.uint8]
 
 
-Bytes = npt.NDArray[np.uint8]
+_Bytes = npt.NDArray[np.uint8]
 
-STEP_SECONDS: Final = 60.0
+_STEP_SECONDS: Final = 60.0
 STEPS: Final = 60
-PIECE: Final = 1024
+_PIECE: Final = 1024
 """Devices to record between two yields to the event loop: half a millisecond's work."""
 
 
@@ -60,8 +60,8 @@ class ShortMemory:
         for column in self._columns.values():
             column[at] = UNKNOWN_BYTE
         yield
-        for start in range(0, count, PIECE):
-            some = slice(start, min(start + PIECE, count))
+        for start in range(0, count, _PIECE):
+            some = slice(start, min(start + _PIECE, count))
             for column, ratios, freshness in (
                 (self._columns["activity"], telemetry.latest, telemetry.freshness),
                 (self._columns["memory"], telemetry.memory_used, telemetry.memory_freshness),
@@ -126,7 +126,7 @@ class ShortMemory:
             values = np.full((len(order), len(rows)), UNKNOWN_BYTE, dtype=np.uint8)
             if len(self._infos):
                 values[:, is_known] = column[np.ix_(order, places[is_known])]
-            columns.append(np.where(values == UNKNOWN_BYTE, np.nan, values / FULL))
+            columns.append(np.where(values == UNKNOWN_BYTE, np.nan, values / _FULL))
         activity, memory = columns
         return self._times[order], activity, memory
 
@@ -135,19 +135,19 @@ class ShortMemory:
         while True:
             for _ in self.note_in_steps():
                 await yield_control()
-            await asyncio.sleep(STEP_SECONDS)
+            await asyncio.sleep(_STEP_SECONDS)
 
 
-def _blank(count: int) -> Bytes:
+def _blank(count: int) -> _Bytes:
     return np.full((STEPS, count), UNKNOWN_BYTE, dtype=np.uint8)
 
 
-def _ratios(column: Bytes) -> list[float | None]:
-    return [None if value == UNKNOWN_BYTE else value / FULL for value in column.tolist()]
+def _ratios(column: _Bytes) -> list[float | None]:
+    return [None if value == UNKNOWN_BYTE else value / _FULL for value in column.tolist()]
 
 
 def half_percents(ratios: Ratios, is_known: Flags) -> Small:
     """Convert ratios to bytes in half percents, `UNKNOWN_BYTE` where they are unknown."""
-    halves = np.round(np.minimum(np.maximum(ratios, 0.0), 1.0) * FULL)
+    halves = np.round(np.minimum(np.maximum(ratios, 0.0), 1.0) * _FULL)
     column: Small = np.where(is_known, halves, UNKNOWN_BYTE).astype(np.uint8)
     return column

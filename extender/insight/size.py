@@ -13,7 +13,7 @@ from extender.server.json_answers import document_answer
 from extender.server.query_parameters import check_parameters, refusing
 from extender.server.redaction import VIEWER, sees
 
-PATH: Final = "/v1/size"
+_PATH: Final = "/v1/size"
 
 
 class SizeRoute:
@@ -28,7 +28,7 @@ class SizeRoute:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route POST /v1/size."""
-        return [web.post(PATH, refusing(self._answer))]
+        return [web.post(_PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset({"owner"}))

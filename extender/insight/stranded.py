@@ -18,13 +18,13 @@ from extender.sources.kubernetes.host_use import PlacedPod
 HostPods = Callable[[], Mapping[str, PlacedPod]]
 """Returns the requests of every pod that has a node, by `namespace/name`."""
 
-EVEN_PART: Final = 0.5
+_EVEN_PART: Final = 0.5
 """Part of a GPU's even share of its node's CPU and memory that a GPU is assumed to need, where no
 pod with such GPUs requests any."""
-MOST_HOLDERS: Final = 10
-PIECE_PODS: Final = 4000
-PIECE_NODES: Final = 500
-GIB: Final = 1 << 30
+_MOST_HOLDERS: Final = 10
+_PIECE_PODS: Final = 4000
+_PIECE_NODES: Final = 500
+_GIB: Final = 1 << 30
 
 
 class Holder(NamedTuple):
@@ -81,7 +81,7 @@ class StrandedNode:
             "need": _json(self.need),
             "is_need_assumed": self.is_assumed,
             "holders_total": len(self.holders),
-            "holders": [_holder_view(one) for one in self.holders[:MOST_HOLDERS]],
+            "holders": [_holder_view(one) for one in self.holders[:_MOST_HOLDERS]],
             "remedy": self._remedy(),
         }
 
@@ -117,7 +117,9 @@ class TypicalNeeds:
         """
         needs = self.by_resource.get(resource, NONE)
         even = HostResources(
-            int(host.millicores * EVEN_PART / count), int(host.memory_bytes * EVEN_PART / count), 0
+            int(host.millicores * _EVEN_PART / count),
+            int(host.memory_bytes * _EVEN_PART / count),
+            0,
         )
         assumed = {
             name for name, need, part in zip(NAMES, needs, even, strict=True) if not need and part
@@ -136,7 +138,7 @@ def find_needs(fleet: Fleet, pods: Mapping[str, PlacedPod]) -> Steps[TypicalNeed
     """
     seen: dict[str, tuple[list[int], list[int], list[int]]] = {}
     for at, record in enumerate(tuple(fleet.pods.values())):
-        if at % PIECE_PODS == PIECE_PODS - 1:
+        if at % _PIECE_PODS == _PIECE_PODS - 1:
             yield
         placed = pods.get(record.key) if record.node else None
         asked = record.host if placed is None else placed.needs
@@ -195,7 +197,7 @@ def find_stranded(
     found: list[StrandedNode] = []
     for pool in fleet.snapshot().pools.values():
         for at, (name, row) in enumerate(zip(pool.nodes, pool.rows, strict=True)):
-            if at % PIECE_NODES == PIECE_NODES - 1:
+            if at % _PIECE_NODES == _PIECE_NODES - 1:
                 yield
             record = fleet.nodes.get(name)
             if record is not None and node in {None, name}:
@@ -238,7 +240,7 @@ def _holders(
     if not nodes:
         return found
     for at, (key, placed) in enumerate(tuple(pods.items())):
-        if at % PIECE_PODS == PIECE_PODS - 1:
+        if at % _PIECE_PODS == _PIECE_PODS - 1:
             yield
         if placed.node in found:
             found[placed.node].append((key, placed.needs))
@@ -276,8 +278,8 @@ def _json(resources: HostResources) -> Json:
 def _words(need: HostResources) -> str:
     """Describe requests in one line."""
     words = [f"{need.millicores / 1000:g} CPUs"] if need.millicores else []
-    words += [f"{need.memory_bytes / GIB:.0f} GiB of memory"] if need.memory_bytes else []
-    words += [f"{need.storage_bytes / GIB:.0f} GiB of storage"] if need.storage_bytes else []
+    words += [f"{need.memory_bytes / _GIB:.0f} GiB of memory"] if need.memory_bytes else []
+    words += [f"{need.storage_bytes / _GIB:.0f} GiB of storage"] if need.storage_bytes else []
     return ", ".join(words)
 
 

@@ -20,17 +20,17 @@ from extender.server.redaction import sees
 
 logger = logging.getLogger(__name__)
 
-PATH: Final = "/v1/usage"
+_PATH: Final = "/v1/usage"
 SWEEP_SECONDS: Final = 60.0
 HOUR: Final = 3600
-KEPT_HOURS: Final = 31 * 24 + 1
-DEFAULT_SINCE: Final = 24 * HOUR
+_KEPT_HOURS: Final = 31 * 24 + 1
+_DEFAULT_SINCE: Final = 24 * HOUR
 MAX_GROUPS: Final = 2000
 """Largest number of groups in the metrics; further ones count as `other`."""
-OTHER: Final = "other"
-NONE: Final = "none"
-GPU: Final = "gpu"
-MIG: Final = "mig"
+_OTHER: Final = "other"
+_NONE: Final = "none"
+_GPU: Final = "gpu"
+_MIG: Final = "mig"
 
 
 class Group(NamedTuple):
@@ -144,12 +144,12 @@ class UsageRecord:
         self._metrics = metrics
         self._swept_at = self.began_at
         self._rates: dict[str, _Rate] = {}
-        self._hours: deque[_Hour] = deque(maxlen=KEPT_HOURS)
+        self._hours: deque[_Hour] = deque(maxlen=_KEPT_HOURS)
         self._known: set[Group] = set()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/usage."""
-        return [web.get(PATH, refusing(self._answer))]
+        return [web.get(_PATH, refusing(self._answer))]
 
     async def run(self) -> None:
         """Sweep periodically until cancelled."""
@@ -174,9 +174,9 @@ class UsageRecord:
             for holder in some:
                 rate = self._rate(holder, now - before)
                 rates[holder.record.uid] = rate
-                for kind, count in ((GPU, holder.gpus), (MIG, holder.instances)):
+                for kind, count in ((_GPU, holder.gpus), (_MIG, holder.instances)):
                     if count:
-                        idle = [one for one in holder.idle if one.is_instance == (kind == MIG)]
+                        idle = [one for one in holder.idle if one.is_instance == (kind == _MIG)]
                         key = (rate.group.shortened(), kind)
                         held.setdefault(key, _Held()).add(count, idle)
                 self._add(hour, rate, min(now - before, holder.held_seconds))
@@ -205,10 +205,10 @@ class UsageRecord:
     def _rate(self, holder: Holder, seconds: float) -> _Rate:
         record = holder.record
         idle = sum(device.idle_seconds >= seconds for device in holder.devices)
-        kind = record.owner.partition(" ")[0] or NONE
-        group = Group(record.namespace, kind, model_name(holder.model) or OTHER)
+        kind = record.owner.partition(" ")[0] or _NONE
+        group = Group(record.namespace, kind, model_name(holder.model) or _OTHER)
         if group not in self._known and len(self._known) >= MAX_GROUPS:
-            group = Group(OTHER, OTHER, OTHER)
+            group = Group(_OTHER, _OTHER, _OTHER)
         self._known.add(group)
         return _Rate(
             group=group,
@@ -257,7 +257,7 @@ class UsageRecord:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset({"since", "namespace"}))
         seconds = read_number(
-            request.query, "since", default=DEFAULT_SINCE, low=HOUR, high=(KEPT_HOURS - 1) * HOUR
+            request.query, "since", default=_DEFAULT_SINCE, low=HOUR, high=(_KEPT_HOURS - 1) * HOUR
         )
         namespace = request.query.get("namespace")
         first = max(self.began_at, (self._clock() - seconds) // HOUR * HOUR)

@@ -38,9 +38,9 @@ _VERDICT = tuple(one.name for one in fields(NodeVerdict))
 _DEVICE = tuple(one.name for one in fields(DeviceVerdict) if one.name != "row")
 
 GIB = 1 << 30
-OUTSIDE = "; a process outside Kubernetes uses it"
+_OUTSIDE = "; a process outside Kubernetes uses it"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
-DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
+_DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
 """Labels of gpu-feature-discovery, used if telemetry lacks the value."""
 
 
@@ -94,7 +94,7 @@ def _gpu(
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
     signals = _signals(fleet, snapshot, row)
     activity = signals.get("utilization", {})
-    besides = OUTSIDE if telemetry.is_foreign[row] and state != "foreign" else ""
+    besides = _OUTSIDE if telemetry.is_foreign[row] and state != "foreign" else ""
     return GpuState(
         node=node,
         resource=resource,
@@ -264,7 +264,7 @@ def _driver_version(fleet: Fleet, name: str) -> str:
     """Return a node's driver version from telemetry, else from its labels."""
     infos = (fleet.store.info(row) for row in fleet.store.rows_of_node(name))
     versions = {info.driver_version for info in infos if info is not None and info.driver_version}
-    label = fleet.nodes[name].labels.get(DRIVER_LABEL, "")
+    label = fleet.nodes[name].labels.get(_DRIVER_LABEL, "")
     return ", ".join(sorted(versions)) or label
 
 

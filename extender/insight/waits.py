@@ -14,10 +14,10 @@ from extender.insight.demand import lacks_a_node, size_of
 MAX_NAMESPACES: Final = 500
 """Number of namespaces with a label value of their own, first by number of waiting pods."""
 
-PIECE_PODS: Final = 2000
+_PIECE_PODS: Final = 2000
 """Pods to count in one step."""
 
-LABELS: Final = ("namespace", "resource", "model", "size", "refused_by")
+_LABELS: Final = ("namespace", "resource", "model", "size", "refused_by")
 
 
 class Waits:
@@ -35,7 +35,7 @@ class Waits:
     def add_in_steps(self, pods: Iterable[PodRecord]) -> Steps[None]:
         """Count pods; those that need no further node are skipped."""
         for at, record in enumerate(pods):
-            if at % PIECE_PODS == 0:
+            if at % _PIECE_PODS == 0:
                 yield
             if not lacks_a_node(record):
                 continue
@@ -53,12 +53,12 @@ class Waits:
             "idlegpu_unplaced_pods",
             "Pods for which kube-scheduler found no node, by namespace and request; refused_by: "
             "whether idlegpu refused some of the nodes, or kube-scheduler's own filters all.",
-            labels=LABELS,
+            labels=_LABELS,
         )
         longest = GaugeMetricFamily(
             "idlegpu_unplaced_longest_seconds",
             "Time since the oldest of these pods was created.",
-            labels=LABELS,
+            labels=_LABELS,
         )
         by_namespace: Counter[str] = Counter()
         for key, count in self._pods.items():

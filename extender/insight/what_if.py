@@ -28,7 +28,7 @@ from extender.runtime.decoding import MalformedError, decode_with
 from extender.server.json_answers import error_answer
 
 NO_ROOM = "node(s) had too few free GPUs by kube-scheduler's count"
-NO_HOST = "node(s) had too little CPU, memory or ephemeral storage left"
+_NO_HOST = "node(s) had too little CPU, memory or ephemeral storage left"
 STRANDED = (
     "node(s) had stranded GPUs: too little CPU, memory or ephemeral storage for what a GPU needs"
 )
@@ -43,11 +43,11 @@ ExtendedResourceToleration adds a toleration for the taint named like the reques
 NOT_SELECTED: Final = "node(s) didn't match Pod's node affinity/selector"
 MOST_REQUIREMENTS: Final = 100
 """Limit of label requirements to evaluate; a pod with more is not evaluated by labels."""
-PIECE_NODES: Final = 512
+_PIECE_NODES: Final = 512
 """Nodes to check between two yields to the event loop."""
 
 
-MAX_BODY: Final = 1 << 20
+_MAX_BODY: Final = 1 << 20
 """Size limit of a pod, as in the API server."""
 
 
@@ -56,8 +56,8 @@ async def read_pod(request: web.Request) -> Mapping[str, object] | web.Response:
     body = bytearray()
     async for part in request.content.iter_any():
         body += part
-        if len(body) > MAX_BODY:
-            return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
+        if len(body) > _MAX_BODY:
+            return error_answer(413, f"the pod is larger than {_MAX_BODY} bytes")
     try:
         pod = mapping_of(decode_with(orjson.loads, body))
     except MalformedError as error:
@@ -128,7 +128,7 @@ async def open_nodes(
     closed: dict[str, list[str]] = {}
     overlay = fleet.ledger.overlays(without="").get(request.resource, {})
     nodes = iter(pool.nodes if pool is not None else ())
-    while some := list(islice(nodes, PIECE_NODES)):
+    while some := list(islice(nodes, _PIECE_NODES)):
         for name in some:
             record = fleet.nodes.get(name)
             if pool is None or record is None:
@@ -138,7 +138,7 @@ async def open_nodes(
             is_full = row.allocatable - row.held - assumed < request.count
             reason = _closed(record, request.resource, selection)
             reason = reason or (
-                NO_ROOM if is_full else "" if serves_host(row, request) else NO_HOST
+                NO_ROOM if is_full else "" if serves_host(row, request) else _NO_HOST
             )
             if reason:
                 closed.setdefault(reason, []).append(name)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-REPLACED: Final = "\ufffd"
+_REPLACED: Final = "\ufffd"
 
 
 def plain_text(text: str, most: int) -> str:
@@ -12,4 +12,4 @@ def plain_text(text: str, most: int) -> str:
         >>> plain_text("python3\x1b[31m\u202e", 20)
         'python3�[31m�'
     """
-    return "".join(one if one.isprintable() else REPLACED for one in text[:most])
+    return "".join(one if one.isprintable() else _REPLACED for one in text[:most])

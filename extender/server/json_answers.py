@@ -33,7 +33,7 @@ ANSWER_SECONDS = 120.0
 """Time limit for a slow reader: an open answer keeps its data, such as old decisions, in memory."""
 PIECE_ITEMS = 64
 """Items of a long list to encode between two yields: a node with eight devices takes 0.03 ms."""
-PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 18
 """Bytes of encoded JSON to copy between two yields."""
 NOT_KEPT = {hdrs.CACHE_CONTROL: "no-store"}
 """Headers that forbid caching: an answer contains only what its caller may see."""
@@ -46,7 +46,7 @@ def json_answer(document: Mapping[str, object], status: int = 200) -> web.Respon
     )
 
 
-NEAR: Final = 4
+_NEAR: Final = 4
 """Node names to show beside a name that no node has."""
 
 
@@ -57,7 +57,7 @@ def error_answer(status: int, message: str) -> web.Response:
 
 def unknown_node(name: str, nodes: Iterable[str]) -> str:
     """Return the error message for a node that is not among the known ones."""
-    near = ", ".join(near_names(name, sorted(nodes), NEAR))
+    near = ", ".join(near_names(name, sorted(nodes), _NEAR))
     hint = f"did you mean {near}? " if near else ""
     return f"node {name!r} is not known: {hint}`idlegpu nodes` lists all (GET /v1/nodes)"
 
@@ -112,7 +112,7 @@ def write_in_pieces(
         separator = b","
         if isinstance(value, msgspec.Raw):
             text = bytes(value)
-            yield from (text[at : at + PIECE_BYTES] for at in range(0, len(text), PIECE_BYTES))
+            yield from (text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES))
         elif isinstance(value, list) and _is_long(value):
             bracket = b"["
             while value:

@@ -39,22 +39,22 @@ ALTERNATIVES: Final = ("cubic", "reno")
 """Algorithms without pacing, tried in this order; every kernel has reno."""
 _NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX
 
-BACKLOG: Final = 128
-ACCEPTED_AT_ONCE: Final = 32
+_BACKLOG: Final = 128
+_ACCEPTED_AT_ONCE: Final = 32
 """Connections that are accepted before the event loop runs other work."""
 HANDSHAKE_SECONDS: Final = 10.0
-TLS_CLOSE_SECONDS: Final = 5.0
+_TLS_CLOSE_SECONDS: Final = 5.0
 """Time for a client to answer the end of a TLS connection before the connection is closed."""
 RETRY_SECONDS: Final = 0.5
 """Pause after `accept` failed for lack of descriptors or memory."""
-UNLIMITED: Final = 1 << 30
+_UNLIMITED: Final = 1 << 30
 ALLOWED_UNUSED: Final = 8
 """Unused connections that a normal client may hold: a Go client keeps two for each server."""
 SILENT_SECONDS: Final = 30.0
 """A connection that sent bytes within this time is not closed in favor of silent ones."""
 RESERVED_DESCRIPTORS: Final = 100
 """File descriptors reserved for the extender's own connections to other servers, and for files."""
-FULL: Final = (
+_FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
     b"Retry-After: 5\r\nConnection: close\r\nContent-Length: 38\r\n\r\n"
     b"too many connections: try again later\n"
@@ -261,7 +261,7 @@ class Listener:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, where in dict.fromkeys((one[0], one[4]) for one in found):
-                self._sockets.append(socket.create_server(where, family=family, backlog=BACKLOG))
+                self._sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG))
         except OSError:
             self.close()
             raise
@@ -289,8 +289,8 @@ class Listener:
     # --- limits ---------------------------------------------------------------------------------
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept waiting connections, at most `ACCEPTED_AT_ONCE`."""
-        for _ in range(ACCEPTED_AT_ONCE):
+        """Accept waiting connections, at most `_ACCEPTED_AT_ONCE`."""
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
@@ -342,7 +342,7 @@ class Listener:
             accepted.settimeout(0.0)
             if self._tls is None:
                 with contextlib.suppress(OSError):
-                    accepted.send(FULL)
+                    accepted.send(_FULL)
 
     def _make_room(self, newcomer: str) -> bool:
         """Close a connection to make room for `newcomer`; return whether one was closed."""
@@ -428,7 +428,7 @@ class Listener:
                 held,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
-                ssl_shutdown_timeout=TLS_CLOSE_SECONDS if is_tls else None,
+                ssl_shutdown_timeout=_TLS_CLOSE_SECONDS if is_tls else None,
             )
             if self._measures_silence and held in self._held and held not in self._bytes_at:
                 self._unused.add(held)
@@ -483,7 +483,7 @@ def _forget_buffer(transport: asyncio.BaseTransport) -> None:
 def descriptors() -> int:
     """Return the soft limit of file descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft != resource.RLIM_INFINITY else UNLIMITED
+    return soft if soft != resource.RLIM_INFINITY else _UNLIMITED
 
 
 def ask_for_descriptors(connections: int) -> int:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_SECONDS: Final = 120.0
 """Time after which an idle connection is closed: kube-scheduler closes its own after 90 s, and
 loses a call if the server closes first."""
-FINISH_SECONDS: Final = 2.0
+_FINISH_SECONDS: Final = 2.0
 """Time to finish sending answers at shutdown, after all accepted requests have been handled."""
 
 HEAD_SECONDS: Final = 10.0
@@ -35,10 +35,10 @@ HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 """Time for a request body to arrive. kube-scheduler waits one second for its answer."""
 
-LINGERING_SECONDS: Final = 2.0
+_LINGERING_SECONDS: Final = 2.0
 """Time to read the rest of a body after the answer, so that a refused client gets its answer."""
 
-CLIENTS_HINT: Final = (
+_CLIENTS_HINT: Final = (
     "kube-scheduler must present a valid certificate of a CA in tls.client_ca_file: set "
     "tlsConfig.certFile and keyFile of its extender; another replica presents its tls.cert_file"
 )
@@ -91,7 +91,7 @@ class ServerPorts:
             most=lambda: settings.max_connections,
             tls=self._certificates.server if self._certificates is not None else None,
             spare=min(RESERVED_DESCRIPTORS, spare_for(0)),
-            hint=CLIENTS_HINT,
+            hint=_CLIENTS_HINT,
         )
         # Clients of the other ports must leave enough file descriptors for kube-scheduler.
         spare = spare_for(settings.max_connections)
@@ -261,7 +261,7 @@ class _Heads:
             return await handler(request)
         finally:
             # Bytes of a body that arrive after the answer do not start a new request.
-            rest_seconds = 0.0 if request.content.is_eof() else LINGERING_SECONDS
+            rest_seconds = 0.0 if request.content.is_eof() else _LINGERING_SECONDS
             asyncio.get_running_loop().call_later(rest_seconds, self._end, connection, request)
 
     def _end(self, connection: asyncio.BaseProtocol, request: web.Request) -> None:
@@ -342,10 +342,10 @@ def _runner(app: web.Application, heads: _Heads) -> web.AppRunner:
         access_log=None,
         logger=ThrottledLogger(logger),
         keepalive_timeout=KEEPALIVE_SECONDS,
-        shutdown_timeout=FINISH_SECONDS,
+        shutdown_timeout=_FINISH_SECONDS,
         handler_cancellation=False,
         auto_decompress=False,
-        lingering_time=LINGERING_SECONDS,
+        lingering_time=_LINGERING_SECONDS,
     )
 
 

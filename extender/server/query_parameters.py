@@ -11,7 +11,7 @@ from extender.server.json_answers import error_answer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-SHOWN = 80
+_SHOWN = 80
 """Length to which a value is cut in error messages."""
 
 
@@ -25,7 +25,7 @@ class QueryError(ValueError):
     """
 
     def __init__(self, name: str, value: str, problem: str) -> None:
-        shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}..."
+        shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
         super().__init__(f"{name}={shown!r} {problem}")
 
 
@@ -50,7 +50,7 @@ def check_parameters(query: MultiMapping[str], known: frozenset[str]) -> None:
     for name in query:
         if name not in known:
             use = ", ".join(sorted(known)) or "none"
-            raise QueryError(name[:SHOWN], query[name], f"is no parameter of this path: use {use}")
+            raise QueryError(name[:_SHOWN], query[name], f"is no parameter of this path: use {use}")
         if len(values := query.getall(name)) > 1:
             raise QueryError(name, values[1], "is given more than once: use one value")
 

@@ -52,7 +52,7 @@ class Viewer(Protocol):
         """
 
 
-class SeesAll:
+class _SeesAll:
     """A caller who may read all pods."""
 
     name = ""
@@ -84,7 +84,7 @@ class SeesNone:
         """Do nothing."""
 
 
-SEES_ALL: Final = SeesAll()
+SEES_ALL: Final = _SeesAll()
 
 VIEWER: Final[ContextVar[Viewer]] = ContextVar("viewer", default=SeesNone())  # noqa: B039 - no state
 """The caller of the current task; without one nothing is visible."""

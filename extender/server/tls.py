@@ -26,8 +26,8 @@ POLL_SECONDS: Final = 2.0
 """Time between checks of the files. If a check sees only one of two replaced files, the next check
 sees both."""
 
-PEERS_PATH: Final = "/v1/peers/"
-MAX_LOGGED: Final = 100
+_PEERS_PATH: Final = "/v1/peers/"
+_MAX_LOGGED: Final = 100
 """Most different refused clients that are logged; further ones are refused without a log line."""
 
 
@@ -36,7 +36,7 @@ class TlsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contexts:
+class _Contexts:
     """TLS contexts made from one set of files.
 
     Attributes:
@@ -140,7 +140,7 @@ class Certificates:
 
     def _make(self) -> ssl.SSLContext:
         # A context cannot drop a CA, so changed files need a new context.
-        contexts = make_contexts(*self._paths)
+        contexts = _make_contexts(*self._paths)
         self.client = contexts.client
         return contexts.server
 
@@ -206,7 +206,7 @@ def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
     return ServerContext((cert_file, key_file), make)
 
 
-def make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> Contexts:
+def _make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> _Contexts:
     """Create the TLS contexts of the webhooks' port from the files.
 
     Raises:
@@ -232,7 +232,7 @@ def make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> Cont
             f"cannot use {cert_file}, {key_file} and {client_ca_file} for TLS: {error}: must be a "
             "certificate, its key without a password, and CAs, all in PEM"
         ) from error
-    return Contexts(server=server, client=client)
+    return _Contexts(server=server, client=client)
 
 
 def only_known(settings: Tls) -> Middleware:
@@ -242,11 +242,11 @@ def only_known(settings: Tls) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        names = names_of(request.get_extra_info("peercert"))
-        allowed = peers if request.path.startswith(PEERS_PATH) else clients
+        names = _names_of(request.get_extra_info("peercert"))
+        allowed = peers if request.path.startswith(_PEERS_PATH) else clients
         if names & allowed:
             return await handler(request)
-        if names not in logged and len(logged) < MAX_LOGGED:
+        if names not in logged and len(logged) < _MAX_LOGGED:
             logged.add(names)
             logger.warning(
                 "refused a client whose certificate has no allowed name",
@@ -263,7 +263,7 @@ def only_secret(secret: str) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith(PEERS_PATH):
+        if request.path.startswith(_PEERS_PATH):
             given = request.headers.get("Authorization", "").encode(errors="replace")
             if not secret or not hmac.compare_digest(given, expected):
                 text = "replicas without TLS must know peers.secret_file\n"
@@ -273,11 +273,11 @@ def only_secret(secret: str) -> Middleware:
     return check
 
 
-def names_of(certificate: object) -> frozenset[str]:
+def _names_of(certificate: object) -> frozenset[str]:
     """Return common, DNS and URI names of a certificate in the form of `ssl.getpeercert`.
 
     Example:
-        >>> sorted(names_of({"subject": ((("commonName", "a"),),),
+        >>> sorted(_names_of({"subject": ((("commonName", "a"),),),
         ...                  "subjectAltName": (("DNS", "b"), ("IP Address", "10.0.0.1"))}))
         ['a', 'b']
     """

@@ -21,13 +21,13 @@ from extender.server.redaction import SEES_ALL, VIEWER
 
 LOOK_SECONDS: Final = 1.0
 """Interval between updates."""
-LOOKS_A_FLEET: Final = 2
+_LOOKS_A_FLEET: Final = 2
 """Refresh the fleet's state in every second update."""
-POLL_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 2.0
 """Interval between queries to the other replicas."""
-LOOKS_A_BEAT: Final = 5
+_LOOKS_A_BEAT: Final = 5
 """Send a heartbeat with every fifth update."""
-MOST_BATCHES: Final = 64
+_MOST_BATCHES: Final = 64
 """Largest number of batches of decisions to keep for slow readers."""
 
 
@@ -105,7 +105,7 @@ class Broadcaster:
         self.is_closing = False
         self._viewers: dict[PageViewer, None] = {}
         self._is_watched = asyncio.Event()
-        self._batches: deque[_Batch] = deque(maxlen=MOST_BATCHES)
+        self._batches: deque[_Batch] = deque(maxlen=_MOST_BATCHES)
         self._batch = 0
         self._beat, self._beat_event = 0, b""
         self._changes = b""
@@ -189,7 +189,7 @@ class Broadcaster:
                 if batch is not None:
                     self._add(batch)
                     await self._wake()
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
     def _add(self, batch: Json) -> None:
         self._batches.append(_Batch(batch))
@@ -202,7 +202,7 @@ class Broadcaster:
 
     async def _look(self, looks: int) -> None:
         is_new = self._count_changes()
-        if looks % LOOKS_A_FLEET == 0:
+        if looks % _LOOKS_A_FLEET == 0:
             steps = self.fleet.refresh_in_steps()
             while True:
                 try:
@@ -216,7 +216,7 @@ class Broadcaster:
                 self._add(batch)
                 is_new = True
             await self._yield_control()
-        if looks and looks % LOOKS_A_BEAT == 0:
+        if looks and looks % _LOOKS_A_BEAT == 0:
             self._make_beat()
             is_new = True
         if is_new:
@@ -236,7 +236,7 @@ class Broadcaster:
             "beat",
             {
                 "at": now,
-                "look_seconds": LOOK_SECONDS * LOOKS_A_FLEET,
+                "look_seconds": LOOK_SECONDS * _LOOKS_A_FLEET,
                 "sources": [
                     {
                         "name": state.name,

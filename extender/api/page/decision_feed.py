@@ -12,7 +12,7 @@ from extender.placement.history import DecisionHistory, DecisionRecord
 
 MOST_AT_ONCE: Final = 40
 """Largest number of decisions in a batch; older ones are only counted."""
-PIECE: Final = 8
+_PIECE: Final = 8
 """Decisions to encode between two yields to the event loop."""
 MOST_OPEN: Final = 400
 """Largest number of reported decisions whose binding is awaited."""
@@ -55,7 +55,7 @@ class DecisionFeed:
         views: list[Json] = []
         for record in shown:
             views.append(named(self._replicas, record) | decision_view(record, brief=True))
-            if len(views) % PIECE == 0:
+            if len(views) % _PIECE == 0:
                 yield None
         for record in shown:
             if not record.bound_node:

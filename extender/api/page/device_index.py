@@ -21,39 +21,39 @@ from extender.insight.short_memory import Small
 from extender.insight.views import PRODUCT_LABEL
 
 Words = npt.NDArray[np.uint16]
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
-PIECE_NODES: Final = 24
+_PIECE_NODES: Final = 24
 """Nodes to index between two yields to the event loop: half a millisecond's work."""
-PIECE_RECORDS: Final = 512
+_PIECE_RECORDS: Final = 512
 """Nodes to compare between two yields to the event loop."""
 
 MEMORY_UNIT_BYTES: Final = 256 << 20
-MOST_WORD: Final = 0xFFFF
-NO_INDEX: Final = 255
+_MOST_WORD: Final = 0xFFFF
+_NO_INDEX: Final = 255
 
-NOT_READY: Final = 1
-CORDONED: Final = 2
-TAINTED: Final = 4
+_NOT_READY: Final = 1
+_CORDONED: Final = 2
+_TAINTED: Final = 4
 """Bits of a node that accepts no pods, or not every pod."""
 
-ROLES: Final = "node-role.kubernetes.io/"
+_ROLES: Final = "node-role.kubernetes.io/"
 """Prefix of the labels for a node's roles, which name pools in clusters without a cloud."""
 
 GROUP_LABELS: Final = (
     "topology.kubernetes.io/zone",
     "node.kubernetes.io/instance-type",
     *POOL_LABELS,
-    ROLES,
+    _ROLES,
 )
 """Labels by which nodes can always be grouped: zone, instance type, pools and roles."""
 
 
-class Names:
+class _Names:
     """Numbers texts in the order in which they first occur.
 
     Example:
-        >>> names = Names()
+        >>> names = _Names()
         >>> names.number("a"), names.number("b"), names.number("a"), names.texts
         (0, 1, 0, ['a', 'b'])
     """
@@ -130,7 +130,7 @@ class _Lister:
     def __init__(self, fleet: Fleet, snapshot: Snapshot, labels: Iterable[str]) -> None:
         self._fleet = fleet
         self._pools = snapshot.pools
-        self.models, self.profiles, self.resources = Names(), Names(), Names()
+        self.models, self.profiles, self.resources = _Names(), _Names(), _Names()
         self.profiles.number("")
         for resource in snapshot.pools:
             self.resources.number(resource)
@@ -140,7 +140,7 @@ class _Lister:
         self.counts: list[int] = []
         self.node_state: list[int] = []
         self.records: list[NodeRecord] = []
-        self._labels = {label: Names() for label in labels}
+        self._labels = {label: _Names() for label in labels}
         self._label_numbers: dict[str, list[int]] = {label: [] for label in self._labels}
         self._parts: list[Rows] = [np.zeros((0, len(_COLUMNS)), dtype=np.intp)]
         self._listed = 0
@@ -171,7 +171,7 @@ class _Lister:
                 (
                     row,
                     cards.setdefault(info.uuid or f"?{len(cards)}", len(cards)),
-                    NO_INDEX if index is None else index,
+                    _NO_INDEX if index is None else index,
                     self.models.number(model_name(info.model or product)),
                     self.profiles.number(info.mig_profile),
                     self.resources.number(resource),
@@ -212,7 +212,7 @@ def device_index_in_steps(
     nodes = tuple(dict.fromkeys(names))
     yield
     lister = _Lister(fleet, snapshot, (*pool_labels, *GROUP_LABELS))
-    for some in _pieces(nodes, PIECE_NODES):
+    for some in _pieces(nodes, _PIECE_NODES):
         lister.add(some)
         yield
     columns = lister.columns()
@@ -268,17 +268,17 @@ def _devices(fleet: Fleet, pools: Mapping[str, Pool], node: str) -> Iterator[_De
 
 def _group(record: NodeRecord, label: str) -> str:
     """Return a node's value of a grouping label, "" if it has none."""
-    if label != ROLES:
+    if label != _ROLES:
         return record.label(label) or ""
-    roles = [key.removeprefix(ROLES) for key in record.other_labels if key.startswith(ROLES)]
+    roles = [key.removeprefix(_ROLES) for key in record.other_labels if key.startswith(_ROLES)]
     return " + ".join(sorted(roles))
 
 
 def _node_state(record: NodeRecord) -> int:
     return (
-        NOT_READY * (not record.is_ready)
-        + CORDONED * record.is_unschedulable
-        + TAINTED * any(taint.repels for taint in record.taints)
+        _NOT_READY * (not record.is_ready)
+        + _CORDONED * record.is_unschedulable
+        + _TAINTED * any(taint.repels for taint in record.taints)
     )
 
 
@@ -302,7 +302,7 @@ def is_current_in_steps(device_index: DeviceIndex, fleet: Fleet, snapshot: Snaps
             return False
     yield
     known = fleet.nodes
-    for some in _pieces(zip(device_index.nodes, device_index.records, strict=True), PIECE_RECORDS):
+    for some in _pieces(zip(device_index.nodes, device_index.records, strict=True), _PIECE_RECORDS):
         if any(known.get(name) is not record for name, record in some if name in known):
             return False
         yield
@@ -314,16 +314,16 @@ def _as_row(slots: tuple[int, ...], width: int) -> list[int]:
 
 
 def _small(values: Column | Rows) -> Small:
-    small: Small = np.minimum(values, NO_INDEX).astype(np.uint8)
+    small: Small = np.minimum(values, _NO_INDEX).astype(np.uint8)
     return small
 
 
 def _words(values: Column | Rows) -> Words:
-    words: Words = np.minimum(values, MOST_WORD).astype(np.uint16)
+    words: Words = np.minimum(values, _MOST_WORD).astype(np.uint16)
     return words
 
 
-def _pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def _pieces(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
     rest = iter(items)
     while piece := list(islice(rest, size)):
         yield piece

@@ -23,9 +23,9 @@ from extender.core.policy import Policy
 from extender.core.steps import Steps
 from extender.insight.short_memory import UNKNOWN_BYTE, Small, half_percents
 
-PIECE_NODES: Final = 64
+_PIECE_NODES: Final = 64
 """Nodes to evaluate between two yields to the event loop, with eight devices each."""
-PIECE_ROWS: Final = 24
+_PIECE_ROWS: Final = 24
 """Single rows to evaluate between two yields; they must first be assembled into a batch."""
 
 LOOKS: Final = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign", "excluded")
@@ -34,12 +34,12 @@ IDLE, BUSY, STALE, UNKNOWN, UNHEALTHY, FOREIGN, EXCLUDED = range(7)
 
 HELD: Final = 8
 """Bit: a pod holds the device."""
-ASSUMED: Final = 16
+_ASSUMED: Final = 16
 """Bit: pods were placed on the device that readings do not show yet."""
-LESS: Final = 32
+_LESS: Final = 32
 """Bit: the device works, but its score is reduced because of its health."""
 
-MOST_USED: Final = 255
+_MOST_USED: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,8 @@ def device_states_in_steps(
     for resource, pool in snapshot.pools.items():
         places = device_index.places[resource]
         dirty = set(pool.unwritten)
-        for start in range(0, len(pool.nodes), PIECE_NODES):
-            some = slice(start, min(start + PIECE_NODES, len(pool.nodes)))
+        for start in range(0, len(pool.nodes), _PIECE_NODES):
+            some = slice(start, min(start + _PIECE_NODES, len(pool.nodes)))
             _note(looks, places[some], _batch(pool, snapshot, some, dirty), policy)
             yield
     return looks
@@ -135,8 +135,8 @@ def changed_states_in_steps(
     looks = before.copy()
     for resource, of_pool in rows.items():
         pool, places = snapshot.pools[resource], device_index.places[resource]
-        for start in range(0, len(of_pool), PIECE_ROWS):
-            some = of_pool[start : start + PIECE_ROWS]
+        for start in range(0, len(of_pool), _PIECE_ROWS):
+            some = of_pool[start : start + _PIECE_ROWS]
             _note(looks, places[some], _rows(pool, snapshot, some), policy)
             yield
     return looks
@@ -160,7 +160,7 @@ def _note(looks: DeviceStates, places: Rows, batch: Batch, policy: Policy) -> No
     looks.activity[at] = half_percents(telemetry.latest, telemetry.freshness > 0)[is_there]
     is_known = telemetry.memory_freshness > 0
     looks.memory[at] = half_percents(telemetry.memory_used, is_known)[is_there]
-    looks.used[at] = np.minimum(batch.used, MOST_USED)[is_there]
+    looks.used[at] = np.minimum(batch.used, _MOST_USED)[is_there]
 
 
 def _rows(pool: Pool, snapshot: Snapshot, rows: list[int]) -> Batch:
@@ -207,8 +207,8 @@ def _states(batch: Batch, assessment: Assessment) -> Small:
     counts_less = (telemetry.penalty > 0) | telemetry.is_excluded_multi
     bits = (
         HELD * (batch.used > 0)
-        + ASSUMED * (batch.assumed > 0)
-        + LESS * (counts_less & ~telemetry.is_excluded)
+        + _ASSUMED * (batch.assumed > 0)
+        + _LESS * (counts_less & ~telemetry.is_excluded)
     )
     states: Small = (look + bits).astype(np.uint8)
     return states

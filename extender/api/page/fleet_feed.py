@@ -36,15 +36,15 @@ from extender.settings.config import Settings
 
 Json = Mapping[str, object]
 
-WHOLE_SHARE: Final = 0.3
+_WHOLE_SHARE: Final = 0.3
 """Share of changed devices from which on a `looks` event is smaller than a `delta`."""
 
 LOOKED_A_SECOND: Final = 8_000
 """Budget for updating all devices, in devices per second: 40,000 devices every five seconds."""
-LISTED_A_SECOND: Final = 4_000
+_LISTED_A_SECOND: Final = 4_000
 """Budget for rebuilding the device index when nodes change, which takes five times as long."""
 
-PACKED: Final = (
+_PACKED: Final = (
     *("node_state", "counts", "card", "index", "model", "profile", "resource", "replicas"),
     "memory_total",
 )
@@ -107,7 +107,7 @@ class FleetFeed:
             or device_index.pool_labels != self.pool_labels
             or not (yield from is_current_in_steps(device_index, self._fleet, snapshot))
         ):
-            if not self._rests(snapshot.at, LISTED_A_SECOND):
+            if not self._rests(snapshot.at, _LISTED_A_SECOND):
                 yield from self._rebuild(snapshot, policy)
                 return True
             return False
@@ -177,14 +177,14 @@ class FleetFeed:
     def _encode_delta(
         self, looks: DeviceStates, version: int, changed: npt.NDArray[np.intp]
     ) -> bytes:
-        if len(changed) > WHOLE_SHARE * len(looks.state):
+        if len(changed) > _WHOLE_SHARE * len(looks.state):
             return b""
         return event(
             "delta",
             {
                 "version": version,
                 "at": self._at,
-                "places": packed(changed.astype(np.uint32)),
+                "places": _packed(changed.astype(np.uint32)),
                 **_columns(looks, changed),
             },
         )
@@ -217,25 +217,25 @@ def _encoded_in_steps(device_index: DeviceIndex) -> Steps[dict[str, orjson.Fragm
         fixed[name] = orjson.Fragment(orjson.dumps(getattr(device_index, name)))
         yield
     labels = {
-        label: {"values": values, "of": packed(numbers)}
+        label: {"values": values, "of": _packed(numbers)}
         for label, (values, numbers) in device_index.labels.items()
     }
     fixed["labels"] = orjson.Fragment(orjson.dumps(labels))
     yield
-    for name in PACKED:
-        fixed[name] = orjson.Fragment(orjson.dumps(packed(getattr(device_index, name))))
+    for name in _PACKED:
+        fixed[name] = orjson.Fragment(orjson.dumps(_packed(getattr(device_index, name))))
         yield
     return fixed
 
 
 def _columns(looks: DeviceStates, places: npt.NDArray[np.intp] | slice) -> Json:
     return {
-        name: packed(getattr(looks, name)[places])
+        name: _packed(getattr(looks, name)[places])
         for name in ("state", "activity", "memory", "used")
     }
 
 
-def packed(column: npt.NDArray[np.generic]) -> str:
+def _packed(column: npt.NDArray[np.generic]) -> str:
     """Encode a column as base64 of little-endian numbers."""
     little = column.astype(column.dtype.newbyteorder("<"), copy=False)
     return b64encode(little.tobytes()).decode("ascii")

@@ -12,7 +12,7 @@ from extender.insight.replica_answers import ask_replicas
 from extender.insight.replicas import Replicas
 from extender.insight.views import Json, veiled
 
-FIRST: Final = 200
+_FIRST: Final = 200
 """Decisions that a page lists when it opens; their bindings are awaited."""
 
 MOST_REPLICAS: Final = 64
@@ -43,7 +43,7 @@ class FarFeed:
     async def batch(self) -> Json | None:
         """Query the other replicas; return a batch, None if there is nothing new."""
         is_first, self._is_begun = not self._is_begun, True
-        limit = FIRST if is_first else MOST_AT_ONCE + 1
+        limit = _FIRST if is_first else MOST_AT_ONCE + 1
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
         replies = await ask_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
         views: list[dict[str, object]] = []

@@ -52,7 +52,7 @@ MOST_VIEWERS: Final = 64
 WRITE_SECONDS: Final = 20.0
 """Time limit for reading one event; a disconnected page reconnects by itself."""
 
-HEADERS: Final = {
+_HEADERS: Final = {
     hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8",
     hdrs.CACHE_CONTROL: "no-store",
     "X-Accel-Buffering": "no",  # a proxy must not buffer events
@@ -71,7 +71,7 @@ async def stream(broadcaster: Broadcaster, request: web.Request) -> web.StreamRe
         )
         refused.headers[hdrs.RETRY_AFTER] = "30"
         return refused
-    response = web.StreamResponse(headers=HEADERS)
+    response = web.StreamResponse(headers=_HEADERS)
     response.force_close()
     await response.prepare(request)
     if is_asked_of_headers:
@@ -105,9 +105,9 @@ PEERS_PATH: Final = "/v1/peers/lost"
 """Path for other replicas; its prefix requires a replica's client certificate."""
 MOST_IDS: Final = 50
 """Largest number of decisions in one request: no screen shows more."""
-MOST_KEPT: Final = 1000
+_MOST_KEPT: Final = 1000
 
-LostNode = tuple[str, str | None]
+_LostNode = tuple[str, str | None]
 """A pod's `namespace/name`, and the reason why the runner-up lost."""
 
 
@@ -129,7 +129,7 @@ class Lost:
         self._history = history
         self._replicas = replicas
         self._yield_control = yield_control
-        self._cache: OrderedDict[int, LostNode] = OrderedDict()
+        self._cache: OrderedDict[int, _LostNode] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/page/lost."""
@@ -161,9 +161,9 @@ class Lost:
         lost = await self._own(one for one in _read_ids(request) if self._replicas.is_ours(one))
         return web.Response(body=orjson.dumps(lost), content_type=CONTENT_TYPE)
 
-    async def _own(self, ids: Iterable[str]) -> dict[str, LostNode]:
+    async def _own(self, ids: Iterable[str]) -> dict[str, _LostNode]:
         """Explain decisions of this replica."""
-        found: dict[str, LostNode] = {}
+        found: dict[str, _LostNode] = {}
         for name in ids:
             number = name.rpartition("-")[2]
             record = self._history.get(int(number)) if number.isdecimal() else None
@@ -171,7 +171,7 @@ class Lost:
                 found[name] = await self._explain(record)
         return found
 
-    async def _explain(self, record: DecisionRecord) -> LostNode:
+    async def _explain(self, record: DecisionRecord) -> _LostNode:
         cached = self._cache.get(record.number)
         if cached is not None:
             return cached
@@ -184,7 +184,7 @@ class Lost:
             if second in scores:
                 why = lost_by(scores.get(first), scores[second])
         reason = self._cache[record.number] = record.pod.key, why
-        if len(self._cache) > MOST_KEPT:
+        if len(self._cache) > _MOST_KEPT:
             self._cache.popitem(last=False)
         return reason
 
@@ -215,7 +215,7 @@ def _read_ids(request: web.Request) -> list[str]:
     return ids
 
 
-def _lost_nodes(body: bytes | None) -> dict[str, LostNode]:
+def _lost_nodes(body: bytes | None) -> dict[str, _LostNode]:
     """Decode another replica's answer; empty if it is malformed."""
     try:
         document = mapping_of(decode_with(orjson.loads, body or b"{}"))
@@ -230,10 +230,10 @@ def _lost_nodes(body: bytes | None) -> dict[str, LostNode]:
 
 # Static files of the page, read once and served with a strict content security policy.
 
-FOLDER: Final = Path(__file__).parent / "static"
-INDEX: Final = "index.html"
+_FOLDER: Final = Path(__file__).parent / "static"
+_INDEX: Final = "index.html"
 
-TYPES: Final[Mapping[str, str]] = MappingProxyType(
+_TYPES: Final[Mapping[str, str]] = MappingProxyType(
     {
         ".html": "text/html; charset=utf-8",
         ".css": "text/css; charset=utf-8",
@@ -242,16 +242,16 @@ TYPES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-POLICY: Final = (
+_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """No inline scripts or styles, no other origins, and no text that becomes markup."""
 
-SAFE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+_SAFE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "Content-Security-Policy": POLICY,
+        "Content-Security-Policy": _POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
@@ -260,7 +260,7 @@ SAFE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,23 +270,23 @@ class _File:
     tag: str
 
 
-def file_routes() -> list[web.RouteDef]:
+def _file_routes() -> list[web.RouteDef]:
     """Return the routes of the page's files, and redirects to the page."""
-    files = {path.name: _read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
+    files = {path.name: _read(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
     routes = [web.get(f"/page/{name}", _serving(file)) for name, file in files.items()]
-    if INDEX in files:
-        routes.append(web.get("/page/", _serving(files[INDEX])))
+    if _INDEX in files:
+        routes.append(web.get("/page/", _serving(files[_INDEX])))
     return [*routes, web.get("/page", _to("page/")), web.get("/", _to("page/"))]
 
 
 def _read(path: Path) -> _File:
     body = path.read_bytes()
-    return _File(body=body, kind=TYPES[path.suffix], tag=f'"{sha256(body).hexdigest()[:20]}"')
+    return _File(body=body, kind=_TYPES[path.suffix], tag=f'"{sha256(body).hexdigest()[:20]}"')
 
 
-def _serving(file: _File) -> Handler:
+def _serving(file: _File) -> _Handler:
     async def serve(request: web.Request) -> web.StreamResponse:
-        headers = {**SAFE_HEADERS, hdrs.ETAG: file.tag}
+        headers = {**_SAFE_HEADERS, hdrs.ETAG: file.tag}
         if request.headers.get(hdrs.IF_NONE_MATCH) == file.tag:
             return web.Response(status=304, headers=headers)
         return web.Response(body=file.body, headers={**headers, hdrs.CONTENT_TYPE: file.kind})
@@ -294,18 +294,18 @@ def _serving(file: _File) -> Handler:
     return serve
 
 
-def _to(where: str) -> Handler:
+def _to(where: str) -> _Handler:
     """Return a handler that redirects to a relative path, which works behind a proxy too."""
 
     async def redirect(_: web.Request) -> web.StreamResponse:
-        return web.Response(status=302, headers={**SAFE_HEADERS, hdrs.LOCATION: where})
+        return web.Response(status=302, headers={**_SAFE_HEADERS, hdrs.LOCATION: where})
 
     return redirect
 
 
 # Detail of one node for the page: the record of /v1/nodes, and every reading with its source.
 
-SHOWN: Final = (
+_SHOWN: Final = (
     *UTILIZATION,
     *OTHER_ACTIVITY,
     Signal.MEMORY_USED,
@@ -317,15 +317,15 @@ SHOWN: Final = (
 )
 """Signals whose raw readings are shown."""
 
-PIECE_DEVICES: Final = 2
+_PIECE_DEVICES: Final = 2
 """Devices to look up between two yields to the event loop."""
 
 
-def throttling(reasons: float | None) -> list[str] | None:
+def _throttling(reasons: float | None) -> list[str] | None:
     """Return the reasons that slow a card down, None if unknown.
 
     Example:
-        >>> throttling(0x44), throttling(0x1), throttling(None)
+        >>> _throttling(0x44), _throttling(0x1), _throttling(None)
         (['software power cap', 'hardware thermal slowdown'], [], None)
     """
     if reasons is None:
@@ -333,7 +333,7 @@ def throttling(reasons: float | None) -> list[str] | None:
     return [text for bit, text in SLOWDOWN_WORDS.items() if int(reasons) & bit]
 
 
-def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
+def _node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
     """Build a node's record with its devices' readings, in steps; None for an unknown node."""
     if name not in fleet.nodes:
         return None
@@ -346,17 +346,17 @@ def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
     assert isinstance(gpus, list)  # noqa: S101 - asked for above
     rows = rows_of(fleet, snapshot, name)
     for at, (gpu, row) in enumerate(zip(gpus, rows, strict=True)):
-        if at % PIECE_DEVICES == 0:
+        if at % _PIECE_DEVICES == 0:
             yield
         gpu["readings"] = _readings(fleet, snapshot, row)
-        gpu["throttling"] = throttling(fleet.store.value(Signal.CLOCK_EVENT_REASONS, row))
+        gpu["throttling"] = _throttling(fleet.store.value(Signal.CLOCK_EVENT_REASONS, row))
     return view
 
 
 def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:
     """Return a device's latest readings, one for each signal."""
     readings: list[Json] = []
-    for signal in SHOWN:
+    for signal in _SHOWN:
         value, by = fleet.store.value(signal, row), fleet.store.reported([signal], row)
         if value is not None and by is not None:
             readings.append(
@@ -426,7 +426,7 @@ class PageRoutes:
         """Add the page's routes to an application."""
         app.add_routes(
             [
-                *file_routes(),
+                *_file_routes(),
                 *self.advice.routes(),
                 *self.lost.routes(),
                 web.get(STREAM, self._stream),
@@ -451,7 +451,7 @@ class PageRoutes:
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        detail = await run_in_steps(node_detail_in_steps(self._fleet, name), self._yield_control)
+        detail = await run_in_steps(_node_detail_in_steps(self._fleet, name), self._yield_control)
         return _unknown(name) if detail is None else json_answer(detail)
 
     async def _hour(self, request: web.Request) -> web.StreamResponse:

@@ -10,8 +10,8 @@ from extender.cli.remote.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
-COLUMNS = [">PODS", ">IDLE GPUS", IDLE_MIG, ">GPU-HOURS", ">IDLE HOURS"]
-COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
+_COLUMNS = [">PODS", ">IDLE GPUS", IDLE_MIG, ">GPU-HOURS", ">IDLE HOURS"]
+_COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 
 
 @click.command("costs")
@@ -72,12 +72,12 @@ def _render(answer: Costs) -> RenderableType:
     parts: list[RenderableType | None] = []
     if answer.costs:
         has_mig = any(one.mig_instances for one in answer.costs)
-        columns = [answer.by.upper(), *(name for name in COLUMNS if name != IDLE_MIG or has_mig)]
+        columns = [answer.by.upper(), *(name for name in _COLUMNS if name != IDLE_MIG or has_mig)]
         rows = (
             _row(one, answer.by, has_mig=has_mig, is_priced=answer.is_priced)
             for one in answer.costs
         )
-        parts.append(sheet(columns + (COST_COLUMNS if answer.is_priced else []), rows))
+        parts.append(sheet(columns + (_COST_COLUMNS if answer.is_priced else []), rows))
         parts.append(line(f"in all {summed(answer.sums)}"))
     else:
         parts.append(line("no pod is known to hold GPUs"))

@@ -9,9 +9,9 @@ from extender.cli.remote.answers import ForeignProcess, Gpu
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
-COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", "?>°C", "STATE", "TENANTS"]
-WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
-PROCESSES_COLUMN = "_PROCESSES"
+_COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", "?>°C", "STATE", "TENANTS"]
+_WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
+_PROCESSES_COLUMN = "_PROCESSES"
 STATES = ("idle", "busy", "stale", "unknown", "unhealthy", "foreign")
 
 
@@ -42,9 +42,9 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
 def table(gpus: list[Gpu], *, is_wide: bool) -> RenderableType:
     """Format GPUs as a table."""
     has_processes = any(gpu.foreign_processes for gpu in gpus)
-    columns = [*COLUMNS, PROCESSES_COLUMN] if has_processes else COLUMNS
+    columns = [*_COLUMNS, _PROCESSES_COLUMN] if has_processes else _COLUMNS
     rows = (_row(gpu, is_wide=is_wide, has_processes=has_processes) for gpu in gpus)
-    return sheet(columns, rows, WIDE_COLUMNS if is_wide else ())
+    return sheet(columns, rows, _WIDE_COLUMNS if is_wide else ())
 
 
 def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
@@ -53,7 +53,7 @@ def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
         gpu.name,
         (gpu.model or formatting.UNKNOWN) + profile,
         formatting.percent(gpu.utilization_ratio),
-        memory(gpu),
+        _memory(gpu),
         formatting.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
         word(gpu.state),
         formatting.listed(gpu.tenants)
@@ -61,7 +61,7 @@ def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
         else formatting.UNKNOWN,
     ]
     if has_processes:
-        row.append("; ".join(map(process, gpu.foreign_processes)) or formatting.NOTHING)
+        row.append("; ".join(map(_process, gpu.foreign_processes)) or formatting.NOTHING)
     if is_wide:
         row += [
             formatting.UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}",
@@ -75,11 +75,11 @@ def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
     return row
 
 
-def process(one: ForeignProcess) -> str:
+def _process(one: ForeignProcess) -> str:
     """Describe a process that uses a GPU without holding it."""
     place = f"in pod {one.pod}" if one.pod else "outside Kubernetes"
     parts = [
-        f"{formatting.gib(one.memory_bytes)} GiB by {one.name or 'a process'}",
+        f"{formatting.gib(one.memory_bytes)} GiB by {one.name or 'a _process'}",
         f"PID {one.pid}",
         f"{place} ({one.container})" if one.container else place,
         f"since {formatting.since(one.started_at)}" if one.started_at else "",
@@ -87,7 +87,7 @@ def process(one: ForeignProcess) -> str:
     return ", ".join(filter(None, parts))
 
 
-def memory(gpu: Gpu) -> str:
+def _memory(gpu: Gpu) -> str:
     """Format a GPU's used and total memory in GiB."""
     used = None
     if gpu.memory_used_ratio is not None and gpu.memory_total_bytes is not None:

@@ -10,7 +10,7 @@ from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 
 IDLE_MIG = ">IDLE MIG"
-COLUMNS = [
+_COLUMNS = [
     "POD",
     "NODE",
     ">IDLE GPUS",
@@ -21,8 +21,8 @@ COLUMNS = [
     "?>MEMORY GiB",
     "?OWNER",
 ]
-COST_COLUMNS = [">COST USED", ">COST IDLE"]
-WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
+_COST_COLUMNS = [">COST USED", ">COST IDLE"]
+_WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
 
 
 @click.command("holders")
@@ -60,14 +60,14 @@ def _render(answer: HoldersAnswer, *, is_wide: bool) -> RenderableType:
     span = formatting.span(answer.idle_for_seconds)
     parts: list[RenderableType | None] = []
     if answer.holders:
-        costs = COST_COLUMNS if answer.is_priced else []
+        costs = _COST_COLUMNS if answer.is_priced else []
         has_mig = any(one.mig_instances for one in answer.holders)
         rows = (
             _row(one, has_mig=has_mig, is_wide=is_wide, is_priced=answer.is_priced)
             for one in answer.holders
         )
-        columns = [name for name in COLUMNS if name != IDLE_MIG or has_mig]
-        parts.append(sheet(columns + costs, rows, WIDE_COLUMNS if is_wide else ()))
+        columns = [name for name in _COLUMNS if name != IDLE_MIG or has_mig]
+        parts.append(sheet(columns + costs, rows, _WIDE_COLUMNS if is_wide else ()))
     else:
         parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
     left = answer.total - len(answer.holders)

@@ -30,17 +30,17 @@ Column = npt.NDArray[Any]
 VERSION: Final = 1
 """Format version of all lines; it grows when an older reader would misread them."""
 
-FEW: Final = 64
+_FEW: Final = 64
 """Largest number of values to write as a plain list."""
 
-FAST: Final = 1
+_FAST: Final = 1
 """zlib level: the fleet is written often and rarely read, so speed matters more than size."""
 
 TELEMETRY: Final = tuple(column.name for column in fields(Telemetry))
-OF_SLOTS: Final = ("present", *PER_SLOT, *TELEMETRY)
+_OF_SLOTS: Final = ("present", *PER_SLOT, *TELEMETRY)
 """Columns with one value for each device slot; all others have one value for each node."""
-COLUMNS: Final = (*OF_SLOTS, "suspicion", *PER_NODE, *FLAGS)
-LATER: Final[Mapping[str, object]] = {
+_COLUMNS: Final = (*_OF_SLOTS, "suspicion", *PER_NODE, *FLAGS)
+_LATER: Final[Mapping[str, object]] = {
     "is_out": False,
     "loading": 0,
     "presumed": 0.0,
@@ -59,11 +59,11 @@ LATER: Final[Mapping[str, object]] = {
     "free_storage_bytes": NO_LIMIT,
 }
 """Columns that older logs lack, with the value that decisions used at that time."""
-FORMER: Final[Mapping[str, str]] = {"declared_bytes": "assumed_bytes"}
+_FORMER: Final[Mapping[str, str]] = {"declared_bytes": "assumed_bytes"}
 """Former names of columns in older logs. `assumed_bytes` counted declared memory only while it was
 not yet in use."""
 
-PEAK_OF: Final = ("utilization", "latest")
+_PEAK_OF: Final = ("utilization", "latest")
 """Columns whose maximum replaces `peak` in logs that lack it."""
 
 
@@ -79,7 +79,7 @@ def write_columns(batch: Batch, rest: Callable[[], None] = lambda: None) -> dict
         rest: callback after each column that was compressed, to yield the processor.
     """
     columns: dict[str, object] = {}
-    for name in COLUMNS:
+    for name in _COLUMNS:
         columns[name] = encoded = _write(_column_of(batch, name))
         if isinstance(encoded, orjson.Fragment):
             rest()
@@ -100,12 +100,12 @@ def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[
     blank = {"present": np.bool_, "suspicion": np.float64} | dict.fromkeys(FLAGS, np.bool_)
     kinds = blank | {name: getattr(Telemetry.missing(0), name).dtype.type for name in TELEMETRY}
     columns: dict[str, Column] = {}
-    for name in COLUMNS:
+    for name in _COLUMNS:
         kind = kinds.get(name, np.float64 if name in BYTES_PER_SLOT else np.intp)
-        shape = (nodes, width) if name in OF_SLOTS else (nodes,)
+        shape = (nodes, width) if name in _OF_SLOTS else (nodes,)
         try:
             if name == "peak" and name not in written:
-                column = np.maximum(*(columns[other] for other in PEAK_OF))
+                column = np.maximum(*(columns[other] for other in _PEAK_OF))
             else:
                 column = _read(_find(written, name), shape, kind)
         except (KeyError, ValueError, TypeError, zlib.error, binascii.Error) as error:
@@ -120,10 +120,10 @@ def _find(written: Mapping[str, object], name: str) -> object:
     Raises:
         KeyError: the column is missing and has no default.
     """
-    for known in (name, FORMER.get(name, name)):
+    for known in (name, _FORMER.get(name, name)):
         if known in written:
             return written[known]
-    return LATER[name]
+    return _LATER[name]
 
 
 def _column_of(batch: Batch, name: str) -> Column:
@@ -138,11 +138,11 @@ def _write(column: Column) -> object:
         return []
     if (flat == flat[0]).all():
         return flat[0].item()
-    if flat.size <= FEW:
+    if flat.size <= _FEW:
         return flat.tolist()
     small = _small(flat)
     raw = small.astype(small.dtype.newbyteorder("<")).tobytes()
-    packed = base64.b64encode(zlib.compress(raw, FAST))
+    packed = base64.b64encode(zlib.compress(raw, _FAST))
     # A Fragment is copied verbatim: base64 needs no escaping.
     return orjson.Fragment(b'{"type":"%b","zlib":"%b"}' % (small.dtype.str[1:].encode(), packed))
 

@@ -26,7 +26,7 @@ from extender.insight.decision_log.columns import VERSION, write_columns
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Weighed
 
-Json = dict[str, object]
+_Json = dict[str, object]
 
 BEST: Final = 10
 """Number of best nodes written with their scores; all other verdicts are covered by a digest."""
@@ -61,7 +61,7 @@ class LineWriter:
             record: the decision; fields that are filled in later are not written.
             weighed: inputs of the decision.
         """
-        lines: list[Json] = []
+        lines: list[_Json] = []
         if weighed.policy != self._policy:
             self._policy = weighed.policy
             lines.append({"kind": "settings", "version": VERSION, "policy": _policy(self._policy)})
@@ -69,7 +69,7 @@ class LineWriter:
         if not self._is_based_on(snapshot):
             lines.append(self._fleet(snapshot))
         decision, request = weighed.decision, weighed.request
-        line: Json = {
+        line: _Json = {
             "kind": "decision",
             "version": VERSION,
             "number": record.number,
@@ -108,7 +108,7 @@ class LineWriter:
             )
         )
 
-    def _fleet(self, snapshot: Snapshot) -> Json:
+    def _fleet(self, snapshot: Snapshot) -> _Json:
         """Build the line that states the whole fleet."""
         self._fleets += 1
         self._node_index, self._models = snapshot.node_index, snapshot.models
@@ -139,7 +139,7 @@ class LineWriter:
             },
         }
 
-    def _changed_rows(self, snapshot: Snapshot) -> Json:
+    def _changed_rows(self, snapshot: Snapshot) -> _Json:
         """Return, by resource, the rows changed since they were last written."""
         return {
             resource: changed
@@ -147,7 +147,7 @@ class LineWriter:
             if (changed := self._changed_of(resource, pool, snapshot)) is not None
         }
 
-    def _changed_of(self, resource: str, pool: Pool, snapshot: Snapshot) -> Json | None:
+    def _changed_of(self, resource: str, pool: Pool, snapshot: Snapshot) -> _Json | None:
         version, written = self._pools[resource]
         rows = sorted(set(pool.dirty[written:]))
         if not rows:
@@ -167,10 +167,10 @@ class LineWriter:
         self._models = snapshot.models
         return snapshot.models
 
-    def _changed_overlay(self, overlays: Mapping[str, Overlay]) -> Json:
+    def _changed_overlay(self, overlays: Mapping[str, Overlay]) -> _Json:
         """Return, by resource and node, the tentative tenants that changed since the last line."""
         before, self._overlays = self._overlays, dict(overlays)
-        changes: Json = {}
+        changes: _Json = {}
         for resource in before.keys() | overlays.keys():
             was, now = before.get(resource, {}), overlays.get(resource, {})
             changed = {
@@ -188,7 +188,7 @@ def _tenant(tenant: Tenant) -> tuple[int | None, ...]:
     return values if tenant.expected_bytes is None else (*values, tenant.expected_bytes)
 
 
-def _leaving(pool: Pool, rows: Iterable[int]) -> Json:
+def _leaving(pool: Pool, rows: Iterable[int]) -> _Json:
     """Return the state of nodes once their terminating pods are gone, if there are any."""
     found = {str(row): leaving for row in rows if (leaving := pool.rows[row].leaving) is not None}
     return {"leaving": found} if found else {}
@@ -201,7 +201,7 @@ def name_order(names: Sequence[str]) -> Rows:
     return np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
 
 
-def _group(decision: Decision) -> Json:
+def _group(decision: Decision) -> _Json:
     """Encode how near the candidates are to the pod's group, in the order of their names."""
     group = decision.group
     if group is None:
@@ -216,7 +216,7 @@ def _group(decision: Decision) -> Json:
     }
 
 
-def _seen(pool: Pool) -> Json:
+def _seen(pool: Pool) -> _Json:
     """Return the requests seen so far with their shares, if there are any."""
     seen = pool.seen
     listed = [(share, asdict(kind)) for kind, share in zip(seen.kinds, seen.shares, strict=True)]
@@ -248,7 +248,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
-def _request(request: GpuRequest) -> Json:
+def _request(request: GpuRequest) -> _Json:
     return {
         "resources": request.resources,
         "memory_bytes": request.memory_bytes,
@@ -281,7 +281,7 @@ def _candidates(names: Sequence[str], node_index: NodeIndex) -> object:
     return {"bits": base64.b64encode(np.packbits(among).tobytes()).decode()}
 
 
-def _result(decision: Decision) -> Json:
+def _result(decision: Decision) -> _Json:
     """Encode the verdicts: the best nodes in full, all of them as a digest."""
     best = decision.order[:BEST].tolist()
     codes = np.bincount(decision.codes)

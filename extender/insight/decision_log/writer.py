@@ -25,12 +25,12 @@ GATHER_SECONDS: Final = 0.05
 """Delay before writing, so that filter and prioritize of one pod are written together. Otherwise
 the thread would compete for the processor just when kube-scheduler sends its second request."""
 
-REST_SECONDS: Final = 0.002
+_REST_SECONDS: Final = 0.002
 """Pause after each step of less than a millisecond. A decision then waits for at most one step."""
 
 CLOSE_SECONDS: Final = 5.0
 
-Clock = Callable[[], float]
+_Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class DecisionLogWriter:
     def _rest(self) -> None:
         """Pause to yield the processor, unless the log is being closed."""
         if not self._closing.is_set():
-            self._closing.wait(REST_SECONDS)
+            self._closing.wait(_REST_SECONDS)
 
     def _write(self, noted: _Decided | _Bound) -> None:
         try:

@@ -10,7 +10,7 @@ from extender.core.policy import Policy
 from extender.core.request.request import GpuRequest
 from extender.settings.config import ConfigError, load_settings
 
-REPLAYABLE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+_REPLAYABLE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "strategy": ("strategy",),
         "thresholds.utilization": ("thresholds", "utilization"),
@@ -47,7 +47,7 @@ class Changes:
         """
         policy = before
         for name, value in self.values.items():
-            policy = _put(policy, REPLAYABLE[name], value)
+            policy = _put(policy, _REPLAYABLE[name], value)
         weights = policy.weights
         if not any(getattr(weights, name) for name in type(weights).__slots__):
             raise ValueError("weights.*: one of them must be more than 0")
@@ -78,9 +78,9 @@ def parse_changes(texts: Iterable[str]) -> Changes:
     values: dict[str, object] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or name not in REPLAYABLE:
+        if not equals or name not in _REPLAYABLE:
             raise ValueError(
-                f"{text!r}: must be NAME=VALUE, NAME one of {', '.join(REPLAYABLE)}; other "
+                f"{text!r}: must be NAME=VALUE, NAME one of {', '.join(_REPLAYABLE)}; other "
                 "settings affect estimates that are computed before a decision, from readings that "
                 "the log does not have"
             )
@@ -89,7 +89,7 @@ def parse_changes(texts: Iterable[str]) -> Changes:
             policy = load_settings(None, {variable: value}).policy()
         except ConfigError as error:
             raise ValueError("; ".join(error.problems).replace(variable, name)) from error
-        values[name] = reduce(getattr, REPLAYABLE[name], policy)
+        values[name] = reduce(getattr, _REPLAYABLE[name], policy)
     return Changes(values)
 
 

@@ -21,7 +21,7 @@ from extender.insight.decision_log.lines import BEST, digest
 from extender.insight.decision_log.reader import LoggedDecision
 from extender.insight.replay.changes import Changes
 
-CACHED: Final = 64
+_CACHED: Final = 64
 """Size of the evaluation cache: a cached evaluation is only updated for changed rows."""
 
 
@@ -141,7 +141,7 @@ class Replay:
         cached = self._cache.pop(key, None)
         entry = evaluate_cached(snapshot, pool, question, () if cached is None else (cached,))
         self._cache[key] = entry
-        if len(self._cache) > CACHED:
+        if len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
         return entry.evaluation
 

@@ -10,14 +10,14 @@ from extender.insight.replay.changes import Changes
 from extender.insight.replay.replay import Replay, Replayed, ReplayedLanding
 from extender.placement.request_log import FILTER, PRIORITIZE
 
-MOVES: Final = 100
+_MOVES: Final = 100
 """Largest number of moved pods, and of inexact decisions, to list."""
 
 
-UNBOUND: Final = 2000
+_UNBOUND: Final = 2000
 """Number of latest decisions whose snapshot is kept for a binding that may follow in the log."""
 
-ATTEMPT_SECONDS: Final = 10.0
+_ATTEMPT_SECONDS: Final = 10.0
 """Longest time between filter and prioritize of one attempt, as other extenders are called in
 between. A later prioritize belongs to another attempt, whose filter another replica answered."""
 
@@ -135,7 +135,7 @@ def replay(log: Iterable[Logged], changes: Changes, change_texts: dict[str, str]
             continue
         made = again.again(line)
         decisions, exact = decisions + 1, exact + made.is_exact
-        if not made.is_exact and len(inexact) < MOVES:
+        if not made.is_exact and len(inexact) < _MOVES:
             inexact.append(line.number)
         filtered = last.get(line.pod.uid)
         if filtered is not None and _is_scored_after(filtered.logged, line):
@@ -143,7 +143,7 @@ def replay(log: Iterable[Logged], changes: Changes, change_texts: dict[str, str]
         is_narrowed = line.verb == PRIORITIZE
         pods[line.pod.uid] = _Pod(line.pod.key, is_narrowed, made.before, made.after)
         last[line.pod.uid] = made
-        if len(last) > UNBOUND:
+        if len(last) > _UNBOUND:
             last.popitem(last=False)
     return _report(list(pods.values()), change_texts, decisions, exact, inexact)
 
@@ -155,7 +155,7 @@ def _is_scored_after(filtered: LoggedDecision, line: LoggedDecision) -> bool:
     """
     return (
         (filtered.verb, line.verb) == (FILTER, PRIORITIZE)
-        and 0 <= line.at - filtered.at <= ATTEMPT_SECONDS
+        and 0 <= line.at - filtered.at <= _ATTEMPT_SECONDS
         and (filtered.feasible > 0 or filtered.mode == "shadow")
     )
 
@@ -202,7 +202,7 @@ def _report(
                 activity_before=pod.before.activity,
                 activity_after=pod.after.activity,
             )
-            for pod in moved[:MOVES]
+            for pod in moved[:_MOVES]
         ],
         activities={
             "settings of the log": _known(before),

@@ -53,13 +53,13 @@ from extender.server.certificates.storing import (
 # Write the CA certificates to the `caBundle` of a MutatingWebhookConfiguration.
 
 PATH: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
+_RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 
 
-DEFAULT_NAMESPACE: Final = "idlegpu"
-TRIES: Final = 10
+_DEFAULT_NAMESPACE: Final = "idlegpu"
+_TRIES: Final = 10
 """Attempts to write the Secrets while other runs change them."""
-PAUSE_SECONDS: Final = (0.1, 0.5)
+_PAUSE_SECONDS: Final = (0.1, 0.5)
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 
@@ -81,7 +81,7 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
     found = await client.get(
         f"{PATH}/{name}",
         {},
-        action=f"get {RESOURCE}",
+        action=f"get {_RESOURCE}",
         timeout_seconds=TIMEOUT_SECONDS,
         limit_bytes=LIMIT_BYTES,
     )
@@ -104,7 +104,7 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
         "PATCH",
         f"{PATH}/{name}",
         change,
-        action=f"patch {RESOURCE}",
+        action=f"patch {_RESOURCE}",
         timeout_seconds=TIMEOUT_SECONDS,
     )
     return True
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CertsError, KubeError, KubeConfigError, OSError) as error:
         sys.stderr.write(f"cannot make certificates: {error}\n")
         return EXIT_FAILED
-    sys.stdout.write(describe(before, after))
+    sys.stdout.write(_describe(before, after))
     if warning := expiry_warning(after, wanted, datetime.now(UTC)):
         sys.stderr.write(f"warning: {warning}\n")
     return EXIT_OK
@@ -171,7 +171,7 @@ def changed(files: Files, wanted: Wanted, step: str, now: datetime | None = None
     return renewed(files, wanted, at)
 
 
-def describe(before: Files, after: Files) -> str:
+def _describe(before: Files, after: Files) -> str:
     """Format one line for each certificate: its expiry date, and whether it is new."""
     lines = []
     for name in ("ca", "next", "previous", *SIDES):
@@ -204,7 +204,7 @@ async def _write_secrets(
     before = await secrets.read()
     after: Files | None = None
     step = arguments.step
-    for _ in range(TRIES):
+    for _ in range(_TRIES):
         found = before if after is None else await secrets.read()
         after = changed(found, wanted, step)
         try:
@@ -219,9 +219,9 @@ async def _write_secrets(
             if await secrets.is_current():
                 return before, after
         # Another run writes at the same time: read its certificates and use them.
-        await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
+        await asyncio.sleep(random.uniform(*_PAUSE_SECONDS))
     raise CertsError(
-        f"other runs changed the Secrets at the same time, {TRIES} times: run it again"
+        f"other runs changed the Secrets at the same time, {_TRIES} times: run it again"
     )
 
 
@@ -239,7 +239,7 @@ def _own_namespace() -> str:
     try:
         return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
     except OSError:
-        return DEFAULT_NAMESPACE
+        return _DEFAULT_NAMESPACE
 
 
 def _build_parser() -> argparse.ArgumentParser:

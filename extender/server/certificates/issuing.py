@@ -20,10 +20,10 @@ and `.key` of each side."""
 EXTENDER: Final = "extender"
 SCHEDULER: Final = "kube-scheduler"
 EXTENDER_NAME: Final = "idlegpu-extender"
-SCHEDULER_NAME: Final = "idlegpu-kube-scheduler"
+_SCHEDULER_NAME: Final = "idlegpu-kube-scheduler"
 
-CA_DAYS: Final = 3650
-BACKDATED: Final = timedelta(minutes=5)
+_CA_DAYS: Final = 3650
+_BACKDATED: Final = timedelta(minutes=5)
 """Start of validity before the time of issue, because clocks differ between machines."""
 
 
@@ -69,9 +69,9 @@ def _leaves(wanted: Wanted) -> tuple[_Leaf, _Leaf]:
     )
     scheduler = _Leaf(
         side=SCHEDULER,
-        common_name=SCHEDULER_NAME,
+        common_name=_SCHEDULER_NAME,
         usages=(ExtendedKeyUsageOID.CLIENT_AUTH,),
-        names=(x509.DNSName(SCHEDULER_NAME),),
+        names=(x509.DNSName(_SCHEDULER_NAME),),
     )
     return extender, scheduler
 
@@ -162,7 +162,7 @@ def _authority(stem: str, now: datetime) -> dict[str, bytes]:
     name = f"idlegpu CA {now:%Y-%m-%d} {secrets.token_hex(4)}"
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
-        _builder(subject, subject, key.public_key(), now, now + timedelta(days=CA_DAYS))
+        _builder(subject, subject, key.public_key(), now, now + timedelta(days=_CA_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(is_authority=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -235,7 +235,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begins_at.astimezone(UTC) - BACKDATED)
+        .not_valid_before(begins_at.astimezone(UTC) - _BACKDATED)
         .not_valid_after(ends_at.astimezone(UTC))
     )
 

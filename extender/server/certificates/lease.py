@@ -14,17 +14,17 @@ from extender.kube.lease import Lease
 
 LEASE_NAME: Final = "idlegpu-certs"
 
-WAIT_SECONDS: Final = 60.0
+_WAIT_SECONDS: Final = 60.0
 """Time to wait for another run. A run takes 1 to 2 s, and a dead run loses its Lease after 15 s.
 After this time the run continues without the Lease, because `resourceVersion` protects every
 write."""
 
-PAUSE_SECONDS: Final = (0.2, 0.4)
+_PAUSE_SECONDS: Final = (0.2, 0.4)
 
 
 @contextlib.asynccontextmanager
 async def hold_lease(
-    client: KubeClient, namespace: str, *, wait_seconds: float = WAIT_SECONDS
+    client: KubeClient, namespace: str, *, wait_seconds: float = _WAIT_SECONDS
 ) -> AsyncIterator[None]:
     """Hold the Lease for the certificate Secrets while the block runs; other runs wait.
 
@@ -70,5 +70,5 @@ async def _acquire(lease: Lease, wait_seconds: float) -> str:
             raise
         if lease.is_held:
             return ""
-        await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
+        await asyncio.sleep(random.uniform(*_PAUSE_SECONDS))
     return f"another run holds the Lease {LEASE_NAME} for more than {wait_seconds:g} s"

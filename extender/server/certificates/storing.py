@@ -25,7 +25,7 @@ from extender.server.certificates.issuing import (
 )
 
 SIDES: Final = (EXTENDER, SCHEDULER)
-AUTHORITY: Final = ("ca.crt", "ca.key", "next.crt", "next.key", "previous.crt")
+_AUTHORITY: Final = ("ca.crt", "ca.key", "next.crt", "next.key", "previous.crt")
 
 CA_SECRET: Final = "idlegpu-ca"  # noqa: S105 - its name
 CA_CONFIG_MAP: Final = "idlegpu-ca"
@@ -53,7 +53,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def read_folder(folder: Path) -> dict[str, bytes]:
     """Return the PEM files in a folder by name; empty if the folder does not exist."""
-    paths = {name: folder / name for name in AUTHORITY}
+    paths = {name: folder / name for name in _AUTHORITY}
     for side in SIDES:
         paths |= {f"{side}{end}": folder / side / f"tls{end}" for end in (".crt", ".key")}
     return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
@@ -66,18 +66,18 @@ def write_folder(folder: Path, files: Files) -> None:
     `tls.key` and `ca.crt`. The CA itself stays in FOLDER: mount only the subfolders.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in AUTHORITY:
+    for name in _AUTHORITY:
         if name in files:
             _write(folder / name, files[name])
         else:
             (folder / name).unlink(missing_ok=True)
     for side in SIDES:
         (folder / side).mkdir(mode=0o700, exist_ok=True)
-        for name, content in side_of(files, side).items():
+        for name, content in _side_of(files, side).items():
             _write(folder / side / name, content)
 
 
-def side_of(files: Files, side: str) -> dict[str, bytes]:
+def _side_of(files: Files, side: str) -> dict[str, bytes]:
     """Return the files of one side under the key names of a kubernetes.io/tls Secret."""
     return {
         "tls.crt": files[f"{side}.crt"],
@@ -121,7 +121,7 @@ class Secrets:
         # Read the CA first: a run that changes it writes it before the certificates, so a
         # concurrent change shows up as a conflict.
         authority = await self._read(CA_SECRET)
-        files = {name: content for name, content in authority.items() if name in AUTHORITY}
+        files = {name: content for name, content in authority.items() if name in _AUTHORITY}
         for side, secret in SECRETS.items():
             data = await self._read(secret)
             files |= {
@@ -138,8 +138,8 @@ class Secrets:
         Raises:
             KubeError: the write failed; status 409 if another run changed the Secret first.
         """
-        wanted = _encoded({name: files.get(name) for name in AUTHORITY})
-        sides = ((name, _encoded(side_of(files, side))) for side, name in SECRETS.items())
+        wanted = _encoded({name: files.get(name) for name in _AUTHORITY})
+        sides = ((name, _encoded(_side_of(files, side))) for side, name in SECRETS.items())
         if self._differs(CA_SECRET, wanted) or any(self._differs(*one) for one in sides):
             await self._write(CA_SECRET, "Opaque", wanted)
 
@@ -150,7 +150,7 @@ class Secrets:
             KubeError: the write failed; status 409 if another run changed the Secret first.
         """
         for side, secret in SECRETS.items():
-            wanted = _encoded(side_of(files, side))
+            wanted = _encoded(_side_of(files, side))
             if self._differs(secret, wanted):
                 await self._write(secret, "kubernetes.io/tls", wanted)
 

@@ -28,15 +28,15 @@ from extender.sources.agents.refusal import HTTP_STATUS, AgentRefusal, RefusedEr
 from extender.sources.agents.states import AgentState
 from extender.sources.agents.tokens import Sender
 
-MAX_HEAD_BYTES: Final = 32 << 10
+_MAX_HEAD_BYTES: Final = 32 << 10
 """Limit for the request; a kubelet's token has one or two KiB."""
 
-MAX_CHUNKS: Final = 64
+_MAX_CHUNKS: Final = 64
 MAX_UPDATES: Final = 16
 """Limits for chunks of data and updates from one connection between two batches. Reading pauses
 after them, so that more data waits mostly in the agent's memory."""
 
-faults = ThrottledLogger(logging.getLogger(__name__))
+_faults = ThrottledLogger(logging.getLogger(__name__))
 
 _BEARER: Final = b"bearer "
 
@@ -151,7 +151,7 @@ class AgentConnection(asyncio.Protocol):
             return
         self.last_data_at = self._monotonic()
         self._chunks += 1
-        if self._chunks >= MAX_CHUNKS:
+        if self._chunks >= _MAX_CHUNKS:
             self._pause()
         try:
             if self._is_upgraded:
@@ -160,7 +160,7 @@ class AgentConnection(asyncio.Protocol):
             else:
                 # Created late, because the loop may accept many connections in one step.
                 self._http = self._http or h11.Connection(
-                    h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES
+                    h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES
                 )
                 self._read_request(self._http, data)
         except Exception as error:  # noqa: BLE001 - one agent's input must only end its connection
@@ -286,7 +286,7 @@ class AgentConnection(asyncio.Protocol):
     def fail(self, error: Exception) -> None:
         """End the connection because of an error; log an unexpected error in full: it is a bug."""
         if not isinstance(error, RefusedError):
-            faults.error("fault", exc_info=error)
+            _faults.error("fault", exc_info=error)
             text = f"the extender failed on this report: {type(error).__name__}"
             error = RefusedError(AgentRefusal.FAULT, text)
         self.refuse(error)

@@ -11,7 +11,7 @@ from extender.runtime.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
-MAX_LINES: Final = 500
+_MAX_LINES: Final = 500
 """Limit per minute: in a large cluster many nodes may have the same problem, and each is named."""
 
 
@@ -84,7 +84,7 @@ class Refusals:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.counts: dict[AgentRefusal, int] = dict.fromkeys(AgentRefusal, 0)
-        self._throttle = LogThrottle(most=MAX_LINES, monotonic=monotonic)
+        self._throttle = LogThrottle(most=_MAX_LINES, monotonic=monotonic)
 
     def note(self, error: RefusedError, sender: str, address: str) -> None:
         """Count a refusal, and log it unless the same one was logged recently.

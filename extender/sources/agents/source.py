@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_SECONDS: Final = 0.2
 """Time between two batches in which reports are applied: one batch costs less than many reports."""
-NODES_PER_BATCH: Final = 128
+_NODES_PER_BATCH: Final = 128
 """Nodes whose reports are delivered together: a step of a millisecond or two."""
 
 ROUTINE_SECONDS: Final = 2.0
@@ -299,8 +299,8 @@ class AgentSource:
                 waiting = {**self._routine, **self._newly_known(), **waiting}
                 self._routine = {}
             states = list(waiting.values())
-            for start in range(0, len(states), NODES_PER_BATCH):
-                await self._deliver_isolated(states[start : start + NODES_PER_BATCH])
+            for start in range(0, len(states), _NODES_PER_BATCH):
+                await self._deliver_isolated(states[start : start + _NODES_PER_BATCH])
 
     async def _deliver_isolated(self, states: Sequence[AgentState]) -> None:
         """Deliver some agents' reports; a report that fails ends its own connection only."""

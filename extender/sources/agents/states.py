@@ -42,23 +42,23 @@ from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
 SOURCE: Final = "agent"
 
-MAX_DEVICES: Final = 256
-MAX_ROWS: Final = 256
-MAX_SHARES: Final = 8192
+_MAX_DEVICES: Final = 256
+_MAX_ROWS: Final = 256
+_MAX_SHARES: Final = 8192
 """Limit per node: 64 pods on each of 128 devices."""
 
-MAX_VALUE: Final = 1e18
+_MAX_VALUE: Final = 1e18
 """Larger values are missing. No signal has them in its unit, and sums of smaller values stay
 finite, so that no agent can turn a score into NaN."""
 
-MAX_PID: Final = 1 << 31
-MAX_POD: Final = 317
+_MAX_PID: Final = 1 << 31
+_MAX_POD: Final = 317
 """Longest `namespace/name` of a pod."""
 
-MAX_AHEAD_SECONDS: Final = 86_400.0
+_MAX_AHEAD_SECONDS: Final = 86_400.0
 """A process that started later by the node's clock has no known start."""
 
-HOLDERS_LAG_SECONDS: Final = 5.0
+_HOLDERS_LAG_SECONDS: Final = 5.0
 """Interval in which an agent asks the kubelet for the holders of devices."""
 
 ForeignProcesses = Mapping[DeviceKey, tuple[ForeignProcess, ...]]
@@ -174,7 +174,7 @@ class AgentState:
             self.pods, self.uids = None, {}
         self._format, self.shares = value_format, shares
         values = np.frombuffer(update.values, dtype="<f8").reshape(value_format.rows, count)
-        self._values = np.where(np.abs(values) <= MAX_VALUE, values, np.nan)
+        self._values = np.where(np.abs(values) <= _MAX_VALUE, values, np.nan)
         lag = update.sent_at - update.at
         self.at = received_at - (min(lag, received_at) if lag > 0 else 0.0)  # lag may be NaN
         self.is_news |= update.is_news
@@ -211,7 +211,7 @@ class AgentState:
         """Return the pods that hold the devices, None if they are unknown."""
         if self.pods is None:
             return None
-        return NodeHolders(at=self.at - HOLDERS_LAG_SECONDS, pods=self.pods, uids=self.uids)
+        return NodeHolders(at=self.at - _HOLDERS_LAG_SECONDS, pods=self.pods, uids=self.uids)
 
 
 def _shares_of(
@@ -223,12 +223,12 @@ def _shares_of(
         RefusedError: the shares are invalid.
     """
     shares = update.shares
-    if len(shares) > MAX_SHARES or any(
+    if len(shares) > _MAX_SHARES or any(
         not 0 <= index < len(infos) or count < 0 for index, _, count in shares
     ):
         raise RefusedError(
             AgentRefusal.BAD_REPORT,
-            f"{len(shares)} shares of memory: must be at most {MAX_SHARES}, on devices of the "
+            f"{len(shares)} shares of memory: must be at most {_MAX_SHARES}, on devices of the "
             "layout, and not negative",
         )
     return tuple((infos[index].key, uid, count) for index, uid, count in shares)
@@ -243,7 +243,9 @@ def _foreign_of(
         RefusedError: the processes are invalid.
     """
     if len(processes) > MAX_PROCESSES or any(
-        not 0 <= one.device < len(infos) or not 0 < one.pid < MAX_PID or (one.memory_bytes or 0) < 0
+        not 0 <= one.device < len(infos)
+        or not 0 < one.pid < _MAX_PID
+        or (one.memory_bytes or 0) < 0
         for one in processes
     ):
         raise RefusedError(
@@ -254,13 +256,13 @@ def _foreign_of(
     found: dict[DeviceKey, tuple[ForeignProcess, ...]] = {}
     for one in processes:
         started_at, key = one.started_at, infos[one.device].key
-        is_sane = started_at is not None and 0 <= started_at <= now + MAX_AHEAD_SECONDS
+        is_sane = started_at is not None and 0 <= started_at <= now + _MAX_AHEAD_SECONDS
         process = ForeignProcess(
             pid=one.pid,
             name=plain_text(one.name, MAX_NAME),
             memory_bytes=one.memory_bytes,
             started_at=started_at if is_sane else None,
-            pod=plain_text(one.pod, MAX_POD),
+            pod=plain_text(one.pod, _MAX_POD),
             container=plain_text(one.container, MAX_NAME),
         )
         found[key] = (*found.get(key, ()), process)
@@ -285,11 +287,11 @@ def _value_format_of(node: str, layout: Layout) -> _ValueFormat:
     Raises:
         RefusedError: the layout is invalid.
     """
-    if len(layout.devices) > MAX_DEVICES or len(layout.rows) > MAX_ROWS:
+    if len(layout.devices) > _MAX_DEVICES or len(layout.rows) > _MAX_ROWS:
         raise RefusedError(
             AgentRefusal.BAD_REPORT,
             f"layout of {len(layout.devices)} devices and {len(layout.rows)} rows: must be at most "
-            f"{MAX_DEVICES} and {MAX_ROWS}",
+            f"{_MAX_DEVICES} and {_MAX_ROWS}",
         )
     policy = layout.topology_policy
     alignment = alignment_by(policy, layout.topology_scope) if policy else None

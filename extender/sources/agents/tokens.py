@@ -30,24 +30,24 @@ NODE_NAME: Final = "authentication.kubernetes.io/node-name"
 POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 POD_UID: Final = "authentication.kubernetes.io/pod-uid"
 
-ACCOUNT_PREFIX: Final = "system:serviceaccount:"
+_ACCOUNT_PREFIX: Final = "system:serviceaccount:"
 
-TOKEN_SECONDS: Final = 3600.0
+_TOKEN_SECONDS: Final = 3600.0
 """A token is reviewed again when it expires, and at least this often: a pod's projected token is
 valid for an hour by default."""
 REVIEWS_PER_SECOND: Final = 200.0
 """Most token reviews, on average: all agents of 5,000 nodes come back within 25 s."""
-MAX_CACHED: Final = 20_000
-REJECTED_SECONDS: Final = 30.0
+_MAX_CACHED: Final = 20_000
+_REJECTED_SECONDS: Final = 30.0
 """A refused token is refused for this long without another review."""
 
-PARALLEL: Final = 8
-QUEUE_SECONDS: Final = 20.0
+_PARALLEL: Final = 8
+_QUEUE_SECONDS: Final = 20.0
 """Longest wait for a review; the agent is refused after it and tries again later."""
 MAX_WAITING: Final = 1000
 """Limit for waiting reviews per address; many nodes may share one."""
 
-LIMIT_BYTES: Final = 1 << 20
+_LIMIT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +93,12 @@ class TokenReviewer:
         self._settings = settings
         self._clock = clock
         self._monotonic = monotonic
-        self._accepted: Recent[Sender] = Recent(MAX_CACHED)
-        self._rejected: Recent[tuple[float, RefusedError]] = Recent(MAX_CACHED)
+        self._accepted: Recent[Sender] = Recent(_MAX_CACHED)
+        self._rejected: Recent[tuple[float, RefusedError]] = Recent(_MAX_CACHED)
         self._fair_queue = FairQueue(
-            at_once=PARALLEL,
+            at_once=_PARALLEL,
             waiting_each=MAX_WAITING,
-            wait_seconds=QUEUE_SECONDS,
+            wait_seconds=_QUEUE_SECONDS,
             per_second=REVIEWS_PER_SECOND,
         )
 
@@ -136,7 +136,7 @@ class TokenReviewer:
             raise RefusedError(AgentRefusal.BUSY, text) from error
         except RefusedError as error:
             if error.refusal is not AgentRefusal.NOT_REVIEWED:
-                self._rejected.put(key, (self._monotonic() + REJECTED_SECONDS, error))
+                self._rejected.put(key, (self._monotonic() + _REJECTED_SECONDS, error))
             raise
         self._accepted.put(key, sender)
         return sender
@@ -202,7 +202,7 @@ class TokenReviewer:
             ) from error
         if user.name not in self._settings.usernames:
             raise _wrong_account(user.name)
-        until = self._clock() + TOKEN_SECONDS
+        until = self._clock() + _TOKEN_SECONDS
         expires_at = claims.get("exp")
         if isinstance(expires_at, int | float):
             until = min(until, float(expires_at))
@@ -224,7 +224,7 @@ class TokenReviewer:
                 AgentRefusal.NOT_BOUND,
                 "the token is not bound to a pod: mount a projected service-account token",
             )
-        namespace = user.name.removeprefix(ACCOUNT_PREFIX).partition(":")[0]
+        namespace = user.name.removeprefix(_ACCOUNT_PREFIX).partition(":")[0]
         found = await self._pod(namespace, pod)
         uid = text_of(mapping_of(found.get("metadata")).get("uid"))
         node = text_of(mapping_of(found.get("spec")).get("nodeName"))
@@ -241,7 +241,7 @@ class TokenReviewer:
                 {},
                 action="get pods",
                 timeout_seconds=REVIEW_TIMEOUT_SECONDS,
-                limit_bytes=LIMIT_BYTES,
+                limit_bytes=_LIMIT_BYTES,
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:

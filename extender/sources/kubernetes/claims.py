@@ -158,8 +158,8 @@ class _Identified(Protocol):
     def uid(self) -> str: ...
 
 
-Record = TypeVar("Record", bound=_Identified)
-Value = TypeVar("Value")
+_Record = TypeVar("_Record", bound=_Identified)
+_Value = TypeVar("_Value")
 
 
 class ClaimIndex:
@@ -271,7 +271,7 @@ class ClaimIndex:
             await self._notify_all(pacer)
 
 
-class _Feed(Generic[Record]):
+class _Feed(Generic[_Record]):
     """Reduce claims or slices as they arrive.
 
     Args:
@@ -284,15 +284,15 @@ class _Feed(Generic[Record]):
     def __init__(
         self,
         mark: bytes,
-        reduce: Callable[[Mapping[str, object]], Record | None],
-        set_record: Callable[[str, Record | None], None],
+        reduce: Callable[[Mapping[str, object]], _Record | None],
+        set_record: Callable[[str, _Record | None], None],
         on_listed: Callable[[Pacer], Awaitable[None]],
     ) -> None:
         self._mark = mark
         self._reduce = reduce
         self._on_listed = on_listed
         self.is_listed = False
-        self._object_cache: ObjectCache[Record] = ObjectCache(
+        self._object_cache: ObjectCache[_Record] = ObjectCache(
             apply=lambda record: set_record(record.uid, record),
             remove=lambda uid: set_record(uid, None),
         )
@@ -332,11 +332,11 @@ def _uid(raw: Mapping[str, object]) -> str:
     return text_of(mapping_of(raw.get("metadata")).get("uid"))
 
 
-def _add(index: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
+def _add(index: dict[str, tuple[_Value, ...]], key: str, value: _Value) -> None:
     index[key] = (*index.get(key, ()), value)
 
 
-def _remove(index: dict[str, tuple[Value, ...]], key: str, value: Value) -> None:
+def _remove(index: dict[str, tuple[_Value, ...]], key: str, value: _Value) -> None:
     left = tuple(other for other in index.get(key, ()) if other is not value)
     if left:
         index[key] = left

@@ -251,7 +251,7 @@ def _silent_cache() -> ObjectCache[PodRecord]:
 logger = logging.getLogger(__name__)
 
 NODES: Final = ObjectKind(resource="nodes", path="/api/v1/nodes")
-PODS: Final = ObjectKind(
+_PODS: Final = ObjectKind(
     resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded"
 )
 
@@ -303,7 +303,7 @@ class ClusterSource:
         )
         feeds: tuple[tuple[ObjectKind, Feed], ...] = (
             (NODES, self._nodes),
-            (PODS, self._pods),
+            (_PODS, self._pods),
             (CLAIMS, self._claims.claims),
             (SLICES, self._claims.slices),
         )
@@ -340,7 +340,7 @@ class ClusterSource:
         """
         are_nodes_outdated = self._nodes.configure(resources)
         are_pods_outdated = self._pods.configure(resources, early_seconds, settings)
-        outdated = {NODES.resource: are_nodes_outdated, PODS.resource: are_pods_outdated}
+        outdated = {NODES.resource: are_nodes_outdated, _PODS.resource: are_pods_outdated}
         for resource, reflector in self._reflectors.items():
             reflector.adopt(settings, is_outdated=outdated.get(resource, False))
         self._configured_resources = resources
@@ -368,7 +368,7 @@ class ClusterSource:
     @property
     def _is_outdated(self) -> bool:
         """Whether some records are as they were reduced before a change."""
-        return any(self._reflectors[kind.resource].is_outdated for kind in (NODES, PODS))
+        return any(self._reflectors[kind.resource].is_outdated for kind in (NODES, _PODS))
 
     async def _note_relisted(self) -> None:
         """Switch to all configured resources once nodes and pods are listed again."""
@@ -400,7 +400,7 @@ class ClusterSource:
     def is_synced(self) -> bool:
         """Whether nodes and pods were listed once, and a list of claims was at least attempted."""
         status = {resource: reflector.status for resource, reflector in self._reflectors.items()}
-        return all(status[kind.resource].is_listed for kind in (NODES, PODS)) and all(
+        return all(status[kind.resource].is_listed for kind in (NODES, _PODS)) and all(
             status[kind.resource].was_tried for kind in (CLAIMS, SLICES)
         )
 

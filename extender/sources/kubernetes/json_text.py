@@ -35,12 +35,12 @@ _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _EXPORTER_LABELS: Final = ("app", "app.kubernetes.io/name")
 _MAX_KNOWN: Final = 4096
 
-Quantities = dict[str, msgspec.Raw]
+_Quantities = dict[str, msgspec.Raw]
 
 
 class _Resources(msgspec.Struct):
-    limits: Quantities | None = None
-    requests: Quantities | None = None
+    limits: _Quantities | None = None
+    requests: _Quantities | None = None
 
 
 class _Container(msgspec.Struct):
@@ -54,7 +54,7 @@ class _Spec(msgspec.Struct):
     claims: list[msgspec.Raw] | None = msgspec.field(name="resourceClaims", default=None)
     node: str | None = msgspec.field(name="nodeName", default=None)
     resources: _Resources | None = None
-    overhead: Quantities | None = None
+    overhead: _Quantities | None = None
 
 
 class _Status(msgspec.Struct):
@@ -267,7 +267,7 @@ def _needs(resources: _Resources | None) -> HostResources:
     return _of(resources.requests) if resources is not None else NONE
 
 
-def _of(quantities: Quantities | None) -> HostResources:
+def _of(quantities: _Quantities | None) -> HostResources:
     """Parse a list of resources; equal results share one object."""
     if not quantities:
         return NONE

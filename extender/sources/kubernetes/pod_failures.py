@@ -14,18 +14,18 @@ from extender.core.request.gpu_resources import ResourceNames
 from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.sources.kubernetes.timestamps import parse_time
 
-NODE_REFUSED: Final = frozenset({"TopologyAffinityError", "UnexpectedAdmissionError"})
+_NODE_REFUSED: Final = frozenset({"TopologyAffinityError", "UnexpectedAdmissionError"})
 """Pod reasons: the kubelet or the device plugin could not provide the devices that the node offers.
 """
 
-REFUSED_RESOURCE: Final = re.compile(
+_REFUSED_RESOURCE: Final = re.compile(
     r"(?:devices unavailable for|cannot allocate unregistered device"
     r"|cannot allocate unhealthy devices|changed request for resource) \"?([^\s\"]+)"
 )
 """Matches the resource name in the kubelet's message about a missing device, for any device plugin.
 """
 
-DEVICE_FAULT: Final = re.compile(
+_DEVICE_FAULT: Final = re.compile(
     r"nvidia-container-cli: (?!requirement error)|nvml error|driver/library version mismatch"
     r"|unresolvable cdi devices[^:]*nvidia|no cuda-capable device"
     r"|cuda-capable device\(s\) is/are busy|uncorrectable ecc error|gpu is lost"
@@ -39,7 +39,7 @@ DEVICE_FAULT: Final = re.compile(
 `requirement error` is excluded: the image needs a newer driver.
 """
 
-ENDED_EXTERNALLY: Final = frozenset(
+_ENDED_EXTERNALLY: Final = frozenset(
     {
         "DeadlineExceeded",
         "Evicted",
@@ -52,13 +52,13 @@ ENDED_EXTERNALLY: Final = frozenset(
 )
 """Pod reasons: the pod was ended from outside; its containers' reports do not count."""
 
-START_FAILED: Final = frozenset({"ContainerCannotRun", "StartError"})
+_START_FAILED: Final = frozenset({"ContainerCannotRun", "StartError"})
 """Termination reasons: the container runtime could not start the container, as without a driver."""
 
-NOT_STARTING: Final = frozenset({"RunContainerError"})
-"""Waiting reasons: as `START_FAILED`, before the termination is recorded."""
+_NOT_STARTING: Final = frozenset({"RunContainerError"})
+"""Waiting reasons: as `_START_FAILED`, before the termination is recorded."""
 
-UNRELATED_TO_GPUS: Final = frozenset({"ContainerStatusUnknown", "OOMKilled"})
+_UNRELATED_TO_GPUS: Final = frozenset({"ContainerStatusUnknown", "OOMKilled"})
 """Termination reasons unrelated to GPUs: the node was lost, or the pod exceeded its memory limit.
 """
 
@@ -72,9 +72,9 @@ def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
     """
     status = mapping_of(pod.get("status"))
     reason = text_of(status.get("reason"))
-    if reason in NODE_REFUSED:
+    if reason in _NODE_REFUSED:
         return True
-    if reason in ENDED_EXTERNALLY or _is_disrupted(status):
+    if reason in _ENDED_EXTERNALLY or _is_disrupted(status):
         return False
     deleted_at = _deleted_at(mapping_of(pod.get("metadata")))
     return any(
@@ -91,9 +91,9 @@ def is_device_fault(status: Mapping[str, object], names: ResourceNames) -> bool:
         status: the pod's status.
         names: names of the GPU resources.
     """
-    if text_of(status.get("reason")) in NODE_REFUSED:
+    if text_of(status.get("reason")) in _NODE_REFUSED:
         # Most errors of device plugins name no resource.
-        named = REFUSED_RESOURCE.search(text_of(status.get("message")))
+        named = _REFUSED_RESOURCE.search(text_of(status.get("message")))
         return named is None or names.matches(named[1].rstrip(".,;"))
     return any(
         _names_device(mapping_of(ended_or_waits))
@@ -130,7 +130,7 @@ def last_end(
 
 def _names_device(state: Mapping[str, object]) -> bool:
     """Return whether the message of a container's state reports a fault of a GPU or its driver."""
-    return DEVICE_FAULT.search(text_of(state.get("message"))) is not None
+    return _DEVICE_FAULT.search(text_of(state.get("message"))) is not None
 
 
 def _terminated(container: Mapping[str, object], state: str) -> Mapping[str, object]:
@@ -169,7 +169,7 @@ def _has_failed(
     if state.get("running") or mapping_of(state.get("terminated")).get("exitCode") == 0:
         return False
     waiting = mapping_of(state.get("waiting"))
-    if text_of(waiting.get("reason")) in NOT_STARTING or _names_device(waiting):
+    if text_of(waiting.get("reason")) in _NOT_STARTING or _names_device(waiting):
         return True
     return any(
         _is_early(mapping_of(ended), within_seconds, deleted_at)
@@ -185,13 +185,13 @@ def _is_early(
 ) -> bool:
     """Return whether a termination is an error soon after the container's start."""
     reason = text_of(ended.get("reason"))
-    if ended.get("exitCode") == 0 or reason in UNRELATED_TO_GPUS:
+    if ended.get("exitCode") == 0 or reason in _UNRELATED_TO_GPUS:
         return False
     finished = parse_time(ended.get("finishedAt"))
     # Times are whole seconds: an end in the same second as the deletion counts as its effect.
     if deleted_at is not None and (finished is None or finished >= deleted_at):
         return False
-    if reason in START_FAILED:
+    if reason in _START_FAILED:
         return True
     started = parse_time(ended.get("startedAt"))
     return started is not None and finished is not None and finished - started <= within_seconds

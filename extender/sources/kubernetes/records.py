@@ -57,7 +57,7 @@ from extender.sources.kubernetes.pod_failures import (
 )
 from extender.sources.kubernetes.timestamps import parse_time
 
-MODEL_LABELS: Final = (
+_MODEL_LABELS: Final = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
     "k8s.amazonaws.com/accelerator",
@@ -87,12 +87,12 @@ def wanted_model(raw: Mapping[str, object]) -> str:
 
 def _selected(spec: Mapping[str, object]) -> Iterator[str]:
     selector = mapping_of(spec.get("nodeSelector"))
-    yield from (text_of(selector.get(label)) for label in MODEL_LABELS)
+    yield from (text_of(selector.get(label)) for label in _MODEL_LABELS)
     by_node = mapping_of(mapping_of(spec.get("affinity")).get("nodeAffinity"))
     required = mapping_of(by_node.get("requiredDuringSchedulingIgnoredDuringExecution"))
     for term in objects_of(required.get("nodeSelectorTerms")):
         for expression in objects_of(term.get("matchExpressions")):
-            if expression.get("key") in MODEL_LABELS and expression.get("operator") == "In":
+            if expression.get("key") in _MODEL_LABELS and expression.get("operator") == "In":
                 yield from map(text_of, items_of(expression.get("values")))
 
 
@@ -101,12 +101,12 @@ def _preferred(raw: Mapping[str, object]) -> Iterator[str]:
     yield from text_of(annotations.get(Annotation.PREFER_MODELS.value)).split(",")
 
 
-GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
-STORED_ADDRESSES: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
+_GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
+_STORED_ADDRESSES: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
 """Types of node addresses that metrics may use to name a node."""
-REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
-MAX_CACHED: Final = 4096
-MAX_SHARED: Final = 256
+_REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+_MAX_CACHED: Final = 4096
+_MAX_SHARED: Final = 256
 """Cache size for large values: equal ones share one object while it is in the cache."""
 
 MAX_WISHES: Final = 4096
@@ -147,7 +147,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         addresses=tuple(
             text_of(address.get("address"))
             for address in objects_of(status.get("addresses"))
-            if text_of(address.get("type")) in STORED_ADDRESSES
+            if text_of(address.get("type")) in _STORED_ADDRESSES
             and text_of(address.get("address")) not in {"", name}
         ),
         allocatable=_shared_counts(read_counts(status.get("allocatable"), names)),
@@ -170,7 +170,7 @@ def _host(status: Mapping[str, object]) -> HostResources | None:
     return _shared_needs(read_resources(allocatable))
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _shared_needs(needs: HostResources) -> HostResources:
     """Return a cached equal object: pods of one owner, and nodes of one pool, are alike."""
     return needs
@@ -295,7 +295,7 @@ def _shared_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
     return _frozen_counts(tuple(counts.items()))
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _frozen_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
     return MappingProxyType(dict(items))
 
@@ -317,7 +317,7 @@ def _other_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
     return _frozen_labels(tuple(others))
 
 
-@lru_cache(maxsize=MAX_SHARED)
+@lru_cache(maxsize=_MAX_SHARED)
 def _frozen_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return MappingProxyType({intern(key): intern(value) for key, value in items})
 
@@ -330,7 +330,7 @@ def _selection(raw: Mapping[str, object]) -> Selection | None:
     return _shared_selection(selection) if selection.size <= MAX_SELECTION else None
 
 
-@lru_cache(maxsize=MAX_SHARED)
+@lru_cache(maxsize=_MAX_SHARED)
 def _shared_selection(selection: Selection) -> Selection:
     """Return a cached equal object: pods of one owner are alike."""
     return selection
@@ -347,7 +347,7 @@ def _stored_taints(raw: object) -> tuple[Taint, ...]:
         for taint in objects_of(raw)
         if (key := text_of(taint.get("key")))
         and (effect := text_of(taint.get("effect")))
-        and (effect in REPELLING_EFFECTS or any(word in key for word in GPU_TAINT_WORDS))
+        and (effect in _REPELLING_EFFECTS or any(word in key for word in _GPU_TAINT_WORDS))
     )
 
 

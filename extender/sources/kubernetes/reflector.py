@@ -33,26 +33,26 @@ from extender.sources.kubernetes.object_kinds import Feed, ObjectKind, Reflector
 
 logger = logging.getLogger(__name__)
 
-Parsed = TypeVar("Parsed")
+_Parsed = TypeVar("_Parsed")
 
 MAX_FAILURES: Final = 3
 """Failed watches in a row after which the list is requested again: the API server may not know the
 resource version any more (etcd was restored)."""
 
-MIN_WATCH_SECONDS: Final = 1.0
+_MIN_WATCH_SECONDS: Final = 1.0
 """A watch that ends sooner without an event is a failure: the API server keeps watches for minutes.
 """
 
-MAX_OBJECTS: Final = 500_000
+_MAX_OBJECTS: Final = 500_000
 """Limit for the objects of one list; clusters have up to 150,000 pods."""
 
-MAX_PAGES: Final = 20_000
+_MAX_PAGES: Final = 20_000
 """Limit for the pages of one list; pages may be empty."""
 
-MAX_UNREADABLE_LINES: Final = 10
+_MAX_UNREADABLE_LINES: Final = 10
 """Limit for log lines about unreadable objects, per minute."""
 
-MAX_UNREADABLE_NAMES: Final = 10
+_MAX_UNREADABLE_NAMES: Final = 10
 """Number of unreadable objects whose names are kept for the status."""
 
 _ABSENT: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
@@ -94,7 +94,7 @@ class ReflectorSettings:
     reads_limits: bool = False
 
 
-class Backoff:
+class _Backoff:
     """Compute the delay between attempts, which grows with each failure.
 
     stamina does not fit: it retries a call until it succeeds, and a reflector never ends.
@@ -159,10 +159,10 @@ class Reflector:
         self._version = ""
         self._lock = asyncio.Lock()
         self._failures = 0
-        self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
+        self._backoff = _Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         self._is_outdated = False
         self._list_error = ""
-        self._throttle = LogThrottle(most=MAX_UNREADABLE_LINES)
+        self._throttle = LogThrottle(most=_MAX_UNREADABLE_LINES)
 
     def adopt(self, settings: ReflectorSettings, *, is_outdated: bool) -> None:
         """Apply new settings with the next `run`; records stay.
@@ -173,7 +173,7 @@ class Reflector:
                 watch.
         """
         self._settings = settings
-        self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
+        self._backoff = _Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         self._is_outdated |= is_outdated and self.status.is_listed
 
     @property
@@ -212,7 +212,7 @@ class Reflector:
         """List periodically beside the watch, to correct records that the watch missed."""
         settings = self._settings
         # A separate one: each event of a working watch resets `self._backoff`.
-        backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
+        backoff = _Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         while True:
             if not self._is_outdated:
                 jitter = random.uniform(0.9, 1.1)
@@ -259,7 +259,7 @@ class Reflector:
         action = f"list {self._resource}"
         pacer = Pacer(self._yield_control)
         token, tokens, taken = "", set[str](), 0
-        while len(tokens) < MAX_PAGES:
+        while len(tokens) < _MAX_PAGES:
             body = await self._client.get_text(
                 self._path,
                 {**self._selection, "limit": self._settings.page_size}
@@ -270,7 +270,7 @@ class Reflector:
             )
             page = await _parse(read_page, body, action)
             taken += len(page.items)
-            if taken > MAX_OBJECTS:
+            if taken > _MAX_OBJECTS:
                 break
             for item in page.items:
                 await self._add_listed(item, action)
@@ -328,7 +328,7 @@ class Reflector:
             await stack.enter_async_context(contextlib.aclosing(lines))
             async for line in lines:
                 if not line:  # accepted: a watch that lasts works, even without any event
-                    timer = loop.call_later(MIN_WATCH_SECONDS, self._note_success)
+                    timer = loop.call_later(_MIN_WATCH_SECONDS, self._note_success)
                     stack.callback(timer.cancel)
                     continue
                 change = self._feed.irrelevant_change(line)
@@ -339,7 +339,7 @@ class Reflector:
                 self._note_success()
                 is_silent = False
                 await pacer.yield_if_due()
-        if is_silent and loop.time() - started_at < MIN_WATCH_SECONDS:
+        if is_silent and loop.time() - started_at < _MIN_WATCH_SECONDS:
             raise KubeError(f"cannot {action}: the API server ended the watch at once")
 
     async def _handle_event(self, event: Event, action: str) -> None:
@@ -410,7 +410,7 @@ class Reflector:
         self.status.unreadable += 1
         self.status.unreadable_since_list += 1
         others = [one for one in self.status.unreadable_names if one != names]
-        self.status.unreadable_names = (*others, names)[-MAX_UNREADABLE_NAMES:]
+        self.status.unreadable_names = (*others, names)[-_MAX_UNREADABLE_NAMES:]
         if self._throttle.due(name) is None:
             return
         extra, is_fault = {"resource": self._resource, "object": name}, True
@@ -448,7 +448,7 @@ class Reflector:
             self._list_error = cause
 
 
-async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str) -> Parsed:
+async def _parse(parse: Callable[[bytes, str], _Parsed], body: bytes, action: str) -> _Parsed:
     """Parse what the API server sent; if that fails, retry without invalid UTF-8 and deep nesting.
 
     Raises:

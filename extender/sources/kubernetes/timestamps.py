@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
-MAX_CACHED: Final = 4096
+_MAX_CACHED: Final = 4096
 
 
-@lru_cache(maxsize=MAX_CACHED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _parse_time(text: str) -> float | None:
     """Parse a time; cached, because containers of a pod and pods of a burst share theirs."""
     try:

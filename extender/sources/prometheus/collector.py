@@ -47,7 +47,7 @@ from extender.sources.prometheus.rows import Rows, recognize_nothing
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # --- slow-changing metrics ------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class SlowColumns:
 
 # --- the round ------------------------------------------------------------------------------------
 
-PendingColumns = Sequence[tuple[Metric, "Future[Column]"]]
+_PendingColumns = Sequence[tuple[Metric, "Future[Column]"]]
 """Metrics, each with a future of its column."""
 
 _DISCOVERY_SECONDS: Final = 45.0  # a new metric is noticed within a minute
@@ -194,7 +194,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Discovery:
+class _Discovery:
     """Time and parameters of the last query for the devices.
 
     Attributes:
@@ -233,7 +233,7 @@ class Collector:
         self._names: frozenset[str] = frozenset()
         self._names_at = -np.inf
         self._skew_seconds = 0.0
-        self._discovery = Discovery()
+        self._discovery = _Discovery()
         self._slow_columns = SlowColumns(self._column)
         self._tenants: Tenants = {}
         self._pods: dict[str, tuple[object, object]] = {}
@@ -344,7 +344,7 @@ class Collector:
         Returns:
             Removed and new devices, as in `DeviceChanges`, and a time for each device.
         """
-        last, self._discovery = self._discovery, Discovery()
+        last, self._discovery = self._discovery, _Discovery()
         if not identity_metrics:
             return *self._devices.update({}), np.zeros(0)
         is_same = last.is_same(identity_metrics, identity)
@@ -367,7 +367,7 @@ class Collector:
             self._devices.recognize_devices if is_same else recognize_nothing,
         )
         self._correct_clock(changes.evaluated_at, now, started)
-        self._discovery = Discovery(
+        self._discovery = _Discovery(
             at=now,
             identity_metrics=identity_metrics,
             identity=identity,
@@ -400,7 +400,7 @@ class Collector:
         scraped = np.minimum(scraped - self._skew_seconds, now)
         return np.maximum(scraped - self._settings.exporter_interval_seconds, 0.0)
 
-    def _start_queries(self, metrics: Iterable[Metric], now: float) -> PendingColumns:
+    def _start_queries(self, metrics: Iterable[Metric], now: float) -> _PendingColumns:
         """Start the query of each metric in a thread."""
         if not len(self._devices):
             return []
@@ -471,7 +471,7 @@ class Collector:
         self._shares_due = now + _SHARES_SECONDS if rows > _FEW_SHARES else -np.inf
         return found, divided
 
-    def _query_pods(self, query: str, reduce: Callable[[Rows], T], *about: object) -> T:
+    def _query_pods(self, query: str, reduce: Callable[[Rows], _T], *about: object) -> _T:
         """Query pods; an answer with the same text as in the round before is not parsed again.
 
         Args:
@@ -480,11 +480,11 @@ class Collector:
             about: other values that the result depends on.
         """
 
-        def recognize(text: Text) -> T | None:
+        def recognize(text: Text) -> _T | None:
             word, found = self._pods.get(query, (None, None))
-            return cast("T", found) if word == (fingerprint_rows(text), about) else None
+            return cast("_T", found) if word == (fingerprint_rows(text), about) else None
 
-        def read(rows: Rows) -> T:
+        def read(rows: Rows) -> _T:
             found = reduce(rows)
             self._pods[query] = ((fingerprint_rows(rows.text), about), found)
             return found
@@ -508,7 +508,7 @@ class Collector:
         return changed
 
 
-def _wait_for_columns(work: PendingColumns) -> tuple[dict[Signal, Column], dict[str, str]]:
+def _wait_for_columns(work: _PendingColumns) -> tuple[dict[Signal, Column], dict[str, str]]:
     """Wait for the columns; merge metrics of one signal from two generations of exporters."""
     columns: dict[Signal, Column] = {}
     failed: dict[str, str] = {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from extender.settings.config import Prometheus
 
 Rows = TypeVar("Rows")
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 PATH_SETTINGS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
 """Names of the settings that are paths."""
@@ -29,7 +29,7 @@ class PrometheusError(Exception):
     """Prometheus gave no usable answer; the message says what failed, why, and what to do."""
 
 
-def reduce_rows(reduce: Callable[[Rows], T], rows: Rows) -> T:
+def reduce_rows(reduce: Callable[[Rows], _T], rows: Rows) -> _T:
     """Reduce the rows of an answer, which may contain any JSON.
 
     Raises:

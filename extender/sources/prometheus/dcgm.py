@@ -14,7 +14,7 @@ import numpy as np
 
 from extender.core.devices.readings import GROWING, LARGEST_XID, Column, Signal
 
-LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
+_LINK_COUNTERS: Final[Mapping[Signal, tuple[str, ...]]] = MappingProxyType(
     {
         Signal.PCIE_REPLAY_RATE: (
             "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
@@ -290,7 +290,7 @@ _ROWS: Final[tuple[tuple[Signal, MetricUnit, tuple[str, ...]], ...]] = (
     ),
     (Signal.FABRIC_MANAGER_STATUS, MetricUnit.COUNT, ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",)),
     (Signal.HEALTH_STATUS, MetricUnit.COUNT, ("DCGM_EXP_GPU_HEALTH_STATUS",)),
-    *((signal, MetricUnit.COUNT, names) for signal, names in LINK_COUNTERS.items()),
+    *((signal, MetricUnit.COUNT, names) for signal, names in _LINK_COUNTERS.items()),
 )
 
 DEFAULT_METRICS: Final = tuple(

@@ -54,7 +54,7 @@ class DeviceRow(NamedTuple):
         return DeviceKey((self.uuid, self.gpu_instance_id))
 
 
-NO_DEVICES: Final[Mapping[DeviceKey, DeviceRow]] = MappingProxyType({})
+_NO_DEVICES: Final[Mapping[DeviceKey, DeviceRow]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def parse_devices(
     rows: Iterable[Row],
     identity: NodeIdentity,
     node_labels: Sequence[str],
-    known: Mapping[DeviceKey, DeviceRow] = NO_DEVICES,
+    known: Mapping[DeviceKey, DeviceRow] = _NO_DEVICES,
 ) -> ParsedDevices:
     """Return the devices of an answer, with their nodes and the times of their last scrapes.
 

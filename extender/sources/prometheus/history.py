@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 # A step says whether a device was active at any scrape in it. Activity between two scrapes is not
 # recorded, and a pause shorter than a step is not visible.
 USE_STEP_SECONDS: Final = 900.0
-USE_STEPS_PER_QUERY: Final = 8
+_USE_STEPS_PER_QUERY: Final = 8
 """Two hours per answer: ten megabytes for forty thousand devices."""
-ACTIVITY_SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION)
+_ACTIVITY_SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION)
 """Signals of activity; the highest value counts."""
 _TIMEOUT_FACTOR: Final = 6.0
 """Factor of the time limit: the server needs longer for hours than for one instant."""
@@ -75,16 +75,16 @@ def collect_use(
     limit_seconds = settings.timeout_seconds * _TIMEOUT_FACTOR
     names = set(client.metric_names(since=now - seconds, timeout_seconds=limit_seconds))
     metrics = [
-        one for one in table_of(settings) if one.signal in ACTIVITY_SIGNALS and one.name in names
+        one for one in table_of(settings) if one.signal in _ACTIVITY_SIGNALS and one.name in names
     ]
     selector = promql.bare_selector(settings.selector)
     steps = max(1, round(seconds / USE_STEP_SECONDS))
     unused: list[DeviceKey] | None = None
     found: dict[DeviceKey, tuple[float, bool]] = {}
-    for first in range(0, steps, USE_STEPS_PER_QUERY):
+    for first in range(0, steps, _USE_STEPS_PER_QUERY):
         # Newest first: most devices that are used at all were used a moment ago.
         times: Column = now - USE_STEP_SECONDS * np.arange(
-            first, min(first + USE_STEPS_PER_QUERY, steps), dtype=np.float64
+            first, min(first + _USE_STEPS_PER_QUERY, steps), dtype=np.float64
         )
         highest: dict[DeviceKey, Column] = {} if unused is None else _missing(unused, len(times))
         for metric in metrics:
@@ -162,7 +162,7 @@ def _values(row: Row, times: Column) -> Column:
 
 Matrix = npt.NDArray[np.float32]
 
-MIN_STEP_SECONDS: Final = 60.0
+_MIN_STEP_SECONDS: Final = 60.0
 _MAX_STEPS: Final = 120
 _STEPS_PER_QUERY: Final = 15
 _DEVICES_PER_STEP: Final = 4096
@@ -240,7 +240,7 @@ def collect_past(
     Raises:
         PrometheusError: no usable answer came.
     """
-    step = max(MIN_STEP_SECONDS, math.ceil(window_seconds / _MAX_STEPS))
+    step = max(_MIN_STEP_SECONDS, math.ceil(window_seconds / _MAX_STEPS))
     count = max(2, round(window_seconds / step) + 1)
     times = round(now) - step * np.arange(count - 1, -1, -1, dtype=np.float64)
     grid = _Grid(times)

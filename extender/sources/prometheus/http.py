@@ -36,7 +36,7 @@ from extender.sources.prometheus.rows import (
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 PARALLEL_QUERIES = 4
 """Queries at the same time: Prometheus answers 20 by default, for all its clients."""
@@ -112,8 +112,8 @@ class PrometheusClient:
         self,
         text: str,
         timeout_seconds: float,
-        recognize: Callable[[memoryview], T | None] = recognize_nothing,
-    ) -> Rows | Recognized[T]:
+        recognize: Callable[[memoryview], _T | None] = recognize_nothing,
+    ) -> Rows | Recognized[_T]:
         """Query the current values.
 
         Args:
@@ -126,7 +126,7 @@ class PrometheusClient:
         """
         limit = {"timeout": _duration(timeout_seconds)}
         self._recognize = recognize
-        rows: Rows | Recognized[T] = self._ask(
+        rows: Rows | Recognized[_T] = self._ask(
             lambda: self._connect.custom_query(text, params=limit, timeout=timeout_seconds),
             timeout_seconds,
         )
@@ -184,7 +184,7 @@ class PrometheusClient:
         session.hooks["response"] = [self._check]
         return session
 
-    def _ask(self, call: Callable[[], T], timeout_seconds: float) -> T:
+    def _ask(self, call: Callable[[], _T], timeout_seconds: float) -> _T:
         self._deadline = time.monotonic() + timeout_seconds
         try:
             return call()
@@ -371,7 +371,7 @@ class QueryPool:
         for client in self._clients:
             client.close()
 
-    def with_client(self, ask: Callable[[PrometheusClient, float], T]) -> T:
+    def with_client(self, ask: Callable[[PrometheusClient, float], _T]) -> _T:
         """Call `ask` with an idle client and the time that it may take, in seconds.
 
         Raises:
@@ -392,9 +392,9 @@ class QueryPool:
     def fetch(
         self,
         text: str,
-        reduce: Callable[[Rows], T],
-        recognize: Callable[[memoryview], T | None] = recognize_nothing,
-    ) -> T:
+        reduce: Callable[[Rows], _T],
+        recognize: Callable[[memoryview], _T | None] = recognize_nothing,
+    ) -> _T:
         """Run a query and reduce its rows: the rows take many times the memory of the result.
 
         Args:
@@ -413,7 +413,7 @@ class QueryPool:
             return rows.value
         return reduce_rows(reduce, rows)
 
-    def start(self, work: Callable[[], T]) -> "Future[T]":
+    def start(self, work: Callable[[], _T]) -> "Future[_T]":
         """Start work of this round in a thread."""
         return self._threads.submit(work)
 

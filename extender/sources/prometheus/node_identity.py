@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
-LOCALHOST = "localhost"
+_LOCALHOST = "localhost"
 """A host name that every machine has, so that it identifies none."""
 
 
@@ -80,7 +80,7 @@ def addresses_of(nodes: Mapping[str, Iterable[str]]) -> dict[str, str]:
         nodes: the addresses of each node, by its name.
     """
     found: dict[str, str] = {}
-    ambiguous = {LOCALHOST}
+    ambiguous = {_LOCALHOST}
     for node, addresses in nodes.items():
         for address in addresses:
             if found.setdefault(address, node) != node:
@@ -88,11 +88,11 @@ def addresses_of(nodes: Mapping[str, Iterable[str]]) -> dict[str, str]:
     return {address: node for address, node in found.items() if address not in ambiguous}
 
 
-def host_part(value: str) -> str:
+def _host_part(value: str) -> str:
     """Remove the port of `host:port`, and the brackets of IPv6 addresses.
 
     Example:
-        >>> host_part("10.0.0.7:9400"), host_part("[fd00::7]:9400"), host_part("fd00::7")
+        >>> _host_part("10.0.0.7:9400"), _host_part("[fd00::7]:9400"), _host_part("fd00::7")
         ('10.0.0.7', 'fd00::7', 'fd00::7')
     """
     if value.startswith("["):
@@ -122,7 +122,7 @@ def match_node(identity: NodeIdentity, values: Iterable[str]) -> str | None:
     for value in values:
         if not value:
             continue
-        host = host_part(value)
+        host = _host_part(value)
         for name in (value, host):
             if name in identity.names:
                 return name

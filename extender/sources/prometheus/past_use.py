@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOKBACK_SECONDS: Final = 24 * 3600.0
-LIMIT_SECONDS: Final = 600.0
+_LOOKBACK_SECONDS: Final = 24 * 3600.0
+_LIMIT_SECONDS: Final = 600.0
 """A day of forty thousand devices is twelve answers of ten megabytes per metric."""
 RETRY_DELAYS_SECONDS: Final = (0.0, 30.0, 120.0, 600.0)
 WAIT_SECONDS: Final = 1.0
-MAX_WAITS: Final = 300
+_MAX_WAITS: Final = 300
 """Number of waits for another query of the past: both at once would need too much memory."""
 
 
@@ -72,7 +72,7 @@ class PastUse:
         if not self._settings.url:
             return
         await self._recorder.seen.wait()
-        for _ in range(MAX_WAITS):
+        for _ in range(_MAX_WAITS):
             if not self._is_busy():
                 break
             await asyncio.sleep(WAIT_SECONDS)
@@ -100,11 +100,11 @@ class PastUse:
         worker = WorkerProcess(self._settings)
         request = {
             "now": now,
-            "use_seconds": LOOKBACK_SECONDS,
+            "use_seconds": _LOOKBACK_SECONDS,
             "active_from": self._recorder.active_from,
         }
         try:
-            answer = await worker.ask(request, LIMIT_SECONDS)
+            answer = await worker.ask(request, _LIMIT_SECONDS)
         finally:
             await worker.stop()
         if "error" in answer[-1].header:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STEP_SECONDS: Final = 60.0
+_STEP_SECONDS: Final = 60.0
 STEPS: Final = 61
-MAX_DEVICES: Final = 64
+_MAX_DEVICES: Final = 64
 """Limit for the devices in one query: some servers refuse longer queries."""
-MAX_ANSWER_BYTES: Final = 4 << 20
-CHUNK_BYTES: Final = 1 << 16
-SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, Signal.MEMORY_USED)
+_MAX_ANSWER_BYTES: Final = 4 << 20
+_CHUNK_BYTES: Final = 1 << 16
+_SIGNALS: Final = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, Signal.MEMORY_USED)
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-]+")
 """UUIDs without special characters of regular expressions; all UUIDs of cards match."""
@@ -79,16 +79,16 @@ class PrometheusPlots:
 
     async def hour(self, devices: Sequence[DeviceKey]) -> PlottedHour:
         """Return the last hour of some devices, or an error."""
-        return await self.past(devices, seconds=STEP_SECONDS * (STEPS - 1), steps=STEPS)
+        return await self.past(devices, seconds=_STEP_SECONDS * (STEPS - 1), steps=STEPS)
 
     async def past(
         self, devices: Sequence[DeviceKey], *, seconds: float, steps: int
     ) -> PlottedHour:
         """Return the last `seconds` of some devices in `steps` steps, or an error."""
         settings = self._settings()
-        cards = sorted({uuid for uuid, _ in devices[:MAX_DEVICES] if _PLAIN.fullmatch(uuid)})
+        cards = sorted({uuid for uuid, _ in devices[:_MAX_DEVICES] if _PLAIN.fullmatch(uuid)})
         times = np.linspace(-seconds, 0.0, steps) + self._clock()
-        by_device: dict[Signal, dict[DeviceKey, Values]] = {signal: {} for signal in SIGNALS}
+        by_device: dict[Signal, dict[DeviceKey, Values]] = {signal: {} for signal in _SIGNALS}
         if cards:
             # One query at a time: a user who opens many nodes must not overload Prometheus.
             try:
@@ -189,10 +189,10 @@ async def _query(
         allow_redirects=False,
     ) as response:
         body = bytearray()
-        async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             body += chunk
-            if len(body) > MAX_ANSWER_BYTES:
-                raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise ValueError(f"the answer is larger than {_MAX_ANSWER_BYTES} bytes")
         if response.status != HTTPStatus.OK:
             raise ValueError(f"HTTP {response.status}")
     document = mapping_of(decode_with(orjson.loads, body))

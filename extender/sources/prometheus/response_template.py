@@ -20,7 +20,7 @@ import numpy.typing as npt
 from extender.core.devices.readings import Column
 
 Text = bytes | memoryview
-Bytes = npt.NDArray[np.uint8]
+_Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.intp]
 
 _TIME_PREFIX: Final = b'},"value":['
@@ -76,7 +76,7 @@ class _Gaps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ResponseTemplate:
+class _ResponseTemplate:
     """Text around the values of an answer, and the devices of its rows.
 
     Attributes:
@@ -127,7 +127,7 @@ class ResponseTemplate:
         except ValueError:  # a value is not a number
             return None
 
-    def is_same(self, other: "ResponseTemplate") -> bool:
+    def is_same(self, other: "_ResponseTemplate") -> bool:
         """Return whether both templates are for the same rows in the same order."""
         return (
             (self.first, self.last) == (other.first, other.last)
@@ -148,7 +148,7 @@ class ResponseTemplates:
     """
 
     def __init__(self, fingerprint: Callable[[bytes], bytes] = bytes) -> None:
-        self._templates: tuple[ResponseTemplate, ...] = ()
+        self._templates: tuple[_ResponseTemplate, ...] = ()
         self._fingerprint = fingerprint
         self._lock = Lock()  # two threads that learn at once would lose a template
 
@@ -203,7 +203,7 @@ def evaluated_at(text: bytes) -> float | None:
 
 def _build_template(
     text: bytes, positions: Positions, fingerprint: Callable[[bytes], bytes]
-) -> ResponseTemplate | None:
+) -> _ResponseTemplate | None:
     """Return the template of an answer; None if its text has an unexpected form."""
     start = text.find(_TIME_PREFIX) + len(_TIME_PREFIX)
     time = _time_at(text, start) if start >= len(_TIME_PREFIX) else b""
@@ -225,7 +225,7 @@ def _build_template(
             _Gaps(some, length, fingerprint(b"".join(between[row] for row in some.tolist())))
             for some in np.split(rows, range(at_once, len(rows), at_once))
         ]
-    return ResponseTemplate(
+    return _ResponseTemplate(
         first=first,
         gaps=gaps,
         last=last,

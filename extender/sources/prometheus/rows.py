@@ -13,11 +13,11 @@ from extender.runtime.decoding import MalformedError, decode_with
 Row = Mapping[str, Any]
 """One element of a result: `metric` (its labels) and `value` or `values`."""
 
-Fields = dict[str, msgspec.Raw]
+_Fields = dict[str, msgspec.Raw]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-_FIELDS: Final = msgspec.json.Decoder(Fields)
+_FIELDS: Final = msgspec.json.Decoder(_Fields)
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANYTHING: Final = msgspec.json.Decoder()
 
@@ -64,10 +64,10 @@ class Rows(Sequence[Row]):
 
 
 @dataclass(frozen=True, slots=True)
-class Recognized(Generic[T]):
+class Recognized(Generic[_T]):
     """Result computed from the rows' JSON text without parsing it."""
 
-    value: T
+    value: _T
 
 
 def recognize_nothing(_: memoryview) -> None:
@@ -97,7 +97,7 @@ def _read_document(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def recognize_rows(
-    body: bytes | bytearray, recognize: Callable[[memoryview], T | None]
+    body: bytes | bytearray, recognize: Callable[[memoryview], _T | None]
 ) -> dict[str, Any] | None:
     """Parse an answer without its rows, and compute a result from the rows' JSON text.
 

@@ -25,7 +25,7 @@ from extender.sources.prometheus.frames import Frame
 from extender.sources.prometheus.node_identity import NodeIdentity
 from extender.sources.prometheus.process import WorkerError, WorkerProcess
 
-SOURCE = "prometheus"
+_SOURCE = "prometheus"
 
 # --- frames of the worker to readings, in steps small enough for the event loop -------------------
 
@@ -86,7 +86,7 @@ class ReadingsBuilder:
         before = self._tenants
         self._change_tenants(changed)
         readings = Readings(
-            source=SOURCE,
+            source=_SOURCE,
             at=at,
             devices=self._devices,
             columns=columns,

@@ -30,9 +30,9 @@ from extender.sources.prometheus.node_identity import NodeIdentity
 if TYPE_CHECKING:
     from extender.settings.config import Prometheus
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-NICE_LEVEL: Final = 19
+_NICE_LEVEL: Final = 19
 
 _FULL_COLLECTION_INTERVAL: Final = 30
 """Answers between two garbage collections of all generations."""
@@ -66,7 +66,7 @@ def _lower_priority() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):  # not Linux, or forbidden
-        os.nice(NICE_LEVEL)
+        os.nice(_NICE_LEVEL)
 
 
 def _serve(requests: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
@@ -218,7 +218,7 @@ def _answer_use(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[F
     yield Frame(header={})
 
 
-def _parts(items: Sequence[T]) -> Iterator[list[T]]:
+def _parts(items: Sequence[_T]) -> Iterator[list[_T]]:
     rest = iter(items)
     while part := list(islice(rest, ITEMS_PER_FRAME)):
         yield part
