@@ -1,1 +1,1 @@
-"""Benchmarks: what idlegpu costs the cluster that it serves. `make bench` runs them."""
+"""Benchmarks of idlegpu and of its cost to a cluster. `make bench` runs them."""

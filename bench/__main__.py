@@ -1,7 +1,7 @@
-"""Runs every benchmark, one after the other: `make bench`.
+"""Run all benchmarks in sequence: `make bench`.
 
-Each prints its table and says which bounds it met or missed; each can be run alone and made small:
-`python -m bench.webhooks --help`. Nothing else should run on the machine meanwhile.
+Each benchmark prints its table and the bounds that it met or missed. To run one alone, on a smaller
+cluster: `python -m bench.webhooks --help`. Run nothing else on the machine.
 """
 
 import argparse
@@ -37,7 +37,7 @@ BENCHMARKS: Final = (
 
 
 def main() -> int:
-    """Run the benchmarks; return 1 where one could not be run or missed a bound."""
+    """Run the benchmarks; return 1 if one failed or missed a bound."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     only: list[str] = parser.parse_args().only

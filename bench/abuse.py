@@ -1,10 +1,10 @@
-"""How long filter takes while each port of the extender is misused.
+"""Measure the latency of filter while a client misuses one port of the extender.
 
-`python -m bench.abuse` asks filter and prioritize for one pod after the other, every tenth on a
-fresh connection as kube-scheduler does after a pause, over TLS. Meanwhile a process at another
-address does one bad thing at a time to one port, and counts its connections: those that it opened,
-those that were refused, and those that were ended. At the webhooks' port it shows kube-scheduler's
-own certificate: without one nothing of this comes past the handshake.
+`python -m bench.abuse` calls filter and prioritize over TLS for one pod after the other. Every
+tenth pod uses a new connection, as kube-scheduler does after a pause. Meanwhile a second process,
+the abuser, misuses one port in one way, from another IP address. It counts the connections that it
+opened, and those that the extender refused or closed. At the webhook port the abuser presents
+kube-scheduler's own certificate; without it the TLS handshake would fail.
 """
 
 import argparse
@@ -48,10 +48,10 @@ from testkit.certificates import client_context, issue
 from testkit.controlplane.process import free_port
 
 ANSWER_MS: Final = 1000.0
-"""`httpTimeout` of the shipped scheduler configuration: a later answer is lost."""
+"""`httpTimeout` of the shipped scheduler configuration: kube-scheduler drops later answers."""
 
 MOST_MIB: Final = 1536.0
-"""The memory limit of the pod in `manifests/`."""
+"""Memory limit of the extender's pod in `manifests/`."""
 
 ABUSER: Final = "127.0.0.2"
 KEPT: Final = 50
@@ -68,10 +68,11 @@ LARGE_BYTES: Final = 4 << 20
 KEY_PAIR: Final = (("cert", "crt"), ("key", "key"))
 NONE: Final[Mapping[str, int]] = MappingProxyType({})
 CONNECTIONS: Final = dict.fromkeys(("opened", "refused", "ended"), 0)
-"""Of this process, which is the abuser's: those that are open at last never ended."""
+"""Connections of the abuser (this process). Those still open at the end were never closed."""
 
 HANDSHAKES: Final = asyncio.Semaphore(64)
-"""Of thousands at once none would come to its end: the abuser has to compute, too."""
+"""Limits concurrent TLS handshakes, because thousands at once would all time out: the abuser needs
+CPU for each."""
 
 LONG_QUESTION: Final = json.dumps(
     {
@@ -93,12 +94,12 @@ class Port:
     """A port of the extender.
 
     Attributes:
-        name: what it is for.
-        number: where it listens on 127.0.0.1.
-        path: what is asked there.
-        has_tls: it shows a certificate.
-        shows: folder of the certificate that the abuser shows; "" for none.
-        answers_at_length: a path with a long answer to GET; "" where only a POST may have one.
+        name: purpose of the port.
+        number: port number on 127.0.0.1.
+        path: path of the requests.
+        has_tls: whether it serves TLS.
+        shows: folder of the abuser's client certificate; "" for none.
+        answers_at_length: path with a long answer to GET; "" if only POST has one.
     """
 
     name: str
@@ -110,7 +111,7 @@ class Port:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect from the abuser's address."""
+        """Connect from the abuser's IP address."""
         context = _context(self.shows) if self.has_tls else None
         try:
             async with HANDSHAKES:
@@ -128,7 +129,7 @@ class Port:
             writer.transport.abort()
 
     def head(self, length: int, *, extra: str = "") -> bytes:
-        """Return the head of a POST."""
+        """Return the request line and headers of a POST."""
         return (
             f"POST {self.path} HTTP/1.1\r\nHost: it\r\nContent-Type: application/json\r\n{extra}"
             f"Content-Length: {length}\r\n\r\n"
@@ -145,45 +146,45 @@ def _context(shows: str) -> ssl.SSLContext:
 
 
 async def send_bombs(port: Port) -> None:
-    """Send small bodies that unpack to hundreds of megabytes."""
+    """Send small compressed bodies that unpack to hundreds of megabytes."""
     body = gzip.compress(bytes(BOMB_BYTES), 9)
     message = port.head(len(body), extra="Content-Encoding: gzip\r\n") + body
     await _each(BOMBS, lambda: _ask(port, message))
 
 
 async def send_large(port: Port) -> None:
-    """Send bodies that are large, and JSON of very many small values."""
+    """Send large bodies, and JSON with very many small values."""
     body = b'{"Pod":[' + b"{}," * (LARGE_BYTES // 3) + b"{}]}"
     await _each(BOMBS, lambda: _ask(port, port.head(len(body)) + body))
 
 
 async def flood(port: Port) -> None:
-    """Ask nonsense as fast as it is answered, without a token."""
+    """Send invalid requests without a token, each as soon as the last is answered."""
     await _each(BUSY_CONNECTIONS, lambda: _ask(port, port.head(2) + b"{}"))
 
 
 async def flood_with_tokens(port: Port) -> None:
-    """Ask nonsense as fast as it is answered, with tokens that no API server issued."""
+    """Send invalid requests with forged tokens, each as soon as the last is answered."""
     await _each(BUSY_CONNECTIONS, lambda: _ask(port, port.head(2, extra=TOKEN) + b"{}"))
 
 
 async def send_slow_heads(port: Port) -> None:
-    """Send a header byte by byte."""
+    """Send request headers byte by byte."""
     await _each(SLOW_CONNECTIONS, lambda: _drip(port, f"POST {port.path} HTTP/1.1\r\nX: ".encode()))
 
 
 async def send_slow_bodies(port: Port) -> None:
-    """Announce a body of a megabyte and send it byte by byte."""
+    """Announce a body of one megabyte and send it byte by byte."""
     await _each(SLOW_CONNECTIONS, lambda: _drip(port, port.head(1 << 20)))
 
 
 async def connect_only(port: Port) -> None:
-    """Open thousands of connections and say nothing."""
+    """Open thousands of connections and send nothing."""
     await _each(IDLE_CONNECTIONS, lambda: _drip(port, b"", pause_seconds=3600.0))
 
 
 async def never_read(port: Port) -> None:
-    """Ask for long answers again and again and read none of them."""
+    """Request long answers repeatedly without reading them."""
     message = port.head(len(LONG_QUESTION)) + LONG_QUESTION
     if port.answers_at_length:
         message = f"GET {port.answers_at_length} HTTP/1.1\r\nHost: it\r\n\r\n".encode()
@@ -211,13 +212,13 @@ ABUSES: Final[dict[str, Callable[[Port], Coroutine[Any, Any, None]]]] = {
 
 
 async def _each(count: int, act: Callable[[], Awaitable[None]]) -> None:
-    """Act so many times at once, and again whenever one of them has ended."""
+    """Run `count` copies of an action concurrently, and restart each when it ends."""
 
     async def again() -> None:
         while True:
             try:
                 await act()
-            except OSError:  # refused or disconnected, as it should be
+            except OSError:  # the extender refused or closed the connection, as intended
                 await asyncio.sleep(0.1)
 
     async with asyncio.TaskGroup() as group:
@@ -248,11 +249,11 @@ async def _drip(port: Port, start: bytes, pause_seconds: float = 1.0) -> None:
 
 
 def report_at_the_end() -> None:
-    """Wait until standard input ends, say what became of the connections, and end this process."""
+    """Wait until standard input ends, print the counts of connections, and exit."""
     sys.stdin.read()
     sys.stdout.write(json.dumps(CONNECTIONS))
     sys.stdout.flush()
-    os._exit(0)  # not by closing thousands of connections one by one
+    os._exit(0)  # without closing thousands of connections one by one
 
 
 @contextmanager
@@ -260,10 +261,10 @@ def misusing(port: Port, abuse: str) -> Iterator[dict[str, int]]:
     """Misuse a port from another process while the context is open.
 
     Yields:
-        What became of the connections, filled in at the end.
+        Counts of connections by outcome, filled in at the end.
 
     Raises:
-        BenchError: the other process failed.
+        BenchError: the abuser's process failed.
     """
     counts: dict[str, int] = {}
     process = subprocess.Popen(
@@ -287,7 +288,7 @@ def misusing(port: Port, abuse: str) -> Iterator[dict[str, int]]:
 
 
 def ask_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Phase, int]:
-    """Place pods as kube-scheduler does for so long; return the times, and how many were lost."""
+    """Place pods as kube-scheduler does; return latencies and the number of lost answers."""
     phase, lost, running, is_connected = Phase(""), 0, list[Placed](), True
     deadline = time.perf_counter() + seconds
     for number in itertools.count(1):
@@ -309,7 +310,7 @@ def ask_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Ph
 
 
 def open_ports(world: World, admission: int, agents: int, certificates: Path) -> tuple[Port, ...]:
-    """Return the ports of an extender."""
+    """Return the ports of an extender that can be misused."""
     port, status = (urlsplit(url).port or 0 for url in (world.url, world.status_url))
     return (
         Port(
@@ -350,7 +351,7 @@ def row(
 
 
 def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, object]]:
-    """Misuse one port after the other; return the rows of the table, the undisturbed one first."""
+    """Misuse one port after the other; return the table's rows, the undisturbed one first."""
     admission, agents, status = free_port(), free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="idlegpu-abuse-") as name:
         certificates = Path(name)
@@ -386,7 +387,7 @@ def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, o
 
 
 def bounds(rows: Sequence[Mapping[str, Any]]) -> list[Bound]:
-    """Return what is promised: no answer is lost, none is late, and memory is bounded."""
+    """Return the bounds: no answer is lost, none is late, and memory is limited."""
     misused = rows[1:]
     return [
         Bound(
@@ -417,7 +418,7 @@ def bounds(rows: Sequence[Mapping[str, Any]]) -> list[Bound]:
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.abuse", description=__doc__)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each row")
@@ -428,7 +429,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.abuse:
         port = Port(**json.loads(options.port))
-        threading.Thread(target=report_at_the_end, daemon=True).start()  # however busy the loop is
+        # even if the event loop is busy
+        threading.Thread(target=report_at_the_end, daemon=True).start()
         asyncio.run(ABUSES[options.abuse](port))
         return 0
     nodes, seconds = (100, 3.0) if options.quick else (options.nodes, options.seconds)

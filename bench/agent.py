@@ -1,8 +1,8 @@
-"""Measures what the node agent costs: CPU of a pass, CPU at one pass a second, resident memory.
+"""Measure the node agent's cost: CPU of a pass, CPU at one pass a second, resident memory.
 
-The whole agent runs in a process of its own over a scripted driver with changing values, or with
-`--real` over this machine's own, asks a kubelet's pod-resources server, looks processes up in
-`/proc`, reports to an extender, and is scraped as by Prometheus.
+The agent runs as a separate process. It reads a scripted driver with changing values (with
+`--real`: this machine's driver), queries a kubelet's pod-resources server, looks up processes in
+`/proc`, reports to an extender, and is scraped as Prometheus would.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from agent.report import UPGRADE, decode
 from bench.agent_process import CARDS, uuid_of
@@ -30,7 +30,7 @@ from testkit.controlplane.process import free_port
 
 SCRAPE_SECONDS: Final = 15.0
 WARM_SECONDS: Final = 12.0
-"""A pass over what is read less often comes every 10 s; after so long everything is loaded."""
+"""Slow-changing values are read every 10 s; after this time all code paths have run once."""
 
 MOST_PASS_MS: Final = 5.0
 MOST_CORE_PERCENT: Final = 0.5
@@ -41,7 +41,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def running_agent(port: int, uuids: Sequence[str], *, is_real: bool) -> Iterator[int]:
-    """Run the agent, a kubelet that it asks, and processes that it looks up; yield its pid."""
+    """Run the agent, its kubelet, and processes for it to look up; yield the agent's PID."""
     with tempfile.TemporaryDirectory() as folder, FakeKubelet(Path(folder) / "kubelet.sock") as it:
         it.pods = [
             pod(f"train-{number}", container("main", uuid), namespace="ml")
@@ -67,7 +67,7 @@ def running_agent(port: int, uuids: Sequence[str], *, is_real: bool) -> Iterator
 
 
 def as_settings(port: str, kubelet: str, extender: str, token: str) -> dict[str, str]:
-    """Return the agent's own environment variables."""
+    """Return the agent's environment variables."""
     return {
         "IDLEGPU_AGENT_LISTEN": f"127.0.0.1:{port}",
         "IDLEGPU_AGENT_NODE": "gpu-7",
@@ -89,7 +89,7 @@ def real_uuids() -> list[str]:
 
 
 class _Taker(socketserver.BaseRequestHandler):
-    """Grants what an agent asks for, and takes its reports."""
+    """Stand-in for the extender that accepts an agent's connection and reports."""
 
     @override
     def handle(self) -> None:
@@ -104,7 +104,7 @@ class _Taker(socketserver.BaseRequestHandler):
 
 @contextmanager
 def taking_reports() -> Iterator[str]:
-    """Stand in for the extender while the context is open; yield its address."""
+    """Run a stand-in for the extender while the context is open; yield its address."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Taker) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -116,20 +116,20 @@ def taking_reports() -> Iterator[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process took, its threads' included."""
+    """Return the CPU time that a process and its threads have used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def resident_mib(pid: int) -> float:
-    """Return the memory that a process holds."""
+    """Return the resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024
 
 
 def scrape(port: int) -> dict[str, float]:
-    """Return the agent's own counters, by name."""
+    """Return the agent's metrics by name."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {
@@ -141,7 +141,7 @@ def scrape(port: int) -> dict[str, float]:
 
 
 def wait_for_agent(port: int) -> None:
-    """Wait until the agent has made a pass."""
+    """Wait until the agent has completed a pass."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -154,7 +154,7 @@ def wait_for_agent(port: int) -> None:
 
 
 def measure(port: int, pid: int, seconds: float) -> dict[str, float]:
-    """Watch the agent for a time, and return what it took."""
+    """Measure the agent for a time; return CPU, memory and passes."""
     before, cpu_before, started = scrape(port), cpu_seconds(pid), time.monotonic()
     most_mib, last_scrape = resident_mib(pid), started
     while time.monotonic() - started < seconds:
@@ -182,7 +182,7 @@ def measure(port: int, pid: int, seconds: float) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, and write what was measured."""
+    """Run the benchmark and write the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.agent", description=__doc__)
     parser.add_argument("--seconds", type=float, default=180.0, help="how long to watch")
     parser.add_argument("--real", action="store_true", help="over this machine's own GPUs")

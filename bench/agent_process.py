@@ -1,9 +1,9 @@
-"""The agent that `bench.agent` measures: as `python -m agent` serves, over a scripted driver.
+"""Agent process for `bench.agent`: the agent of `python -m agent`, with a scripted driver.
 
-Imports what the real agent holds in memory, and little else.
+It imports little beyond the real agent's modules, so that its memory is comparable.
 """
 
-import agent.__main__  # isort: skip - first, as in the real agent
+import agent.__main__  # isort: skip - imported first, as in the real agent
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 import agent.nvml  # noqa: F401 - the real agent holds it in memory
 from agent.app import serve
@@ -33,11 +33,11 @@ def uuid_of(number: int) -> str:
 
 
 class LivelyBackend(ScriptedBackend):
-    """A driver whose cards have a random load at each call."""
+    """Scripted driver whose cards have a random load at each call."""
 
     @override
     def read(self, call: Call, handle: Handle) -> Values:
-        """Return what changes from second to second by chance, and the rest as it is."""
+        """Return random values for load, and the scripted values for the rest."""
         values = super().read(call, handle)
         if call not in _CHANGING:
             return values
@@ -45,17 +45,17 @@ class LivelyBackend(ScriptedBackend):
 
     @override
     def read_gpm(self, card: Card, gpu_instance_id: int | None) -> Values:
-        """Return activity by chance."""
+        """Return random activity."""
         values = super().read_gpm(card, gpu_instance_id)
         return {**values, Signal.GRAPHICS_ACTIVE: random.random()}
 
 
 def main(argv: Sequence[str]) -> None:
-    """Be the agent.
+    """Run the agent.
 
     Args:
-        argv: port to serve on, socket of the kubelet, where to report, the file with the token,
-            and processes that use every card.
+        argv: port to serve on, socket of the kubelet, address of the extender, file with the token,
+            and PIDs of the processes that use every card.
     """
     port, kubelet, extender, token, *pids = argv
     logs.configure(LogLevel.INFO, LogFormat.JSON)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
         reports=ReportOptions(service=extender, token_file=token),
     )
     backend = LivelyBackend(*cards)
-    backend.event_seconds = 1.0  # as long as the agent waits
+    backend.event_seconds = 1.0  # the agent's own timeout for events
     asyncio.run(serve(options, backend))
 
 

@@ -1,8 +1,8 @@
-"""Thousands of node agents in one process: `python -m bench.agent_swarm`, for `bench.agents`.
+"""Simulate thousands of node agents in one process, for `bench.agents`.
 
-Each has a connection of its own, opened with a token of its own, and sends what a real agent's link
-sends: the same frames, made by the same code before the clock starts, so that the swarm takes
-little of the machine that is measured.
+Each agent has its own connection and token, and sends the frames that a real agent sends. The
+frames are encoded by the agent's own code before the measurement starts, so that the swarm uses
+little CPU during it.
 """
 
 import argparse
@@ -57,12 +57,12 @@ _STEADY: Final = (
 
 
 def report_of(fleet: BenchFleet, number: int, busy: dict[int, float]) -> Report:
-    """Return a report of a node as its agent would make it.
+    """Build the report that a node's agent would send.
 
     Args:
         fleet: the cluster.
-        number: of the node.
-        busy: activity by row of the device, where it is not what its pods do.
+        number: number of the node.
+        busy: activity by row of the device, where it differs from the load of its pods.
     """
     node = fleet.nodes[number]
     rows = [row for some in node.devices.values() for row in some]
@@ -117,12 +117,12 @@ def report_of(fleet: BenchFleet, number: int, busy: dict[int, float]) -> Report:
 
 
 class Frames:
-    """What one node's agent sends.
+    """Encoded frames of one node's agent.
 
     Attributes:
-        first: opens a connection's updates.
-        same: heartbeats, in turn.
-        changed: changes, in turn.
+        first: first update of a connection.
+        same: heartbeats, sent in turn.
+        changed: updates with changed values, sent in turn.
     """
 
     def __init__(self, fleet: BenchFleet, number: int) -> None:
@@ -130,7 +130,8 @@ class Frames:
         digest_builder = DigestBuilder(ReportOptions(), Thresholds(), Threshold())
         updates = UpdateBuilder()
         made = []
-        # Each is a pass ten seconds after the one before: so all but the first report means.
+        # Each report is a pass ten seconds after the one before; so all but the first have
+        # averages.
         for turn, busy in enumerate(({}, {rows[0]: 0.95}, {rows[0]: 0.05}), start=1):
             report = msgspec.structs.replace(
                 report_of(fleet, number, busy), sequence=turn, at=10.0 * turn
@@ -147,12 +148,12 @@ class Frames:
 
 
 class Link(asyncio.Protocol):
-    """A connection of an agent.
+    """Connection of a simulated agent.
 
     Args:
-        frames: what it sends.
-        name: of its node.
-        audience: of its token.
+        frames: frames to send.
+        name: name of the node.
+        audience: audience of its token.
     """
 
     def __init__(self, frames: Frames, name: str, audience: str) -> None:
@@ -168,7 +169,7 @@ class Link(asyncio.Protocol):
             "node": name,
         }
         body = base64.urlsafe_b64encode(orjson.dumps(claims)).rstrip(b"=")
-        # As long as the kubelet's are.
+        # As long as the tokens that the kubelet mounts.
         self._token = b"eyJhbGciOiJSUzI1NiJ9." + body + b"." + b"x" * 700
         self._transport: asyncio.Transport | None = None
 
@@ -196,17 +197,17 @@ class Link(asyncio.Protocol):
         self.is_lost.set()
 
     def send(self, data: bytes) -> None:
-        """Send it, if there is a connection."""
+        """Send data if connected."""
         if self._transport is not None:
             self._transport.write(data)
 
     def heartbeat(self) -> None:
-        """Say that nothing has changed."""
+        """Send a heartbeat: no values changed."""
         if self.is_granted:
             self.send(self._frames.same[self.turn % 2])
 
     def change(self) -> None:
-        """Say that something has."""
+        """Send an update with changed values."""
         self.turn += 1
         if self.is_granted:
             self.send(self._frames.changed[self.turn % 2])
@@ -219,7 +220,7 @@ async def keep(
     options: argparse.Namespace,
     how: "tuple[asyncio.Semaphore, ssl.SSLContext | None]",
 ) -> None:
-    """Keep a node's agent connected."""
+    """Keep a node's agent connected: reconnect whenever the connection ends."""
     loop, failures = asyncio.get_running_loop(), 0
     gate, tls = how
     while True:
@@ -241,7 +242,7 @@ async def keep(
 
 
 async def swarm(options: argparse.Namespace) -> None:
-    """Report until cancelled."""
+    """Run the agents until cancelled."""
     spec = FleetSpec(nodes=options.nodes, gpu_pods=options.gpu_pods)
     fleet = BenchFleet(spec)
     fleet.refresh()
@@ -258,7 +259,7 @@ async def swarm(options: argparse.Namespace) -> None:
 
 
 async def talk(links: dict[str, Link], options: argparse.Namespace) -> None:
-    """Send heartbeats and changes, evenly over time and nodes."""
+    """Send heartbeats and updates, spread evenly over time and nodes."""
     beats = changes = 0.0
     at, turn = time.monotonic(), 0
     while True:
@@ -277,7 +278,7 @@ async def talk(links: dict[str, Link], options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Report until a signal ends it."""
+    """Run the agents until a signal ends the process."""
     parser = argparse.ArgumentParser(prog="python -m bench.agent_swarm", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="the extender's, on 127.0.0.1")
     parser.add_argument("--nodes", type=int, default=5000)
@@ -295,7 +296,7 @@ def main() -> None:
 
 
 def _files() -> tuple[int, int]:
-    """Allow as many open files as may be."""
+    """Raise the limit of open files to the maximum; return the limits."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)

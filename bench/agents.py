@@ -1,10 +1,10 @@
-"""What 5,000 node agents cost the extender, and whether its answers feel them.
+"""Measure the cost of 5,000 node agents to the extender, and their effect on its latency.
 
-`python -m bench.agents` places ten pods a second, first without agents, then while 5,000 of them
-report from a process of their own (`bench.agent_swarm`): a connection each over TLS, as the
-manifests have it (`--plain`: without), heartbeats every 10 s and 500 changes a second on top. CPU
-is that of the extender's main process, by /proc; what agents cost is what it takes more with them
-than without during twenty seconds without requests.
+`python -m bench.agents` places ten pods a second, first without agents, then while 5,000 agents
+report from another process (`bench.agent_swarm`). Each agent has a connection over TLS, as in the
+manifests (`--plain`: without TLS), and sends a heartbeat every 10 s; together they send 500 changes
+a second. CPU is that of the extender's main process, from /proc. The agents' cost is the difference
+in CPU with and without them, over twenty seconds without requests.
 """
 
 import argparse
@@ -40,12 +40,12 @@ REST_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What the extender took in a time.
+    """Resource use of the extender over a time span.
 
     Attributes:
-        seconds: how long it was.
-        cpu_seconds: CPU of the extender without its worker, which agents do not concern.
-        reports: reports that it took.
+        seconds: length of the span.
+        cpu_seconds: CPU time of the extender's main process; agents do not use the worker process.
+        reports: reports that it received.
     """
 
     seconds: float
@@ -54,13 +54,13 @@ class Span:
 
     @property
     def core_percent(self) -> float:
-        """CPU in percent of a core."""
+        """CPU use in percent of one core."""
         return 100 * self.cpu_seconds / self.seconds
 
 
 @contextmanager
 def certificates(*, is_wanted: bool) -> Iterator[dict[str, str]]:
-    """Have a CA, and a certificate of the extender's, in files; none where they are not wanted."""
+    """Write a CA and the extender's certificate to files; yield their paths, or {} without TLS."""
     if not is_wanted:
         yield {}
         return
@@ -76,7 +76,7 @@ def certificates(*, is_wanted: bool) -> Iterator[dict[str, str]]:
 def swarm(
     port: int, ca_file: str, options: argparse.Namespace
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Have agents that are ready to connect: they do once a line is written to them."""
+    """Start the agents' process; it connects once a line is written to its standard input."""
     command = [
         *(sys.executable, "-m", "bench.agent_swarm", "--port", str(port)),
         *("--nodes", str(options.nodes), "--gpu-pods", str(options.gpu_pods)),
@@ -102,7 +102,7 @@ def measure(
     scheduler: Scheduler,
     options: argparse.Namespace,
 ) -> Span:
-    """Place pods for a time; return what the extender took meanwhile."""
+    """Place pods for a time; return the extender's resource use during it."""
     pid = world.extender_pid
     with noise_server() as noise:
         before, cpu, began = reports(world), cpu_seconds(pid), time.perf_counter()
@@ -116,7 +116,7 @@ def measure(
 
 
 def rest(world: World) -> Span:
-    """Return the extender's CPU use without requests."""
+    """Measure the extender's resource use without requests."""
     pid = world.extender_pid
     before, cpu, began = reports(world), cpu_seconds(pid), time.perf_counter()
     time.sleep(REST_SECONDS)
@@ -125,21 +125,21 @@ def rest(world: World) -> Span:
 
 
 def reports(world: World) -> float:
-    """Return how many reports the extender has taken."""
+    """Return the number of reports that the extender has received."""
     return world.metrics().get("idlegpu_agent_reports_total", 0.0)
 
 
 def connect(
     world: World, process: "subprocess.Popen[str]", nodes: int, place: Callable[[], object]
 ) -> tuple[float, float]:
-    """Let the agents connect; return how long it took, and the CPU of the extender."""
+    """Connect all agents; return the seconds that this takes, and the extender's CPU time."""
     assert process.stdin is not None
     began, cpu = time.perf_counter(), cpu_seconds(world.extender_pid)
     process.stdin.write("go\n")
     process.stdin.flush()
 
     def are_there() -> bool:
-        place()  # a connection that is idle for long is closed
+        place()  # the server closes a connection that is idle for long
         return world.metrics().get("idlegpu_agents", 0.0) >= nodes
 
     wait_until(
@@ -154,7 +154,7 @@ def connect(
 def run(
     options: argparse.Namespace,
 ) -> tuple[list[Phase], list[Span], list[Span], dict[str, float]]:
-    """Measure both phases, and the extender at rest before each."""
+    """Measure both phases, and the idle extender before each."""
     port = free_port()
     spec = FleetSpec(nodes=options.nodes, gpu_pods=options.gpu_pods)
     phases = [Phase("without agents"), Phase(f"{options.nodes} agents report")]
@@ -203,7 +203,7 @@ def run(
 
 
 def main() -> int:
-    """Measure, and say whether the bounds were met."""
+    """Run the benchmark and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.agents", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)

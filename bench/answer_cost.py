@@ -1,4 +1,4 @@
-"""Print the cost of each part of an answer, and the time that each cache saves.
+"""Measure the cost of each part of an answer, and the time that each cache saves.
 
 `python -m bench.answer_cost` builds a fleet in this process, without a cluster or a socket. Each
 part runs alternately as in the extender and without its cache, so that noise of the machine affects
@@ -43,7 +43,7 @@ REQUESTS: Final = tuple(
     for gpus in (1, 2, 4, 8)
     for memory, strategy in ((None, Strategy.AUTO), (20 << 30, Strategy.PACK))
 )
-"""As many requests as the extender updates in advance."""
+"""As many requests as the extender precomputes."""
 SHORTLIST: Final = 100
 
 
@@ -52,9 +52,9 @@ class Part:
     """A part of an answer.
 
     Attributes:
-        name: the work, or the cache.
-        run: does the work as the extender does it.
-        without: does it without the cache; None if there is no cache.
+        name: name of the part or of its cache.
+        run: the work, as the extender does it.
+        without: the same work without the cache; None if there is no cache.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Part:
     without: Callable[[], object] | None = None
 
     def row(self, rounds: int) -> dict[str, object]:
-        """Time both ways in turn; return the medians in milliseconds."""
+        """Time both variants alternately; return the medians in milliseconds."""
         both = [self.run] if self.without is None else [self.run, self.without]
         times: list[list[float]] = [[] for _ in both]
         for number in range(WARM_UP + rounds):
@@ -82,7 +82,7 @@ class Part:
 
 
 def build(nodes: int) -> VirtualCluster:
-    """Return a fleet with readings of all devices, half of them busy."""
+    """Build a fleet with readings of all devices, half of them busy."""
     cluster = VirtualCluster(Shape(nodes=nodes), Policy())
     devices = cluster.shape.devices
     busy = np.where(np.arange(devices) % 2, 0.9, 0.0)
@@ -101,7 +101,7 @@ def build(nodes: int) -> VirtualCluster:
 
 
 def pods(number: int) -> Iterator[tuple[PodRecord, bytes]]:
-    """Yield the records of unbound pods, and their JSON."""
+    """Yield the records and the JSON of unbound pods."""
     for at in range(number):
         version = str(at + 1)
         record = PodRecord(
@@ -123,10 +123,10 @@ def pods(number: int) -> Iterator[tuple[PodRecord, bytes]]:
 
 
 def wire_parts(cluster: VirtualCluster) -> Iterator[Part]:
-    """Yield the parts that read a request and write its answer."""
+    """Yield the parts that decode a request and encode its answer."""
     fleet, placer = cluster.fleet, cluster.placer
     names = orjson.dumps(cluster.names)
-    # More pods than `wire` caches.
+    # More pods than the cache in `wire` holds.
     known = list(pods(3 * 32))
     bodies = [body_of(pod, names) for _, pod in known]
     waiting = {record.uid: record for record, _ in known}
@@ -172,7 +172,7 @@ def wire_parts(cluster: VirtualCluster) -> Iterator[Part]:
 
 
 def evaluation_parts(cluster: VirtualCluster) -> Iterator[Part]:
-    """Yield the parts of the evaluation of a pool."""
+    """Yield the parts of evaluating a pool."""
     fleet = cluster.fleet
     snapshot = fleet.snapshot()
     pool, policy = snapshot.pools[GPU], fleet.policy
@@ -225,7 +225,7 @@ def evaluation_parts(cluster: VirtualCluster) -> Iterator[Part]:
 
 
 def snapshot_parts(cluster: VirtualCluster) -> Iterator[Part]:
-    """Yield the parts of a snapshot after a pod was bound; these change the fleet."""
+    """Yield the parts of building a snapshot after a pod was bound; these change the fleet."""
     fleet, numbers = cluster.fleet, count()
 
     def bind() -> None:
@@ -251,7 +251,7 @@ def snapshot_parts(cluster: VirtualCluster) -> Iterator[Part]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.answer_cost", description=__doc__)
     parser.add_argument("--nodes", type=int, default=NODES, help="of eight GPUs each")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

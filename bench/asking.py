@@ -1,9 +1,9 @@
-"""Places pods as kube-scheduler does: filter, prioritize, bind, one pod after the other.
+"""Place pods as kube-scheduler does: filter, prioritize, bind, one pod after the other.
 
-A pod is created through the backend, the extender is asked over one kept-alive connection, and the
-pod is bound to the node of the highest score, so that the cluster changes as it goes. What is timed
-is a question as kube-scheduler sees it: from the first byte sent to the last byte read. Building
-questions and reading answers is not: kube-scheduler has its own costs for that.
+Each pod is created through the backend. The extender is called over one kept-alive connection, and
+the pod is bound to the node with the highest score, so that the cluster changes with each pod.
+Latency is measured as kube-scheduler sees it: from the first byte sent to the last byte read. It
+excludes building requests and parsing answers, which are kube-scheduler's own costs.
 """
 
 import socket
@@ -25,11 +25,11 @@ ANSWER_SECONDS: Final = 30.0
 
 
 class Connection:
-    """One kept-alive HTTP/1.1 connection, as little Python as possible around the socket.
+    """Kept-alive HTTP/1.1 connection with little Python overhead around the socket.
 
     Args:
         url: base URL of the server.
-        tls: how it is asked over TLS; None for plain HTTP.
+        tls: TLS configuration; None for plain HTTP.
     """
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
@@ -37,12 +37,12 @@ class Connection:
         self._host = parts.netloc
         self._socket = socket.create_connection((parts.hostname, parts.port), ANSWER_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        replace_bbr(self._socket)  # what this machine would hold back is no answer's time
+        replace_bbr(self._socket)  # Nagle's algorithm would add this machine's delay to the latency
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname=parts.hostname)
 
     def post(self, path: str, body: bytes) -> tuple[float, bytes]:
-        """Return the seconds until the whole answer was there, and its body.
+        """Send a POST; return the seconds until the whole answer arrived, and its body.
 
         Raises:
             BenchError: the status was not 200, or the connection broke.
@@ -54,11 +54,11 @@ class Connection:
         return self._exchange(head.encode() + body, path)
 
     def get(self, path: str) -> tuple[float, bytes]:
-        """Ask with GET likewise."""
+        """Send a GET; return the seconds until the whole answer arrived, and its body."""
         return self._exchange(f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\n\r\n".encode(), path)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._socket.close()
 
     def _exchange(self, message: bytes, path: str) -> tuple[float, bytes]:
@@ -85,15 +85,15 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """How one pod was placed.
+    """Result of placing one pod.
 
     Attributes:
-        at: when filter was asked, `time.perf_counter`.
-        filter_seconds: how long filter took.
-        prioritize_seconds: how long prioritize took; 0 where filter left no node.
-        uid: the pod.
-        node: where it was bound; "" where no node was left.
-        feasible: nodes in filter's answer.
+        at: time of the filter call, by `time.perf_counter`.
+        filter_seconds: latency of filter.
+        prioritize_seconds: latency of prioritize; 0 if filter left no node.
+        uid: UID of the pod.
+        node: node to which it was bound; "" if no node was left.
+        feasible: number of nodes in filter's answer.
     """
 
     at: float
@@ -106,14 +106,14 @@ class Placed:
 
 @dataclass(slots=True)
 class Scheduler:
-    """kube-scheduler, as far as extenders see it.
+    """Stand-in for kube-scheduler that calls the extender for one pod after the other.
 
     Attributes:
-        world: where it works.
-        wishes: what its pods ask for, in turn.
-        is_binding: bind what was placed.
-        tls: how the extender is asked over TLS; None for plain HTTP.
-        placed: what it has done.
+        world: the simulated cluster and the extender.
+        wishes: GPU requests of its pods, used in turn.
+        is_binding: whether it binds the pods.
+        tls: TLS configuration; None for plain HTTP.
+        placed: results of all pods so far.
     """
 
     world: World
@@ -127,7 +127,7 @@ class Scheduler:
     _turn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """Connect, and learn the nodes' names."""
+        """Connect, and fetch the nodes' names."""
         self._connection = Connection(self.world.url, self.tls)
         self.world.connections.callback(self.close)
         self._names = names_json(self.world.nodes())
@@ -137,19 +137,19 @@ class Scheduler:
         self._connection.close()
 
     def reconnect(self) -> None:
-        """Ask over a new connection from now on."""
+        """Open a new connection to the extender."""
         self.close()
         self._connection = Connection(self.world.url, self.tls)
 
     def prepare(self, count: int) -> None:
-        """Create pods that wait to be placed; at most a few hundred at a time are realistic."""
+        """Create pods in advance for the next calls; more than a few hundred are not realistic."""
         for number in range(count):
             wish = self.wishes[(self._turn + number) % len(self.wishes)]
             self._pods.append(create_pod(self.world, wish))
         self._turn += count
 
     def place(self) -> Placed:
-        """Place one pod; it is created first if none was prepared."""
+        """Place one pod; create it first if none was prepared."""
         if not self._pods:
             self.prepare(1)
         uid, pod = self._pods.pop(0)
@@ -176,11 +176,11 @@ class Scheduler:
         return placed
 
     def place_for(self, seconds: float, *, pause_seconds: float = 0.005) -> list[Placed]:
-        """Place pods one after the other for so long.
+        """Place pods one after the other for a time.
 
         Args:
-            seconds: how long.
-            pause_seconds: what kube-scheduler itself needs for a pod.
+            seconds: duration.
+            pause_seconds: pause after each pod, for kube-scheduler's own work.
         """
         done: list[Placed] = []
         deadline = time.perf_counter() + seconds
@@ -190,7 +190,7 @@ class Scheduler:
         return done
 
     def remove(self, placed: Iterable[Placed]) -> None:
-        """Delete pods again."""
+        """Delete placed pods."""
         self.world.control("delete", uids=[one.uid for one in placed])
 
     def _rank(self, pod: bytes, names: Sequence[str]) -> tuple[float, str]:
@@ -201,7 +201,7 @@ class Scheduler:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of the values does not exceed; nan where there are none.
+    """Return a percentile of values by nearest rank; nan if there are none.
 
     Example:
         >>> percentile([5.0, 1.0, 3.0], 0.5)

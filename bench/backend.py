@@ -1,6 +1,6 @@
-"""A cluster's API server and Prometheus in one process, cheap beside what is measured.
+"""Simulate a cluster's API server and Prometheus in one process that uses little CPU.
 
-`python -m bench.backend --port PORT` serves, all on 127.0.0.1:PORT:
+`python -m bench.backend --port PORT` serves, these paths on 127.0.0.1:PORT:
 
     /api/..., /apis/...         the API server
     /prometheus                 base URL of the Prometheus
@@ -42,15 +42,15 @@ from bench.backend_prometheus import Prometheus
 Answer = Mapping[str, object]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BURST_PODS: Final = 500
-"""Pods that are sent to the watches before others get their turn."""
+"""Pods that are sent to the watches before other tasks run."""
 
 
 class Backend:
-    """The simulated cluster and its controls.
+    """HTTP server of the simulated cluster and its controls.
 
     Args:
         fleet: the cluster.
-        scrape_seconds: exporters are scraped so often.
+        scrape_seconds: scrape interval of the exporters.
     """
 
     def __init__(self, fleet: BenchFleet, *, scrape_seconds: float) -> None:
@@ -59,7 +59,7 @@ class Backend:
         self._prometheus = Prometheus(fleet, scrape_seconds=scrape_seconds)
 
     def build_app(self) -> web.Application:
-        """Return the application."""
+        """Build the application."""
         app = web.Application(client_max_size=64 << 20)
         app.add_routes(self._api.routes())
         app.add_routes(self._prometheus.routes())
@@ -81,7 +81,7 @@ class Backend:
         return app
 
     async def refresh_every(self, seconds: float) -> None:
-        """Refresh the readings again and again."""
+        """Refresh the readings at a fixed interval."""
         while True:
             await asyncio.sleep(seconds)
             self._prometheus.refresh()
@@ -145,7 +145,7 @@ class Backend:
         return answer
 
     def _start(self, pods: list[BenchPod], life: str) -> None:
-        """Let pods go through their first states as far as the life that they are to have."""
+        """Let pods go through their first states, up to the state that `life` names."""
         fleet = self._fleet
         match life:
             case "running":
@@ -203,7 +203,7 @@ class Backend:
 
 
 def _control(act: Callable[[Answer], Awaitable[Answer]]) -> Handler:
-    """Return the handler of a control that takes and gives JSON."""
+    """Return the handler of a control that reads and answers JSON."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -230,7 +230,7 @@ async def serve(backend: Backend, port: int, refresh_seconds: float) -> None:
 
 
 def main() -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(prog="python -m bench.backend", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1")
     parser.add_argument("--nodes", type=int, default=5000, help="GPU nodes, 8 cards each")
@@ -252,7 +252,7 @@ def main() -> None:
     )
     backend = Backend(fleet, scrape_seconds=options.scrape_seconds)
     gc.collect()
-    gc.freeze()  # a collection of all that would look like a slow cluster
+    gc.freeze()  # a full garbage collection would look like a slow cluster
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(serve(backend, options.port, options.refresh_seconds))
 

@@ -1,6 +1,6 @@
-"""The API server of the benchmarks: lists in pages, watches with bookmarks, counts writes.
+"""Simulated API server: lists in pages, watches with bookmarks, counts writes.
 
-Objects are rendered when they are sent. What is not asked for by the extender is not there.
+Objects are rendered when they are sent. Routes that the extender does not use are missing.
 """
 
 import base64
@@ -9,7 +9,7 @@ from typing import Final
 
 import orjson
 from aiohttp import web
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from bench.backend_fleet import BenchFleet, BenchNode
 from bench.backend_objects import BenchPod, render_pod
@@ -19,10 +19,10 @@ KINDS: Final = {"nodes": "Node", "pods": "Pod"}
 
 
 class BenchApiServer(ApiServer):
-    """Serves a fleet's nodes and pods, and sends their changes.
+    """API server that serves a fleet's nodes and pods, and sends their changes to watches.
 
     Attributes:
-        writes: writes taken, by method and kind of object.
+        writes: count of writes, by method and kind of object.
 
     Args:
         fleet: the cluster.
@@ -58,7 +58,7 @@ class BenchApiServer(ApiServer):
         return item.render() if isinstance(item, BenchNode) else render_pod(item)
 
     def send_nodes(self, event: str, nodes: Iterable[BenchNode]) -> int:
-        """Send nodes that were ADDED, MODIFIED or DELETED to the watches; return how many."""
+        """Send nodes that were ADDED, MODIFIED or DELETED to the watches; return their number."""
         changes = []
         for node in nodes:
             node.version = self.next_version()
@@ -72,7 +72,7 @@ class BenchApiServer(ApiServer):
         return len(changes)
 
     def send_pods(self, event: str, pods: Iterable[BenchPod]) -> int:
-        """Send pods that were ADDED, MODIFIED or DELETED to the watches; return how many."""
+        """Send pods that were ADDED, MODIFIED or DELETED to the watches; return their number."""
         changes = []
         for pod in pods:
             pod.version = self.next_version()
@@ -95,14 +95,14 @@ class BenchApiServer(ApiServer):
         return await self.list_or_watch(request, request.match_info["kind"])
 
     async def _note(self, request: web.Request) -> web.Response:
-        """Take a write, and forget it."""
+        """Accept a write without storing it."""
         body = await request.read()
         kind = "events" if "events" in request.path else "nodes"
         self._count(request.method, kind)
         return json_response(body or b"{}", 201 if request.method == "POST" else 200)
 
     async def _store(self, request: web.Request) -> web.Response:
-        """Keep leases and storage capacities, merged as a merge patch merges them."""
+        """Store leases and storage capacities; apply a patch as a merge patch."""
         self._count(request.method, request.match_info["path"].split("/")[-2])
         path = request.path
         if request.method == "POST":
@@ -130,7 +130,7 @@ class BenchApiServer(ApiServer):
         self.writes[key] = self.writes.get(key, 0) + 1
 
     async def _review(self, request: web.Request) -> web.Response:
-        """Accept a token's own claims; its last part names the node."""
+        """Accept any token and answer its own claims; the token's last part names the node."""
         spec = orjson.loads(await request.read())["spec"]
         claims = spec["token"].split(".")
         body = orjson.loads(base64.urlsafe_b64decode(claims[1] + "=" * (-len(claims[1]) % 4)))
@@ -155,7 +155,7 @@ def _mapping(value: dict[str, object], name: str) -> dict[str, object]:
 
 
 def _merged(value: dict[str, object], patch: dict[str, object]) -> dict[str, object]:
-    """Merge as RFC 7386 says."""
+    """Apply a JSON merge patch (RFC 7386)."""
     merged = dict(value)
     for name, change in patch.items():
         if change is None:

@@ -1,7 +1,7 @@
-"""The cluster behind the benchmarks: nodes, devices and pods, and which pod holds which device.
+"""State of the simulated cluster: nodes, devices, pods, and the pods that hold each device.
 
-Arrays and small objects instead of `simulation.fleet`: forty thousand cards and 150,000 pods have
-to be there within seconds, and change without costing what is measured.
+It uses arrays and small objects instead of `simulation.fleet`, because 40,000 cards and 150,000
+pods must start within seconds and change with little CPU.
 """
 
 import random
@@ -20,7 +20,8 @@ from simulation.nodes import GPU_RESOURCE, NodeSpec, Sharing, build_node
 CARDS: Final = 8
 MIG_LAYOUT: Final = ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb")
 COUNTS: Final = (1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
-"""How many whole GPUs pods ask for: most ask for one, most GPUs belong to those that ask for 8."""
+"""Numbers of whole GPUs that pods request. Most pods request one; most GPUs belong to pods with 8.
+"""
 
 NAMESPACES: Final = ("research", "serving", "vision", "speech", "search", "ads", "notebooks")
 OTHER_NAMESPACES: Final = ("shop", "data", "payments", "logging", "monitoring", "ingress")
@@ -30,15 +31,15 @@ START_AGE_SECONDS: Final = 7200.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """How large the cluster is.
+    """Size and composition of the simulated cluster.
 
     Attributes:
-        nodes: GPU nodes; of ten six are whole H100, H200 and so on, one is small, two are
-            time-sliced x10, one is cut up by MIG.
-        gpu_pods: pods with GPUs that run from the start.
-        other_pods: pods without GPUs that run, one exporter for each node among them.
-        has_mig: without it the nodes for MIG are whole ones: so many devices as cards.
-        seed: of the random numbers.
+        nodes: number of GPU nodes. Of ten nodes six have whole GPUs (H100, H200 and others), one is
+            small, two are time-sliced with 10 replicas, one is partitioned by MIG.
+        gpu_pods: number of pods with GPUs that run from the start.
+        other_pods: number of running pods without GPUs, including one exporter for each node.
+        has_mig: whether MIG nodes exist; if not, those nodes have whole GPUs.
+        seed: seed of the random numbers.
     """
 
     nodes: int = 5000
@@ -50,18 +51,18 @@ class FleetSpec:
 
 @dataclass(slots=True, kw_only=True)
 class BenchNode:
-    """A node.
+    """Simulated node.
 
     Attributes:
-        name: its name.
+        name: name of the node.
         address: its InternalIP.
         template: the Node object.
-        devices: by resource, the devices that it offers.
-        replicas: shares of each of its devices.
-        version: resource version of its last change.
-        heartbeat: text in the object that each touch changes.
-        offered: devices of its first resource that it offers when none is broken.
-        has_broken: it offers one less.
+        devices: its devices by resource.
+        replicas: replicas of each device.
+        version: resource version of the last change.
+        heartbeat: annotation value that `touch` changes.
+        offered: allocatable devices of its first resource when none is broken.
+        has_broken: whether one device is broken, and so not allocatable.
     """
 
     name: str
@@ -87,16 +88,16 @@ class BenchNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchDevice:
-    """What never changes of a device.
+    """Constant properties of a device.
 
     Attributes:
-        node: number of its node.
-        uuid: of its card.
-        gpu_instance_id: "" for a whole card.
+        node: number of the node.
+        uuid: UUID of the card.
+        gpu_instance_id: MIG GPU instance; "" for a whole card.
         profile: MIG profile, "" for a whole card.
-        index: of its card on the node.
+        index: index of the card on the node.
         model: model of the card.
-        memory_mib: its memory.
+        memory_mib: memory of the device.
     """
 
     node: int
@@ -109,18 +110,18 @@ class BenchDevice:
 
 
 class BenchFleet:
-    """The cluster; changed and read on one thread.
+    """Simulated cluster; used from one thread.
 
     Attributes:
-        spec: how large it is.
-        nodes: in the order of their numbers.
-        by_name: the same by name.
-        devices: in the order of their rows.
-        tenants: pods on each device.
-        load: what each device's pods do to it, 0 to 1000.
+        spec: size and composition.
+        nodes: all nodes, in the order of their numbers.
+        by_name: all nodes by name.
+        devices: all devices, in the order of their rows.
+        tenants: pods of each device.
+        load: load of each device, 0 to 1000.
         pods: every pod by UID.
-        generation: how often the readings have been refreshed.
-        random: what chance decides.
+        generation: number of refreshes of the readings.
+        random: source of random numbers.
     """
 
     def __init__(self, spec: FleetSpec) -> None:
@@ -139,13 +140,13 @@ class BenchFleet:
         self.load = np.zeros(len(self.devices), dtype=np.intp)
         self._fill()
 
-    # --- what there is at the start -----------------------------------------------------------
+    # --- initial state --------------------------------------------------------------------------
 
     def _add_node(self, number: int) -> None:
         built = build_node(node_spec(number, has_mig=self.spec.has_mig))
         first = len(self.devices)
         by_resource: dict[str, list[int]] = {}
-        # Devices of one resource stand together, so that each resource is a range.
+        # The devices of one resource are adjacent, so that each resource is a range of rows.
         ordered = sorted(built.devices, key=lambda device: device.resource)
         for row, device in enumerate(ordered, start=first):
             by_resource.setdefault(device.resource, []).append(row)
@@ -172,7 +173,7 @@ class BenchFleet:
         self.by_name[node.name] = node
 
     def _fill(self) -> None:
-        """Let the pods run that were there before."""
+        """Create and bind the initial pods."""
         for number, node in enumerate(self.nodes[: self.spec.other_pods]):
             exporter = self.new_pod("exporter")
             exporter.namespace = EXPORTER_NAMESPACE
@@ -180,24 +181,24 @@ class BenchFleet:
             self._start(exporter, node)
         for _ in range(self.spec.other_pods - len(self.nodes)):
             self._start(self.new_pod("web"), self.random.choice(self.nodes))
-        # The large ones first: they need nodes that are still empty.
+        # Place large pods first: they need nodes that are still empty.
         wishes = [self._wish() for _ in range(self.spec.gpu_pods)]
         for resource, count in sorted(wishes, key=lambda wish: -wish[1]):
             pod = self.new_pod("gpu", resource=resource, count=count)
             self._start(pod, self.node_with_room(resource, count))
 
     def _wish(self) -> tuple[str, int]:
-        """Return what some pod may ask for: as much of each kind as there are nodes of it."""
+        """Draw a pod's resource and count, in proportion to the nodes with each resource."""
         node = self.random.choice(self.nodes)
         resource = self.random.choice(list(node.devices))
         is_whole = resource == GPU_RESOURCE and node.replicas == 1
         return resource, self.random.choice(COUNTS) if is_whole else 1
 
     def node_with_room(self, resource: str, count: int) -> BenchNode:
-        """Return any node that has so many free.
+        """Return a random node with `count` free devices of a resource.
 
         Raises:
-            ValueError: none was found.
+            ValueError: no node has enough free devices.
         """
         for _ in range(100 * len(self.nodes)):
             node = self.random.choice(self.nodes)
@@ -215,7 +216,7 @@ class BenchFleet:
         rows = node.devices.get(resource, range(0))
         return sum(node.replicas - len(self.tenants[row]) for row in rows) >= count
 
-    # --- what happens ---------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def new_pod(
         self,
@@ -225,7 +226,7 @@ class BenchFleet:
         count: int = 0,
         wishes: tuple[tuple[str, str], ...] = (),
     ) -> BenchPod:
-        """Return a pod with a new name."""
+        """Create an unbound pod with a new name."""
         bits = self.random.getrandbits
         namespaces = NAMESPACES if kind == "gpu" else OTHER_NAMESPACES
         name = "trainer" if kind == "gpu" else f"{kind}-app"
@@ -242,13 +243,12 @@ class BenchFleet:
         )
 
     def bind(self, pod: BenchPod, node_name: str) -> None:
-        """Bind a pod, and give it devices as kubelet and device plugin would.
+        """Bind a pod, and assign devices as the kubelet and the device plugin would.
 
-        Where too few are free it gets those that are: what the extender makes of that is its
-        business.
+        If too few devices are free, the pod gets only those.
 
         Raises:
-            KeyError: there is no such node.
+            KeyError: no node has this name.
         """
         node = self.by_name[node_name]
         pod.node = node_name
@@ -263,14 +263,14 @@ class BenchFleet:
             self._dirty.add(row)
 
     def remove(self, pod: BenchPod) -> None:
-        """Forget a pod, and free its devices."""
+        """Remove a pod, and free its devices."""
         self.pods.pop(pod.uid, None)
         for row in pod.devices:
             self.tenants[row].remove(pod)
             self._dirty.add(row)
 
     def refresh(self) -> Iterable[int]:
-        """Let the next readings show what the pods do now; return the devices that changed."""
+        """Update the readings from the current pods; return the devices that changed."""
         changed, self._dirty = self._dirty, set()
         for row in changed:
             shared = sum(pod.load for pod in self.tenants[row])
@@ -280,7 +280,7 @@ class BenchFleet:
 
 
 def node_spec(number: int, *, has_mig: bool = True) -> NodeSpec:
-    """Return what node this number is."""
+    """Return the composition of the node with this number."""
     octets = number >> 8 & 255, number & 255
     name = f"ip-10-{64 + (number >> 16)}-{octets[0]}-{octets[1]}.eu-west-1.compute.internal"
     address = f"10.{64 + (number >> 16)}.{octets[0]}.{octets[1]}"

@@ -1,7 +1,7 @@
-"""Nodes and pods as a busy cluster has them, rendered as bytes: a page of them costs little.
+"""JSON of nodes and pods of a busy cluster, rendered from templates with little CPU.
 
-What decides about the extender's work is the size and the shape of real objects: managed fields,
-images, projected volumes, probes. A template holds all that; a pod fills in two dozen words.
+The extender's work depends on the size and structure of real objects: managed fields, images,
+projected volumes, probes. A template holds these; each pod fills in two dozen values.
 """
 
 import re
@@ -15,16 +15,16 @@ from simulation.nodes import SimulatedNode
 from simulation.objects import JsonObject, child, node_object, timestamp
 
 IMAGES_PER_NODE: Final = 30
-"""Kubelets report up to 50, and of most of them two names."""
+"""Kubelets report up to 50 images, most of them with two names."""
 
 _MARK: Final = re.compile(rb"@@([a-z]+)@@")
 
 
 class Template:
-    """JSON with holes: `@@name@@` in any text becomes what `fill` gives for that name.
+    """JSON template whose placeholders `@@name@@` are replaced by `fill`.
 
     Args:
-        value: the document.
+        value: the JSON value with placeholders.
     """
 
     def __init__(self, value: object) -> None:
@@ -33,28 +33,28 @@ class Template:
         self._format = _MARK.sub(b"%b", text.replace(b"%", b"%%"))
 
     def fill(self, words: Mapping[str, bytes]) -> bytes:
-        """Return the document with its holes filled."""
+        """Return the JSON with its placeholders replaced."""
         return self._format % tuple(map(words.__getitem__, self._names))
 
 
 @dataclass(slots=True, kw_only=True)
 class BenchPod:
-    """A pod of the cluster.
+    """Simulated pod.
 
     Attributes:
         uid: `metadata.uid`.
-        namespace: its namespace.
-        name: its name.
-        kind: which template it has: "gpu", "web", "batch" or "exporter".
-        resource: the GPU resource that it asks for, "" for none.
-        count: how many.
-        created_at: seconds since the epoch.
-        node: where it is bound, "" before that.
-        is_running: its containers have started.
-        version: resource version of its last change.
-        load: what it does to a device, 0 to 1000.
-        devices: the devices that it was given.
-        wishes: its annotations under our prefix, name and value.
+        namespace: `metadata.namespace`.
+        name: `metadata.name`.
+        kind: its template: "gpu", "web", "batch" or "exporter".
+        resource: requested GPU resource, "" for none.
+        count: requested number of devices of that resource.
+        created_at: time of creation in seconds since the epoch.
+        node: name of its node, "" before it is bound.
+        is_running: whether its containers have started.
+        version: resource version of the last change.
+        load: load that it puts on a device, 0 to 1000.
+        devices: its devices.
+        wishes: names and values of its annotations under the prefix `idlegpu.io/`.
     """
 
     uid: str
@@ -73,12 +73,12 @@ class BenchPod:
 
     @property
     def key(self) -> str:
-        """`namespace/name`."""
+        """Namespace and name of the pod: `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 
 def _fields(*paths: str) -> JsonObject:
-    """Return managed fields as servers write them: a tree of `f:` keys."""
+    """Return managed fields as API servers write them: a tree of `f:` keys."""
     tree: JsonObject = {}
     for path in paths:
         branch = tree
@@ -125,7 +125,7 @@ _KUBELET_FIELDS: Final = _fields(
 
 
 def _pod(kind: str) -> JsonObject:
-    """Return a running pod of a kind, with holes."""
+    """Return a template of a running pod of a kind."""
     images = {
         "gpu": "registry.example.com/research/trainer:2026.11.3-cuda13",
         "web": "registry.example.com/shop/checkout-api:v4.18.2",
@@ -293,7 +293,7 @@ def _pod(kind: str) -> JsonObject:
 
 
 def _waiting(kind: str) -> JsonObject:
-    """Return a pod that no node has been found for yet, with holes."""
+    """Return a template of an unbound pod of a kind."""
     pod = _pod(kind)
     child(pod, "spec").pop("nodeName")
     pod["status"] = {"phase": "Pending", "qosClass": "Guaranteed"}
@@ -301,7 +301,7 @@ def _waiting(kind: str) -> JsonObject:
 
 
 def _bound(kind: str) -> JsonObject:
-    """Return a pod that was bound and whose containers have not started, with holes."""
+    """Return a template of a bound pod whose containers have not started."""
     pod = _pod(kind)
     pod["status"] = {
         "phase": "Pending",
@@ -320,7 +320,7 @@ _BOUND: Final = {kind: Template(_bound(kind)) for kind in KINDS}
 
 
 def render_pod(pod: BenchPod) -> bytes:
-    """Return the pod as the API server sends it."""
+    """Render a pod as the API server sends it."""
     templates = _RUNNING if pod.is_running else _BOUND if pod.node else _WAITING
     started = timestamp(pod.created_at).encode()
     digits = pod.uid.replace("-", "")[:6]
@@ -337,14 +337,14 @@ def render_pod(pod: BenchPod) -> bytes:
         "resource": pod.resource.encode(),
         "count": b"%d" % pod.count,
         "ip": b"10.%d.%d.%d" % tuple(octets),
-        # They go on where the value of another one ends.
+        # The endings start where a row's fixed beginning ends.
         "wishes": "".join(f'","{name}":"{value}' for name, value in pod.wishes).encode(),
     }
     return templates[pod.kind].fill(words)
 
 
 def render_node(node: SimulatedNode, *, created_at: float) -> Template:
-    """Return a node with holes for `version`, `heartbeat`, and what it offers of its GPUs."""
+    """Return a template of a node with placeholders for version, heartbeat and GPUs."""
     raw = node_object(node, now=created_at)
     metadata, status = child(raw, "metadata"), child(raw, "status")
     metadata["resourceVersion"] = "@@version@@"
@@ -371,7 +371,7 @@ def render_node(node: SimulatedNode, *, created_at: float) -> Template:
 
 
 def _conditions(status: JsonObject) -> Sequence[JsonObject]:
-    """Return the conditions of a node, with those that kubelets add to Ready."""
+    """Return a node's conditions, including those that kubelets add to Ready."""
     conditions = status["conditions"]
     if not isinstance(conditions, list):
         raise TypeError("a node's conditions are a list")
@@ -381,7 +381,7 @@ def _conditions(status: JsonObject) -> Sequence[JsonObject]:
 
 
 def _managed(raw: JsonObject) -> list[JsonObject]:
-    """Return managed fields of a node: every label and every resource has one."""
+    """Return managed fields of a node, with an entry for every label and resource."""
     names = [*child(child(raw, "metadata"), "labels"), *child(child(raw, "status"), "capacity")]
     tree: JsonObject = {f"f:{name}": {} for name in names}
     return [

@@ -1,8 +1,8 @@
-"""The Prometheus of the benchmarks: answers of the size and shape of the real one's.
+"""Simulated Prometheus with answers of realistic size and structure.
 
-Each row is a fixed beginning and one of a few thousand endings, so that an answer of megabytes
-costs milliseconds. Only the questions that the extender asks are understood; any other is refused,
-so that a new one does not go unnoticed.
+Each row is a precomputed beginning and one of a few thousand endings, so that an answer of
+megabytes takes milliseconds. Only the extender's queries are supported; any other query is an
+error, so that a new query is noticed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from extender.sources.prometheus.promql import MODEL_LABEL, SHARE_LABEL
 Codes = npt.NDArray[np.intp]
 
 LEVELS: Final = 1001
-"""Loads are counted from 0 to 1000."""
+"""Number of load levels: 0 to 1000."""
 PAST_STEPS_MAX: Final = 200
 GZIP_LEVEL: Final = 1
 _HEAD: Final = b'{"status":"success","data":{"resultType":"%b","result":['
@@ -40,12 +40,12 @@ _METRIC: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchMetric:
-    """A metric of the exporter.
+    """Metric of the simulated exporter.
 
     Attributes:
-        text: its value for a load (0 to 1) on a device with so much memory (MiB).
-        has_instances: MIG instances have it.
-        noise: by how much of the load it varies from reading to reading, 0 to 1000.
+        text: returns the value for a load (0 to 1) and a device's memory (MiB).
+        has_instances: whether MIG instances have it.
+        noise: variation from reading to reading, in load levels (0 to 1000).
     """
 
     text: Callable[[float, int], str]
@@ -91,15 +91,15 @@ METRICS: Final = {
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": _constant("0"),
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": _constant("0"),
 }
-"""What dcgm-exporter's default list and docs/install.md's additions come to."""
+"""Metrics of dcgm-exporter's default list, and those that docs/install.md adds."""
 
 
 class Fleet(Protocol):
-    """The devices of a cluster, and what their pods do; see `bench.backend_fleet`.
+    """Protocol of the devices of a cluster and the load of their pods; see `bench.backend_fleet`.
 
     Attributes:
-        nodes: nodes, with name and address.
-        tenants: pods of each device, with namespace and name.
+        nodes: name and address of each node.
+        tenants: namespace and name of the pods of each device.
     """
 
     spec: FleetSpec
@@ -109,19 +109,19 @@ class Fleet(Protocol):
     tenants: Any
 
     def refresh(self) -> Iterable[int]:
-        """Let the next readings show what the pods do now; return the devices that changed."""
+        """Update the readings from the current pods; return the devices that changed."""
 
 
 class Prometheus:
-    """Answers about a fleet as it was when `refresh` was last called.
+    """Prometheus API over a fleet's state at the last `refresh`.
 
     Attributes:
-        queries: how many were answered.
-        sent_bytes: so many bytes of answers, before they were packed.
+        queries: number of answered queries.
+        sent_bytes: total size of the answers before compression.
 
     Args:
         fleet: the cluster.
-        scrape_seconds: each exporter is scraped so often, each at its own time.
+        scrape_seconds: scrape interval; each exporter has its own offset.
     """
 
     def __init__(self, fleet: Fleet, *, scrape_seconds: float) -> None:
@@ -147,7 +147,7 @@ class Prometheus:
         self.refresh()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes, below /prometheus."""
+        """Return the routes below /prometheus."""
         base = "/prometheus/api/v1"
         return [
             web.get(f"{base}/label/__name__/values", self._names),
@@ -158,7 +158,7 @@ class Prometheus:
         ]
 
     def refresh(self) -> None:
-        """Show what the pods do now, and other values for all devices."""
+        """Update all values from the current load of the pods."""
         for row in self._fleet.refresh():
             head = self._labels(row)
             self._pod_rows[row] = [
@@ -171,7 +171,7 @@ class Prometheus:
     # --- rows -------------------------------------------------------------------------------------
 
     def _labels(self, row: int) -> bytes:
-        """Return the labels that each row of a device begins with, without the closing brace."""
+        """Return the labels at the beginning of each row of a device, without the closing brace."""
         device = self._fleet.devices[row]
         if not device.profile:
             return b'{"metric":{"UUID":"%b"' % device.uuid.encode()
@@ -197,7 +197,7 @@ class Prometheus:
         )
 
     def _vector(self, name: str, now: float, *, is_above_zero: bool = False) -> bytes:
-        """Answer one metric; if so, of the devices alone where it is above 0."""
+        """Answer an instant query for one metric; with `is_above_zero` only for devices above 0."""
         metric = METRICS[name]
         if name not in self._tables:
             self._tables[name] = [
@@ -220,13 +220,13 @@ class Prometheus:
         load = self._fleet.load
         if metric.noise:
             noise = self._noise.integers(-metric.noise, metric.noise + 1, len(load))
-            # A device without pods stays at nothing.
+            # A device without pods has load 0.
             load = np.where(load > 0, np.clip(load + noise, 1, LEVELS - 1), 0)
         codes: Codes = self._size_rows * LEVELS + load
         return codes if metric.has_instances else codes[self._cards]
 
     def _sightings(self, now: float, *, is_full: bool) -> bytes:
-        """Answer when each device was last scraped; in full: where it is, and of what kind."""
+        """Answer the time of each device's last scrape; with `is_full` also its node and model."""
         ages = (now - self._phases) % self._scrape_seconds
         head = b'%.3f,"' % now
         ends = [head + b"%.3f" % at + b'"]}' for at in (now - ages).tolist()]
@@ -250,11 +250,12 @@ class Prometheus:
         elif "exported_pod!=" in text:
             body = self._workloads(now)
         elif 'exported_pod=""' in text and '!~".*dcgm-exporter.*"' in text:
-            body = _all_one([], now)  # of idle devices `pod` is their exporter's, called just so
+            # the extender's query for idle devices, whose `pod` label is their exporter's
+            body = _all_one([], now)
         elif f"{SHARE_LABEL}!=" in text:
-            body = _all_one([], now)  # no exporter here splits a device's memory by pod
+            body = _all_one([], now)  # this exporter does not split a device's memory by pod
         elif " offset " in text:
-            body = _all_one([], now)  # no memory rows are remapped
+            body = _all_one([], now)  # no memory rows are remapped here
         elif (match := _METRIC.fullmatch(text)) and match[1] in METRICS:
             body = self._vector(match[1], now, is_above_zero=bool(match[2]))
         else:
@@ -262,7 +263,7 @@ class Prometheus:
         return await self._send(request, body)
 
     async def _query_range(self, request: web.Request) -> web.StreamResponse:
-        """Answer the past: each device did all the time what it does now."""
+        """Answer a range query: each device had its current load all the time."""
         text = await _text(request)
         match = _METRIC.fullmatch(text)
         if match is None or match[1] not in METRICS:
@@ -283,7 +284,7 @@ class Prometheus:
         return await self._send(request, body)
 
     async def _send(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """Send an answer, packed where the client asks for that: so does the real one."""
+        """Send an answer, compressed if the client accepts it, as the real Prometheus does."""
         self.queries += 1
         self.sent_bytes += len(body)
         headers = {"Content-Type": "application/json"}
@@ -294,8 +295,8 @@ class Prometheus:
 
 
 def _yield_to_all() -> None:
-    """Run this thread only when no other would run: Prometheus has its own machine."""
-    with contextlib.suppress(AttributeError, OSError):  # no Linux, or it is forbidden
+    """Give this process the lowest CPU priority: a real Prometheus runs on another machine."""
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or not permitted
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -308,13 +309,13 @@ def _packed(body: bytes) -> bytes:
 
 
 def _joined(heads: Sequence[bytes], ends: Iterator[bytes], *, kind: bytes = b"vector") -> bytes:
-    """Join beginnings and endings of rows to an answer."""
+    """Join beginnings and endings of rows into an answer."""
     rows = b",".join(map(bytes.__add__, heads, ends))
     return b"".join((_HEAD % kind, rows, _END))
 
 
 def _all_one(heads: Sequence[bytes], now: float) -> bytes:
-    """Join rows of which each has the value 1."""
+    """Join rows that all have the value 1."""
     if not heads:
         return _HEAD % b"vector" + _END
     end = b'%.3f,"1"]}' % now

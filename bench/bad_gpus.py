@@ -1,15 +1,14 @@
-"""How many pods land on a bad GPU though good ones are free?
+"""Measure the share of pods that land on a bad GPU although good GPUs are free.
 
-`python -m bench.bad_gpus` empties a node of 8 GPUs of which some are bad, beside six nodes of which
-3 to 6 GPUs are free and idle, and lets pods for 1, 2 and 4 GPUs come one after the other, as long
-as another node has as many free. kube-scheduler does not know: the kubelet still offers every GPU,
-and hands out any free ones. Where GPUs are shared, each is sold as 4 replicas. On the other nodes
-2 or 3 of them are held, and the GPU is 25 % busy; pods ask for one, and the kubelet hands out one
-of the GPU with the fewest tenants. Nodes are chosen by the extender's own decision on a real
-fleet fed with readings, by kube-scheduler's scores, and at random. 0 % is possible in each case.
+`python -m bench.bad_gpus` has one empty node with 8 GPUs, some of them bad, and six nodes with 3 to
+6 free and idle GPUs each. Pods for 1, 2 and 4 GPUs arrive one after the other, as long as another
+node has enough free GPUs. kube-scheduler cannot see the fault: the kubelet still advertises every
+GPU, and assigns any free ones. In the cases with shared GPUs each GPU has 4 replicas. On the other
+nodes 2 or 3 replicas are held, and the GPU is 25 % busy; pods request one replica, and the kubelet
+assigns one of the GPU with the fewest tenants. Nodes are chosen by the extender's decision on a
+real fleet with readings, by kube-scheduler's scores, and at random. 0 % is possible in each case.
 
-A pod on a broken GPU dies after half a minute; one on a GPU that a process outside Kubernetes uses
-stays.
+A pod on a broken GPU fails after half a minute; a pod on a GPU with foreign use keeps running.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from bench import churn, former
 from bench.churn import CPU_SHARE, MEMORY_SHARE, Cluster, most_allocated
@@ -43,7 +42,7 @@ SHARES: Final = (0.78, 0.13, 0.09)
 PODS: Final = 12
 REPLICAS: Final = 4
 TENANTS: Final = (2, 3)
-"""Of each shared GPU of the other nodes."""
+"""Held replicas of each shared GPU of the other nodes."""
 
 PAUSE_SECONDS: Final = 60.0
 READINGS: Final = 4
@@ -51,14 +50,14 @@ READINGS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is wrong with some GPUs of the emptied node.
+    """Fault of some GPUs of the empty node.
 
     Attributes:
-        name: in words.
-        count: how many GPUs.
-        is_foreign: a process outside Kubernetes uses them; else they are broken.
-        signals: what telemetry shows of them.
-        replicas: shares that each GPU is sold as; 1 for whole ones.
+        name: name in the table.
+        count: number of bad GPUs.
+        is_foreign: whether a process outside Kubernetes uses them; otherwise they are broken.
+        signals: their telemetry.
+        replicas: replicas of each GPU; 1 for whole GPUs.
     """
 
     name: str
@@ -91,21 +90,22 @@ CASES: Final = (
 
 
 class Placement(churn.Placement, Protocol):
-    """Chooses nodes, sees what the cluster shows, and has a clock."""
+    """Policy that chooses nodes, with hooks for changes of the cluster and for time."""
 
     def read(self, holder: Ints, case: Case, bad: Ints) -> None:
-        """Take note of what the GPUs show now."""
+        """Process a reading of all GPUs."""
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the policy's clock."""
 
 
 class ByScore(Placement):
-    """Chooses the node with the highest score; ties go at random, as kube-scheduler's do.
+    """Policy that chooses the node with the highest score; ties are random.
 
     Args:
-        score: of nodes, by the share of CPU and the share of memory that is asked for afterwards.
-        draws: for ties.
+        score: returns scores of nodes from the shares of CPU and memory requested after the
+            placement.
+        draws: random numbers for ties.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ByScore(Placement):
 
     @override
     def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
-        """Choose by CPU and memory, of which pods ask for a GPU's part with each."""
+        """Choose by requested CPU and memory, which are proportional to requested GPUs."""
         size = cluster.holder.shape[1]
         held = (size - cluster.free[nodes] + gpus) * CARDS / size
         scores = self._score(held * CPU_SHARE, held * MEMORY_SHARE)
@@ -124,28 +124,28 @@ class ByScore(Placement):
 
     @override
     def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
-        """Nothing to note."""
+        """Ignore the start of a job."""
 
     @override
     def end(self, cluster: Cluster, job: int) -> None:
-        """Nothing to note."""
+        """Ignore the end of a job."""
 
     @override
     def read(self, holder: Ints, case: Case, bad: Ints) -> None:
-        """Look at nothing."""
+        """Ignore a reading."""
 
     @override
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Ignore the passing of time."""
 
 
 class ByExtender(Placement):
-    """Asks the extender's own decision; starts with the pods that are there.
+    """Policy that chooses by the extender's own decision; the initial pods are bound first.
 
     Args:
-        cluster: who holds which GPU.
+        cluster: the jobs that hold each GPU.
         policy: the settings of the decision.
-        evaluate: how nodes are evaluated where it is not the extender's own way.
+        evaluate: replacement of the extender's evaluation; None for the original.
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, evaluate: Evaluate | None = None) -> None:
@@ -159,27 +159,27 @@ class ByExtender(Placement):
 
     @override
     def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
-        """Ask filter and prioritize."""
+        """Choose by filter and prioritize."""
         return self.virtual.choose(nodes.tolist(), count=gpus)
 
     @override
     def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
-        """Let the watch show it."""
+        """Report a bound pod to the fleet, as the watch would."""
         self.virtual.bind(f"pod-{job}", node, count=gpus)
 
     @override
     def end(self, cluster: Cluster, job: int) -> None:
-        """Let the watch show that it has failed."""
+        """Report a failed pod to the fleet, as the watch would."""
         self.virtual.end(f"pod-{job}", is_failed=True)
 
     @override
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the fleet's clock."""
         self.virtual.now += seconds
 
     @override
     def read(self, holder: Ints, case: Case, bad: Ints) -> None:
-        """Let an answer of Prometheus arrive."""
+        """Apply an answer of Prometheus to the fleet."""
         tenants = (holder.reshape(-1, self.replicas) >= 0).sum(axis=1)
         columns = {
             signal: np.zeros(len(tenants))
@@ -206,7 +206,7 @@ Way = Callable[[Cluster, np.random.Generator], Placement]
 
 
 def ways() -> dict[str, Way]:
-    """Return all placements by name."""
+    """Return all policies by name."""
 
     def by_score(score: Callable[[Floats, Floats], Floats]) -> Way:
         return lambda _, draws: ByScore(score, draws)
@@ -224,7 +224,7 @@ def ways() -> dict[str, Way]:
 
 
 def filled(case: Case, draws: np.random.Generator) -> Cluster:
-    """Return a cluster with pods on all nodes but one; a column of `holder` is one replica."""
+    """Return a cluster with pods on all nodes but one; each column of `holder` is one replica."""
     cluster = Cluster(NODES)
     cluster.holder = np.full((NODES, CARDS * case.replicas), -1, dtype=np.intp)
     for node in range(NODES):
@@ -241,14 +241,14 @@ def filled(case: Case, draws: np.random.Generator) -> Cluster:
 
 
 def hand_out(holder: Ints, wanted: int, case: Case, picks: np.random.Generator) -> Ints:
-    """Return the replicas that a kubelet hands out: any free GPUs, of shared ones the emptiest."""
+    """Return the replicas that a kubelet assigns: any free GPUs, of shared ones the emptiest."""
     free: Ints = picks.permutation(np.flatnonzero(holder < 0))
     tenants = (holder.reshape(CARDS, case.replicas) >= 0).sum(axis=1)
     return free[np.argsort(tenants[free // case.replicas], kind="stable")][:wanted]
 
 
 def run(case: Case, seed: int, trial: int, way: Way) -> tuple[int, int]:
-    """Return how many pods were placed in a trial, and how many of them on a bad GPU."""
+    """Run a trial; return the number of placed pods, and how many of them got a bad GPU."""
     draws = np.random.default_rng([seed, trial])
     cluster = filled(case, draws)
     bad = BAD_NODE * CARDS + draws.permutation(CARDS)[: case.count]
@@ -262,7 +262,8 @@ def run(case: Case, seed: int, trial: int, way: Way) -> tuple[int, int]:
     for pod, wanted in enumerate(gpus.tolist()):
         good = cluster.holder.copy()
         good[BAD_NODE] = (
-            pod  # as if held: not all of its good ones can be distinguished from bad ones
+            # counted as held: the extender cannot distinguish all of its good GPUs from bad ones
+            pod
         )
         if ((good < 0).sum(axis=1) >= wanted).any():
             placement.read(cluster.holder.ravel(), case, bad)
@@ -284,7 +285,7 @@ def run(case: Case, seed: int, trial: int, way: Way) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Run all trials, print and write the result; return 1 where a bound was missed."""
+    """Run all trials, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.bad_gpus", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")

@@ -1,23 +1,23 @@
-"""Knows when an extender is calm: has read the past, and has nothing left to do."""
+"""Detector of an idle extender: it has read the past and has no work left."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
 PAST_SECONDS: Final = 600.0
-"""Reading the past takes no longer than this."""
+"""Upper limit of the time for reading the past."""
 
 PAST_QUIET_SECONDS: Final = 20.0
-"""After its start the extender has Prometheus asked for the past by workers of their own, one after
-another: so long after the first one has ended no other comes."""
+"""After its start the extender reads the past from Prometheus in worker processes, one after the
+other. If no worker ran for this long, no other starts."""
 
 
 class Calm:
-    """Says whether it has been calm for a while, by the value of each sample.
+    """Checks whether a condition has held for a period.
 
     Args:
-        lasts_seconds: how long the while is.
-        monotonic: seconds.
+        lasts_seconds: length of the period.
+        monotonic: clock in seconds.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Calm:
         self._since: float | None = None
 
     def has_lasted(self, *, is_calm: bool) -> bool:
-        """Return whether it is calm and was calm in all samples of the period."""
+        """Return whether the extender is idle now and was idle in all samples of the period."""
         now = self._monotonic()
         if not is_calm:
             self._since = None

@@ -1,14 +1,14 @@
-"""Whole GPUs that come and go: who starves, under different placements?
+"""Measure waiting times of jobs that come and go, under several placement policies.
 
-`python -m bench.churn` lets jobs of 1, 2, 4 and 8 GPUs arrive at random on nodes of 8 GPUs and run
-as long as those of a public trace. A job that finds no node waits; at each end the queue is tried
-again, oldest first. Nothing is preempted. Nodes are chosen by the extender's own decision on a
-real fleet fed with readings each minute, by kube-scheduler's scores of CPU and memory, which jobs
-ask for in proportion to their GPUs, and at random. The kubelet hands out any free GPUs.
-`spread` was the default strategy of 0.1.
+`python -m bench.churn` simulates nodes with 8 GPUs. Jobs for 1, 2, 4 and 8 GPUs arrive at random,
+with the run times of a public trace. A job without a node waits; whenever a job ends, the queue is
+retried, oldest first. Jobs are not preempted. Nodes are chosen by the extender's decision on a real
+fleet with readings each minute, by kube-scheduler's scores of CPU and memory, which jobs request in
+proportion to their GPUs, and at random. The kubelet assigns any free GPUs. `spread` was the default
+strategy of version 0.1.
 
-Two clusters: 32 nodes at 50, 70 and 85 % load, and 30 nodes at 60 and 75 %. Half a day goes by
-before a day is measured. Each seed has its own jobs, the same for every placement.
+Two clusters: 32 nodes at 50, 70 and 85 % load, and 30 nodes at 60 and 75 %. One day is measured,
+after half a day of warm-up. Each seed has its own jobs, which are the same for every policy.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from bench import former
 from bench.machine import Bound, report
@@ -41,18 +41,18 @@ LEAST_SECONDS: Final = 60.0
 READING_SECONDS: Final = 60.0
 LATE_SECONDS: Final = 60.0
 LOADS: Final = ((32, 0.50), (32, 0.70), (32, 0.85), (30, 0.60), (30, 0.75))
-"""Nodes, and the share of their GPUs that all jobs together would take."""
+"""Number of nodes, and the offered load as a share of their GPUs."""
 
 CPU_SHARE: Final = 12 / 128
 MEMORY_SHARE: Final = 96 / 1024
-"""Of a node's, what a job asks for with each GPU."""
+"""Memory that a job requests with each GPU, as a share of a node's memory."""
 
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """The jobs of a run, the first that comes first: arrival and run time in seconds, and GPUs."""
+    """Jobs of a run in the order of arrival: arrival and run time in seconds, and GPUs."""
 
     arrives: Floats
     runs: Floats
@@ -60,7 +60,7 @@ class Jobs:
 
 
 def draw_jobs(nodes: int, load: float, seed: int) -> Jobs:
-    """Return the jobs of half a day and a day."""
+    """Draw the jobs of half a day of warm-up and the measured day."""
     draws = np.random.default_rng([seed, 1])
     durations = np.clip(openb_pods().ran, LEAST_SECONDS, DAY_SECONDS)
     of_each = float(np.dot(SIZES, SHARES) * durations.mean())
@@ -77,11 +77,11 @@ def draw_jobs(nodes: int, load: float, seed: int) -> Jobs:
 
 @dataclass(slots=True)
 class Cluster:
-    """Who holds which GPU, and what time it is.
+    """Jobs that hold each GPU, and the simulated time.
 
     Attributes:
-        nodes: how many.
-        holder: job by node and GPU, -1 where it is free.
+        nodes: number of nodes.
+        holder: job by node and GPU, -1 for a free GPU.
         now: seconds since the start.
     """
 
@@ -94,30 +94,31 @@ class Cluster:
 
     @property
     def free(self) -> Ints:
-        """Free GPUs of each node."""
+        """Number of free GPUs of each node."""
         count: Ints = (self.holder < 0).sum(axis=1)
         return count
 
 
 class Placement(Protocol):
-    """Chooses nodes, and sees what the cluster shows."""
+    """Policy that chooses nodes, with hooks for changes of the cluster."""
 
     def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
-        """Return one of the nodes with so many free GPUs, None to let the job wait."""
+        """Return one of the nodes with `gpus` free GPUs, or None to let the job wait."""
 
     def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
-        """Take note that a job has started."""
+        """Process the start of a job."""
 
     def end(self, cluster: Cluster, job: int) -> None:
-        """Take note that a job has ended."""
+        """Process the end of a job."""
 
 
 class ByScore(Placement):
-    """Chooses the node with the highest score; ties go at random, as kube-scheduler's do.
+    """Policy that chooses the node with the highest score; ties are random.
 
     Args:
-        score: of nodes, by the share of CPU and the share of memory that is asked for afterwards.
-        draws: for ties.
+        score: returns scores of nodes from the shares of CPU and memory requested after the
+            placement.
+        draws: random numbers for ties.
     """
 
     def __init__(
@@ -128,33 +129,33 @@ class ByScore(Placement):
 
     @override
     def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
-        """Choose by CPU and memory."""
+        """Choose by requested CPU and memory."""
         held = (LARGEST - cluster.free[nodes] + gpus).astype(np.float64)
         scores = self._score(held * CPU_SHARE, held * MEMORY_SHARE)
         return int(self._draws.choice(nodes[scores == scores.max()]))
 
     @override
     def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
-        """Nothing to note."""
+        """Ignore the start of a job."""
 
     @override
     def end(self, cluster: Cluster, job: int) -> None:
-        """Nothing to note."""
+        """Ignore the end of a job."""
 
 
 def most_allocated(cpu: Floats, memory: Floats) -> Floats:
-    """Return the scores likewise where NodeResourcesFit packs."""
+    """Return the scores of NodeResourcesFit with the strategy MostAllocated."""
     fit = (np.floor(100 * cpu) + np.floor(100 * memory)) // 2
     return np.asarray(fit + balanced(cpu, memory))
 
 
 class ByExtender(Placement):
-    """Asks the extender's own decision.
+    """Policy that chooses by the extender's own decision.
 
     Args:
-        nodes: how many.
+        nodes: number of nodes.
         policy: the settings of the decision.
-        evaluate: how nodes are evaluated where it is not the extender's own way.
+        evaluate: replacement of the extender's evaluation; None for the original.
     """
 
     def __init__(self, nodes: int, policy: Policy, evaluate: Evaluate | None = None) -> None:
@@ -163,24 +164,24 @@ class ByExtender(Placement):
 
     @override
     def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
-        """Ask filter and prioritize."""
+        """Choose by filter and prioritize."""
         self._follow(cluster)
         return self.virtual.choose(nodes.tolist(), count=gpus)
 
     @override
     def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
-        """Let the watch show it."""
+        """Report a bound pod to the fleet, as the watch would."""
         self._follow(cluster)
         self.virtual.bind(f"job-{job}", node, count=gpus)
 
     @override
     def end(self, cluster: Cluster, job: int) -> None:
-        """Let the watch show it."""
+        """Report an ended pod to the fleet, as the watch would."""
         self._follow(cluster)
         self.virtual.end(f"job-{job}")
 
     def _follow(self, cluster: Cluster) -> None:
-        """Read as often as it was due; without requests in between read once."""
+        """Apply the due readings; if several are due, only the last."""
         self.virtual.now = START + cluster.now
         if cluster.now - self._read_at < READING_SECONDS:
             return
@@ -202,12 +203,13 @@ class ByExtender(Placement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a day went, job by job; of those that came while it was measured.
+    """Results of the jobs that arrived during the measured day.
 
     Attributes:
-        gpus: how many each asked for.
-        wait_seconds: from arrival to start; to the end of the run where it did not start.
-        is_shut_out: no node had room for it when it came, though enough GPUs were free in all.
+        gpus: requested GPUs of each job.
+        wait_seconds: time from arrival to start, or to the end of the run if it did not start.
+        is_shut_out: whether no single node had enough free GPUs at arrival although the cluster
+            had.
     """
 
     gpus: Ints
@@ -216,7 +218,7 @@ class Outcome:
 
 
 def run(nodes: int, load: float, seed: int, placement: Placement) -> Outcome:
-    """Run half a day and a day."""
+    """Run the warm-up and the measured day with a policy."""
     jobs, cluster = draw_jobs(nodes, load, seed), Cluster(nodes)
     picks = np.random.default_rng([seed, 2])
     count = len(jobs.arrives)
@@ -258,7 +260,7 @@ def run(nodes: int, load: float, seed: int, placement: Placement) -> Outcome:
 
 
 def ways() -> dict[str, Callable[[int, int], Placement]]:
-    """Return all placements by name; each is made for a number of nodes and a seed."""
+    """Return constructors of all policies by name; each takes the number of nodes and a seed."""
 
     def by_score(score: Callable[[Floats, Floats], Floats]) -> Callable[[int, int], Placement]:
         return lambda _, seed: ByScore(score, np.random.default_rng([seed, 3]))
@@ -276,7 +278,7 @@ def ways() -> dict[str, Callable[[int, int], Placement]]:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return what is shown of some days, all seeds together."""
+    """Return the table's values for days of all seeds together."""
     gpus = np.concatenate([day.gpus for day in outcomes])
     wait = np.concatenate([day.wait_seconds for day in outcomes]) / 60
     shut_out = np.concatenate([day.is_shut_out for day in outcomes])
@@ -293,7 +295,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def bounds(found: Mapping[tuple[str, str], Mapping[str, float]]) -> Iterable[Bound]:
-    """Yield what was promised of our default: what packing gives, within a point and a minute."""
+    """Yield the bounds of the default strategy: as good as packing, within a point and a minute."""
     ours = f"strategy {Policy().strategy}"
     for cluster, name in found:
         if name != ours:
@@ -313,7 +315,7 @@ def bounds(found: Mapping[tuple[str, str], Mapping[str, float]]) -> Iterable[Bou
 
 
 def main() -> int:
-    """Run all days, print and write the result; return 1 where a bound was missed."""
+    """Run all days, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.churn", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")

@@ -1,9 +1,9 @@
-"""What kube-scheduler's questions cost while each decision is written to a file.
+"""Measure the cost of the decision log to kube-scheduler's requests.
 
-`python -m bench.decision_log` asks filter and prioritize of 5,000 nodes as `bench.webhooks` does,
-in turns with and without the decision log, which is turned on and off in the settings file while
-the extender runs. CPU is that of the extender's main process, in which a thread of its own makes
-the lines; the first line of each turn holds the whole fleet, and is written before it begins.
+`python -m bench.decision_log` calls filter and prioritize with 5,000 nodes as `bench.webhooks`
+does, alternately with and without the decision log, which the settings file turns on and off while
+the extender runs. CPU is that of the extender's main process, including the thread that encodes the
+lines. The first line of each turn holds the whole fleet, and is written before the turn begins.
 """
 
 import argparse
@@ -30,13 +30,13 @@ ON: Final = 'idlegpu_decision_log_decisions_total{outcome="written"}'
 
 @dataclass(slots=True)
 class Turns:
-    """What all turns of one kind took.
+    """Measurements of all turns of one kind.
 
     Attributes:
-        times: by verb.
-        cpu_seconds: of the extender.
-        decisions: lines that were written.
-        written_bytes: all of them together.
+        times: latencies by verb.
+        cpu_seconds: CPU time of the extender.
+        decisions: number of written lines.
+        written_bytes: total size of the lines.
     """
 
     times: dict[str, Times] = field(
@@ -48,7 +48,7 @@ class Turns:
 
 
 def measure(nodes: int, turns: int, tries: int) -> dict[bool, Turns]:
-    """Return what was measured, by whether decisions were written."""
+    """Measure with and without the decision log; return the measurements by whether it was on."""
     found = {False: Turns(), True: Turns()}
     with (
         tempfile.TemporaryDirectory(prefix="idlegpu-decisions-") as folder,
@@ -82,12 +82,12 @@ def _written(world: World) -> float:
 
 
 def _size(path: Path) -> int:
-    """Return how large the current file and those before it are."""
+    """Return the total size of the current file and the rotated ones."""
     return sum(one.stat().st_size for one in path.parent.glob(f"{path.name}*"))
 
 
 def _wait_written(world: World, path: Path, *, is_on: bool) -> None:
-    """Wait until nothing more is written."""
+    """Wait until the log's size stops changing."""
     last = -1.0
 
     def is_still() -> bool:
@@ -99,7 +99,7 @@ def _wait_written(world: World, path: Path, *, is_on: bool) -> None:
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--turns", type=int, default=TURNS, help="half of them with the log")

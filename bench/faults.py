@@ -1,13 +1,13 @@
-"""What faults under load cost: pods left behind, pods on bad nodes, time until all is well again.
+"""Measure the effects of faults under load: late pods, pods on bad nodes, time to recover.
 
-`python -m bench.faults` runs the real etcd, kube-apiserver, kube-scheduler with the
-shipped configuration and TLS, Prometheus and kwok, and two replicas of the extender behind a
-Service. Pods that want one GPU come all the time and end after some seconds. All GPUs of one node
-are broken, and processes outside Kubernetes use those of another: no pod may land there. One fault
-after the other is brought about, kept for a while, and undone. Readings are stale after five
-seconds, so that a fault that keeps them away shows. Recovery is the time from the fault's end until
-no pod waits that was created before, one that is created after is bound, and both replicas have
-fresh readings of all GPUs of the good nodes. All pods count that were created until then.
+`python -m bench.faults` runs the real etcd, kube-apiserver, kube-scheduler with the shipped
+configuration and TLS, Prometheus and kwok, and two replicas of the extender behind a Service. Pods
+that request one GPU are created all the time and end after some seconds. All GPUs of one node are
+broken, and processes outside Kubernetes use those of another: no pod may land there. One fault
+after the other is injected, kept for a while, and removed. Readings are stale after five seconds,
+so that a fault that delays them has an effect. Recovery is the time from the fault's end until all
+earlier pods are bound, a pod created afterwards is bound, and both replicas have fresh readings of
+all GPUs of the good nodes. All pods that were created until then count.
 """
 
 import argparse
@@ -69,25 +69,25 @@ ASK_SECONDS: Final = 2.0
 LONG_AGO_DAYS: Final = 4000.0
 NONSENSE: Final = ("NaN", "+Inf", "-1", "1e308", "9223372036854775794", "")
 LATEST_TIME: Final = 1e6
-"""A sample that is larger is a time: how old readings are is no matter of plausible lies."""
+"""A larger sample is a time: plausible lies leave the age of readings unchanged."""
 
 
 Lie = Callable[[Object, str], str]
-"""What is answered in place of a row's value."""
+"""Returns a false value for a row and its real value."""
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """What faults are brought about on.
+    """Processes and objects on which faults are injected.
 
     Attributes:
         world: the cluster.
         replicas: the two extenders.
-        tokens: of agents.
+        tokens: tokens of the agents.
         good: nodes that pods may land on.
-        certificates: folder of both sides' certificates.
-        files: what was issued first.
-        clock: file that steps the extenders' clocks.
+        certificates: folder with the certificates of extender and kube-scheduler.
+        files: the first issued certificates.
+        clock: file with the offset of the extenders' clocks.
     """
 
     world: World
@@ -99,35 +99,35 @@ class Bench:
     clock: Path
 
     async def stale_percent(self, replica: ExtenderServer) -> float:
-        """Return how much of the good nodes' GPUs a replica has no fresh readings of."""
+        """Return the percentage of the good nodes' GPUs without fresh readings in a replica."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 gpus = (await replica.get("/v1/gpus"))["gpus"]
         except UNREACHABLE:
             return 100.0
-        # Not what it calls fresh: windows restart with each pod that comes or goes.
+        # Not the extender's count of fresh windows: they restart with each pod that comes or goes.
         ages = [gpu["age_seconds"] for gpu in gpus if gpu["node"] in self.good]
         fresh = sum(age is not None and age <= MAX_AGE_SECONDS for age in ages)
         return float(100 * (1 - fresh / (len(self.good) * CARDS)))
 
     async def is_fresh(self) -> bool:
-        """Whether both replicas have fresh readings of all GPUs of the good nodes."""
+        """Return whether both replicas have fresh readings of all GPUs of the good nodes."""
         return not any([await self.stale_percent(replica) for replica in self.replicas])
 
     @asynccontextmanager
     async def prometheus_hangs(self) -> AsyncIterator[None]:
-        """Prometheus accepts connections and answers nothing."""
+        """Let Prometheus accept connections and answer nothing."""
         process = self.world.services.prometheus.process
         process.pause()
         yield
         process.resume()
 
     def prometheus_lies(self) -> AbstractAsyncContextManager[None]:
-        """Every value that Prometheus answers is nonsense."""
+        """Replace every value in Prometheus' answers by nonsense."""
         return self._prometheus_answers(lambda _row, _value: random.choice(NONSENSE))
 
     def prometheus_lies_well(self) -> AbstractAsyncContextManager[None]:
-        """What Prometheus says of the good nodes is made up: any use, any memory, any fault."""
+        """Replace the good nodes' values in Prometheus' answers by plausible random ones."""
         good = {
             card.uuid
             for node in self.good
@@ -165,7 +165,7 @@ class Bench:
 
     @asynccontextmanager
     async def prometheus_forgets(self) -> AsyncIterator[None]:
-        """Prometheus is killed, loses its data, and is started again."""
+        """Kill Prometheus, delete its data, and start it again."""
         prometheus = self.world.services.prometheus
         prometheus.process.kill()
         yield
@@ -173,7 +173,7 @@ class Bench:
 
     @asynccontextmanager
     async def api_server_dies(self) -> AsyncIterator[None]:
-        """kube-apiserver is killed, and started again."""
+        """Kill kube-apiserver, and start it again."""
         apiserver = self.world.services.plane.apiserver
         apiserver.kill()
         yield
@@ -181,7 +181,7 @@ class Bench:
 
     @asynccontextmanager
     async def watches_expire(self) -> AsyncIterator[None]:
-        """What watches wait for is compacted away, and they restart: 410, again and again."""
+        """Compact etcd and restart kube-apiserver repeatedly, so that watches end with 410."""
         plane = self.world.services.plane
         etcd = plane.etcd.ready_url.removesuffix("/health")
         async with aiohttp.ClientSession(etcd, raise_for_status=True) as session:
@@ -198,7 +198,7 @@ class Bench:
 
     @asynccontextmanager
     async def agents_flap(self) -> AsyncIterator[None]:
-        """Agents of all good nodes come and go each second."""
+        """Disconnect and reconnect the agents of all good nodes each second."""
 
         async def flap() -> None:
             while True:
@@ -209,11 +209,11 @@ class Bench:
             yield
 
     def agents_lie(self) -> AbstractAsyncContextManager[None]:
-        """Agents of half of the good nodes report nonsense."""
+        """Let the agents of half of the good nodes report nonsense."""
         return self._agents_report(lambda: random.choice((-1.0, 1e308, 2.0)))
 
     def agents_lie_well(self) -> AbstractAsyncContextManager[None]:
-        """Agents of half of the good nodes make up all they report: any use, any fault."""
+        """Let the agents of half of the good nodes report plausible random values."""
         return self._agents_report(random.random)
 
     @asynccontextmanager
@@ -221,7 +221,7 @@ class Bench:
         liars = self.good[::2]
         async with self._agents(liars) as agents:
             for agent in agents.values():
-                agent.is_dumb = True  # what it publishes from now on is ours
+                agent.is_dumb = True  # from now on the test publishes in its place
 
             async def lie() -> None:
                 while True:
@@ -246,7 +246,7 @@ class Bench:
 
     @asynccontextmanager
     async def replica_dies(self) -> AsyncIterator[None]:
-        """A replica is killed, and started again."""
+        """Kill a replica, and start it again."""
         process = self.replicas[1].process
         await asyncio.to_thread(process.kill)
         yield
@@ -254,7 +254,7 @@ class Bench:
 
     @asynccontextmanager
     async def replica_hangs(self) -> AsyncIterator[None]:
-        """A replica is stopped in the middle of what it does, and goes on later."""
+        """Stop a replica by SIGSTOP, and let it continue later."""
         process = self.replicas[1].process
         process.pause()
         yield
@@ -262,7 +262,7 @@ class Bench:
 
     @asynccontextmanager
     async def certificates_rotate(self) -> AsyncIterator[None]:
-        """The certificates of both sides are replaced each second."""
+        """Replace the certificates of extender and kube-scheduler each second."""
 
         async def rotate() -> None:
             while True:
@@ -274,9 +274,9 @@ class Bench:
 
     @asynccontextmanager
     async def certificates_expire(self) -> AsyncIterator[None]:
-        """The certificates of both sides have expired; later there are new ones.
+        """Let the certificates of extender and kube-scheduler expire; replace them later.
 
-        kube-scheduler is restarted, for connections that are open outlive their certificates.
+        kube-scheduler is restarted, because open connections outlive their certificates.
         """
         authority = {name: text for name, text in self.files.items() if name.startswith("ca.")}
         scheduler = self.world.services.scheduler
@@ -288,21 +288,21 @@ class Bench:
 
     @asynccontextmanager
     async def clock_is_ahead(self) -> AsyncIterator[None]:
-        """The extenders' clocks are stepped ten minutes ahead, and back."""
+        """Step the extenders' clocks ten minutes ahead, and back."""
         self.clock.write_text(str(STEP_SECONDS))
         yield
         self.clock.write_text("0")
 
     @asynccontextmanager
     async def clock_is_behind(self) -> AsyncIterator[None]:
-        """The extenders' clocks are stepped ten minutes back, and ahead."""
+        """Step the extenders' clocks ten minutes back, and ahead."""
         self.clock.write_text(str(-STEP_SECONDS))
         yield
         self.clock.write_text("0")
 
     @asynccontextmanager
     async def disk_is_full(self) -> AsyncIterator[None]:
-        """No file of the extenders can grow: neither their logs nor their decision logs."""
+        """Fill the disk: neither the extenders' logs nor their decision logs can grow."""
         self._limit_files(1)
         yield
         self._limit_files(resource.RLIM_INFINITY)
@@ -310,13 +310,13 @@ class Bench:
     def _limit_files(self, most_bytes: int) -> None:
         for replica in self.replicas:
             for pid in tree_of(replica.process.pid):
-                with suppress(ProcessLookupError):  # it has just ended
+                with suppress(ProcessLookupError):  # the process has just ended
                     limits = (most_bytes, resource.RLIM_INFINITY)
                     resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 
     @property
     def faults(self) -> Mapping[str, Callable[[], AbstractAsyncContextManager[None]]]:
-        """All faults by name."""
+        """Return all faults by name."""
         return {
             "nothing": self.nothing,
             "Prometheus hangs": self.prometheus_hangs,
@@ -339,7 +339,7 @@ class Bench:
 
     @asynccontextmanager
     async def nothing(self) -> AsyncIterator[None]:
-        """Nothing fails: what the load alone looks like."""
+        """Inject no fault: the baseline."""
         yield
 
 
@@ -353,7 +353,7 @@ async def _meanwhile(act: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def _lie(request: web.Request, real: str, lie: Lie) -> web.Response:
-    """Answer what the real Prometheus does, but with a lie for each value."""
+    """Answer as the real Prometheus does, with each value replaced by `lie`."""
     async with (
         aiohttp.ClientSession() as session,
         session.request(
@@ -375,7 +375,7 @@ async def _lie(request: web.Request, real: str, lie: Lie) -> web.Response:
 
 @asynccontextmanager
 async def open_bench(folder: Path) -> AsyncIterator[Bench]:
-    """Run everything that faults are brought about on."""
+    """Run all processes of the benchmark while the context is open."""
     certificates, clock = folder / "certificates", folder / "clock"
     files = issue(certificates)
     clock.write_text("0")
@@ -458,7 +458,7 @@ def _decision_log(folder: Path, number: int) -> Object:
 async def measure(
     load: PodLoad, bench: Bench, fault: AbstractAsyncContextManager[None], seconds: float
 ) -> dict[str, object]:
-    """Bring a fault about under load; return what came of it."""
+    """Inject a fault under load; return the row of the table."""
     first = len(load.created)
     async with _meanwhile(load.go_on()):
         await asyncio.sleep(QUIET_SECONDS)
@@ -491,13 +491,13 @@ async def _is_empty(load: PodLoad) -> bool:
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition, no longer than `RECOVERY_SECONDS`."""
+    """Wait for a condition, at most `RECOVERY_SECONDS`."""
     with suppress(TimeoutError):
         await wait_for(condition, "all is well", deadline_seconds=RECOVERY_SECONDS)
 
 
 async def run(only: Sequence[str], seconds: float) -> list[dict[str, object]]:
-    """Bring about one fault after the other; return the rows of the table."""
+    """Inject one fault after the other; return the rows of the table."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="idlegpu-faults-") as name:
         async with open_bench(Path(name)) as bench:
@@ -513,7 +513,7 @@ async def run(only: Sequence[str], seconds: float) -> list[dict[str, object]]:
 
 
 def bounds(rows: Sequence[Mapping[str, Any]]) -> list[Bound]:
-    """Return what is promised of every fault."""
+    """Return the bounds of every fault."""
     return [
         Bound(
             what="pods left behind",
@@ -537,7 +537,7 @@ def bounds(rows: Sequence[Mapping[str, Any]]) -> list[Bound]:
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__)
     parser.add_argument("only", nargs="*", metavar="FAULT", help="nothing is written then")
     parser.add_argument("--seconds", type=float, default=FAULT_SECONDS, help="that each lasts")

@@ -1,7 +1,7 @@
 """Forecast the next hour of shared GPUs from their last hours and the time of day.
 
-`bench.picks` judges these forecasts. A forecast is a product of powers of simple estimators, whose
-exponents are learned from all GPUs: what each estimator said an hour ago against the hour since.
+`bench.picks` judges these forecasts. A forecast is a product of powers of simple estimators. The
+exponents are learned from all GPUs, by comparing the estimates of an hour ago with the hour since.
 The prior is mean + standard deviation alone. The extender does not use forecasts: docs/decision.md.
 """
 
@@ -14,17 +14,17 @@ from bench.sharing_pods import MOST_BURSTS, STEP_SECONDS, bursts
 from bench.traces import Floats, Ints
 
 HOUR: Final = 60
-"""Readings of an hour: one a minute."""
+"""Readings in an hour: one a minute."""
 DAY: Final = 24 * HOUR
 EVERY: Final = 10
-"""Minutes between two picks, and between two lessons."""
+"""Minutes between two picks, and between two learning steps."""
 PICKS: Final = 60
 OF: Final = 10
 
 LEAST: Final = 0.01
-"""Added to a load before its logarithm: below it differences do not count."""
+"""Added to a load before its logarithm, so that differences between tiny loads do not count."""
 PRIOR: Final = 20.0
-"""Lessons that the prior counts as."""
+"""Weight of the prior, in learning steps."""
 MEANS: Final = (5, 15, 30, 60, 180)
 """Time constants of exponentially weighted means, minutes."""
 
@@ -34,16 +34,16 @@ TIME_OF_DAY: Final = "forecast by the last hours and the time of day"
 PERFECT: Final = "perfect knowledge"
 
 CURVE: Final = 0.9
-"""Largest part of a pod's bursts that its time of day takes or adds."""
+"""Largest part of a pod's bursts that the time of day adds or removes."""
 LEAST_SHARE: Final = 0.001
 MOST_SHARE: Final = 0.6
 
 
 class Series:
-    """Loads of GPUs, with what estimators need of them at any minute.
+    """Loads of GPUs, with the input of the estimators at any minute.
 
     Args:
-        busy: ratio busy, a row for each minute and a column for each GPU.
+        busy: utilization ratio, a row for each minute and a column for each GPU.
     """
 
     def __init__(self, busy: Floats) -> None:
@@ -57,15 +57,15 @@ class Series:
         return len(self.busy)
 
     def mean(self, start: int, stop: int) -> Floats:
-        """Return each GPU's mean from minute `start` up to `stop`, exclusive."""
+        """Return each GPU's mean load from minute `start` to `stop` (exclusive)."""
         return np.asarray((self._sum[stop] - self._sum[start]) / (stop - start))
 
     def next_hour(self, minute: int) -> Floats:
-        """Return each GPU's mean of the hour after a minute."""
+        """Return each GPU's mean load in the hour after a minute."""
         return self.mean(minute + 1, minute + 1 + HOUR)
 
     def estimates(self, minute: int) -> dict[str, Floats]:
-        """Return simple estimates of the next hour by the past, up to and with a minute."""
+        """Return simple estimates of the next hour from the readings up to a minute (inclusive)."""
         stop = minute + 1
         mean = self.mean(stop - HOUR, stop)
         square = (self._square[stop] - self._square[stop - HOUR]) / HOUR
@@ -80,7 +80,7 @@ class Series:
 
 
 def _weighted(busy: Floats, minutes: int) -> Floats:
-    """Return exponentially weighted means; the first ones are plain means."""
+    """Return exponentially weighted means; the first values are plain means."""
     means, mean = np.empty_like(busy), busy[0].copy()
     weight = 1 - np.exp(-1 / minutes)
     for at, row in enumerate(busy):
@@ -90,10 +90,10 @@ def _weighted(busy: Floats, minutes: int) -> Floats:
 
 
 class Forecast:
-    """Learns the exponents of simple estimators.
+    """Forecast with learned exponents of simple estimators.
 
     Args:
-        names: the estimators.
+        names: names of the estimators.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -102,13 +102,13 @@ class Forecast:
         self._wanted = np.zeros(len(names) + 1)
 
     def learn(self, estimates: Mapping[str, Floats], hour: Floats) -> None:
-        """Learn from what estimators said and how the hour turned out."""
+        """Learn from estimates and the load that followed."""
         columns = self._columns(estimates)
         self._seen += columns.T @ columns
         self._wanted += columns.T @ (np.log(hour + LEAST) - _prior(estimates))
 
     def predict(self, estimates: Mapping[str, Floats]) -> Floats:
-        """Return the logarithm of the expected load of each GPU."""
+        """Return the logarithm of each GPU's expected load."""
         exponents = np.linalg.solve(self._seen, self._wanted)
         return np.asarray(_prior(estimates) + self._columns(estimates) @ exponents)
 
@@ -122,11 +122,11 @@ def _prior(estimates: Mapping[str, Floats]) -> Floats:
 
 
 def judge(series: Series, seed: int, warm_up: int) -> dict[str, float]:
-    """Return the mean of the next hour of the picked GPU in %, by what picks.
+    """Return the mean load of the picked GPUs in the next hour in %, by forecast.
 
     Args:
-        series: the loads.
-        seed: of the choice of ten GPUs.
+        series: loads of the GPUs.
+        seed: seed of the draws of ten GPUs.
         warm_up: minutes before the first pick; from the second hour on the forecasts learn.
     """
     draws = np.random.default_rng([seed, 3])
@@ -163,13 +163,13 @@ Draw = Callable[[np.random.Generator], Floats]
 def draw_pod(
     draws: np.random.Generator, minutes: int, steady_seconds: float, curve: float
 ) -> Floats:
-    """Return the load of one serving pod, a value for each minute.
+    """Draw the load of one serving pod, a value for each minute.
 
     Args:
-        draws: source of chance.
-        minutes: how many.
-        steady_seconds: how long it has as much to do as before, on average.
-        curve: largest part of its bursts that the time of day takes or adds; 0 for none.
+        draws: source of random numbers.
+        minutes: number of minutes.
+        steady_seconds: mean time between changes of its workload.
+        curve: largest part of its bursts that the time of day adds or removes; 0 for none.
     """
     each = int(60 / STEP_SECONDS)
     peak, amplitude = 24 * draws.random(), curve * draws.random()
@@ -194,11 +194,12 @@ KINDS: Final[Mapping[str, tuple[int, float, float, int]]] = {
     "work changes each 3 h, by time of day, 36 h": (36, 3 * 3600.0, CURVE, 26),
     "work changes each day, by time of day, 60 h": (60, 24 * 3600.0, CURVE, 30),
 }
-"""Hours, seconds of steady work, curve of the day, and hours before the first pick."""
+"""Hours, seconds between changes of work, part of the time of day, and hours before the first pick,
+by kind."""
 
 
 def draw_series(kind: str, seed: int, pods: int) -> tuple[Series, int]:
-    """Return the loads of serving pods of one kind, and the minutes before the first pick."""
+    """Draw the loads of one kind of pods; return them and the minutes before the first pick."""
     hours, steady_seconds, curve, warm_up = KINDS[kind]
     draws = np.random.default_rng([seed, 4])
     busy = [draw_pod(draws, hours * HOUR, steady_seconds, curve) for _ in range(pods)]

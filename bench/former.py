@@ -1,9 +1,9 @@
-"""The default of 0.1's first state, strategy `spread`, as a model to compare with.
+"""Model of the former default strategy `spread` (0.1), for comparison.
 
-It ranked nodes by one sum: a third for the chance that all GPUs handed out are idle, two thirds for
-how many idle ones there are, calm as the fraction between two numbers; nodes with enough idle GPUs
-before the others. It refused a node whose GPUs processes outside Kubernetes used, shared ones too.
-What GPUs show is judged as today: the readings' side of that state is not rebuilt.
+The strategy scored nodes by one sum: one third for the probability that all assigned GPUs are idle,
+two thirds for the number of idle GPUs, with the mean load as the fraction between two numbers.
+Nodes with enough idle GPUs came first. It refused nodes with foreign use, also on shared GPUs.
+Readings are processed as today; the former processing is not modelled.
 """
 
 from typing import Final
@@ -36,11 +36,11 @@ POLICY: Final = Policy(
 
 
 def evaluate(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
-    """Evaluate every node of a pool as that state did; takes the place of today's function."""
+    """Evaluate every node of a pool as the former default did."""
     batch = batch_rows(pool.rows, snapshot.telemetry, pool.batch.suspicion)
     asks = question.ask.columns
     assessment = assess(batch, asks, estimates(question.policy))
-    # A GPU in use from outside Kubernetes is no good, also where it is shared.
+    # A GPU with foreign use counts as unusable, also if it is shared.
     is_clean = assessment.is_clean & ~batch.telemetry.is_foreign
     idle_chance = np.where(is_clean & assessment.fits, assessment.idle_chance, 0.0)
     codes = reject(

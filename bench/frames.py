@@ -1,9 +1,9 @@
-"""How smoothly the page scrolls and zooms 40,000 GPUs, in a headless Chromium without a GPU.
+"""Measure frame times of the page with 40,000 GPUs, in a headless Chromium without a GPU.
 
-`python -m bench.frames` opens the page of an extender whose readings change all the while (of every
-device each ten seconds), and scrolls and zooms it. It reports the times between frames; a browser
-aims at one each 16.7 ms. All of it shares the machine: the browser, which draws without a graphics
-card, the extender, and what plays the cluster.
+`python -m bench.frames` opens the page of an extender whose readings of every device change each
+ten seconds, and scrolls and zooms it. It reports the times between frames; a browser aims at one
+each 16.7 ms. The browser, which draws without a graphics card, the extender and the simulated
+cluster share the machine.
 """
 
 import argparse
@@ -20,12 +20,13 @@ from testkit.page.serving import browsing, looking_at
 NODES: Final = 5000
 CELLS: Final = (3, 5, 8, 14, 30, 60)
 SECONDS: Final = 12.0
-"""Of each movement: at 40,000 GPUs news of all of them come every five to ten seconds."""
+"""Duration of each movement: with 40,000 GPUs an update of all arrives every five to ten seconds.
+"""
 LOADED_MS: Final = 60_000.0
 
 LIMITS_MS: Final = {"median": 33.4, "p95": 50.0}
-"""Half of all frames come at 30 a second or faster; of the others all but one in twenty skip two of
-the browser's frames at most: more than that is seen as a jerk where the eye follows what moves."""
+"""Half of all frames come at 30 a second or faster. Of the others all but one in twenty skip at
+most two of the browser's frames, because longer gaps are visible as jerks."""
 
 _MOVES: Final = {
     "scroll": """() => {
@@ -63,7 +64,7 @@ _MEASURE: Final = """async (seconds) => {
 
 
 async def _moved(page: Page, move: str, seconds: float) -> dict[str, object]:
-    """Return what moving the map for a while gave."""
+    """Move the map for a time; return the row of the table."""
     news, *times = await page.evaluate(_MEASURE % _MOVES[move], seconds)
     return {
         "move": move,
@@ -79,9 +80,9 @@ async def measure(url: str, gpus: int, seconds: float) -> list[dict[str, object]
     """Return a row for each size of cells and each way to move.
 
     Args:
-        url: of the extender.
-        gpus: that it shows.
-        seconds: of each movement.
+        url: URL of the extender.
+        gpus: number of GPUs on the page.
+        seconds: duration of each movement.
     """
     rows: list[dict[str, object]] = []
     async with browsing() as browser:
@@ -95,7 +96,7 @@ async def measure(url: str, gpus: int, seconds: float) -> list[dict[str, object]
 
 
 def _bounds(row: dict[str, object]) -> list[Bound]:
-    """Return what is promised of a row; where nothing changed in it, that was not measured."""
+    """Return the bounds of a row; unmeasured if nothing changed on the page meanwhile."""
     return [
         Bound(
             what=f"{row['move']}, cells of {row['cells px']} px: {name} frame",
@@ -108,7 +109,7 @@ def _bounds(row: dict[str, object]) -> list[Bound]:
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=NODES, help="of eight GPUs")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each movement")

@@ -1,20 +1,20 @@
-"""How long after the API server's event of a pod kube-scheduler calls filter for it.
+"""Measure the time from the API server's event of a pod to kube-scheduler's filter call.
 
 `python -m bench.head_start` needs no cluster. For each size it starts a real etcd, kube-apiserver
 and kube-scheduler with the shipped configuration, registers nodes with 8 GPUs each, half of them
-held, and has kube-scheduler ask `bench.noting`: one process that follows the API server with the
-extender's own sources and answers as `bench.trivial` does, the names of a hundred nodes. By that
-process' clock the head start of a pod is the time from the watch's event to the moment when the
-first bytes of filter's question are read; below 0 where the question came first.
+held, and lets kube-scheduler call `bench.noting`: a process that watches the API server with the
+extender's own sources and answers the names of a hundred nodes, as `bench.trivial` does. The head
+start of a pod is the time, by that process' clock, from the watch's event to the first bytes of the
+filter request; it is negative if the request came first.
 
-Pods come one after the other, each created once the one before is bound; and then many at once, so
-that most wait for their turn in kube-scheduler's queue. Those that warm up do not count. All of it
-shares this machine's cores; where kube-scheduler has more of them to itself, it asks sooner.
+First pods are created one after the other, each once the previous one is bound; then many at once,
+so that most wait in kube-scheduler's queue. Warm-up pods do not count. All processes share this
+machine's cores; on a machine of its own kube-scheduler calls sooner.
 
-Then `bench.webhooks` asks the same process, with the same event from the API server, about pods of
-its own: what it gives is measured as what kube-scheduler gives. It waits before it asks; at most as
-long as the head start that nine of ten pods have that come one by one, and not at all where one of
-ten has none. It never asks first: what pods of which the event is late wait for, it does not show.
+Then `bench.webhooks` calls the same process about its own pods, and its head starts are measured in
+the same way. Its pause before a call must not exceed the 10th percentile of kube-scheduler's head
+starts of pods that are created one by one, and is 0 if that percentile is not positive. It never
+calls before the event; so it does not show the wait of pods whose event is late.
 """
 
 import argparse
@@ -64,7 +64,7 @@ SHORTLIST: Final = 100
 DEADLINE_SECONDS: Final = 300.0
 LOOK_SECONDS: Final = 0.2
 SETTLE_SECONDS: Final = 2.0
-"""Time for kube-scheduler to process the end of the pods before."""
+"""Time for kube-scheduler to process the end of the previous pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class Measured:
     """Head starts in one size of cluster, in seconds.
 
     Attributes:
-        nodes: how many.
-        single: those of pods that came one by one.
-        burst: those of pods that came at once.
-        webhooks: those that `bench.webhooks` gives.
+        nodes: number of nodes.
+        single: of pods that were created one by one.
+        burst: of pods that were created at once.
+        webhooks: of the calls of `bench.webhooks`.
     """
 
     nodes: int
@@ -87,11 +87,11 @@ class Measured:
 async def measure_scheduler(
     folder: Path, nodes: int, *, tries: int, burst: int
 ) -> tuple[list[float], list[float]]:
-    """Have the real kube-scheduler ask; return the head starts of pods one by one, and at once.
+    """Measure kube-scheduler's head starts; return those of single pods and of a burst.
 
     Raises:
         ProcessError: a server did not come up.
-        TimeoutError: kube-scheduler did not ask about each pod, or did not place it.
+        TimeoutError: kube-scheduler did not call filter for each pod, or did not place it.
     """
     async with AsyncExitStack() as stack:
         plane = ControlPlane(folder)
@@ -118,7 +118,7 @@ async def measure_scheduler(
 
 
 async def place_singly(client: ApiClient, bindings: Bindings, prefix: str, count: int) -> None:
-    """Create pods, each once the one before is bound."""
+    """Create pods, each once the previous one is bound."""
     for number in range(count):
         name = f"{prefix}-{number:04d}"
         await client.create(gpu_pod(name, PODS, 1))
@@ -126,11 +126,11 @@ async def place_singly(client: ApiClient, bindings: Bindings, prefix: str, count
 
 
 def measure_webhooks(nodes: int, tries: int) -> list[float]:
-    """Have `bench.webhooks` ask; return the head starts that it gives.
+    """Measure the head starts of `bench.webhooks`.
 
     Raises:
         ProcessError: a server did not come up.
-        TimeoutError: it did not ask about each pod.
+        TimeoutError: it did not call filter for each pod.
     """
     with (
         open_world(FleetSpec(nodes=nodes, gpu_pods=2 * nodes), is_started=False) as world,
@@ -150,11 +150,11 @@ def measure_webhooks(nodes: int, tries: int) -> list[float]:
 
 
 def noting_process(folder: Path, kubeconfig: Path) -> ServerProcess:
-    """Describe the process that is asked; it is ready once it knows all nodes and pods.
+    """Describe the process of `bench.noting`; it is ready once it knows all nodes and pods.
 
     Args:
-        folder: where its log goes.
-        kubeconfig: which API server it follows, and as whom.
+        folder: folder of its log.
+        kubeconfig: address and credentials of the API server.
     """
     port = free_port()
     options = [f"--kubeconfig={kubeconfig}", f"--port={port}", f"--shortlist={SHORTLIST}"]
@@ -168,7 +168,7 @@ def noting_process(folder: Path, kubeconfig: Path) -> ServerProcess:
 
 
 def take(noting: ServerProcess) -> list[float]:
-    """Take the head starts of the pods since the last time, in seconds."""
+    """Fetch the head starts of the pods since the last call, in seconds."""
     connection = Connection(base_url(noting))
     _, body = connection.get(HEAD_STARTS)
     connection.close()
@@ -177,10 +177,10 @@ def take(noting: ServerProcess) -> list[float]:
 
 
 async def take_all(noting: ServerProcess, pods: int) -> list[float]:
-    """Wait until filter was asked about so many pods; return their head starts.
+    """Wait until filter was called for `pods` pods; return their head starts.
 
     Raises:
-        TimeoutError: it was not in time; the message says about how many.
+        TimeoutError: the calls did not come in time; the message has their number.
     """
     seconds: list[float] = []
     try:
@@ -196,7 +196,7 @@ async def take_all(noting: ServerProcess, pods: int) -> list[float]:
 
 
 def rows(measured: Measured) -> list[dict[str, object]]:
-    """Return a row for each way to ask: how head starts are spread, in milliseconds."""
+    """Return a row for each kind of call, with the distribution of head starts in milliseconds."""
     wait = head_start_seconds(measured.nodes) * 1e3
     asked = {
         "kube-scheduler, one by one": measured.single,
@@ -219,7 +219,7 @@ def rows(measured: Measured) -> list[dict[str, object]]:
 
 
 def bound(measured: Measured) -> Bound:
-    """Return what is due: `bench.webhooks` waits no longer than nine of ten pods have."""
+    """Return the bound of the pause of `bench.webhooks`: the 10th percentile of head starts."""
     return Bound(
         what=f"wait of bench.webhooks, {measured.nodes} nodes, by kube-scheduler's p10 one by one",
         limit=max(0.0, percentile(measured.single, 0.1)) * 1e3,
@@ -244,7 +244,7 @@ def load() -> str:
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.head_start", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--tries", type=int, default=TRIES, help="pods one by one")

@@ -1,9 +1,9 @@
-"""Answers while the cluster talks: Prometheus, bursts of nodes and pods, a full resync.
+"""Measure latency while data arrives: Prometheus answers, bursts of nodes and pods, a full resync.
 
-`python -m bench.ingest` places pods without a pause worth the name while the backend does its
-worst, once with the latencies as kube-scheduler sees them, and once (`--steps`, by default too)
-with each step of the extender's loop timed in CPU time, which no other process on the machine
-can blur: a question that arrives during a step waits until its end.
+`python -m bench.ingest` places pods almost without a pause while the backend sends bursts of data.
+The first part measures latencies as kube-scheduler sees them. The second part (`--steps`, included
+by default) measures the CPU time of each step of the extender's event loop, which other processes
+on the machine do not affect: a request that arrives during a step waits until its end.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from bench.world import FleetSpec, World, open_world, wait_until
 
 LIMIT_MS: Final = 10.0
 PAUSE_SECONDS: Final = 0.004
-"""What kube-scheduler itself needs for a pod at the least."""
+"""Kube-scheduler's own time for a pod, at the least."""
 KEPT: Final = 200
-"""So many of the placed pods run on; older ones are deleted."""
+"""Number of placed pods that keep running; older ones are deleted."""
 INTERVAL_SECONDS: Final = 10.0
 
 Act = Callable[[World], None]
 
 
 def acts(nodes: int, pods: int) -> dict[str, Act]:
-    """Return what happens in each phase: it begins when the phase does, and is not waited for.
+    """Return the event of each phase, which starts with the phase in the background.
 
-    A heartbeat changes nothing that decides; a GPU that breaks changes the node's layout. Of the
-    pods with GPUs every second one is bound at once.
+    A heartbeat does not affect decisions; a broken GPU changes the node's devices. Every second pod
+    with GPUs is bound at once.
     """
     created: list[str] = []
 
@@ -62,7 +62,7 @@ def acts(nodes: int, pods: int) -> dict[str, Act]:
 
 @contextmanager
 def acting(world: World, act: Act, seconds: float) -> Iterator[None]:
-    """Let something happen in the background, a moment after the context was opened."""
+    """Start an event in the background shortly after the context was opened."""
     thread = threading.Timer(0.05 * seconds, act, [world])
     thread.start()
     try:
@@ -105,7 +105,7 @@ def run(spec: FleetSpec, seconds: float, pods: int, *, is_stepping: bool) -> lis
 
 
 def main() -> int:
-    """Measure, and say whether the bounds were met."""
+    """Run the benchmark and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)

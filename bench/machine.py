@@ -1,4 +1,4 @@
-"""Describes the machine that a result comes from, and writes results as Markdown and JSON."""
+"""Description of the machine of a result, and output of results as Markdown and JSON."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import orjson
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 Verdict = Literal["met", "MISSED", "undecided"]
 
@@ -19,12 +19,12 @@ RESULTS: Final = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where a result comes from.
+    """Machine on which a result was measured.
 
     Attributes:
         cpu: model of the processor.
-        cores: processors that this process may use.
-        memory_gib: memory in all.
+        cores: number of processors that this process may use.
+        memory_gib: total memory.
         kernel: kernel release.
         python: version of Python.
     """
@@ -37,7 +37,7 @@ class Machine:
 
     @override
     def __str__(self) -> str:
-        """Describe it in one line."""
+        """Describe the machine in one line."""
         return (
             f"{self.cores} cores of {self.cpu}, {self.memory_gib:.0f} GiB, "
             f"Linux {self.kernel}, Python {self.python}"
@@ -46,15 +46,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What was promised, and what was measured.
+    """Upper limit of a measured value.
 
     Attributes:
-        what: what is bounded.
-        limit: most that is allowed.
-        measured: what it was.
-        unit: of both.
-        between: the least and the most that it may be, by the spread of what was measured; None
-            where that is one number. A limit between them is neither met nor missed.
+        what: name of the value.
+        limit: largest allowed value.
+        measured: measured value.
+        unit: unit of both.
+        between: confidence interval of the measured value; None without one. A limit inside the
+            interval is neither met nor missed.
     """
 
     what: str
@@ -65,7 +65,7 @@ class Bound:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it was kept; what could not be measured was not."""
+        """Return whether the bound was met, missed or undecided; an unmeasured bound is missed."""
         least, most = self.between or (self.measured, self.measured)
         if most <= self.limit:
             return "met"
@@ -73,12 +73,12 @@ class Bound:
 
     @property
     def is_met(self) -> bool:
-        """Whether it was kept for sure."""
+        """Return whether the bound was certainly met."""
         return self.verdict == "met"
 
     @override
     def __str__(self) -> str:
-        """Say by how much it was met or missed."""
+        """Describe the bound and by how much it was met or missed."""
         text = f"{self.what}: {self.measured:.4g} {self.unit}"
         if self.between is not None:
             text += " ({:.4g} to {:.4g})".format(*self.between)
@@ -89,7 +89,7 @@ class Bound:
 
 
 def describe_machine() -> Machine:
-    """Return what this machine is."""
+    """Describe this machine."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(
         cpu=_cpu_model(),
@@ -109,7 +109,7 @@ def _cpu_model() -> str:
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows as a Markdown table; all have the columns of the first."""
+    """Return rows as a Markdown table with the columns of the first row."""
     columns = list(rows[0])
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_shown(row[name]) for name in columns) + " |" for row in rows]
@@ -134,14 +134,14 @@ def report(
     """Print a result, and write it as NAME.md and NAME.json.
 
     Args:
-        name: name of the files.
+        name: base name of the files.
         title: heading.
         rows: the table.
-        bounds: what was promised.
-        notes: what the reader has to know besides.
-        folder: where to; None: only print.
-        module: what of `bench` was run, where it is not called as the files are.
-        command: what was run instead, where it is not of `bench`.
+        bounds: bounds of the result.
+        notes: further lines for the reader.
+        folder: folder of the files; None to only print.
+        module: module of `bench` that was run, if it differs from the base name.
+        command: command that was run, if it is not a module of `bench`.
 
     Returns:
         Whether no bound was missed.

@@ -1,8 +1,8 @@
-"""Memory of the extender and its worker process, at rest and at its peak.
+"""Measure resident memory of the extender and its worker process, at rest and at its peak.
 
-`python -m bench.memory` lets the extender follow a full cluster, fills its history with decisions,
-each with another request and each followed by a binding, and has it list everything again. Counted
-is the resident memory of all its processes together; pages that they share count for each of them.
+`python -m bench.memory` lets the extender watch a full cluster, fills its decision history with
+different requests, each followed by a binding, and makes it list all objects again. The result is
+the resident memory of all its processes together; shared pages count once for each process.
 """
 
 import argparse
@@ -21,15 +21,15 @@ LIMIT_MIB: Final = 400.0
 AIM_MIB: Final = 250.0
 LOOK_SECONDS: Final = 0.5
 FREED_SHARE: Final = 0.7
-"""Of the pods placed so many are deleted again, so that there is room until the end."""
+"""Share of the placed pods that are deleted again, so that there is room until the end."""
 
 
 class Ledger:
-    """Rows of the table, one for each stage.
+    """Table with one row for each stage.
 
     Args:
-        world: what is measured.
-        peak: the most so far; restarts with each row.
+        world: the measured extender and its cluster.
+        peak: peak of the memory since the last row.
     """
 
     def __init__(self, world: World, peak: Peak) -> None:
@@ -39,7 +39,7 @@ class Ledger:
         self._peak = peak
 
     def note(self, stage: str, memory: Memory | None = None) -> Memory:
-        """Note how much memory there is now."""
+        """Add a row with the current memory."""
         memory = memory or self._world.memory()
         self.peak_mib = max(self.peak_mib, self._peak.rss_mib)
         self.rows.append(
@@ -57,7 +57,7 @@ class Ledger:
 
 
 def settled(world: World, seconds: float) -> Memory:
-    """Return the median of what is seen over some time of everyday work."""
+    """Return the median memory over some time of normal work."""
     seen = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
@@ -68,9 +68,9 @@ def settled(world: World, seconds: float) -> Memory:
 
 
 def decide(world: World, count: int) -> None:
-    """Have the extender make so many decisions of which no two are alike."""
+    """Make the extender decide `count` requests, all of them different."""
     scheduler = Scheduler(world, wishes=distinct(count))
-    for number in range(count // 2):  # filter and prioritize are a decision each
+    for number in range(count // 2):  # filter and prioritize count as one decision each
         placed = scheduler.place()
         if placed.node and number % 10 < 10 * FREED_SHARE:
             scheduler.remove([placed])
@@ -97,7 +97,7 @@ def measure(spec: FleetSpec, decisions: int, rest_seconds: float) -> tuple[Ledge
 
 
 def main() -> int:
-    """Measure, and say whether the bounds were met."""
+    """Run the benchmark and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.memory", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)

@@ -1,7 +1,7 @@
-"""What the machine itself adds to a latency: a process that answers any question with two bytes.
+"""Measure the latency that the machine itself adds, with a server that answers two bytes.
 
-It is asked between the extender's questions, over a connection like theirs, with a body like
-theirs. It has nothing to do: when its slowest answers take 20 ms, the machine was busy for 20 ms.
+The server is called between the calls of the extender, over a similar connection and with a similar
+body. It does no work: if its slowest answers take 20 ms, the machine was busy for 20 ms.
 """
 
 import argparse
@@ -27,7 +27,7 @@ START_SECONDS: Final = 20.0
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer until the client goes."""
+    """Answer requests until the client disconnects."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -48,10 +48,10 @@ async def serve(port: int) -> None:
 
 @contextmanager
 def noise_server() -> Iterator[Connection]:
-    """Run the process while the context is open; yield a connection to it.
+    """Run the server as a process while the context is open; yield a connection to it.
 
     Raises:
-        ProcessError: it did not come up.
+        ProcessError: the process did not start.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="idlegpu-noise-") as folder:
@@ -82,7 +82,7 @@ def _connected(process: ServerProcess, port: int) -> Connection:
 
 
 def main() -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(prog="python -m bench.noise", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,12 +1,11 @@
-"""An extender that decides nothing: it notes when it receives a pod, and when it is asked about it.
+"""Extender that decides nothing, and records when it receives each pod and its filter call.
 
-`python -m bench.noting --kubeconfig FILE --port N` follows the API server with the extender's own
+`python -m bench.noting --kubeconfig FILE --port N` watches the API server with the extender's own
 sources, on uvloop as the extender does, and answers as `bench.trivial` does. It listens once it
 knows all nodes and pods.
 
-    GET /head-starts    for each pod that it received and was asked about since the last such
-                        question: seconds from the one to the other, below 0 where it was asked
-                        before; a list
+    GET /head-starts    list of seconds from the watch's event to the filter call, for each pod
+                    with both since the last GET; negative if filter came first
 """
 
 import argparse
@@ -38,10 +37,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Notes:
-    """When pods were received and asked about, `time.perf_counter`; takes what the API server says.
+    """Times of pods' watch events and filter calls, by `time.perf_counter`.
 
-    Of each only the first time counts: a pod is changed again, and one that fits nowhere is asked
-    about again.
+    Only the first event and the first call of each pod count.
 
     Example:
         >>> notes = Notes()
@@ -57,50 +55,51 @@ class Notes:
         self._taken: set[str] = set()
 
     def received(self, uid: str, at: float) -> None:
-        """Note that the watch delivered a pod."""
+        """Record the time of a pod's watch event."""
         if uid not in self._taken:
             self._received.setdefault(uid, at)
 
     def asked(self, uid: str, at: float) -> None:
-        """Note that filter was asked about a pod."""
+        """Record the time of a pod's filter call."""
         if uid not in self._taken:
             self._asked.setdefault(uid, at)
 
     def take(self) -> list[float]:
-        """Return the head starts that are not returned yet, in seconds."""
+        """Return the head starts since the last call, in seconds."""
         both = [uid for uid in self._asked if uid in self._received]
         self._taken.update(both)
         return [self._asked.pop(uid) - self._received.pop(uid) for uid in both]
 
     def apply_pod(self, record: PodRecord) -> None:
-        """Take a pod that was added or changed."""
+        """Record a pod that was added or changed."""
         self.received(record.uid, time.perf_counter())
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
-        """Leave out the pods that were there before it listened."""
+        """Ignore the pods of the initial list."""
 
     def remove_pod(self, uid: str, at: float) -> None:
-        """Leave what was noted as it is."""
+        """Ignore the end of a pod."""
 
     def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
-        """Nodes matter in questions alone."""
+        """Ignore the list of nodes; requests contain the nodes' names."""
 
     def apply_node(self, record: NodeRecord) -> None:
-        """Likewise."""
+        """Ignore a changed node."""
 
     def remove_node(self, name: str) -> None:
-        """Likewise."""
+        """Ignore a removed node."""
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:
-        """Likewise."""
+        """Ignore the requested host resources of a node."""
 
 
 def build_app(notes: Notes, shortlist: int = 0) -> web.Application:
-    """Return what serves; of the names so many of the first are given back, 0 for all."""
+    """Build the application; filter answers the first `shortlist` nodes, all if it is 0."""
 
     @web.middleware
     async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
-        now = time.perf_counter()  # its head is there, and as a rule not its body yet
+        # aiohttp calls this when the headers are read, usually before the body
+        now = time.perf_counter()
         if request.path == "/filter":
             question = orjson.loads(await request.read())
             notes.asked(question["Pod"]["metadata"]["uid"], now)
@@ -116,7 +115,7 @@ def build_app(notes: Notes, shortlist: int = 0) -> web.Application:
 
 
 async def serve(kubeconfig: Path, port: int, shortlist: int) -> None:
-    """Follow the API server, and serve, until cancelled."""
+    """Watch the API server, and serve until cancelled."""
     notes = Notes()
     client = await KubeClient.connect(kubeconfig)
     cluster = ClusterSource(client, notes, resources=Settings().resource_patterns)
@@ -129,7 +128,7 @@ async def serve(kubeconfig: Path, port: int, shortlist: int) -> None:
                 partial(_is_synced, cluster), "all is listed", deadline_seconds=START_SECONDS
             )
             gc.collect()
-            gc.freeze()  # a collection of all that would look like a late watch
+            gc.freeze()  # a full garbage collection would look like a late watch event
             await web.TCPSite(runner, "127.0.0.1", port).start()
     finally:
         await runner.cleanup()
@@ -141,7 +140,7 @@ async def _is_synced(cluster: ClusterSource) -> bool:
 
 
 def main() -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(prog="python -m bench.noting", description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1")

@@ -1,15 +1,16 @@
-"""Pack a public trace: how much of the GPUs stays unallocated?
+"""Measure the share of GPUs that stays unallocated when a public trace is packed.
 
 `python -m bench.packing` repeats the experiment of FGD (USENIX ATC '23) on Alibaba's GPU trace
-v2023 (1,213 nodes, 6,212 GPUs): pods arrive one by one until 130 % of the GPUs are asked for, none
-leaves, and a pod that fits nowhere is dropped. Each pod goes through the extender's filter and
-prioritize, with the nodes on which kube-scheduler finds room (CPU, memory, GPU share, model), and
-to the node with the highest score. The extender learns the requests from the pods that arrive.
+v2023 (1,213 nodes, 6,212 GPUs): pods arrive one by one until 130 % of the GPUs are requested. Pods
+never end, and a pod that fits on no node is dropped. Each pod passes through the extender's filter
+and prioritize, with the nodes on which kube-scheduler finds room (CPU, memory, GPU share, model),
+and is bound to the node with the highest score. The extender learns the requests from the pods that
+arrive.
 
-The trace is read in two ways. *Fractions*: a pod asks for hundredths of one GPU, and the device
-plugin gives it the fullest GPU with room; no stock cluster has such a plugin. *W*: each pod gets
-whole GPUs. Pods without GPUs are kept off these nodes, as taints do, because kube-scheduler asks no
-extender about them.
+The trace is read in two ways. *Fractions*: a pod requests hundredths of one GPU, and the device
+plugin assigns the fullest GPU with room; no standard device plugin does that. *W*: each pod gets
+whole GPUs. Pods without GPUs are excluded from these nodes, as by taints, because kube-scheduler
+does not call the extender for them.
 """
 
 import argparse
@@ -51,11 +52,11 @@ PUBLISHED: Final = {
     ("gpushare40", "BestFit"): 8.56,
     ("gpushare40", "FGD"): 6.04,
 }
-"""Means of ten seeds at 100 % that the authors of FGD publish, all pods placed by the policy."""
+"""Published results of FGD: means of ten seeds at 100 %, with all pods placed by the policy."""
 
 
 class Oracle:
-    """Chooses by the extender's decision with the requests of all pods known from the start.
+    """Policy that uses the extender's decision and knows the requests of all pods from the start.
 
     Args:
         cluster: the cluster.
@@ -82,7 +83,7 @@ class Oracle:
         self._seen = SeenRequests.of(weights)
 
     def choose(self, record: PodRecord, nodes: Sequence[int]) -> int | None:
-        """Return the node that ranks first."""
+        """Return the node with the highest score."""
         fleet, names = self._cluster.fleet, self._cluster.names
         request = self._read.read(record, fleet.policy).request
         assert request is not None
@@ -109,7 +110,7 @@ class Oracle:
 
 
 def best_fit(nodes: Nodes, among: Sequence[int], shape: Shape) -> int:
-    """Return the node with the least left, each resource by the largest node's."""
+    """Return the node with the least free resources, each relative to the largest node's."""
     at = np.array(among, dtype=np.intp)
     left = (
         (nodes.millicores[at] - shape.millicores) / 128_000
@@ -120,7 +121,7 @@ def best_fit(nodes: Nodes, among: Sequence[int], shape: Shape) -> int:
 
 
 async def run(trace: Trace, way: str, *, replicas: int, strategy: Strategy) -> Floats:
-    """Let all pods of a trace arrive; return what stays unallocated at each mark, in %."""
+    """Place all pods of a trace; return the unallocated share of the GPUs at each mark, in %."""
     cluster = PackedCluster(trace, replicas=replicas, strategy=strategy, learns=way == OURS)
     oracle = Oracle(cluster, trace) if way == ORACLE else None
     whole = int(trace.gpus.sum()) * WHOLE
@@ -154,7 +155,7 @@ async def run(trace: Trace, way: str, *, replicas: int, strategy: Strategy) -> F
 
 
 def main() -> int:
-    """Run all sequences, print and write the result; return 1 where a bound was missed."""
+    """Run all sequences, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.packing", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--workload", default=WORKLOAD, help="name of the pod list")

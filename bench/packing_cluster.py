@@ -1,4 +1,4 @@
-"""The nodes and pods of a public trace, and a cluster of them that the extender's webhooks see."""
+"""Nodes and pods of a public trace, and a simulated cluster of them for the extender's webhooks."""
 
 import csv
 import gzip
@@ -30,28 +30,29 @@ GPU: Final = "nvidia.com/gpu"
 START: Final = 1_800_000_000.0
 FOREVER: Final = 1e9
 WHOLE: Final = 1000
-"""Thousandths of a GPU."""
+"""Thousandths of a GPU in a whole GPU."""
 
 REPLICAS: Final = 100
-"""Shares of each GPU where pods ask for fractions; all of the trace are whole hundredths."""
+"""Replicas of each GPU if pods request fractions; all fractions of the trace are whole hundredths.
+"""
 
 MIB: Final = 1 << 20
 REFRESH_PODS: Final = 100
-"""Pods that are bound between two estimates of all devices."""
+"""Number of bindings between two estimates of all devices."""
 
 REFRESH_SECONDS: Final = 11.0
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What equal pods of the trace ask for.
+    """Request that equal pods of the trace share.
 
     Attributes:
         millicores: CPU.
-        memory_mib: memory of the node.
+        memory_mib: host memory.
         gpus: number of GPUs.
         gpu_milli: thousandths of each.
-        models: accepted models, () for all.
+        models: accepted GPU models, () for all.
     """
 
     millicores: int
@@ -62,13 +63,13 @@ class Shape:
 
     @property
     def asked_milli(self) -> int:
-        """Thousandths of all its GPUs."""
+        """Sum of the thousandths of all its GPUs."""
         return self.gpus * self.gpu_milli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Nodes in the order of ties, and pods in the order of arrival.
+    """Nodes in the order that breaks ties, and pods in the order of arrival.
 
     Attributes:
         millicores: CPU of each node.
@@ -100,7 +101,7 @@ class Trace:
 
 
 def read_trace(workload: str, seed: int, folder: Path | None = None) -> Trace:
-    """Read the nodes and the pods of one sequence.
+    """Read the nodes and pods of one sequence.
 
     Args:
         workload: name of the pod list, such as `default`.
@@ -153,7 +154,7 @@ def _trace(nodes: Sequence[Sequence[str]], pods: Sequence[Shape]) -> Trace:
 
 
 class Nodes:
-    """What is free on each node, as kube-scheduler and the device plugin count it."""
+    """Free resources of each node, as kube-scheduler and the device plugin count them."""
 
     def __init__(self, trace: Trace) -> None:
         self.millicores, self.memory_mib = trace.millicores.copy(), trace.memory_mib.copy()
@@ -162,7 +163,7 @@ class Nodes:
         self._models = np.array(trace.models)
 
     def with_room(self, shape: Shape) -> Ints:
-        """Return the numbers of the nodes that can take a pod."""
+        """Return the numbers of the nodes that have room for a pod."""
         fits = (self.millicores >= shape.millicores) & (self.memory_mib >= shape.memory_mib)
         if shape.models:
             fits &= np.isin(self._models, shape.models)
@@ -171,7 +172,7 @@ class Nodes:
         return np.flatnonzero(fits)
 
     def bind(self, node: int, shape: Shape) -> list[int]:
-        """Take a pod's room from a node; return the GPUs that the pod gets, the fullest ones."""
+        """Subtract a pod's request from a node; return its GPUs: the fullest ones."""
         self.millicores[node] -= shape.millicores
         self.memory_mib[node] -= shape.memory_mib
         free = self.milli[node]
@@ -182,12 +183,12 @@ class Nodes:
 
 
 class PackedCluster:
-    """A fleet with the trace's nodes, and the webhooks that place pods there.
+    """Fleet with the trace's nodes, and the webhooks that place pods on it.
 
     Args:
         trace: the nodes.
         replicas: shares of each GPU; 1 for whole GPUs.
-        strategy: the strategy of all pods.
+        strategy: strategy of all pods.
         learns: whether the extender sees pods before they are bound, so that it learns from them.
     """
 
@@ -195,7 +196,7 @@ class PackedCluster:
         self.nodes = Nodes(trace)
         self._replicas, self._learns = replicas, learns
         self._now = START
-        # The trace states no load: no device ever counts as busy.
+        # The trace has no load: no device ever counts as busy.
         policy = Policy(
             strategy=strategy,
             shared_policy=SharedPolicy.PACKED,
@@ -256,7 +257,7 @@ class PackedCluster:
         )
 
     def _report(self, number: int) -> None:
-        """Let the node's agent report that its GPUs are idle, and which pods hold them."""
+        """Report idle GPUs and the pods that hold them, as the node's agent would."""
         name, infos = self.names[number], self._infos[number]
         nothing = np.full(len(infos), np.nan)
         self.fleet.apply_readings(
@@ -287,7 +288,7 @@ class PackedCluster:
         )
 
     def pod(self, number: int, shape: Shape) -> PodRecord:
-        """Return the record of a pod that waits."""
+        """Return the record of an unbound pod."""
         count = shape.gpus * self._replicas
         if shape.gpu_milli < WHOLE:
             count = -(-shape.gpu_milli * self._replicas // WHOLE)
@@ -302,7 +303,7 @@ class PackedCluster:
         )
 
     async def choose(self, record: PodRecord, nodes: Sequence[int]) -> int | None:
-        """Ask filter and prioritize; return the node with the highest score, None without one."""
+        """Call filter and prioritize; return the node with the highest score, None without one."""
         if self._learns:
             self.fleet.apply_pod(record)
         body = _body(record, [self.names[node] for node in nodes])
@@ -316,7 +317,7 @@ class PackedCluster:
         return self.numbers[best["Host"]]
 
     def bind(self, record: PodRecord, node: int, shape: Shape) -> None:
-        """Bind a pod, and let the watch and the node's agent show it."""
+        """Bind a pod, and report it as the watch and the node's agent would."""
         name = self.names[node]
         bound = PodRecord(
             uid=record.uid,
@@ -342,7 +343,7 @@ class PackedCluster:
             finish(self.fleet.refresh_in_steps())
 
     def drop(self, record: PodRecord) -> None:
-        """Let the watch show that a pod was deleted."""
+        """Report a pod as deleted, as the watch would."""
         self.fleet.remove_pod(record.uid, self._now)
 
 

@@ -1,15 +1,16 @@
-"""What kube-scheduler's questions cost while people look at the page.
+"""Measure the cost of open pages to kube-scheduler's requests.
 
-`python -m bench.page` asks filter and prioritize of 5,000 nodes as `bench.webhooks` does, in turns
-with and without ten open pages. The pages read everything they receive and ask all that real ones
-do, each view at its own pace (`bench.page_viewers`): two show the fleet, two a node, two the
-decisions with why each runner-up lost, two the waiting pods and two the idle holders. They run in a
-process that stands back behind all others: browsers run elsewhere. Prometheus has other values for
-every device each ten seconds, so each of them gets a whole fleet's looks again and again.
+`python -m bench.page` calls filter and prioritize with 5,000 nodes as `bench.webhooks` does,
+alternately with and without ten open pages. The pages send the requests of real pages at each
+view's own rate, and read all answers (`bench.page_viewers`). Two pages show the fleet, two a node,
+two the decisions with each runner-up's reasons, two the waiting pods and two the idle holders. They
+run in a process with the lowest CPU priority, because real browsers run on other machines.
+Prometheus' values of every device change each ten seconds, so each page receives the whole fleet
+repeatedly.
 
-A percentile of latencies on a busy machine says much of the machine. So the same is done once more
-with each step of the extender's loop timed in CPU time (`bench.stepping`): what the pages' tasks
-take of a core, and for how long they hold the loop, at most, while questions wait.
+A percentile of latencies also depends on the load of the machine. So a second part times each step
+of the extender's event loop in CPU time (`bench.stepping`): the share of a core that the pages'
+tasks use, and the longest time for which they block the loop.
 """
 
 import argparse
@@ -30,20 +31,20 @@ PAGES: Final = 10
 TURNS: Final = 10
 TRIES: Final = 400
 SETTLE_SECONDS: Final = 4.0
-"""A page that opens gets the whole fleet; what is measured are open ones."""
+"""Time after which a new page has received the whole fleet; only open pages are measured."""
 RATIO_LIMIT: Final = 1.1
 CORE_LIMIT_PERCENT: Final = 3.0
 STEP_LIMIT_MS: Final = 1.0
 STEP_SECONDS: Final = 60.0
 TASKS: Final = ("page news", "page replicas", "page viewer", QUESTION_TASK)
-"""Beginnings of the names of tasks of `bench.stepping` that run for open pages alone."""
+"""Prefixes of the names of tasks in `bench.stepping` that run only for open pages."""
 
 Turns = dict[bool, dict[str, Times]]
-"""Times by whether pages were open, and by verb."""
+"""Latencies by whether pages were open, and by verb."""
 
 
 def _opened(world: World, trivial_url: str) -> Asker:
-    """Return who asks, once the extender knows the fleet and has answered its first questions."""
+    """Return a caller of the webhooks, after the extender is ready and warmed up."""
     world.wait_ready()
     world.wait_readings(1)
     world.wait_past()
@@ -55,7 +56,7 @@ def _opened(world: World, trivial_url: str) -> Asker:
 
 
 def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, PageTraffic]:
-    """Return what questions took, and the traffic of the pages."""
+    """Return the latencies and the traffic of the pages."""
     times: Turns = {
         is_open: {verb: Times() for verb in ("filter", "prioritize")} for is_open in (False, True)
     }
@@ -78,7 +79,7 @@ def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, PageTraffic]:
 
 
 def measure_steps(nodes: int, seconds: float) -> list[dict[str, object]]:
-    """Return a row for the tasks of open pages with and without questions, in CPU time."""
+    """Measure the CPU time of the pages' tasks; return rows with and without webhook calls."""
     rows: list[dict[str, object]] = []
     with (
         open_world(FleetSpec(nodes=nodes, gpu_pods=2 * nodes), is_stepping=True) as world,
@@ -113,7 +114,7 @@ def measure_steps(nodes: int, seconds: float) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--turns", type=int, default=TURNS, help="half of them with pages open")

@@ -1,12 +1,11 @@
-"""Open pages as far as the extender sees them: all that they ask, as often, in a process of theirs.
+"""Open pages in one process, simulated by their requests to the extender.
 
-`python -m bench.page_viewers --url URL --count 10` says "ready" once each of them has received the
-fleet, and what they received and asked, as JSON, once its standard input ends. What each view asks
-and when is what `extender/api/page/static` does: the stream everywhere; a node that is open at
-each news, every five seconds at least; why the runner-up lost for each decision in sight; waiting
-pods every 5 s, idle holders every 15 s, as where pods come and go all the while. It is as nice as
-can be: browsers are not on the machine of the extender, and must not take its cores in a
-measurement.
+`python -m bench.page_viewers --url URL --count 10` prints "ready" once each page has received the
+fleet, and the pages' traffic as JSON once its standard input ends. The requests and their intervals
+are those of `extender/api/page/static`: every view reads the stream; an open node is requested at
+each update, and every five seconds at least; each visible decision requests its runner-up's
+reasons; waiting pods are requested every 5 s and idle holders every 15 s, as if pods changed all
+the time. The process has the lowest CPU priority, because real browsers run on other machines.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from bench.world import ROOT, BenchError
 WAIT_SECONDS: Final = 60.0
 STREAM: Final = "page/stream"
 VIEWS: Final = ("fleet", "node", "decisions", "pending", "holders")
-"""Pages show these in turn: of ten two each."""
+"""Views that pages show in turn: of ten pages two each."""
 
 NODE_SECONDS, NODE_LEAST_SECONDS, PAST_SECONDS = 5.0, 1.5, 60.0
 PENDING_SECONDS: Final = 5.0
@@ -41,9 +40,9 @@ OVERVIEW_PODS: Final = 500
 LISTED_HOLDERS: Final = 300
 LISTED_DECISIONS: Final = 200
 ROWS: Final = 25
-"""Decisions in sight on a desk's screen."""
+"""Decisions that fit on a desktop screen."""
 REST_SECONDS: Final = 0.7
-"""So long a decision is in sight before a page asks why its runner-up lost."""
+"""Time for which a decision is visible before a page requests its runner-up's reasons."""
 
 
 @dataclass(slots=True)
@@ -51,9 +50,9 @@ class PageTraffic:
     """Traffic of the pages.
 
     Attributes:
-        bytes: of all pages; 0 until they are closed.
-        questions: what they asked by path, but for the stream.
-        failures: questions that were not answered with 200.
+        bytes: received by all pages; 0 until they are closed.
+        questions: number of requests by path, without the stream.
+        failures: number of requests without status 200.
     """
 
     bytes: int = 0
@@ -63,10 +62,10 @@ class PageTraffic:
 
 @contextmanager
 def pages(url: str, count: int) -> Iterator[PageTraffic]:
-    """Keep some pages open while the context is.
+    """Keep pages open while the context is open.
 
     Raises:
-        BenchError: they did not come up.
+        BenchError: the pages did not open.
     """
     traffic = PageTraffic()
     if not count:
@@ -93,13 +92,13 @@ def pages(url: str, count: int) -> Iterator[PageTraffic]:
 
 
 class Viewer:
-    """One open page.
+    """Simulated open page.
 
     Args:
-        session: for its questions.
-        url: of the extender.
-        view: what it shows.
-        traffic: where it counts.
+        session: HTTP session of its requests.
+        url: URL of the extender.
+        view: one of `VIEWS`.
+        traffic: counters of all pages.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Viewer:
         self._explained: set[str] = set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Read the stream and send the view's requests until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen())
             await self.is_begun.wait()
@@ -145,7 +144,7 @@ class Viewer:
         raise BenchError("the stream of a page has ended")
 
     def _take(self, text: bytes) -> bytes:
-        """Look at whole events; return what is left."""
+        """Process the complete events; return the incomplete rest."""
         *events, rest = text.split(b"\n\n")
         for event in events:
             if event.startswith(b"event: fleet\n"):
@@ -159,7 +158,7 @@ class Viewer:
         return rest
 
     async def _look_at_node(self) -> None:
-        """Ask for the node that is open, as the page does it."""
+        """Request the open node, as the page does."""
         name, past_at = quote(self._node, safe=""), 0.0
         while True:
             began = time.monotonic()
@@ -174,7 +173,7 @@ class Viewer:
                     await self._news.wait()
 
     async def _look_at_overview(self) -> None:
-        """Ask for the line above the map."""
+        """Request the summary above the map."""
         while True:
             await self._ask("usage?since=86400")
             await self._ask(f"pending?limit={OVERVIEW_PODS}")
@@ -186,7 +185,7 @@ class Viewer:
             await asyncio.sleep(seconds)
 
     def _show(self, decisions: Any) -> None:  # noqa: ANN401 - JSON
-        """Put decisions on top, the newest last; what prioritize says takes the place of filter."""
+        """Show new decisions at the top; a decision of prioritize replaces that of filter."""
         for one in decisions:
             name, _, number = one["id"].rpartition("-")
             if one["verb"] == "prioritize":
@@ -197,7 +196,7 @@ class Viewer:
             del self._in_sight[next(iter(self._in_sight))]
 
     async def _ask_why(self) -> None:
-        """Ask why the runners-up in sight lost."""
+        """Request the reasons of the visible runners-up."""
         while True:
             rested = time.monotonic() - REST_SECONDS
             due = [
@@ -213,7 +212,7 @@ class Viewer:
             await asyncio.sleep(REST_SECONDS)
 
     async def _ask(self, path: str) -> bytes:
-        """Return an answer, empty where there is none."""
+        """Send a GET; return the body, empty if it failed."""
         self._traffic.questions["/".join(path.partition("?")[0].split("/")[:2])] += 1
         async with self._session.get(self._base + path) as response:
             body = await response.read()
@@ -228,10 +227,11 @@ async def look(url: str, count: int) -> PageTraffic:
     """Keep pages open until standard input ends.
 
     Raises:
-        BenchError: they did not open, or one ended.
+        BenchError: the pages did not open, or one ended.
     """
     traffic = PageTraffic()
-    # As six connections a page at most, as browsers have them: none waits for another's.
+    # Six connections a page, as browsers have, so that pages do not wait for each other's
+    # connections.
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=WAIT_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -259,9 +259,9 @@ async def look(url: str, count: int) -> PageTraffic:
 
 
 async def _input_ended() -> None:
-    """Wait until the pages are closed."""
+    """Wait until standard input ends."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sys.stdin, ended.set)  # nothing is ever written there
+    loop.add_reader(sys.stdin, ended.set)  # the parent never writes to it
     try:
         await ended.wait()
     finally:
@@ -274,7 +274,7 @@ async def _all_begun(viewers: list[Viewer]) -> None:
 
 
 def main() -> int:
-    """Read until standard input ends; return 1 where the pages did not open or stay."""
+    """Keep pages open until standard input ends; return 1 if they did not open or stay open."""
     parser = argparse.ArgumentParser(prog="python -m bench.page_viewers", description=__doc__)
     parser.add_argument("--url", required=True, help="of the extender")
     parser.add_argument("--count", type=int, required=True)
@@ -282,7 +282,7 @@ def main() -> int:
     os.nice(19)
     try:
         traffic = asyncio.run(look(options.url, options.count))
-    except (BenchError, OSError) as error:  # a time limit that ran out is an OSError
+    except (BenchError, OSError) as error:  # a timeout is an OSError
         sys.stderr.write(f"pages: {str(error) or 'they did not open in time'}\n")
         return 1
     document = {

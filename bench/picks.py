@@ -1,16 +1,16 @@
-"""The idlest of ten shared GPUs: how busy is the one picked in the hour that follows?
+"""Measure how busy the GPU picked as the idlest of ten shared ones is in the next hour.
 
-`python -m bench.picks` lets 143 serving pods run for some hours, each on a shared GPU of a node of
-its own, read once a minute, and picks one of ten again and again: by the extender's own decision,
-and by simple estimators of the next hour. The pods are those of `bench.sharing_pods`. Their bursts
-are drawn by what is published of a trace of inference GPUs (Alibaba, GenAI 2026): of pods at 20 %
-and more 43 % are under 5 % a minute later. The trace itself names no licence and is not in this
-repository. What was measured on it (5.83 % for the first defaults, 5.60 % for mean + standard
-deviation) is of other series than these, and does not compare with them.
+`python -m bench.picks` runs 143 serving pods for some hours, each on a shared GPU of its own node,
+with a reading every minute. It repeatedly picks one of ten GPUs: by the extender's decision, and by
+simple estimators of the next hour. The pods are those of `bench.sharing_pods`. Their bursts are
+drawn from published figures of a trace of inference GPUs (Alibaba, GenAI 2026): of pods at 20 % and
+more 43 % are under 5 % a minute later. The trace has no licence and is not in this repository. The
+results on the trace itself (5.83 % for the first defaults, 5.60 % for mean + standard deviation)
+are not comparable with the results here.
 
-Forecasts of the next hour (`bench.forecasts`) pick from series of their own: with and without a
-curve of the day, and pods whose work changes each hour to each day. `--series FILE` judges them on
-given series instead: CSV, a row for each minute and a column for each GPU, ratios.
+Forecasts of the next hour (`bench.forecasts`) pick from other series: with and without a daily
+pattern, and with a workload that changes each hour to each day. `--series FILE` evaluates them on
+given series instead: CSV, a row for each minute and a column for each GPU, values as ratios.
 """
 
 import argparse
@@ -40,8 +40,8 @@ WARM_UP: Final = int(1.5 * HOUR)
 LENGTH: Final = 8 * HOUR
 PAUSE: Final = int(600 / READING_SECONDS)
 STEADY_SECONDS: Final = 3600.0
-"""So long, on average, a pod has as much to do as before. Then mean + standard deviation goes about
-as far from random to perfect knowledge as on the trace, 38 % (6.73, 5.86 and 4.42 % of the hour)"""
+"""Mean time between changes of a pod's workload. Then mean + standard deviation goes about as far
+from random to perfect knowledge as on the trace, 38 % (6.73, 5.86 and 4.42 % of the hour)"""
 
 MEMORY: Final = 16 * GIB
 OURS: Final = "strategy auto"
@@ -51,8 +51,8 @@ SURE: Final = 1.96
 
 FORECAST_SEEDS: Final = 8
 BETTER: Final = 97.0
-"""A forecast is worth its cost if the next hour of its picks is at most this, in % of that by mean
-+ standard deviation."""
+"""A forecast is worth its cost if the mean next hour of its picks is at most this, in % of the
+picks by mean + standard deviation."""
 GIVEN_WARM_UP: Final = 2 * forecasts.HOUR
 
 ESTIMATORS: Final[dict[str, Callable[[Floats, Floats], Floats]]] = {
@@ -61,11 +61,11 @@ ESTIMATORS: Final[dict[str, Callable[[Floats, Floats], Floats]]] = {
     WANTED: lambda past, _: np.asarray(past.mean(axis=0) + past.std(axis=0)),
     "perfect knowledge": lambda _, ahead: ahead.mean(axis=0),
 }
-"""What ranks pods, by their last hour and by their next; rows are readings."""
+"""Estimators that rank GPUs, from the readings of the last and the next hour; rows are readings."""
 
 
 def draw(seed: int) -> Floats:
-    """Return how busy each pod is, a row for each minute."""
+    """Draw the load of each pod, a row for each minute."""
     draws = np.random.default_rng([seed, 1])
     each = int(READING_SECONDS / STEP_SECONDS)
     steps = LENGTH * each
@@ -83,7 +83,7 @@ def draw(seed: int) -> Floats:
 
 
 class Fleet:
-    """The pods on their GPUs, as the extender sees them."""
+    """Fleet of the pods on their GPUs, as the extender knows it."""
 
     def __init__(self) -> None:
         shape = Shape(nodes=PODS, cards=1, replicas=4)
@@ -92,7 +92,7 @@ class Fleet:
             self.cluster.bind(f"pod-{pod}", pod, owner=f"ReplicaSet serve-{pod}")
 
     def read(self, minute: int, busy: Floats) -> None:
-        """Let a reading arrive."""
+        """Apply a reading to the fleet."""
         self.cluster.now = START + minute * READING_SECONDS
         memory = np.full(PODS, MEMORY)
         self.cluster.read(
@@ -106,13 +106,13 @@ class Fleet:
         )
 
     def pick(self, among: Ints) -> int:
-        """Return the pod whose GPU would get a new one."""
+        """Return the pod whose GPU would get a new pod."""
         chosen = self.cluster.choose(among.tolist())
         return int(among[0]) if chosen is None else chosen
 
 
 def run(seed: int) -> dict[str, Floats]:
-    """Return the mean of the next hour of what was picked, in %, by estimator and pick."""
+    """Return the mean load of the picked GPUs in the next hour in %, by estimator and pick."""
     busy, fleet = draw(seed), Fleet()
     draws = np.random.default_rng([seed, 2])
     found: dict[str, list[float]] = {name: [] for name in ("random", *ESTIMATORS, OURS)}
@@ -133,7 +133,7 @@ def run(seed: int) -> dict[str, Floats]:
 
 
 def judge_forecasts(seeds: int) -> dict[str, list[dict[str, float]]]:
-    """Return for each kind of series the mean next hour of the picks in %, by seed."""
+    """Return the mean next hour of the forecasts' picks in %, by kind of series and seed."""
     found: dict[str, list[dict[str, float]]] = {}
     for kind in forecasts.KINDS:
         for seed in range(seeds):
@@ -143,7 +143,7 @@ def judge_forecasts(seeds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def relative(found: Sequence[Mapping[str, float]], name: str) -> tuple[float, float]:
-    """Return what was picked by a forecast in % of that by mean + sd, and the error of that."""
+    """Return the mean of a forecast's picks in % of that by mean + sd, and its standard error."""
     parts = np.array([100 * one[name] / one[WANTED] for one in found])
     return float(parts.mean()), SURE * float(parts.std()) / float(np.sqrt(len(parts)))
 
@@ -165,7 +165,7 @@ def rows_of(kind: str, found: Sequence[Mapping[str, float]]) -> list[dict[str, o
 
 
 def judge_given(path: Path, seeds: int) -> int:
-    """Print how forecasts pick from given series; return 1 where they are not better enough."""
+    """Print results of the forecasts on given series; return 1 if they are not better enough."""
     busy = np.loadtxt(path, delimiter=",")
     series = forecasts.Series(np.clip(busy, 0.0, 1.0))
     found = [forecasts.judge(series, seed, GIVEN_WARM_UP) for seed in range(seeds)]
@@ -175,7 +175,7 @@ def judge_given(path: Path, seeds: int) -> int:
 
 
 def main() -> int:
-    """Run all seeds, print and write the result; return 1 where the bound was missed."""
+    """Run all seeds, print and write the result; return 1 if the bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.picks", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
@@ -187,7 +187,7 @@ def main() -> int:
     seeds = [run(seed) for seed in range(1 if options.quick else options.seeds)]
     found = {name: np.concatenate([one[name] for one in seeds]) for name in seeds[0]}
     limit, measured = float(found[WANTED].mean()), float(found[OURS].mean())
-    # Picks of the same time share their pods: each half hour of a seed counts as one.
+    # Picks of the same time share their pods, so each half hour of a seed counts as one.
     beyond = (found[OURS] - found[WANTED]).reshape(-1, 3 * PICKS)
     error = SURE * float(beyond.mean(axis=1).std()) / np.sqrt(len(beyond))
     bound = Bound(

@@ -1,4 +1,4 @@
-"""Pods that come all the time while faults are brought about."""
+"""Continuous creation of pods while faults are injected."""
 
 import asyncio
 import time
@@ -23,12 +23,12 @@ UNREACHABLE: Final = (aiohttp.ClientError, ApiError, OSError, TimeoutError)
 
 @dataclass(slots=True, kw_only=True)
 class PodLoad:
-    """Pods that come all the time.
+    """Continuous load of short pods.
 
     Attributes:
-        world: where.
-        created: names of all pods, by the time that they were created.
-        nodes: where each was bound, as far as it was seen.
+        world: cluster in which the pods are created.
+        created: time of creation by name of the pod.
+        nodes: node of each pod that the watch reported as bound.
     """
 
     world: World
@@ -37,14 +37,14 @@ class PodLoad:
     _numbers: Iterator[int] = field(default_factory=count)
 
     async def create(self) -> str:
-        """Create a pod, however long the API server takes to accept it."""
+        """Create a pod; retry until the API server accepts it."""
         name = f"pod-{next(self._numbers)}"
         item = pod(name, annotations={ENDS_AFTER: POD_SECONDS})
         while True:
             try:
                 await self.world.client.create(item)
             except ApiError as error:
-                if error.status == 409:  # the answer to an earlier try was lost
+                if error.status == 409:  # an earlier attempt succeeded, but its answer was lost
                     break
                 await asyncio.sleep(POLL_SECONDS)
             except UNREACHABLE:
@@ -55,13 +55,13 @@ class PodLoad:
         return name
 
     async def go_on(self) -> None:
-        """Create pods, until cancelled."""
+        """Create pods until cancelled."""
         while True:
             await self.create()
             await asyncio.sleep(BETWEEN_PODS_SECONDS)
 
     async def watch(self) -> None:
-        """Note where pods are bound, and delete those that have ended, until cancelled."""
+        """Record the pods' nodes and delete ended pods, until cancelled."""
         while True:
             with suppress(*UNREACHABLE):
                 await self._look()
@@ -76,5 +76,5 @@ class PodLoad:
                     await self.world.client.delete({"kind": "Pod", **item})
 
     def waiting(self, before: float) -> list[str]:
-        """Return the pods that were created before a moment and are not bound."""
+        """Return the pods that were created before a time and are not bound."""
         return [name for name, at in self.created.items() if at < before and name not in self.nodes]

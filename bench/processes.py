@@ -1,4 +1,4 @@
-"""What a process and its children take of the machine, as Linux reports it under /proc."""
+"""CPU and memory use of a process and its children, from /proc."""
 
 import os
 import threading
@@ -21,8 +21,8 @@ class Memory:
     """Memory of a process and its children, in MiB.
 
     Attributes:
-        rss_mib: resident memory, summed over the processes: pages that they share count for each.
-        pss_mib: proportional set size, summed: shared pages count once, those shared with other
+        rss_mib: sum of the processes' resident memory; shared pages count once for each.
+        pss_mib: sum of the proportional set sizes; shared pages count once, pages shared with other
             programs in part.
         processes: resident memory of each, the main process first.
     """
@@ -33,7 +33,7 @@ class Memory:
 
 
 def tree_of(pid: int) -> list[int]:
-    """Return a process and all its descendants."""
+    """Return the PIDs of a process and all its descendants."""
     found = [pid]
     for one in found:
         found.extend(_children(one))
@@ -56,7 +56,7 @@ def memory_of(pid: int) -> Memory:
         try:
             rollup = (PROC / str(one) / "smaps_rollup").read_text()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         kib = {line.split(":")[0]: line.split()[1] for line in rollup.splitlines()[1:]}
         rss.append(int(kib["Rss"]) / 1024)
         pss += int(kib["Pss"]) / 1024
@@ -71,17 +71,17 @@ def cpu_seconds(pid: int) -> float:
             fields = (PROC / str(one) / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        total += int(fields[11]) + int(fields[12])  # utime and stime
+        total += int(fields[11]) + int(fields[12])  # utime and stime of /proc/PID/stat
     return total / TICKS
 
 
 @dataclass(slots=True)
 class Peak:
-    """The most memory that a process tree had while it was watched.
+    """Peak memory of a process tree during an observation.
 
     Attributes:
         rss_mib: resident memory of all its processes together.
-        samples: how often it was looked at.
+        samples: number of samples.
     """
 
     rss_mib: float = 0.0
@@ -94,7 +94,7 @@ def watching_memory(pid: Callable[[], int]) -> Iterator[Peak]:
     """Sample the resident memory of a process tree while the context is open.
 
     Args:
-        pid: returns the main process; it may come later than the context.
+        pid: returns the PID of the main process, which may start later than the context.
     """
     peak = Peak()
     is_over = threading.Event()
@@ -105,7 +105,7 @@ def watching_memory(pid: Callable[[], int]) -> Iterator[Peak]:
             try:
                 rss = sum(map(_rss_bytes, tree_of(pid()))) / MIB
             except (OSError, RuntimeError):
-                continue  # not started yet, or ended
+                continue  # the process has not started or has ended
             peak.rss_mib = max(peak.rss_mib, rss)
             peak.samples += 1
             peak.series.append((time.perf_counter() - began, rss))

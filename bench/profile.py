@@ -1,8 +1,8 @@
-"""Where the extender's time goes while it is asked about 5,000 nodes: `python -m bench.profile`.
+"""Profile the extender's main thread while it answers requests: `python -m bench.profile`.
 
-py-spy looks at the main thread five hundred times a second while pods are placed one after the
-other, all the while with new readings every ten seconds. Each function's share has the functions in
-it that it calls, so shares add up to more than all. What waits for the next question is left out.
+py-spy samples the main thread five hundred times a second while pods are placed one after the other
+among 5,000 nodes, with new readings every ten seconds. A function's share includes the functions
+that it calls, so shares add up to more than 100 %. Samples in which the thread waits are left out.
 Sampling stops the process for a moment each time: shares are right, times would not be.
 """
 
@@ -89,10 +89,10 @@ def main() -> int:
 
 
 def inclusive_shares(stacks: str) -> Counter[str]:
-    r"""Return each function's share of the samples of the main thread that show it at work.
+    r"""Return each function's share of the main thread's samples, including its callees.
 
     Args:
-        stacks: as py-spy writes them: frames joined by ";", outermost first, and a count.
+        stacks: py-spy's raw output, lines of frames joined by ";", outermost first, and a count.
 
     Example:
         >>> inclusive_shares("main (a/x.py:1);f (extender/y.py:2) 3\nmain (a/x.py:1) 1")
@@ -113,7 +113,7 @@ def inclusive_shares(stacks: str) -> Counter[str]:
 
 
 def _name(frame: str) -> str:
-    """Return file and function of a frame, without the line."""
+    """Return file and function of a frame, without the line number."""
     function, _, place = frame.rpartition(" (")
     path = place.partition(":")[0].rpartition(")")[0] or place.partition(":")[0]
     for root in ("extender/", "aiohttp/"):

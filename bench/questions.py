@@ -1,7 +1,7 @@
-"""kube-scheduler's questions as bytes: ExtenderArgs with the names of all candidates.
+"""kube-scheduler's requests as bytes: ExtenderArgs with the names of all candidates.
 
-A pod is as the API server shows it (some kilobytes), the names are all nodes of the cluster: what
-kube-scheduler's own plugins leave over where nothing but GPUs narrows the choice.
+Each request has a pod as the API server returns it (some kilobytes), and the names of all nodes:
+the candidates if kube-scheduler's own plugins filter no node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ MIG: Final = "nvidia.com/mig-1g.5gb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a pod asks for.
+    """GPU request of a pod.
 
     Attributes:
         resource: GPU resource.
-        gpus: how many.
-        annotations: without the prefix.
+        gpus: number of GPUs.
+        annotations: names without the prefix, and values.
     """
 
     resource: str = GPU
@@ -42,11 +42,11 @@ EVERYDAY: Final = (
     Wish(annotations={"strategy": "pack"}),
     Wish(gpus=8, annotations={"gpu-memory": "70Gi"}),
 )
-"""A few requests that come again and again."""
+"""A few requests that recur."""
 
 
 def distinct(count: int) -> tuple[Wish, ...]:
-    """Return so many requests of which no two are alike: each asks for another memory."""
+    """Return `count` different requests: each has another memory request."""
     return tuple(
         Wish(
             gpus=(1, 1, 2, 4, 8)[number % 5], annotations={"gpu-memory": f"{2048 + 64 * number}Mi"}
@@ -56,7 +56,7 @@ def distinct(count: int) -> tuple[Wish, ...]:
 
 
 def create_pod(world: World, wish: Wish) -> tuple[str, bytes]:
-    """Create a pod with a wish; return its UID, and the pod as the API server shows it."""
+    """Create a pod with a request; return its UID, and its JSON from the API server."""
     created = world.control(
         "pods",
         kind="gpu",
@@ -69,10 +69,10 @@ def create_pod(world: World, wish: Wish) -> tuple[str, bytes]:
 
 
 def names_json(nodes: Sequence[str]) -> bytes:
-    """Return names as `question` takes them."""
+    """Encode names for `question`."""
     return orjson.dumps(list(nodes))
 
 
 def question(pod: bytes, names: bytes) -> bytes:
-    """Return an ExtenderArgs (nodeCacheCapable: true)."""
+    """Encode ExtenderArgs for `nodeCacheCapable: true`."""
     return b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, names)

@@ -1,8 +1,8 @@
-"""CPU of the worker process in each round of questions to Prometheus: `python -m bench.rounds`.
+"""Measure the worker's CPU time per round of Prometheus queries: `python -m bench.rounds`.
 
-The worker's own code asks the cluster's Prometheus for 40,000 cards, in this process, so that its
-CPU time is that of nothing else. Between two rounds all readings change and some pods come and go;
-by the clock that the collector is given, rounds are ten seconds apart.
+The worker's code queries the simulated Prometheus for 40,000 cards in this process, so that its CPU
+time includes nothing else. Between two rounds all readings change and some pods come and go; the
+collector's clock advances ten seconds a round.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from extender.sources.prometheus.worker import round_frames
 
 INTERVAL_SECONDS: Final = 10.0
 YOUNGER: Final = 1
-"""Generation of Python's collector that the worker asks after nearly every round."""
+"""Generation of Python's garbage collector that the worker collects after nearly every round."""
 
 
 def churn(world: World, nodes: list[str], live: list[str], pods: int) -> None:
-    """Let so many pods come, and as many others go; `live` are the UIDs of all."""
+    """Create `pods` pods and delete as many; `live` holds the UIDs of all."""
     chance = random.Random(len(live))
     created = world.control("pods", count=pods, kind="gpu")["uids"] if pods else []
     for uid in created:
@@ -41,7 +41,7 @@ def churn(world: World, nodes: list[str], live: list[str], pods: int) -> None:
 
 
 def measure(world: World, rounds: int, pods: int) -> list[float]:
-    """Return the CPU of each round in milliseconds."""
+    """Return the CPU time of each round in milliseconds."""
     nodes = world.nodes()
     live = world.running_pods("gpu")
     identity = NodeIdentity(names=frozenset(nodes))
@@ -65,7 +65,7 @@ def measure(world: World, rounds: int, pods: int) -> list[float]:
 
 
 def main() -> int:
-    """Measure and print; nothing is promised."""
+    """Run the benchmark and print the result; it has no bounds."""
     parser = argparse.ArgumentParser(prog="python -m bench.rounds", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)

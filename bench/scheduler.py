@@ -1,29 +1,30 @@
-"""How fast the real kube-scheduler places pods, with and without the extender.
+"""Measure how fast the real kube-scheduler places pods, with and without the extender.
 
 `python -m bench.scheduler` needs no cluster: it starts a real etcd, kube-apiserver and
 kube-scheduler and the extender as its own process, all on this machine. 5,000 nodes with 8 GPUs
-each are registered, half of the GPUs held by 5,000 pods; every GPU is in a Prometheus (a stand-in
-of its own process) whose values move every 10 s, and that the extender asks at its default
-interval. Some nodes have foreign use on their free GPUs, so that filter has something to refuse.
+each are registered, and 5,000 pods hold half of the GPUs. A simulated Prometheus in its own process
+has all GPUs, with values that change every 10 s; the extender queries it at its default interval.
+Some nodes have foreign use on their free GPUs, so that filter refuses some nodes.
 
-A run: kube-scheduler is restarted with the shipped configuration (names only, every node looked
-at, `httpTimeout` 1 s), with or without its extender's entry, and places 20 pods that do not count.
-Then it is made to stand still, 300 pods are created that ask for one GPU each, and it is let go.
-The rate is (300 - 1) pods by the time from the first to the last binding, as a watch of the API
-server reports it. kube-scheduler stands still meanwhile because creating pods is the same work with
-and without an extender, and would make the two more alike than they are. Without an extender means
-that it and its workers stand still (SIGSTOP): what the extender does by itself, following the API
-server and asking Prometheus about 40,000 GPUs, counts against it, for it shares these cores; with
-`--unasked` it runs in both, and the ratio is that of asking alone. What it does in the first
-minutes after its start, having Prometheus' past read, is over before the first run. A run in which
-kube-scheduler did not get the extender's answer for every pod is an error, not a result.
+A run: kube-scheduler is restarted with the shipped configuration (names only, every node scored,
+`httpTimeout` 1 s), with or without the extender's entry, and places 20 warm-up pods. Then it is
+stopped (SIGSTOP), 300 pods that request one GPU each are created, and it continues. The rate is
+(300 - 1) pods by the time from the first to the last binding, as a watch of the API server reports
+it. kube-scheduler is stopped while pods are created, because creating pods is the same work with
+and without an extender, and would hide part of the difference. In runs without the extender its
+processes are stopped (SIGSTOP). So the extender's background work, watching the API server and
+querying Prometheus for 40,000 GPUs, counts against it, because it shares these cores. With
+`--unasked` the extender runs in both, and the ratio shows only the cost of its calls. The
+extender's reading of Prometheus' past in the first minutes after its start ends before the first
+run. A run in which kube-scheduler did not get the extender's answer for every pod is an error, not
+a result.
 
-A pair is a run without and a run with the extender, one right after the other, in either order by
-turns; the ratio is that of a pair. With `--trivial` a run with the trivial handler in the
-extender's place follows, while the extender stands still: `bench.trivial` knows and follows
-nothing, parses every name and names the first nodes of the question. That is what an extender costs
-which decides nothing, and no bound: the extender does not make strings of names that it only gives
-back. The shortlists take turns, so that a machine that gets slower does so for all of them.
+A pair is a run without and a run with the extender, in alternating order; the ratio is that of a
+pair. With `--trivial` a run with the trivial handler in the extender's place follows, while the
+extender is stopped: `bench.trivial` watches nothing, parses every name and answers the first nodes
+of the request. It shows the cost of an extender that decides nothing. It is not a lower bound,
+because the extender does not decode names that it only returns. The shortlists alternate, so that a
+machine that becomes slower affects all of them.
 """
 
 import argparse
@@ -47,7 +48,7 @@ from testkit.controlplane.plane import ControlPlane
 from testkit.controlplane.tools import KUBERNETES_VERSION, prepare
 
 PROMISED_NODES: Final = 5000
-"""What the extender may cost is said of clusters of this size."""
+"""Cluster size for which the bound on the extender's cost applies."""
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 COLUMNS: Final = (
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        Exit status: 0, 1 where something failed or the extender costs more than it may.
+        Exit status: 0, or 1 if a run failed or a bound was missed.
     """
     arguments = parser().parse_args(argv)
     prepare(TOOLS)
@@ -115,7 +116,7 @@ async def _measure(arguments: argparse.Namespace, folder: Path) -> list[Pair]:
 
 @asynccontextmanager
 async def _open(arguments: argparse.Namespace, folder: Path) -> AsyncIterator[Bench]:
-    """Have everything run but kube-scheduler and the extender while the context is open."""
+    """Run everything except kube-scheduler and the extender while the context is open."""
     async with AsyncExitStack() as stack:
         plane = ControlPlane(folder)
         stack.callback(plane.stop)
@@ -186,7 +187,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _at_least(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers."""
+    """Return a parser of whole numbers with a lower limit."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:

@@ -1,7 +1,7 @@
-"""The cluster that the real kube-scheduler places pods in: real API server, nodes without machines.
+"""Cluster for the real kube-scheduler: a real API server with nodes that have no kubelet.
 
-Half of each node's GPUs are held by a pod of the API server's; the pods of the benchmark come and
-go in a namespace of their own.
+On each node a tenant pod holds half of the GPUs. The pods of the benchmark have their own
+namespace.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from testkit.controlplane.waiting import wait_for
 
 ROOT: Final = Path(__file__).parents[1]
 PODS: Final = "bench"
-"""Namespace of the pods whose placing is timed."""
+"""Namespace of the pods whose placement is timed."""
 TENANT_AGE_SECONDS: Final = 86_400.0
 CHUNK: Final = 500
-"""So many objects are created before the next are made."""
+"""Number of objects that are built and created at once."""
 
 
 def gpu_node(number: int) -> Object:
-    """Describe a node as kubelet, device plugin and GPU feature discovery would register it."""
+    """Build a node as kubelet, device plugin and GPU feature discovery would register it."""
     labels = {
         "node.kubernetes.io/instance-type": "p5.48xlarge",
         "topology.kubernetes.io/region": "us-east-2",
@@ -60,7 +60,7 @@ def gpu_node(number: int) -> Object:
 
 
 def gpu_pod(name: str, namespace: str, gpus: int) -> Object:
-    """Describe a pod that asks for GPUs, and for the CPU and memory that go with them."""
+    """Build a pod that requests GPUs, with CPU and memory in proportion."""
     item = pod(name, gpus, namespace=namespace)
     requests = {"cpu": str(4 * gpus), "memory": f"{32 * gpus}Gi"}
     item["spec"]["containers"][0]["resources"]["requests"] = requests
@@ -68,7 +68,7 @@ def gpu_pod(name: str, namespace: str, gpus: int) -> Object:
 
 
 async def register(client: ApiClient, nodes: int) -> None:
-    """Create the nodes, and the pods that hold half of their GPUs for a day already."""
+    """Create the nodes, and the pods that have held half of their GPUs for a day."""
     for namespace in (TENANTS, PODS):
         await client.create_namespace(namespace)
     for numbers in _chunks(nodes):
@@ -92,7 +92,7 @@ def _chunks(count: int) -> Iterable[range]:
 
 
 def prometheus_server(folder: Path, nodes: int) -> tuple[ServerProcess, str]:
-    """Describe the process that plays Prometheus; return it and its URL."""
+    """Describe the process of the simulated Prometheus; return it and its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     module = ["-m", "bench.scheduler_prometheus"]
@@ -107,9 +107,9 @@ def prometheus_server(folder: Path, nodes: int) -> tuple[ServerProcess, str]:
 
 
 class Bindings:
-    """When each pod of the benchmark was bound, by a watch of the API server.
+    """Times of the pods' bindings, from a watch of the API server.
 
-    Used on one event loop.
+    Use it on one event loop.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Bindings:
         self._changed = asyncio.Event()
 
     def take(self, event: Object, now: float) -> None:
-        """Take an event of the watch.
+        """Process an event of the watch.
 
         Raises:
             RuntimeError: the watch has failed.
@@ -130,10 +130,10 @@ class Bindings:
             self._changed.set()
 
     async def times(self, names: Iterable[str], deadline_seconds: float) -> list[float]:
-        """Wait until all of these pods are bound; return when they were, in order of time.
+        """Wait until all of these pods are bound; return the times of binding in ascending order.
 
         Raises:
-            TimeoutError: one is not bound in time; the message says how many are.
+            TimeoutError: a pod was not bound in time; the message has the number of bound pods.
         """
         wanted = set(names)
         try:
@@ -151,7 +151,7 @@ class Bindings:
 
 @asynccontextmanager
 async def watch_bindings(plane: ControlPlane, client: ApiClient) -> AsyncIterator[Bindings]:
-    """Follow the pods of the benchmark while the context is open."""
+    """Watch the pods of the benchmark while the context is open."""
     path = f"/api/v1/namespaces/{PODS}/pods"
     version = (await client.request("GET", path))["metadata"]["resourceVersion"]
     bindings = Bindings()

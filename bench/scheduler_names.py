@@ -1,24 +1,24 @@
-"""The cluster of the benchmark with kube-scheduler: who is called what, and what holds what.
+"""Names and GPU assignments of the cluster in the benchmark with kube-scheduler.
 
-API server and Prometheus are filled from here, by two processes that know nothing else of each
-other. Every number is invented.
+The processes that fill the API server and Prometheus share only this module. Every number is
+invented.
 """
 
 import uuid
 from typing import Final
 
 GPUS: Final = 8
-"""GPUs of each node."""
+"""Number of GPUs of each node."""
 HELD: Final = 4
-"""So many of them are held by the node's tenant: the first ones."""
+"""Number of GPUs of each node that its tenant holds: the first ones."""
 TENANTS: Final = "tenants"
-"""Namespace of the pods that hold GPUs all the time."""
+"""Namespace of the pods that always hold GPUs."""
 MODEL: Final = "NVIDIA H100 80GB HBM3"
 MEMORY_MIB: Final = 81559
 
 
 def node_name(number: int) -> str:
-    """Return a node's name, as long as those of cloud providers are.
+    """Return a node's name, as long as cloud providers' names.
 
     Example:
         >>> node_name(300)
@@ -33,10 +33,10 @@ def node_address(number: int) -> str:
 
 
 def tenant_name(number: int) -> str:
-    """Return the name of the pod that holds GPUs of a node."""
+    """Return the name of the pod that holds a node's GPUs."""
     return f"training-{number:05d}"
 
 
 def gpu_uuid(number: int, index: int) -> str:
-    """Return a GPU's UUID, the same in every run."""
+    """Return a GPU's UUID, which is the same in every run."""
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{index}.{node_name(number)}')}"

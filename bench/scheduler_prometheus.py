@@ -1,6 +1,6 @@
-"""The Prometheus of the benchmark with kube-scheduler, as a process of its own.
+"""Simulated Prometheus of the benchmark with kube-scheduler, as a separate process.
 
-`python -m bench.scheduler_prometheus --nodes 5000 --port 9090` shows the GPUs of the nodes of
+`python -m bench.scheduler_prometheus --nodes 5000 --port 9090` serves metrics of the GPUs in
 `bench.scheduler_names`. Values change every 10 s. Answers are those of `bench.backend_prometheus`.
 """
 
@@ -29,12 +29,12 @@ from simulation.models import H100
 
 SCRAPE_SECONDS: Final = 10.0
 FOREIGN_EVERY: Final = 50
-"""On one node of so many, a process outside Kubernetes uses all GPUs that no pod holds."""
+"""On one of so many nodes a process outside Kubernetes uses all GPUs that no pod holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's name and address."""
+    """Name and address of a node."""
 
     name: str
     address: str
@@ -42,17 +42,17 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A pod that holds GPUs all the time."""
+    """Pod that always holds GPUs."""
 
     namespace: str
     name: str
 
 
 class SchedulerFleet:
-    """The GPUs of all nodes: the first of each node are held by its tenant.
+    """GPUs of all nodes; a tenant holds the first ones of each node.
 
     Args:
-        nodes: how many nodes.
+        nodes: number of nodes.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -84,7 +84,7 @@ class SchedulerFleet:
         self._new: Iterable[int] = range(len(self.devices))
 
     def refresh(self) -> Iterable[int]:
-        """Return the devices whose tenants changed: all at first, then none."""
+        """Return the devices whose tenants changed: all at the first call, then none."""
         new, self._new = self._new, ()
         return new
 

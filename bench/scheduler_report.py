@@ -1,4 +1,4 @@
-"""What the runs with kube-scheduler come to: ratios by pair, as a table and against what is due."""
+"""Results of the runs with kube-scheduler: ratios by pair, as a table and with bounds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,27 +10,29 @@ from bench.machine import Bound
 DEFAULT_SHORTLIST: Final = 100
 """The extender's default of `wire.shortlist`."""
 ALLOWED_LOSS: Final = 0.05
-"""Share of kube-scheduler's rate that the extender may cost with that default; with one node on
-the shortlist it may cost nothing."""
+"""Share of kube-scheduler's rate that the extender may cost with the default shortlist; with a
+shortlist of one node it may cost nothing."""
 
 Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Pods placed once.
+    """Measurements of one run.
 
     Attributes:
-        shortlist: the extender's `wire.shortlist`; None where there was no extender.
+        shortlist: the extender's `wire.shortlist`; None without the extender.
         pods_per_second: from the first to the last binding.
         scheduling_seconds: kube-scheduler's own mean time to find a node, its calls to the
             extender included.
-        between_seconds: mean time from filter's answer to the question of prioritize.
-        filter_seconds: the extender's own mean time for one answer; None where it was not asked.
-        prioritize_seconds: the same; kube-scheduler does not ask where one node is left.
-        first_choices: share of the pods that were bound to the extender's first choice, 0 to 1.
-        scheduler_cpu_seconds: CPU time of kube-scheduler, for each pod.
-        extender_cpu_seconds: CPU time of the extender and its worker, for each pod.
+        between_seconds: mean time from filter's answer to the call of prioritize.
+        filter_seconds: the extender's own mean time for an answer to filter; None if it was not
+            called.
+        prioritize_seconds: the same for prioritize; kube-scheduler does not call it if one node is
+            left.
+        first_choices: share of the pods on the extender's first choice, 0 to 1.
+        scheduler_cpu_seconds: CPU time of kube-scheduler per pod.
+        extender_cpu_seconds: CPU time of the extender and its worker per pod.
     """
 
     shortlist: int | None
@@ -46,12 +48,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Runs, one right after the other.
+    """Runs without and with the extender, one right after the other.
 
     Attributes:
-        without: no extender.
-        asked: the extender.
-        trivial: the trivial handler in its place; None where that was not asked.
+        without: run without the extender.
+        asked: run with the extender.
+        trivial: run with the trivial handler in its place; None without such a run.
     """
 
     without: Run
@@ -60,7 +62,7 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """The rate with the extender over the rate without."""
+        """Rate with the extender divided by the rate without it."""
         return self.asked.pods_per_second / self.without.pods_per_second
 
 
@@ -70,7 +72,7 @@ def rows(pairs: Sequence[Pair]) -> list[Row]:
 
 
 def bounds(pairs: Sequence[Pair]) -> list[Bound]:
-    """Return what the extender may cost at most, and what it did, where that was measured."""
+    """Return the bounds on the extender's cost, for the measured shortlists and cluster size."""
     allowed = {DEFAULT_SHORTLIST: ALLOWED_LOSS, 1: 0.0}
     return [
         Bound(
@@ -130,6 +132,6 @@ def _median(
     form: str = "{:.2f}",
     factor: float = 1000.0,
 ) -> str:
-    """Write the median of what some runs know; a dash where none does."""
+    """Format the median of the runs that have a value; a dash if none has."""
     known = [found for found in map(value, runs) if found is not None]
     return form.format(factor * median(known)) if known else "-"

@@ -1,4 +1,4 @@
-"""One run: pods that wait are placed by the real kube-scheduler, with or without the extender."""
+"""Placement of waiting pods by the real kube-scheduler, with or without the extender."""
 
 import asyncio
 import os
@@ -26,37 +26,37 @@ from testkit.controlplane.scheduler import kube_scheduler
 from testkit.controlplane.waiting import wait_for
 
 WARM_UP: Final = 20
-"""Pods that are placed before the clock runs: connections are open then, and caches filled."""
+"""Pods that are placed before the measurement, to open connections and fill caches."""
 DEADLINE_SECONDS: Final = 300.0
 START_SECONDS: Final = 120.0
 
 WORKER: Final = b"extender.sources."
-"""In the command of each of its workers."""
+"""Part of the command line of each of the extender's workers."""
 ADOPTED: Final = "idlegpu_settings_reloads_total{outcome=applied}"
 
 CALM_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.5
 CALM_SHARE: Final = 0.3
-"""Of a core: below that it has nothing to catch up with."""
+"""Share of a core below which the extender has no backlog."""
 
 FINDING: Final = "scheduler_scheduling_algorithm_duration_seconds"
 EXTENDER_CPU: Final = "extender_cpu_seconds_total"
-"""What we call the CPU time of the extender and its worker among what both count."""
+"""Name under which `Metrics` hold the CPU time of the extender and its workers."""
 
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What all runs share.
+    """Processes and parameters that all runs share.
 
     Attributes:
         plane: etcd and kube-apiserver.
         client: an administrator's client.
-        extender: the extender; stands still in runs that are to have none.
-        prometheus_url: what the extender asks.
-        nodes: how many nodes there are.
-        pods: how many pods a run places.
+        extender: the extender's process; stopped (SIGSTOP) in runs without it.
+        prometheus_url: URL of the extender's Prometheus.
+        nodes: number of nodes.
+        pods: number of pods that a run places.
     """
 
     plane: ControlPlane
@@ -71,13 +71,13 @@ class Bench:
 
         Args:
             shortlist: the extender's `wire.shortlist`, None for no extender.
-            is_asked: whether kube-scheduler asks the extender; one that is not asked only follows
-                API server and Prometheus.
+            is_asked: whether kube-scheduler calls the extender; if not, the extender only watches
+                the API server and queries Prometheus.
 
         Raises:
-            ProcessError: a server did not come up.
+            ProcessError: a server did not start.
             TimeoutError: not all pods were placed.
-            RuntimeError: kube-scheduler did not ask the extender about each pod.
+            RuntimeError: kube-scheduler did not call the extender for each pod.
         """
         config = scheduler_config(self.extender.url)
         if shortlist is None or not is_asked:
@@ -119,7 +119,7 @@ class Bench:
             await server.start()
             scheduler = kube_scheduler(self.plane, scheduler_config(base_url(server)))
             before, after, times = await self._time(stack, scheduler, is_extended=False)
-            # It counts from its start: the pods before the clock ran are among them.
+            # The count includes the warm-up pods.
             check_asked(int(await _get(server.ready_url)), WARM_UP + self.pods)
         change = Change(before=before, after=after)
         return Run(
@@ -132,7 +132,7 @@ class Bench:
     async def _time(
         self, stack: AsyncExitStack, scheduler: ServerProcess, *, is_extended: bool
     ) -> tuple[Metrics, Metrics, list[float]]:
-        """Place the pods; return what is counted before and after, and the times of binding."""
+        """Place the pods; return the metrics before and after, and the times of binding."""
         stack.push_async_callback(delete_pods, self.client)
         stack.callback(scheduler.kill)
         await scheduler.start()
@@ -142,7 +142,7 @@ class Bench:
         return before, await self._metrics(scheduler, is_extended=is_extended), times
 
     async def _have_extender(self, shortlist: int) -> None:
-        """Have the extender run and know all nodes, pods and GPUs, and be through with the past."""
+        """Wait until the extender runs, knows all nodes, pods and GPUs, and has read the past."""
         settings = {"prometheus": {"url": self.prometheus_url}, "wire": {"shortlist": shortlist}}
         is_new = not self.extender.process.is_running
         if is_new:
@@ -181,10 +181,10 @@ class Bench:
         return parse_metrics(await _get(f"{self.extender.url}/metrics"))
 
     async def _place(self, scheduler: ServerProcess, prefix: str, count: int) -> list[float]:
-        """Have pods placed that all wait when kube-scheduler begins; return the times of binding.
+        """Create pods while kube-scheduler is stopped, resume it; return the times of binding.
 
-        kube-scheduler stands still while they are created: the window that is timed holds none of
-        the creation, which would be the same work with and without an extender.
+        The measured time so excludes the creation of pods, which is the same work with and without
+        an extender.
         """
         names = [f"{prefix}-{number:04d}" for number in range(count)]
         async with watch_bindings(self.plane, self.client) as bindings:
@@ -196,7 +196,7 @@ class Bench:
             return await bindings.times(names, DEADLINE_SECONDS)
 
     async def _metrics(self, scheduler: ServerProcess, *, is_extended: bool) -> Metrics:
-        """Read what kube-scheduler and the extender count."""
+        """Read the metrics of kube-scheduler and, if it is called, of the extender."""
         found = parse_metrics(await _get(scheduler.ready_url.replace("/readyz", "/metrics")))
         if is_extended:
             found |= parse_metrics(await _get(f"{self.extender.url}/metrics"))
@@ -206,29 +206,29 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a run changed in what kube-scheduler and the extender count.
+    """Change of metrics during a run.
 
     Attributes:
-        before: values of all series before the run.
-        after: values after it.
+        before: all series before the run.
+        after: all series after the run.
     """
 
     before: Metrics
     after: Metrics
 
     def of(self, name: str, **labels: str) -> float:
-        """Return by how much a counter has grown; 0 where there is none."""
+        """Return the increase of a counter; 0 if it does not exist."""
         key = series(name, labels)
         return self.after.get(key, 0.0) - self.before.get(key, 0.0)
 
     def mean(self, histogram: str, **labels: str) -> float | None:
-        """Return the mean of what a histogram has counted in the run; None where nothing."""
+        """Return a histogram's mean over the run; None without observations."""
         count = self.of(f"{histogram}_count", **labels)
         return self.of(f"{histogram}_sum", **labels) / count if count else None
 
     @property
     def first_choices(self) -> float | None:
-        """Share of the bound pods that are on the extender's first choice; None without pods."""
+        """Share of the bound pods on the extender's first choice; None without pods."""
         first, other = (
             self.of("idlegpu_bound_pods_total", choice=choice) for choice in ("first", "other")
         )
@@ -236,15 +236,15 @@ class Change:
 
     @property
     def answered(self) -> int:
-        """About how many questions filter has answered."""
+        """Number of answered filter calls, including the warm-up."""
         return round(self.of("idlegpu_requests_total", verb="filter", outcome="answered"))
 
 
 def check_asked(answered: int, pods: int) -> None:
-    """Check that kube-scheduler got an answer about each pod: an extender ignored costs nothing.
+    """Check that the extender answered for each pod: kube-scheduler ignores an extender that fails.
 
     Raises:
-        RuntimeError: it did not.
+        RuntimeError: kube-scheduler got fewer answers than it placed pods.
     """
     if answered < pods:
         raise RuntimeError(
@@ -254,12 +254,12 @@ def check_asked(answered: int, pods: int) -> None:
 
 
 def _rate(times: Sequence[float]) -> float:
-    """Return pods per second, from the first to the last binding."""
+    """Return the rate in pods per second, from the first to the last binding."""
     return (len(times) - 1) / (times[-1] - times[0])
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Read the values of all series of an exposition."""
+    """Parse the series and values of a Prometheus text exposition."""
     return {
         series(sample.name, sample.labels): sample.value
         for family in text_string_to_metric_families(text)
@@ -268,7 +268,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def series(name: str, labels: Mapping[str, str]) -> str:
-    """Return the key of a series.
+    """Return the key of a series in `Metrics`.
 
     Example:
         >>> series("a_total", {"c": "1", "b": "2"})
@@ -280,7 +280,7 @@ def series(name: str, labels: Mapping[str, str]) -> str:
 
 @contextmanager
 def _halted() -> Iterator[None]:
-    """Have the extender and its workers stand still, as if there were none."""
+    """Stop the extender and its workers by SIGSTOP while the context is open."""
     pids = _extenders()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -292,23 +292,23 @@ def _halted() -> Iterator[None]:
 
 
 def _extenders() -> list[int]:
-    """Return the extender's processes: it and its workers."""
+    """Return the PIDs of the extender and its workers."""
     return sorted({one for pid in _started("-m", "extender") for one in tree_of(pid)})
 
 
 def _used() -> float:
-    """Return how much CPU time the extender and its workers have used, in seconds."""
+    """Return the CPU time that the extender and its workers have used, in seconds."""
     return sum(map(cpu_seconds, _started("-m", "extender")))
 
 
 def _started(*words: str) -> list[int]:
-    """Return the processes of ours whose command has these words, one after the other."""
+    """Return the PIDs of this user's processes whose command contains these words in sequence."""
     wanted = "\0".join(("", *words, "")).encode()
     return [pid for pid in tree_of(os.getpid()) if wanted in _command(pid)]
 
 
 def _command(pid: int) -> bytes:
-    """Return the command line of a process; nothing once it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -316,7 +316,7 @@ def _command(pid: int) -> bytes:
 
 
 async def _get(url: str) -> str:
-    # kube-scheduler makes its certificate itself.
+    # kube-scheduler uses a self-signed certificate.
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     async with (

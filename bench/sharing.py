@@ -1,15 +1,15 @@
-"""A day of sharing GPUs under different placements: how much slower are pods than alone?
+"""Measure how much slower pods run on shared GPUs, under several placement policies.
 
 `python -m bench.sharing` places the one-GPU pods of a public trace on 6 nodes of 8 time-sliced GPUs
-with 4 replicas each, in steps of 15 s for a day: by the extender's own decision on a real fleet fed
-with readings that are 15 to 30 s old, by a model of its former default (`bench.former`), by the
-scores that kube-scheduler gives replicas, at random, and by a clairvoyant that knows every device's
-next hour. Strategy `spread` is left out: it orders shared GPUs as `auto` does. Pods say nothing but
-that they want one replica; their owners and their requests show which are alike. Pods that get a
-replica of their own device run at full speed; others slow each other down (`bench.sharing_day`),
-and a device over its memory ends its youngest pod.
+with 4 replicas each, in steps of 15 s for a day. The policies are: the extender's decision on a
+real fleet with readings that are 15 to 30 s old, a model of its former default (`bench.former`),
+kube-scheduler's scores of replicas, random choice, and a clairvoyant that knows every device's next
+hour. Strategy `spread` is left out: it orders shared GPUs as `auto` does. Pods request one replica
+and declare nothing else; similar pods share an owner or a request. A pod alone on its device runs
+at full speed; pods on the same device slow each other down (`bench.sharing_day`), and a device that
+runs out of memory ends its youngest pod.
 
-Each seed has its own pods and its own load outside Kubernetes, the same for every placement.
+Each seed has its own pods and foreign load, which are the same for every policy.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
 import numpy as np
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from bench import former
 from bench.machine import Bound, report
@@ -53,30 +53,30 @@ NEXT_STEPS: Final = int(FOREIGN_SECONDS / STEP_SECONDS)
 
 
 class Blind(Placement):
-    """What a placement does that looks at nothing but who holds what."""
+    """Base of policies that only use the held replicas."""
 
     @override
     def start(self, day: Day, pod: int, node: int) -> None:
-        """Nothing to note."""
+        """Ignore the start of a pod."""
 
     @override
     def end(self, day: Day, pod: int, *, is_failed: bool) -> None:
-        """Nothing to note."""
+        """Ignore the end of a pod."""
 
     @override
     def step(self, day: Day) -> None:
-        """Nothing to note."""
+        """Ignore the devices' readings."""
 
 
 class ByReplicas(Blind):
-    """Chooses by the number of free replicas, as kube-scheduler's scores do.
+    """Policy that chooses by the number of free replicas, as kube-scheduler's scores do.
 
     Where pods ask for CPU and memory in proportion to their replicas, NodeResourcesFit and
     NodeResourcesBalancedAllocation together order nodes likewise. Ties go at random.
 
     Args:
-        sign: 1 for the node with the most free ones, -1 for the one with the fewest, 0 for any.
-        draws: for ties.
+        sign: 1 for the node with the most free replicas, -1 for the fewest, 0 for any node.
+        draws: random numbers for ties.
     """
 
     def __init__(self, sign: int, draws: np.random.Generator) -> None:
@@ -91,16 +91,15 @@ class ByReplicas(Blind):
 
 
 class Clairvoyant(Blind):
-    """Knows what each device will do in the next hour: chooses the node that costs least.
+    """Policy that chooses the node with the lowest cost, by the devices' future load.
 
-    It expects the mean over the devices that the plugin may hand out. A device costs what the pod
-    and those that are there take from each other, and more than anything else where its memory
-    will not do.
+    The cost of a node is the mean over the devices that the plugin may assign. The cost of a device
+    is the slowdown of the new pod and of its present pods, and far more if its memory will run out.
     """
 
     @override
     def choose(self, day: Day, pod: int, nodes: Sequence[int]) -> int | None:
-        """Choose by the next hour."""
+        """Choose by the load of the next hour."""
         ahead = np.arange(min(NEXT_STEPS, 1 + int(day.pods.alone[pod] / STEP_SECONDS)))
         steps = STEP_SECONDS * ahead.astype(np.float64)
         own = day.pods.utilization(np.full(len(ahead), pod), steps)
@@ -124,12 +123,12 @@ class Clairvoyant(Blind):
 
 
 class ByExtender(Placement):
-    """Asks the extender's own decision.
+    """Policy that chooses by the extender's own decision.
 
     Args:
-        day: the day; its cluster is built again.
+        day: the simulated day; its cluster is rebuilt here.
         policy: the settings of the decision.
-        evaluate: how nodes are evaluated where it is not the extender's own way.
+        evaluate: replacement of the extender's evaluation; None for the original.
     """
 
     def __init__(self, day: Day, policy: Policy, evaluate: Evaluate | None = None) -> None:
@@ -141,24 +140,24 @@ class ByExtender(Placement):
 
     @override
     def choose(self, day: Day, pod: int, nodes: Sequence[int]) -> int | None:
-        """Ask filter and prioritize."""
+        """Choose by filter and prioritize."""
         kin = owner_key(NAMESPACE, day.pods.owner[pod], ""), *_likeness(day, pod)
         return self.cluster.choose(nodes, kin=kin)
 
     @override
     def start(self, day: Day, pod: int, node: int) -> None:
-        """Let the watch show it."""
+        """Report a bound pod to the fleet, as the watch would."""
         owner, likeness = day.pods.owner[pod], _likeness(day, pod)
         self.cluster.bind(day.name_of(pod), node, owner=owner, likeness=likeness)
 
     @override
     def end(self, day: Day, pod: int, *, is_failed: bool) -> None:
-        """Let the watch show it."""
+        """Report an ended pod to the fleet, as the watch would."""
         self.cluster.end(day.name_of(pod), is_failed=is_failed)
 
     @override
     def step(self, day: Day) -> None:
-        """Let what was measured a step ago arrive; every node is measured each second step."""
+        """Apply the readings of the previous step; every node is measured each second step."""
         self.cluster.now = START + day.seconds
         self.cluster.read(
             {
@@ -186,11 +185,11 @@ def _likeness(day: Day, pod: int) -> Kin:
 
 
 Way = Callable[[Day, int], Placement]
-"""Makes a placement for a day of a seed."""
+"""Constructor of a policy for a day and a seed."""
 
 
 def ways() -> dict[str, Way]:
-    """Return all placements by name: kube-scheduler's first, then ours, the clairvoyant last."""
+    """Return all policies by name: kube-scheduler's, then the extender's, then the clairvoyant."""
 
     def by_replicas(sign: int) -> Way:
         return lambda _, seed: ByReplicas(sign, np.random.default_rng([seed, 4]))
@@ -209,7 +208,7 @@ def ways() -> dict[str, Way]:
 
 
 def run(regime: Regime, seed: int, name: str) -> Outcome:
-    """Run one day with the placement of a name."""
+    """Run one day with a policy."""
     day = Day(
         shape=regime.shape,
         pods=draw_pods(regime, seed),
@@ -220,7 +219,7 @@ def run(regime: Regime, seed: int, name: str) -> Outcome:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return the means over seeds of what is shown of a day."""
+    """Return the table's values: means over seeds."""
     return {
         "mean slowdown": _mean(float(day.slowdown.mean()) for day in outcomes),
         "p99 slowdown": _mean(float(np.percentile(day.slowdown, 99)) for day in outcomes),
@@ -234,11 +233,11 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def bounds(found: Mapping[tuple[str, str], Mapping[str, float]], ours: str) -> list[Bound]:
-    """Return what was promised of our default: by regime and placement.
+    """Return the bounds of the default strategy by regime and policy.
 
     Args:
-        found: the figures by regime and placement.
-        ours: the placement that the promise is about.
+        found: table values by regime and policy.
+        ours: policy to which the bounds apply.
     """
     promised = []
     for regime in REGIMES:
@@ -257,7 +256,7 @@ def bounds(found: Mapping[tuple[str, str], Mapping[str, float]], ours: str) -> l
 
 
 def main() -> int:
-    """Run all days, print and write the result; return 1 where a bound was missed."""
+    """Run all days, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.sharing", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
@@ -306,7 +305,7 @@ def main() -> int:
 def _way_gone(
     found: Mapping[tuple[str, str], Mapping[str, float]], regime: str, shown: Mapping[str, float]
 ) -> dict[str, str]:
-    """Return how much of the way from LeastAllocated to the clairvoyant a placement goes."""
+    """Return a policy's position between LeastAllocated (0) and the clairvoyant (1)."""
     least, ahead = found.get((regime, LEAST)), found.get((regime, CLAIRVOYANT))
     if least is None or ahead is None:
         return {"of the way": ""}

@@ -1,9 +1,9 @@
-"""A day of sharing GPUs: what pods that share a time-sliced GPU do to each other.
+"""Simulation of one day of pods that share time-sliced GPUs.
 
 Two jobs that share a GPU run at 1.024 - 0.402 x the product of their utilizations (a fit to 1,388
-measured pairs on an RTX 3090, Lucid, ASPLOS '23), at most at full speed; of several others each
-takes its part. Memory adds up; a device over its memory ends its youngest pod, which starts from
-the beginning after a back-off.
+measured pairs on an RTX 3090, Lucid, ASPLOS '23), at most at full speed; with several others each
+reduces the speed further. A device that runs out of memory ends its youngest pod, which restarts
+from the beginning after a back-off.
 """
 
 from collections.abc import Sequence
@@ -19,35 +19,36 @@ from bench.virtual_cluster import Shape
 ALONE_SPEED: Final = 1.024
 SHARED_SPEED: Final = 0.402
 BACK_OFF_SECONDS: Final = (10.0, 360.0)
-"""The Job controller waits so long after the first failure, then twice as long, at most so long."""
+"""Back-off of the Job controller: after the first failure, doubled at each further one, and its
+maximum."""
 NO_POD: Final = -1
 
 
 class Placement(Protocol):
-    """Chooses nodes, and sees what the cluster shows."""
+    """Policy that chooses nodes, with hooks for changes of the cluster."""
 
     def choose(self, day: "Day", pod: int, nodes: Sequence[int]) -> int | None:
-        """Return one of the nodes with a free replica, None to let the pod wait."""
+        """Return one of the nodes with a free replica, or None to let the pod wait."""
 
     def start(self, day: "Day", pod: int, node: int) -> None:
-        """Take note that a pod has started."""
+        """Process the start of a pod."""
 
     def end(self, day: "Day", pod: int, *, is_failed: bool) -> None:
-        """Take note that a pod has ended."""
+        """Process the end of a pod."""
 
     def step(self, day: "Day") -> None:
-        """Take note of what the devices show now."""
+        """Process the current readings of the devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a day went for its pods.
+    """Results of a day's pods.
 
     Attributes:
-        slowdown: of each pod, end less arrival over the time that it takes alone; one that has not
-            ended by the end of the day goes on alone from there.
-        wait_seconds: of each pod, time in the queue.
-        ooms: how often a device over its memory ended a pod.
+        slowdown: time from arrival to end of each pod, divided by its run time alone; a pod that is
+            unfinished at the end of the day counts as if it then ran alone.
+        wait_seconds: time of each pod in the queue.
+        ooms: number of pods that ended because their device ran out of memory.
     """
 
     slowdown: Floats
@@ -57,20 +58,20 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Day:
-    """The state of a day; pods and devices by number.
+    """State of a simulated day; pods and devices by number.
 
     Attributes:
         shape: the cluster.
-        pods: all pods of the day.
-        foreign: the load outside Kubernetes.
-        ties: chooses among the devices that the device plugin finds equal.
-        at: the step.
-        slots: pods by device and replica, `NO_POD` where none is.
-        progress: seconds of its work that each pod has done.
-        tries: how often it has been started.
-        utilization: what each device shows, 0 to 1.
-        memory_bytes: in use on each device.
-        foreign_bytes: of that, outside Kubernetes.
+        pods: pods of the day.
+        foreign: load outside Kubernetes.
+        ties: random numbers for ties of the device plugin.
+        at: number of the current step.
+        slots: pod by device and replica, `NO_POD` for a free replica.
+        progress: seconds of work that each pod has done.
+        tries: number of starts of each pod.
+        utilization: utilization of each device, 0 to 1.
+        memory_bytes: used memory of each device.
+        foreign_bytes: part of it that processes outside Kubernetes use.
     """
 
     shape: Shape
@@ -107,16 +108,16 @@ class Day:
 
     @property
     def used(self) -> Ints:
-        """Replicas in use of each device."""
+        """Number of used replicas of each device."""
         count: Ints = (self.slots != NO_POD).sum(axis=1)
         return count
 
     def name_of(self, pod: int) -> str:
-        """Return the name of a pod's latest try: each is a pod of its own to the cluster."""
+        """Return the name of a pod's latest start: in the cluster each start is a new pod."""
         return f"pod-{pod}-{self.tries[pod]}"
 
     def run(self, placement: Placement) -> Outcome:
-        """Run the whole day; each pod waits for its first node from its arrival on."""
+        """Run the whole day with a policy."""
         waiting: list[int] = []
         returning: list[tuple[float, int]] = []
         coming = 0
@@ -162,12 +163,12 @@ class Day:
         return True
 
     def used_by_node(self) -> Ints:
-        """Return how many replicas are in use on each node."""
+        """Return the number of used replicas of each node."""
         count: Ints = self.used.reshape(self.shape.nodes, self.shape.cards).sum(axis=1)
         return count
 
     def landing(self, node: int) -> Ints:
-        """Return the devices that the plugin may hand out: those with the fewest pods."""
+        """Return the devices that the plugin may assign: those with the fewest pods."""
         first = node * self.shape.cards
         used = self.used[first : first + self.shape.cards]
         return first + np.flatnonzero(used == used.min())
@@ -176,7 +177,7 @@ class Day:
         return int(self.ties.choice(self.landing(node)))
 
     def _step(self, placement: Placement) -> list[int]:
-        """Let a step pass; return the pods that were ended for want of memory."""
+        """Advance by one step; return the pods that ended for lack of memory."""
         held = self.slots != NO_POD
         pods = np.where(held, self.slots, 0)
         busy = np.where(held, self.pods.utilization(pods, self.progress[pods]), 0.0)
@@ -191,7 +192,7 @@ class Day:
         return self._end_where_full(placement)
 
     def _end_where_full(self, placement: Placement) -> list[int]:
-        """End the youngest pods of devices over their memory; return them."""
+        """End the youngest pods of devices that ran out of memory; return them."""
         size = self.shape.memory_bytes
         ended: list[int] = []
         wanted = size * self.foreign.memory[self.at]
@@ -199,7 +200,7 @@ class Day:
             held = self.slots != NO_POD
             pods = np.where(held, self.slots, 0)
             by_pods = np.where(held, self.pods.memory(pods, self.progress[pods]), 0.0).sum(axis=1)
-            # A process outside takes what is free when it comes, and keeps it.
+            # A process outside Kubernetes takes the free memory when it starts, and keeps it.
             comes = (wanted > 0) & (self.foreign_bytes == 0)
             fits = np.clip(size - by_pods, 1.0, wanted)
             self.foreign_bytes = np.where(
@@ -228,8 +229,8 @@ def _speeds(busy: Floats, foreign: Floats) -> Floats:
     """Return the speed of the pod in each slot.
 
     Args:
-        busy: utilization by device and slot, 0 where no pod is.
-        foreign: utilization by device.
+        busy: utilization by device and slot, 0 for a free slot.
+        foreign: utilization outside Kubernetes by device.
     """
     pairs = np.minimum(ALONE_SPEED - SHARED_SPEED * busy[:, :, None] * busy[:, None, :], 1.0)
     slots = np.arange(busy.shape[1])

@@ -1,4 +1,4 @@
-"""The pods of a day of sharing GPUs, and the load outside Kubernetes: drawn from traces."""
+"""Pods and load outside Kubernetes for a day of shared GPUs, drawn from traces."""
 
 from dataclasses import dataclass
 from math import erf, sqrt
@@ -13,42 +13,43 @@ STEP_SECONDS: Final = 15.0
 STEPS: Final = int(DAY_SECONDS / STEP_SECONDS)
 LOADING_SECONDS: Final = 60.0
 COMPRESSION: Final = 20.0
-"""So many days of the trace arrive in one at full load; pods run as long as they did."""
+"""Days of the trace that arrive in one simulated day at full load; run times are unchanged."""
 FIRST_DAY: Final = 116
 DAYS_APART: Final = 4
 WINDOWS: Final = 4
-"""Seeds take their pods from so many stretches of the trace in turn, which begin so many days apart
-from this day on: before it there are few pods."""
+"""Number of periods of the trace between which seeds alternate. They start `DAYS_APART` days apart,
+the first on `FIRST_DAY`, because the trace has few pods before."""
 
 TRAINING_GIB: Final = (1.0, 12.0)
-"""A training pod holds the first number, and of the second as much as Acme's cards were filled."""
+"""Memory of a training pod: the first number, plus the second times Acme's memory utilization."""
 SERVING_GIB: Final = (10.0, 24.0)
 TIGHT_SERVING: Final = 0.5
 TIGHT_CARD_GIB: Final = 24.0
 
 BURST_ENDS: Final = 1 - 0.57 ** (STEP_SECONDS / 57)
-"""Chance in a step: of pods at 20 % and more, 43 % are under 5 % in a sample 57 s later."""
+"""Probability that a burst ends in a step: of pods at 20 % and more, 43 % are under 5 % in a sample
+57 s later."""
 MOST_BURSTS: Final = 0.5
-"""Most of its time that a serving pod is at work; the mean is a quarter of it."""
+"""Largest share of the time in which a serving pod is busy; the mean is a quarter."""
 
 FOREIGN_SECONDS: Final = 3600.0
 FOREIGN_UTILIZATION: Final = (0.3, 1.0)
 FOREIGN_MEMORY: Final = (0.1, 0.5)
-"""Of the card's."""
+"""Memory use outside Kubernetes, as a range of shares of the card's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """What makes one kind of day.
+    """Parameters of one kind of day.
 
     Attributes:
-        name: as the tables call it.
-        what: in words.
-        load: this share of the trace's pods: where replicas run out or memory ends most pods, no
-            placement helps.
-        is_training_alone: no pod serves.
-        has_foreign: half of the nodes carry load outside Kubernetes.
-        is_tight: cards are small.
+        name: name in the tables.
+        what: description.
+        load: share of the trace's pods. It is below 1 where replicas or memory would run out under
+            every policy.
+        is_training_alone: whether there are no serving pods.
+        has_foreign: whether half of the nodes have load outside Kubernetes.
+        is_tight: whether cards have little memory.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Regime:
 
     @property
     def shape(self) -> Shape:
-        """The cluster."""
+        """Cluster of this kind of day."""
         gib = TIGHT_CARD_GIB if self.is_tight else 80.0
         return Shape(nodes=6, cards=8, replicas=4, memory_bytes=gib * GIB)
 
@@ -76,18 +77,18 @@ REGIMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pods:
-    """The pods of a day, the first that comes first.
+    """Pods of a day in the order of arrival.
 
     Attributes:
-        arrives: seconds since the start of the day.
-        works: seconds that each would take alone, once it is loaded.
-        memory_bytes: what it holds once it is loaded.
-        owner: kind and name of what controls it.
-        shape: the same number for pods whose requests are alike.
-        is_serving: whether its load comes in bursts.
-        series: utilization of all pods, one step after the other.
-        first: where each pod's begins; a training pod has one value.
-        length: how many values it has.
+        arrives: arrival in seconds since the start of the day.
+        works: run time alone in seconds, without loading.
+        memory_bytes: memory after loading.
+        owner: kind and name of the controller.
+        shape: number that pods with equal requests share.
+        is_serving: whether the load comes in bursts.
+        series: utilization of all pods, concatenated.
+        first: index of each pod's first value; a training pod has one value.
+        length: number of each pod's values.
     """
 
     arrives: Floats
@@ -105,28 +106,28 @@ class Pods:
 
     @property
     def alone(self) -> Floats:
-        """Seconds from start to end of each pod on a GPU of its own."""
+        """Run time of each pod alone on a GPU, with loading, in seconds."""
         return LOADING_SECONDS + self.works
 
     def utilization(self, pods: Ints, progress: Floats) -> Floats:
-        """Return how busy pods would keep a GPU alone, by the seconds that they have come to."""
+        """Return the pods' utilization alone on a GPU, by their progress in seconds."""
         at = ((progress - LOADING_SECONDS) / STEP_SECONDS).astype(np.intp)
         at = np.clip(at, 0, self.length[pods] - 1)
         return np.where(progress < LOADING_SECONDS, 0.0, self.series[self.first[pods] + at])
 
     def memory(self, pods: Ints, progress: Floats) -> Floats:
-        """Return what they hold by then: it grows while a pod loads."""
+        """Return the pods' memory by their progress: it grows while a pod loads."""
         return self.memory_bytes[pods] * np.minimum(progress / LOADING_SECONDS, 1.0)
 
 
 def draw_pods(regime: Regime, seed: int) -> Pods:
-    """Return the pods of a day.
+    """Draw the pods of a day.
 
-    Pods whose requests are alike, and more so those of one owner, are alike in memory and load.
+    Pods with equal requests have similar memory and load; pods of one owner even more so.
 
     Args:
         regime: the kind of day.
-        seed: of the draws; also chooses the stretch of the trace.
+        seed: seed of the draws; also selects the period of the trace.
     """
     draws = np.random.default_rng([seed, 1])
     traced = _stretch(seed, draws, regime.load)
@@ -136,7 +137,7 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
     works = _in_steps(np.clip(traced.ran, STEP_SECONDS, DAY_SECONDS))
 
     def alike(of_shape: float, of_owner: float) -> Floats:
-        """Return numbers from 0 to 1, one for each pod, alike where requests and owners are."""
+        """Return a number from 0 to 1 for each pod, correlated within requests and owners."""
         own = sqrt(max(1 - of_shape - of_owner, 0.0))
         shapes = draws.standard_normal(int(traced.shape.max(initial=0)) + 1)[traced.shape]
         by_owner = draws.standard_normal(int(owners.max(initial=0)) + 1)[owners]
@@ -177,13 +178,13 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
 
 
 def _in_steps(seconds: Floats) -> Floats:
-    """Return times as whole steps: alone, a pod takes no longer than it takes."""
+    """Round times up to whole steps, so that a pod alone has no slowdown."""
     steps: Floats = np.ceil(seconds / STEP_SECONDS) * STEP_SECONDS
     return steps
 
 
 def _stretch(seed: int, draws: np.random.Generator, load: float) -> TracedPods:
-    """Return the pods of a stretch of the trace with one GPU, in the time of the day."""
+    """Return the one-GPU pods of a period of the trace, compressed to one day."""
     traced = openb_pods()
     begins = DAY_SECONDS * (FIRST_DAY + DAYS_APART * (seed % WINDOWS))
     created = (traced.created - begins) / COMPRESSION
@@ -204,7 +205,7 @@ OWNER_PODS: Final = 20
 
 
 def _owners(traced: TracedPods) -> Ints:
-    """Return a number for each pod: of pods alike that come one soon after the other, the same."""
+    """Return the owner's number of each pod; similar pods in quick succession share an owner."""
     last: dict[int, tuple[int, float, int]] = {}
     owners: list[int] = []
     for shape, at in zip(traced.shape.tolist(), traced.created.tolist(), strict=True):
@@ -217,11 +218,11 @@ def _owners(traced: TracedPods) -> Ints:
 
 
 def bursts(draws: np.random.Generator, length: int, share: float, high: float) -> Floats:
-    """Return so many steps of a serving pod: bursts for this share of the time, else near rest."""
+    """Draw steps of a serving pod: bursts for `share` of the time, otherwise near idle."""
     starts = max(BURST_ENDS * share / (1 - share), 1e-5)
     pairs = int(length / (1 / starts + 1 / BURST_ENDS)) * 2 + 8
     rest = draws.geometric(starts, pairs)
-    rest[0] = rest[0] * draws.random()  # the day begins within a rest
+    rest[0] = rest[0] * draws.random()  # the day begins between two bursts
     runs = np.stack([rest, draws.geometric(BURST_ENDS, pairs)], axis=1).ravel()
     is_burst = np.repeat(np.tile([False, True], pairs), np.minimum(runs, length))
     is_burst = np.pad(is_burst, (0, max(length - len(is_burst), 0)))[:length]
@@ -231,11 +232,11 @@ def bursts(draws: np.random.Generator, length: int, share: float, high: float) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignLoad:
-    """What runs on the devices outside Kubernetes.
+    """Load of processes outside Kubernetes.
 
     Attributes:
-        utilization: by step and device, 0 where nothing runs.
-        memory: what it wants of the card's, ratio, likewise.
+        utilization: utilization by step and device, 0 where no process runs.
+        memory: share of the card's memory by step and device.
     """
 
     utilization: Floats
@@ -243,10 +244,10 @@ class ForeignLoad:
 
 
 def draw_foreign(regime: Regime, seed: int) -> ForeignLoad:
-    """Return the load of a day: on and off again on every device of every second node."""
+    """Draw the foreign load of a day: intermittent on every device of every second node."""
     draws = np.random.default_rng([seed, 2])
     shape = regime.shape
-    # A serving pod that starts late in the day has a next hour, too.
+    # One hour longer than the day, so that a late pod's next hour exists.
     steps = STEPS + int(FOREIGN_SECONDS / STEP_SECONDS)
     utilization, memory = np.zeros((steps, shape.devices)), np.zeros((steps, shape.devices))
     for device in range(shape.devices) if regime.has_foreign else ():

@@ -1,12 +1,12 @@
-"""An hour's work in ten minutes: compressed rounds and scrapes, nodes and pods that come and go.
+"""Run an hour's work in ten minutes: frequent scrapes, changing nodes and pods.
 
-`python -m bench.soak` lets pods be placed all the time while Prometheus is asked six times as often
-as by default, everything is listed again every 100 seconds, nodes change, vanish and come back, and
-pods of every kind are created and deleted. Looked at: whether memory stays flat once the history of
-decisions is full, by medians and by the slope of all samples from then on, whose upper end must be
-allowed; how much memory it is at most; whether every task whose work shows from outside still does
-it at the end; and how long answers take. A longer one (`--seconds 1500 --name soak-long`) shows
-whether growth ends: the medians of each tenth of the time are kept.
+`python -m bench.soak` places pods all the time while Prometheus is queried six times as often as by
+default, all objects are listed again every 100 seconds, nodes change, vanish and return, and pods
+of every kind are created and deleted. It checks four things: that memory stays flat once the
+decision history is full (by medians, and by the upper limit of the slope of all later samples); the
+peak of memory; that every background task with a visible result still works at the end; and
+latencies. A longer run (`--seconds 1500 --name soak-long`) shows whether growth ends: it keeps the
+medians of each tenth of the time.
 """
 
 import argparse
@@ -37,14 +37,14 @@ SETTINGS: Final = {
     "prometheus": {"interval_seconds": 1.7, "exporter_interval_seconds": 5},
     "regret": {"after_seconds": 180},
 }
-"""The looks at the activity of all GPUs reach back by a sixth more than `after_seconds`: that much
-of them, some 10 MiB, is kept, and must be full once memory is to stay flat."""
+"""History of all GPUs' activity reaches a sixth further back than `after_seconds`. This history,
+some 10 MiB, must be full before memory is compared."""
 SCRAPE_SECONDS: Final = 2.5
 REFRESH_SECONDS: Final = 1.7
 CHURN_SECONDS: Final = 1.0
 JUDGED: Final = "placements are judged"
 SLOW_SECONDS: Final = {JUDGED: SAMPLE_SECONDS + 10.0}
-"""Longest time for a result of work that runs rarely."""
+"""Longest time for a result of rare background work."""
 NODES_TOUCHED: Final = 100
 NODES_AWAY: Final = 5
 PODS_CHURNED: Final = 50
@@ -53,32 +53,32 @@ KEPT: Final = 200
 PAUSE_SECONDS: Final = 0.05
 LIMIT_MS: Final = 50.0
 LIMIT_GROWTH_MIB: Final = 15.0
-"""Memory that comes and goes with a round of readings is more than that; medians are compared."""
+"""Medians are compared, because memory varies by more than this within a round of readings."""
 LIMIT_SLOPE_MIB: Final = 90.0
-"""An hour: 15 MiB in the ten minutes that an hour's work takes here."""
+"""Per hour: 15 MiB in the ten minutes into which an hour's work is compressed."""
 LIMIT_P99_MS: Final = 20.0
-"""Twice what `bench.webhooks` allows: an hour's churn comes here in ten minutes."""
+"""Twice the bound of `bench.webhooks`: an hour's changes happen in ten minutes."""
 LIMIT_RSS_MIB: Final = 1024.0
-"""Two thirds of what the pod of `manifests/` may use."""
+"""Two thirds of the pod's memory limit in `manifests/`."""
 SLOPE_PARTS: Final = 10
 SPREADS: Final = 2.0
-"""The slope may be so many times its spread larger or smaller."""
+"""Width of the slope's interval, in standard errors to each side."""
 HOUR_SECONDS: Final = 3600.0
 WARM_SHARE: Final = 0.4
-"""By then the history of decisions is full."""
+"""Share of the run after which the decision history is full."""
 END_SHARE: Final = 0.2
 END_SECONDS: Final = 20.0
 
 
 @dataclass(slots=True)
 class Churn:
-    """What comes and goes besides the pods that are placed.
+    """Changes of nodes and pods besides the placed pods.
 
     Attributes:
-        world: where.
-        names: all nodes.
-        away: nodes that are gone.
-        others: UIDs of the pods that come and go.
+        world: the simulated cluster.
+        names: names of all nodes.
+        away: removed nodes.
+        others: UIDs of the created pods.
     """
 
     world: World
@@ -88,7 +88,7 @@ class Churn:
     _next_at: float = 0.0
 
     def go_on(self) -> None:
-        """Change something if it is time."""
+        """Make the next change if it is due."""
         if time.perf_counter() < self._next_at:
             return
         self._next_at = time.perf_counter() + CHURN_SECONDS
@@ -106,7 +106,7 @@ class Churn:
 
 
 def soak(world: World, noise: Connection, seconds: float) -> Phase:
-    """Keep everything going for so long."""
+    """Place pods and change the cluster for a time."""
     phase = Phase("soak")
     churn = Churn(world, world.nodes())
     everyday, unusual = Scheduler(world, EVERYDAY), Scheduler(world, distinct(200))
@@ -126,17 +126,18 @@ def soak(world: World, noise: Connection, seconds: float) -> Phase:
 
 
 def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
-    """Say which background work has stopped: each must show a new result.
+    """Return the background work that has stopped: each must show a new result.
 
     Args:
-        world: where.
-        limit_seconds: so long each result may take.
+        world: the simulated cluster and the extender.
+        limit_seconds: time limit for each result.
     """
     before, first = world.state(), world.metrics()
     read_at = _read_at(first)
     scheduler = Scheduler(world)
     placed = scheduler.place()
-    world.control("pods", kind="gpu", count=2, life="mixed")  # half of them bound, unasked
+    # half of them are bound without a call of the extender
+    world.control("pods", kind="gpu", count=2, life="mixed")
 
     def writes(name: str) -> Callable[[], bool]:
         return lambda: world.state()["writes"].get(name, 0) > before["writes"].get(name, 0)
@@ -154,7 +155,7 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
         return True
 
     def is_judged() -> bool:
-        scheduler.remove([placed])  # one that has ended is judged at the next look
+        scheduler.remove([placed])  # an ended pod is evaluated at the next pass
         return counts("idlegpu_placement_activity_count", "idlegpu_regret_left_out_pods_total")()
 
     checks: dict[str, Callable[[], bool]] = {
@@ -194,22 +195,22 @@ def total(metrics: Mapping[str, float], names: Collection[str]) -> float:
 
 
 def _read_at(metrics: Mapping[str, float]) -> float:
-    """Return when the last answer of Prometheus came, seconds since the epoch."""
+    """Return the time of Prometheus' last answer, seconds since the epoch."""
     return time.time() - metrics['idlegpu_source_age_seconds{source="prometheus"}']
 
 
 def _states(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return how many GPUs are in each state."""
+    """Return the number of GPUs in each state."""
     return {key: value for key, value in metrics.items() if key.startswith("idlegpu_devices{")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """How memory changes with time, in MiB an hour.
+    """Growth of memory in MiB an hour.
 
     Attributes:
-        each_hour: the straight line's through all samples.
-        spread: its standard error.
+        each_hour: slope of the regression line through all samples.
+        spread: standard error of the slope.
     """
 
     each_hour: float
@@ -217,15 +218,15 @@ class Slope:
 
     @property
     def between(self) -> tuple[float, float]:
-        """The least and the most that it may be."""
+        """Lower and upper limit of the slope."""
         return self.each_hour - SPREADS * self.spread, self.each_hour + SPREADS * self.spread
 
 
 def slope_of(series: Sequence[tuple[float, float]]) -> Slope:
     """Return the slope of samples of (seconds, MiB).
 
-    Memory comes and goes with each round of readings, so samples next to each other say much the
-    same. The spread is that of the slopes which are left where one tenth of the time is left out.
+    Memory varies with each round of readings, so adjacent samples are correlated. The standard
+    error is therefore a jackknife over tenths of the time.
     """
     parts = np.array_split(np.array(series), SLOPE_PARTS)
 
@@ -249,7 +250,7 @@ def tenths(series: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def main() -> int:
-    """Soak, and say whether the bounds were met."""
+    """Run the soak test and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)
@@ -323,7 +324,7 @@ def main() -> int:
 
 
 def _medians(series: Sequence[float]) -> tuple[float, float]:
-    """Return the median memory once everything is warm, and that of the end."""
+    """Return the median memory after warm-up, and at the end."""
     begin, span = int(WARM_SHARE * len(series)), max(1, int(END_SHARE * len(series)))
     return statistics.median(series[begin : begin + span]), statistics.median(series[-span:])
 

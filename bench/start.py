@@ -1,10 +1,9 @@
-"""How soon a fresh replica is ready, and that it answers from no half-built inventory before.
+"""Measure the time until a new replica is ready, and check that it never decides from partial data.
 
-`python -m bench.start` starts the extender on clusters of two sizes, and again with no server at
-the address of Prometheus. It is ready once /readyz says 200; that is asked all the while, as a
-kubelet does. From the moment it listens it is asked about a pod again and again too: at first every
-candidate must pass, and the first answer that decides must be given when all nodes and all GPU pods
-are known.
+`python -m bench.start` starts the extender on clusters of two sizes, with and without a server at
+Prometheus' address. The extender is ready once /readyz answers 200, which is polled as by a
+kubelet. As soon as the port is open, filter is called repeatedly: at first every candidate must
+pass, and the first answer that refuses nodes must come when all nodes and all GPU pods are known.
 """
 
 import argparse
@@ -28,25 +27,25 @@ from bench.world import BenchError, FleetSpec, World, open_world, wait_until
 ASKING_SECONDS: Final = 0.05
 DECIDED_SECONDS: Final = 120.0
 IMPOSSIBLE: Final = Wish(annotations={"gpu-memory": "1Ti"})
-"""No card is so large: an extender that knows the nodes refuses them all."""
+"""Memory request that no card satisfies: an extender that knows the nodes refuses them all."""
 DOWN: Final[Mapping[str, object]] = {"prometheus": {"url": "http://127.0.0.1:1"}}
-"""Settings with which no readings come."""
+"""Settings without a reachable Prometheus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How one start went.
+    """Measurements of one start.
 
     Attributes:
-        listening_seconds: until the port was open.
-        ready_seconds: until /readyz was 200.
-        decided_seconds: until the first answer that was a decision.
-        readings_seconds: until the first readings were taken over; nan where none come.
-        cpu: CPU time until ready, in seconds.
-        asked_before: questions answered before the first decision.
-        is_complete: at the first decision all nodes and GPU pods were known.
-        rss_mib: memory when ready.
-        peak_mib: the most until the first readings.
+        listening_seconds: time until the port was open.
+        ready_seconds: time until /readyz answered 200.
+        decided_seconds: time until the first answer that refused nodes.
+        readings_seconds: time until the first readings were applied; nan without readings.
+        cpu: CPU time until the extender was ready, in seconds.
+        asked_before: number of answers before the first decision.
+        is_complete: whether all nodes and GPU pods were known at the first decision.
+        rss_mib: resident memory when ready.
+        peak_mib: peak of resident memory until the first readings.
     """
 
     listening_seconds: float
@@ -61,11 +60,11 @@ class Start:
 
 
 def measure(spec: FleetSpec, *, is_down: bool) -> Start:
-    """Start an extender on a cluster, and ask it from the first moment on.
+    """Start an extender on a cluster, and call filter as soon as its port is open.
 
     Args:
-        spec: how large the cluster is.
-        is_down: no server is at the address of Prometheus.
+        spec: size and composition of the cluster.
+        is_down: whether Prometheus is unreachable.
     """
     settings = DOWN if is_down else None
     with (
@@ -128,10 +127,10 @@ def _connect(world: World) -> Connection:
 def _ask_until_decided(
     world: World, connection: Connection, body: bytes, nodes: int
 ) -> tuple[int, float, bool]:
-    """Ask until an answer leaves nodes out; return how often before, when, and what was known.
+    """Call filter until it refuses nodes; return the calls before, the time, and `is_complete`.
 
     Raises:
-        BenchError: none does.
+        BenchError: no answer refuses nodes.
     """
     asked = 0
     while _since(world) < DECIDED_SECONDS:
@@ -152,7 +151,7 @@ def _ask_until_decided(
 
 
 def main() -> int:
-    """Measure, and say whether the bounds were met."""
+    """Run the benchmark and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)

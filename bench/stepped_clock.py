@@ -1,6 +1,6 @@
-"""The extender with a clock that can be stepped: `python -m bench.stepped_clock OPTION...`.
+"""Run the extender with an adjustable clock: `python -m bench.stepped_clock OPTION...`.
 
-`time.time` is off by the seconds that the file named by `STEPPED_CLOCK` holds.
+`time.time` is shifted by the seconds in the file that `STEPPED_CLOCK` names.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Runs the extender and times every step of its loop in CPU time, which no neighbour disturbs.
+"""Run the extender and measure every step of its event loop in CPU time.
 
 `python -m bench.stepping --config FILE --out FILE` serves as `python -m extender` does, but on
-asyncio's own loop: uvloop has no place to look from. Each SIGUSR1 writes the longest steps since
-the last one to the file as JSON. The latencies of a busy machine say how busy it was; a step of 20
-ms of CPU holds up every question by 20 ms, wherever it runs.
+asyncio's own loop, because uvloop has no hook for steps. Each SIGUSR1 writes the longest steps
+since the last one to the file as JSON. Latencies depend on the load of the machine; CPU time does
+not. A step of 20 ms of CPU delays every request by 20 ms on any machine.
 """
 
 import argparse
@@ -32,19 +32,19 @@ KEPT: Final = 60
 NOTED_SECONDS: Final = 0.001
 STREAM_FILE: Final = "observe/page/stream.py"
 VIEWER_TASK: Final = "page viewer"
-"""Name of a request's task that sends news to an open page."""
+"""Task name of a request that streams to an open page."""
 QUESTION_TASK: Final = "question"
-"""How the name of a request's task begins that answers a question of the API; its path follows."""
+"""Prefix of the task name of an API request; its path follows."""
 Handle = Callable[[web.Application, web.Request], Coroutine[Any, Any, web.StreamResponse]]
 
 _NUMBER: Final = re.compile(r"-\d+$")
 
 
 class Steps:
-    """The longest steps so far, and what each task took.
+    """Longest steps so far, and CPU time by task.
 
     Args:
-        path: where they are written.
+        path: output file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +56,7 @@ class Steps:
         self._by_task: dict[str, dict[str, float]] = {}
 
     def note(self, seconds: float, name: str) -> None:
-        """Note a step."""
+        """Record a step."""
         self._count += 1
         self._total_seconds += seconds
         task = self._by_task.setdefault(
@@ -75,7 +75,7 @@ class Steps:
             heapq.heappop(self._longest)
 
     def write(self) -> None:
-        """Write the results, and restart."""
+        """Write the results, and reset them."""
         document = {
             "steps": self._count,
             "cpu_seconds": self._total_seconds,
@@ -94,7 +94,7 @@ class Steps:
 
 
 def name_of(handle: events.Handle) -> str:
-    """Return what a step of the loop goes on with."""
+    """Return the name of the task or callback that a step runs."""
     callback: Any = handle._callback  # type: ignore[attr-defined] # asyncio has no public name
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
@@ -113,8 +113,8 @@ def name_of(handle: events.Handle) -> str:
 
 
 def timed(steps: Steps) -> Callable[[events.Handle], None]:
-    """Return a replacement of asyncio's own way to run a step."""
-    original = events.Handle._run  # the only place that every step goes through
+    """Return a replacement of asyncio's function that runs a step."""
+    original = events.Handle._run  # every step runs through this function
 
     def run(handle: events.Handle) -> None:
         name = name_of(handle)
@@ -123,7 +123,7 @@ def timed(steps: Steps) -> Callable[[events.Handle], None]:
             original(handle)
         finally:
             seconds = time.thread_time() - began
-            # A question that began in this step has named its task meanwhile.
+            # A request that began in this step has set its task's name by now.
             task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined] # as above
             if isinstance(task, asyncio.Task) and task.get_name().startswith(QUESTION_TASK):
                 name = f"{task.get_name()}:{name.partition(':')[2]}"
@@ -133,12 +133,11 @@ def timed(steps: Steps) -> Callable[[events.Handle], None]:
 
 
 def naming_questions() -> Handle:
-    """Return a replacement of aiohttp's way to handle a request, which names the request's task.
+    """Return a replacement of aiohttp's request handler that names the request's task.
 
-    A connection has one task for all its requests: those that are none of the API's get back a name
-    that says nothing.
+    A connection has one task for all its requests, so a request outside the API resets the name.
     """
-    original = web.Application._handle  # every request goes through it
+    original = web.Application._handle  # every request passes through this method
 
     async def handle(app: web.Application, request: web.Request) -> web.StreamResponse:
         task = asyncio.current_task()
@@ -152,7 +151,7 @@ def naming_questions() -> Handle:
 
 
 def noting_garbage(steps: Steps) -> Callable[[str, dict[str, int]], None]:
-    """Return a callback that notes searches for garbage too; they are part of some step besides."""
+    """Return a callback that records garbage collections; the steps around them include them."""
     began = 0.0
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -166,7 +165,7 @@ def noting_garbage(steps: Steps) -> Callable[[str, dict[str, int]], None]:
 
 
 def main() -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(prog="python -m bench.stepping", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Latencies of one phase of a benchmark, beside what the machine adds at the same time."""
+"""Latencies of one phase of a benchmark, and the latency of the machine at the same time."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -6,22 +6,21 @@ from typing import Any, Final
 from bench.asking import Connection, Placed, Scheduler, percentile
 
 QUESTION_BYTES: Final = 64 << 10
-"""About what the names of thousands of nodes weigh; `bench.noise` gets as much to read."""
+"""Approximate size of thousands of node names; the body for `bench.noise` has the same size."""
 
 
 @dataclass(slots=True)
 class Phase:
-    """What was measured in one phase, in milliseconds.
+    """Measurements of one phase, in milliseconds.
 
     Attributes:
-        name: what was going on.
-        filter_ms: of each filter.
-        prioritize_ms: of each prioritize.
-        noise_ms: of the process of `bench.noise`, asked after each; tables call it trivial, as do
-            those that are kept.
-        longest_step_ms: longest step of the extender's loop in CPU time; nan where not measured.
-        long_steps: steps of more than 10 ms.
-        longest_steps: the longest ones, with their names.
+        name: name in the table.
+        filter_ms: latency of each filter call.
+        prioritize_ms: latency of each prioritize call.
+        noise_ms: latency of `bench.noise`, called after each; tables call it trivial.
+        longest_step_ms: longest step of the extender's loop in CPU time; nan if unmeasured.
+        long_steps: number of steps longer than 10 ms.
+        longest_steps: the longest steps, with their names.
     """
 
     name: str
@@ -33,19 +32,19 @@ class Phase:
     longest_steps: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, placed: Placed) -> None:
-        """Add a pod that was placed."""
+        """Add the latencies of a placed pod."""
         self.filter_ms.append(1000 * placed.filter_seconds)
         if placed.node:
             self.prioritize_ms.append(1000 * placed.prioritize_seconds)
 
     @property
     def answers_ms(self) -> list[float]:
-        """All answers of the extender."""
+        """Latencies of all answers of the extender."""
         return [*self.filter_ms, *self.prioritize_ms]
 
     @property
     def by_verb(self) -> tuple[tuple[str, list[float]], ...]:
-        """The answers to each verb: a bound holds for each, and the quicker one hides neither."""
+        """Latencies by verb: each verb must meet the bound by itself."""
         return ("filter", self.filter_ms), ("prioritize", self.prioritize_ms)
 
     def row(self) -> dict[str, object]:
@@ -66,13 +65,13 @@ class Phase:
 
 
 def ask_noise(connection: Connection, phase: Phase) -> None:
-    """Ask the process of `bench.noise` once."""
+    """Call `bench.noise` once and record the latency."""
     seconds, _ = connection.post("/", bytes(QUESTION_BYTES))
     phase.noise_ms.append(1000 * seconds)
 
 
 def place_and_free(scheduler: Scheduler, keep: int, running: list[Placed]) -> Placed:
-    """Place a pod, and delete the oldest where more than `keep` of the placed ones run."""
+    """Place a pod, and delete the oldest placed pod if more than `keep` of them run."""
     placed = scheduler.place()
     if placed.node:
         running.append(placed)

@@ -1,4 +1,4 @@
-"""Pods and loads that the simulations draw from; `data/README.md` says where they come from."""
+"""Pods and loads of public traces, for the simulations; `data/README.md` names their sources."""
 
 import csv
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ DAY_SECONDS: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPods:
-    """Pods of a trace, the first that came first.
+    """Pods of a trace in the order of arrival.
 
     Attributes:
-        created: seconds since the start of the trace.
-        ran: seconds from scheduling to the end.
-        gpus: how many each asked for.
-        shape: the same number for pods whose requests are alike.
+        created: creation in seconds since the start of the trace.
+        ran: run time in seconds, from scheduling to the end.
+        gpus: number of requested GPUs.
+        shape: number that pods with equal requests share.
         is_serving: whether its class is latency-sensitive.
     """
 
@@ -34,7 +34,7 @@ class TracedPods:
     is_serving: npt.NDArray[np.bool_]
 
     def only(self, kept: npt.NDArray[np.bool_]) -> "TracedPods":
-        """Return some of them."""
+        """Return the selected pods."""
         return TracedPods(
             created=self.created[kept],
             ran=self.ran[kept],
@@ -45,7 +45,7 @@ class TracedPods:
 
 
 def openb_pods() -> TracedPods:
-    """Return the pods with GPUs of Alibaba's trace."""
+    """Return the GPU pods of Alibaba's trace."""
     columns = _columns("openb_gpu_pods.csv")
     return TracedPods(
         created=columns["created_seconds"],
@@ -57,7 +57,7 @@ def openb_pods() -> TracedPods:
 
 
 def acme_quantiles() -> tuple[Floats, Floats]:
-    """Return utilization and framebuffer in use, both ratios, at each percent of all samples."""
+    """Return utilization and used framebuffer as ratios, at each percentile of all samples."""
     columns = _columns("acme_quantiles.csv")
     return columns["gpu_util_percent"] / 100, columns["framebuffer_percent_of_80_gb"] / 100
 

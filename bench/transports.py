@@ -1,9 +1,10 @@
-"""What taking one report costs by transport and form: why agents report as they do.
+"""Compare the cost of receiving a report by transport and encoding.
 
 `python -m bench.transports` sends the same report of eight GPUs a thousand times a second over a
-hundred connections to a server on uvloop, and takes the server's CPU by /proc. An aiohttp handler
-reads JSON or the compact update from a POST, or the update from a WebSocket; a protocol as the
-extender's takes JSON or updates as frames of one stream. Each is decoded, and nothing else is done.
+hundred connections to a server on uvloop, and reads the server's CPU time from /proc. An aiohttp
+handler reads JSON or the compact update from a POST, or the update from a WebSocket; a protocol
+like the extender's reads JSON or updates as frames of one stream. The server only decodes the
+reports.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Final
 import aiohttp
 import uvloop
 from aiohttp import web
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from agent.foreign import Threshold
 from agent.options import ReportOptions
@@ -44,7 +45,7 @@ Send = Callable[[int], Awaitable[object]]
 
 
 def bodies() -> tuple[bytes, bytes]:
-    """Return a report as JSON, and the compact update that says it once a layout was said."""
+    """Return a report as JSON, and the compact update with the same values."""
     fleet = BenchFleet(FleetSpec(nodes=1, gpu_pods=0))
     said: Report = report_of(fleet, 0, {})
     updates = UpdateBuilder()
@@ -54,10 +55,10 @@ def bodies() -> tuple[bytes, bytes]:
 
 
 class Stream(asyncio.Protocol):
-    """Takes frames.
+    """Server protocol that reads frames.
 
     Args:
-        take: decodes one.
+        take: decodes a frame.
     """
 
     def __init__(self, take: Callable[[bytes], object]) -> None:
@@ -78,7 +79,7 @@ class Stream(asyncio.Protocol):
 
 
 async def serve(way: str, port: int) -> None:
-    """Take reports in one way until cancelled."""
+    """Receive reports by one transport until cancelled."""
     take: Callable[[bytes], object] = decode if way.endswith("JSON") else decode_update
     if way.startswith("stream"):
         loop = asyncio.get_running_loop()
@@ -105,7 +106,7 @@ async def serve(way: str, port: int) -> None:
 
 
 async def load(way: str, port: int, seconds: float, body: bytes) -> int:
-    """Send at the rate for a time; return how many were sent."""
+    """Send reports at the fixed rate for a time; return their number."""
     async with contextlib.AsyncExitStack() as stack:
         send = await _sender(way, port, body, stack)
         count, began = 0, time.perf_counter()
@@ -156,7 +157,7 @@ async def _sender(way: str, port: int, body: bytes, stack: contextlib.AsyncExitS
 
 @contextmanager
 def server(way: str, port: int) -> Iterator[int]:
-    """Run a server while the context is open; yield its pid."""
+    """Run a server while the context is open; yield its PID."""
     command = [sys.executable, "-m", "bench.transports", "--serve", way, "--port", str(port)]
     with subprocess.Popen(command, cwd=Path(ROOT)) as process:
         try:
@@ -178,7 +179,7 @@ WAYS: Final = ("POST, JSON", "POST, update", "WebSocket, update", "stream, JSON"
 
 
 def main() -> int:
-    """Measure every way."""
+    """Measure every transport."""
     parser = argparse.ArgumentParser(prog="python -m bench.transports", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each way")
     parser.add_argument("--serve", metavar="WAY", help=argparse.SUPPRESS)

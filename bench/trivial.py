@@ -1,8 +1,8 @@
-"""The plainest extender in Python: it parses the question and gives the names back.
+"""Minimal extender in Python: it parses the request and returns the names.
 
-`python -m bench.trivial --port N` answers /filter with the names it was asked about, or so many of
-the first, and /prioritize with the same score for each, on what the extender too is built from:
-aiohttp, uvloop and orjson.
+`python -m bench.trivial --port N` answers /filter with the names of the request or the first of
+them, and /prioritize with the same score for each. Like the extender it uses aiohttp, uvloop and
+orjson.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from extender.webhook.abandoned import is_gone
 
 MAX_BODY_BYTES: Final = 1 << 28
 ANSWERED: Final = web.AppKey("answered", set[str])
-"""UIDs of the pods about which filter was answered in time."""
+"""UIDs of the pods whose filter call was answered in time."""
 SHORTLIST: Final[web.AppKey[int | None]] = web.AppKey("shortlist")
-"""So many of the first nodes are named, None for all."""
+"""Number of nodes in filter's answer, None for all."""
 
 
 async def answer_filter(request: web.Request) -> web.Response:
-    """Pass every candidate, or so many of the first."""
+    """Pass all candidates, or the first `SHORTLIST` ones."""
     question = orjson.loads(await request.read())
     answer = {
         "Nodes": None,
@@ -45,12 +45,12 @@ async def answer_prioritize(request: web.Request) -> web.Response:
 
 
 async def answer_state(request: web.Request) -> web.Response:
-    """Say about how many pods filter was answered in time."""
+    """Return the number of pods whose filter call was answered in time."""
     return web.Response(text=f"{len(request.app[ANSWERED])}\n")
 
 
 def build_app(shortlist: int = 0) -> web.Application:
-    """Return what serves; of the names so many of the first are given back, 0 for all."""
+    """Build the application; filter answers the first `shortlist` nodes, all if it is 0."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app[ANSWERED] = set()
     app[SHORTLIST] = shortlist or None
@@ -65,7 +65,7 @@ def build_app(shortlist: int = 0) -> web.Application:
 
 
 def main() -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--shortlist", type=int, default=0, help="0 for all")

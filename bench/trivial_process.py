@@ -1,4 +1,4 @@
-"""Runs the trivial handler as a process of its own."""
+"""Process of the trivial handler."""
 
 import sys
 from pathlib import Path
@@ -8,15 +8,15 @@ from testkit.controlplane.process import ServerProcess, free_port
 
 ROOT: Final = Path(__file__).parents[1]
 STATE: Final = "/healthz"
-"""Says about how many pods filter was answered in time."""
+"""Path that answers the number of pods whose filter call was answered in time."""
 
 
 def trivial_process(folder: Path, shortlist: int = 0) -> ServerProcess:
-    """Describe it; it is ready where it says its state.
+    """Describe the process; it is ready once `STATE` answers.
 
     Args:
-        folder: where its log goes.
-        shortlist: so many of the first nodes are named, 0 for all.
+        folder: folder of its log.
+        shortlist: number of nodes in filter's answer, 0 for all.
     """
     port = free_port()
     return ServerProcess(
@@ -35,5 +35,5 @@ def trivial_process(folder: Path, shortlist: int = 0) -> ServerProcess:
 
 
 def base_url(process: ServerProcess) -> str:
-    """Return where it is asked."""
+    """Return the process' base URL."""
     return process.ready_url.removesuffix(STATE)

@@ -1,6 +1,6 @@
-"""A cluster in simulated time that the extender's own code decides for, in this process.
+"""Cluster in simulated time, with placement by the extender's own code in this process.
 
-What API server and Prometheus would say goes into the real fleet; pods are placed by the real
+A real fleet receives the data of a simulated API server and Prometheus; pods are placed by the real
 decision on its snapshots.
 """
 
@@ -29,13 +29,13 @@ GIB: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a cluster of equal nodes is made of.
+    """Composition of a cluster of equal nodes.
 
     Attributes:
-        nodes: how many.
-        cards: of each node.
-        replicas: shares that each card is sold as; 1 for whole cards.
-        memory_bytes: of each card.
+        nodes: number of nodes.
+        cards: number of cards of each node.
+        replicas: replicas of each card; 1 for whole cards.
+        memory_bytes: memory of each card.
     """
 
     nodes: int
@@ -45,17 +45,17 @@ class Shape:
 
     @property
     def devices(self) -> int:
-        """How many cards there are; card `i` is of node `i // cards`."""
+        """Number of cards; card `i` belongs to node `i // cards`."""
         return self.nodes * self.cards
 
 
 class VirtualCluster:
-    """Fleet and placer of a cluster, which see what the simulation lets happen.
+    """Fleet and placer of a cluster, which the simulation updates.
 
     Args:
-        shape: what the cluster is made of.
+        shape: composition of the cluster.
         policy: the settings of the decision.
-        evaluate: how nodes are evaluated where it is not the extender's own way.
+        evaluate: replacement of the extender's evaluation; None for the original.
     """
 
     def __init__(self, shape: Shape, policy: Policy, evaluate: Evaluate | None = None) -> None:
@@ -84,12 +84,12 @@ class VirtualCluster:
         measured_at: npt.NDArray[np.float64],
         tenants: Mapping[int, Sequence[str]],
     ) -> None:
-        """Let an answer of Prometheus arrive.
+        """Apply an answer of Prometheus to the fleet.
 
         Args:
             columns: values of every card.
-            measured_at: when each card's were measured.
-            tenants: names of the pods that are shown on each card; cards without any are free.
+            measured_at: time of each card's measurement.
+            tenants: names of each card's pods; a card without pods is free.
         """
         self.fleet.apply_readings(
             Readings(
@@ -108,12 +108,12 @@ class VirtualCluster:
         )
 
     def choose(self, nodes: Iterable[int], count: int = 1, kin: Kin = ()) -> int | None:
-        """Return the node that is ranked first of some, None where none of them would do.
+        """Return the best of the given nodes by filter and prioritize, None if none passes.
 
         Args:
-            nodes: numbers of the nodes on which kube-scheduler itself finds room.
-            count: GPUs or replicas that the pod asks for.
-            kin: keys that the pod has in common with pods like it.
+            nodes: numbers of the nodes on which kube-scheduler finds room.
+            count: requested GPUs or replicas.
+            kin: keys that the pod shares with similar pods.
         """
         policy = self.fleet.policy
         request = GpuRequest(resource=GPU, count=count, strategy=policy.strategy)
@@ -131,13 +131,13 @@ class VirtualCluster:
     def bind(
         self, name: str, node: int, *, count: int = 1, owner: str = "", likeness: Kin = ()
     ) -> None:
-        """Let the watch show that a pod runs on a node.
+        """Report a pod as bound to a node and running, as the watch would.
 
         Args:
-            name: the pod's; no other pod ever had it.
+            name: name of the pod, unique over time.
             node: number of the node.
             count: GPUs or replicas.
-            owner: kind and name of what controls it, "" for nothing.
+            owner: kind and name of the controller, "" for none.
             likeness: keys of its requests.
         """
         record = PodRecord(
@@ -158,11 +158,11 @@ class VirtualCluster:
         self.fleet.apply_pod(record)
 
     def end(self, name: str, *, is_failed: bool = False) -> None:
-        """Let the watch show that a pod has ended, and that it is gone.
+        """Report a pod as ended and deleted, as the watch would.
 
         Args:
-            name: the pod's.
-            is_failed: it has failed; that is early where it is soon after its start.
+            name: name of the pod.
+            is_failed: whether it failed; soon after its start this is an early failure.
         """
         record = self._pods.pop(name)
         ended = replace(record, phase=PodPhase.SUCCEEDED, ended_at=self.now)

@@ -1,24 +1,25 @@
-"""How soon a freed GPU is given to one of many waiting pods, and what that costs kube-scheduler.
+"""Measure how soon a freed GPU is assigned to a waiting pod, and the cost to kube-scheduler.
 
 `python -m bench.wakeup` needs no cluster: it starts a real etcd, kube-apiserver, kube-scheduler
 with the shipped configuration, kwok and Prometheus, and the extender as its own process. Each node
-has one GPU, which a process outside Kubernetes uses. So many pods with `idlegpu.io/require-idle`
-wait; then one such process after the other ends, which only metrics show. A second after each a pod
-without GPUs is created: it waits behind the pods that kube-scheduler tries again.
+has one GPU, which a process outside Kubernetes uses. Pods with `idlegpu.io/require-idle` wait; then
+these processes end one after the other, which only metrics show. A second after each end a pod
+without GPUs is created: it waits behind the pods that kube-scheduler retries.
 
-Measured are the time from the moment when the extender's API shows the GPU idle to the binding of a
-pod there, by a watch of the API server; how often kube-scheduler asked filter about a
-waiting pod, for each freed GPU, the time that helped included; and the time from the creation of
-the other pods to their binding. The ways: `object` is the default, one annotation that has
-kube-scheduler try all pods that we refused. `pod` changes the one pod that there is room for. With
-`gated` the pods have the scheduling gate `idlegpu.io/room`, too, which this way takes from them.
+Three values are measured. The first is the time from when the extender's API shows the GPU as idle
+to the binding of a pod there, by a watch of the API server. The second is the number of filter
+calls for waiting pods per freed GPU, including the successful one. The third is the time from
+creation to binding of the other pods. The ways to wake pods: `object`, the default, changes one
+annotation that makes kube-scheduler retry all pods that the extender refused. `pod` changes the one
+pod that has room. With `gated` the pods also have the scheduling gate `idlegpu.io/room`, which the
+extender removes.
 
-From Kubernetes 1.37 on kube-scheduler tries all pods that an extender refused whenever any pod is
-bound, changes or goes: each binding, and what becomes of the pod after it, is a wake for all that
-have no gate, whatever we do. Before 1.37 bindings are not. Pods that have been refused a few times
-are tried while nothing else is to be placed (`podMaxBackoffSeconds` of the shipped configuration);
-while they have not, others wait behind them: `others at first` is the longest that one of the
-first few pods without GPUs waited, which are created one by one before the first GPU is freed.
+From Kubernetes 1.37 on kube-scheduler retries all pods that an extender refused whenever any pod is
+bound, changed or deleted. So each binding, and each later change of the bound pod, wakes all pods
+without a gate. Before 1.37 bindings do not. Pods that were refused a few times are retried only
+when no other pod waits (`podMaxBackoffSeconds` of the shipped configuration); until then other pods
+wait behind them. `others at first` is the longest wait of the first few pods without GPUs, which
+are created one by one before the first GPU is freed.
 """
 
 import argparse
@@ -68,7 +69,8 @@ TOOLS: Final = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl", "kwok", "
 WAYS: Final = ("object", "pod", "gated")
 COUNTS: Final = (30, 1000)
 GATED_COUNTS: Final = (*COUNTS, 5000)
-"""Without a gate kube-scheduler tries thousands for minutes after each binding, from 1.37 on."""
+"""Without a gate kube-scheduler retries thousands of pods for minutes after each binding, from 1.37
+on."""
 WAITING: Final = "waiting"
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
 LOOK_SECONDS: Final = 0.05
@@ -76,7 +78,8 @@ QUIET_SECONDS: Final = 5.0
 DEADLINE_SECONDS: Final = 900.0
 OTHER_SECONDS: Final = 1.0
 EARLY: Final = 8
-"""So many bindings that wake all refused pods make their back-off the longest there is."""
+"""Number of bindings, each of which wakes all refused pods, until their back-off is at its maximum.
+"""
 GOAL_SECONDS: Final = 3.0
 GOAL_RETRIES: Final = 3.0
 PATCH_PODS: Final[list[Object]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
@@ -84,15 +87,16 @@ PATCH_PODS: Final[list[Object]] = [{"apiGroups": [""], "resources": ["pods"], "v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one way came to.
+    """Measurements of one way to wake pods.
 
     Attributes:
         way: one of `WAYS`.
-        waiting: pods that waited at first.
-        freed: from idle to bound, in seconds, of each freed GPU.
-        retries: questions about waiting pods, for each freed GPU.
-        early: from creation to binding, in seconds, of pods without GPUs before any was freed ...
-        others: ... and after each.
+        waiting: number of pods that wait at the start.
+        freed: time from idle to bound of each freed GPU, in seconds.
+        retries: filter calls for waiting pods per freed GPU.
+        early: time from creation to binding, in seconds, of pods without GPUs that were created
+            before the first GPU was freed.
+        others: the same for those created after each freed GPU.
     """
 
     way: str
@@ -104,14 +108,14 @@ class Measured:
 
 
 class Bindings:
-    """When a pod was first bound to a node, and when each pod was bound, by a watch."""
+    """Times of the first binding to each node and of each pod's binding, from a watch."""
 
     def __init__(self) -> None:
         self.of_node: dict[str, float] = {}
         self.of_pod: dict[str, float] = {}
 
     async def follow(self, session: aiohttp.ClientSession) -> None:
-        """Take the watch's events; where the API server ends it, from there on again."""
+        """Process the watch's events; resume the watch when the API server ends it."""
         parameters = {"watch": "true"}
         while True:
             async with session.get("/api/v1/namespaces/default/pods", params=parameters) as stream:
@@ -121,7 +125,7 @@ class Bindings:
                     parameters["resourceVersion"] = item["metadata"]["resourceVersion"]
 
     def take(self, item: Object, now: float) -> None:
-        """Take a pod as the watch shows it."""
+        """Record the binding of a pod from a watch event."""
         node, name = item["spec"].get("nodeName"), item["metadata"]["name"]
         if node:
             self.of_pod.setdefault(name, now)
@@ -131,7 +135,7 @@ class Bindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What runs during one measurement."""
+    """Processes and clients of one measurement."""
 
     client: ApiClient
     fleet: SimulatedFleet
@@ -139,12 +143,12 @@ class Cluster:
     bindings: Bindings
 
     async def is_idle(self, node: str) -> bool:
-        """Return whether the extender takes a node's GPU to be idle."""
+        """Return whether the extender reports a node's GPU as idle."""
         view = await self.extender.get(f"/v1/nodes/{node}")
         return bool(view["gpu_states"]["idle"])
 
     async def questions(self) -> float:
-        """Return how often filter was asked."""
+        """Return the number of filter calls."""
         async with self.extender.session() as session, session.get("/metrics") as response:
             text = await response.text()
         return sum(
@@ -155,7 +159,7 @@ class Cluster:
         )
 
     async def quiet(self) -> None:
-        """Wait until kube-scheduler has tried all that it wants to try."""
+        """Wait until kube-scheduler has retried all waiting pods."""
         last, since = -1.0, time.monotonic()
         while time.monotonic() - since < QUIET_SECONDS:
             asked = await self.questions()
@@ -170,7 +174,7 @@ def node_names(count: int) -> list[str]:
 
 
 def waiting_pod(number: int, *, is_gated: bool) -> Object:
-    """Describe a pod that waits for an idle GPU."""
+    """Build a pod that waits for an idle GPU."""
     gates = [{"name": GATE}] if is_gated else []
     wish = {"idlegpu.io/require-idle": "true"}
     return pod(f"{WAITING}-{number:05d}", annotations=wish, schedulingGates=gates)
@@ -178,7 +182,7 @@ def waiting_pod(number: int, *, is_gated: bool) -> Object:
 
 @asynccontextmanager
 async def open_cluster(folder: Path, way: str, nodes: int, release: str) -> AsyncIterator[Cluster]:
-    """Have everything run while the context is open."""
+    """Run all processes of a measurement while the context is open."""
     async with AsyncExitStack() as stack:
         plane = ControlPlane(folder, release=release)
         stack.callback(plane.stop)
@@ -226,7 +230,7 @@ async def open_cluster(folder: Path, way: str, nodes: int, release: str) -> Asyn
 
 @asynccontextmanager
 async def watch_bindings(plane: ControlPlane) -> AsyncIterator[Bindings]:
-    """Follow all pods while the context is open."""
+    """Watch all pods while the context is open."""
     bindings = Bindings()
     async with (
         aiohttp.ClientSession(
@@ -250,7 +254,7 @@ async def measure(
     """Measure one way.
 
     Raises:
-        TimeoutError: a freed GPU was not taken in time, or another pod not bound.
+        TimeoutError: no pod was bound to a freed GPU in time, or another pod was not bound.
     """
     async with open_cluster(folder, way, freed, release) as cluster:
         for name in node_names(freed):
@@ -281,14 +285,15 @@ async def measure(
 
 
 async def _free(cluster: Cluster, node: str, number: int) -> tuple[float, float]:
-    """Free a GPU, and create another pod soon after; return how long each took to be bound."""
+    """Free a GPU, and create another pod soon after; return the time until each is bound."""
     async with asyncio.TaskGroup() as group:
         other = group.create_task(_other(cluster, f"other-{number}"))
         cluster.fleet.set_foreign(node, 0, None)
         await _until(cluster, node, is_idle=True)
         idle_at = time.monotonic()
         bound_at = await _bound(cluster.bindings.of_node, node)
-    # Where kube-scheduler is trying all of them just then, it may be bound before that is seen.
+    # If kube-scheduler is retrying pods just then, a pod may be bound before the API shows the GPU
+    # idle.
     return max(bound_at - idle_at, 0.0), other.result()
 
 
@@ -315,7 +320,7 @@ async def _bound(times: dict[str, float], name: str) -> float:
 
 
 def row(measured: Measured) -> dict[str, object]:
-    """Return the row of one way."""
+    """Return the table's row of one way."""
     return {
         "way": measured.way,
         "waiting": measured.waiting,
@@ -330,12 +335,12 @@ def row(measured: Measured) -> dict[str, object]:
 
 
 def bounds(measured: Sequence[Measured], *, bindings_wake: bool = True) -> list[Bound]:
-    """Return what is due: of other pods always, of those that wait where each is woken by itself.
+    """Return the bounds: on other pods always, on waiting pods if each is woken by itself.
 
     Args:
-        measured: what each way came to.
-        bindings_wake: kube-scheduler tries all refused pods after each binding (1.37 and later):
-            then we say only how often those with a gate are tried.
+        measured: measurements of each way.
+        bindings_wake: whether kube-scheduler retries all refused pods after each binding (1.37 and
+            later). If so, retries are bounded only for gated pods.
     """
     found: list[Bound] = []
     for one in measured:
@@ -370,11 +375,11 @@ def bounds(measured: Sequence[Measured], *, bindings_wake: bool = True) -> list[
 
 
 def plan(ways: Sequence[str], counts: Sequence[int] | None) -> list[tuple[int, str]]:
-    """Return how many pods are to wait by which way, the smallest first.
+    """Return the measurements as pairs of number of waiting pods and way, the smallest first.
 
     Args:
         ways: some of `WAYS`.
-        counts: pods that wait, None for what is measured by default.
+        counts: numbers of waiting pods, None for the defaults.
     """
     chosen = [
         (count, WAYS.index(way))
@@ -385,7 +390,7 @@ def plan(ways: Sequence[str], counts: Sequence[int] | None) -> list[tuple[int, s
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.wakeup", description=__doc__)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument(

@@ -1,15 +1,14 @@
-"""How long filter and prioritize take, beside a trivial handler that is asked the same.
+"""Measure the latency of filter and prioritize, beside a trivial handler with the same requests.
 
-`python -m bench.webhooks` asks the extender and `bench.trivial` in turn, each question of the same
-bytes over a kept-alive connection of its own, as kube-scheduler asks: filter with the names of all
-nodes, in another order each time, a moment after the API server sent the pod; prioritize with
-the names that filter gave back; then the pod is bound, so that each request changes the state. All
-the while Prometheus has other values for every device each ten seconds.
+`python -m bench.webhooks` calls the extender and `bench.trivial` alternately with the same bytes,
+each over its own kept-alive connection, as kube-scheduler does: filter with the names of all nodes,
+in another order each time, a moment after the API server sent the pod; then prioritize with the
+names of filter's answer. Then the pod is bound, so that each request changes the state. Prometheus'
+values of every device change each ten seconds.
 
-Both leave as many nodes: without a shortlist prioritize has every one to score; with one, a
-hundred. The first questions of their kind (cold) are separated from those like earlier ones
-(warm). Timed is what kube-scheduler waits for: from the first byte sent to the last byte read. The
-client is the same for both.
+Both return the same number of nodes: without a shortlist prioritize scores every node, with one a
+hundred. The first requests of their kind (cold) are separated from repeated ones (warm). Latency is
+kube-scheduler's wait, from the first byte sent to the last byte read. Both have the same client.
 """
 
 import argparse
@@ -38,20 +37,20 @@ SIZES: Final = (100, 1000, 5000)
 SHORTLISTS: Final = (100, 0)
 VERBS: Final = ("filter", "prioritize")
 TRIES: Final = 1500
-"""At 5,000 nodes half a minute: Prometheus has other values three times meanwhile."""
+"""At 5,000 nodes this takes half a minute, in which Prometheus' values change three times."""
 COLD_TRIES: Final = 40
 FREED: Final = 0.8
-"""Of the pods placed so many are deleted again, so that there is room until the end."""
+"""Share of the placed pods that are deleted again, so that there is room until the end."""
 PAUSE_SECONDS: Final = 0.005
 HEAD_START_SECONDS: Final = (-0.0014, 1.4e-6)
-"""kube-scheduler receives a pod when the extender does, and looks at the nodes itself before it
-asks: for each node so long, less what the watch may be late; no head start where that is below 0.
-Nine of ten pods have more (`bench.head_start` measures it)."""
+"""kube-scheduler receives a pod at the same time as the extender, and filters the nodes itself
+before it calls: a time per node, less the possible delay of the watch; no head start if the sum is
+negative. Nine of ten pods have a longer one (`bench.head_start` measures it)."""
 BETWEEN_SECONDS: Final = 0.001
-"""kube-scheduler asks prioritize once it has read filter's answer and scored those nodes itself: at
-5,000 nodes it takes longer for that (`bench.scheduler` shows how long)."""
+"""kube-scheduler calls prioritize after it has parsed filter's answer and scored those nodes
+itself: at 5,000 nodes that takes longer (`bench.scheduler` shows how long)."""
 RATIO_LIMIT: Final = 2.0
-"""Of filter at the largest size, where the names are most of the work that both do."""
+"""Bound of filter at the largest size, where parsing names is most of the work of both."""
 MEDIAN_LIMIT_MS: Final = {"filter": 2.5, "prioritize": 1.0}
 RATIO_AIM: Final = 1.3
 P99_LIMIT_MS: Final = 10.0
@@ -60,11 +59,11 @@ P99_AIM_MS: Final = 5.0
 
 @dataclass(slots=True)
 class Times:
-    """What questions of one kind took, in milliseconds.
+    """Latencies of one kind of request, in milliseconds.
 
     Attributes:
-        ours: the extender.
-        trivial: the trivial handler, asked the same.
+        ours: latencies of the extender.
+        trivial: latencies of the trivial handler for the same requests.
     """
 
     ours: list[float] = field(default_factory=list)
@@ -72,16 +71,16 @@ class Times:
 
     @property
     def ratio(self) -> float:
-        """Median of ours by the median of the trivial handler's."""
+        """Median of the extender divided by the median of the trivial handler."""
         return median(self.ours) / median(self.trivial)
 
 
 Kinds = dict[str, dict[str, Times]]
-"""Times by state, "cold" and "warm", and verb."""
+"""Latencies by state, "cold" and "warm", and by verb."""
 
 
 class Asker:
-    """kube-scheduler, as far as extenders see it, in front of two of them.
+    """Stand-in for kube-scheduler that calls two extenders.
 
     Args:
         world: the cluster and the extender.
@@ -95,15 +94,15 @@ class Asker:
         for connection in (self._ours, self._trivial):
             world.connections.callback(connection.close)
         self._names = world.nodes()
-        self._random = random.Random(7)  # the same order each time
+        self._random = random.Random(7)  # same order in every run
         self._placed: list[str] = []
 
     def place(self, wish: Wish, times: Mapping[str, Times]) -> None:
-        """Place one pod, and note what each verb took.
+        """Place one pod, and record the latency of each verb.
 
         Args:
-            wish: what the pod asks for.
-            times: by verb.
+            wish: GPU request of the pod.
+            times: latencies by verb.
         """
         self._random.shuffle(self._names)
         names = names_json(self._names)
@@ -125,7 +124,7 @@ class Asker:
         time.sleep(PAUSE_SECONDS)
 
     def _ask(self, path: str, body: bytes, times: Times) -> bytes:
-        """Ask both, in either order; return the extender's answer."""
+        """Call both, in alternating order; return the extender's answer."""
         answer = b""
         for is_ours in self._random.sample((True, False), 2):
             if is_ours:
@@ -138,7 +137,7 @@ class Asker:
 
 
 def head_start_seconds(nodes: int) -> float:
-    """Return how long after it has created a pod `Asker` asks filter about it.
+    """Return the pause of `Asker` between creating a pod and calling filter for it.
 
     Example:
         >>> head_start_seconds(100), round(head_start_seconds(5000), 4)
@@ -153,7 +152,7 @@ def trivial_handler(shortlist: int = 0) -> Iterator[str]:
     """Run the trivial handler while the context is open; yield its base URL.
 
     Args:
-        shortlist: so many of the first nodes are named, 0 for all.
+        shortlist: number of nodes in filter's answer, 0 for all.
     """
     with tempfile.TemporaryDirectory(prefix="idlegpu-trivial-") as folder:
         server = trivial_process(Path(folder), shortlist)
@@ -168,9 +167,9 @@ def measure(nodes: int, shortlist: int, tries: int) -> Kinds:
     """Measure one size of cluster.
 
     Args:
-        nodes: how many nodes, eight GPUs each.
-        shortlist: the setting.
-        tries: warm questions of each verb.
+        nodes: number of nodes with eight GPUs each.
+        shortlist: the extender's `wire.shortlist`.
+        tries: number of warm requests of each verb.
     """
     spec = FleetSpec(nodes=nodes, gpu_pods=2 * nodes)
     kinds = {state: {verb: Times() for verb in VERBS} for state in ("cold", "warm")}
@@ -192,7 +191,7 @@ def measure(nodes: int, shortlist: int, tries: int) -> Kinds:
 
 
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """Return the exponent with which costs grow, by least squares of the logarithms.
+    """Return the exponent of the growth of costs with size, by least squares of the logarithms.
 
     Example:
         >>> round(exponent([10, 100, 1000], [1.0, 10.0, 100.0]), 3)
@@ -205,7 +204,7 @@ def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
 
 
 def main() -> int:
-    """Measure, print and write the result; return 1 where a bound was missed."""
+    """Run the benchmark, print and write the result; return 1 if a bound was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--shortlists", type=int, nargs="+", default=list(SHORTLISTS))
@@ -237,7 +236,7 @@ def main() -> int:
 
 
 def _bounds(shortlist: int, measured: Mapping[int, Kinds]) -> Iterator[Bound]:
-    """Yield what may be asked: medians everywhere, p99 and filter's ratio at the largest size."""
+    """Yield the bounds: medians at all sizes, p99 and filter's ratio at the largest size."""
     for nodes, kinds in measured.items():
         for state, verbs in kinds.items():
             for verb, times in verbs.items():

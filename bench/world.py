@@ -1,4 +1,4 @@
-"""The world of a benchmark: the simulated cluster and the extender, each its own real process.
+"""Processes of a benchmark: the simulated cluster and the extender.
 
     with open_world(FleetSpec(nodes=5000)) as world:
         world.wait_ready()
@@ -6,7 +6,7 @@
         world.control("refresh")            # the next round of Prometheus brings new values
         scheduler = Scheduler(world)        # bench.scheduler_client: asks as kube-scheduler does
 
-Everything runs on free ports of 127.0.0.1 and dies with the caller.
+All processes use free ports of 127.0.0.1 and end with the caller.
 """
 
 import asyncio
@@ -48,24 +48,24 @@ STEPS: Final = "steps.json"
 
 
 class BenchError(RuntimeError):
-    """A benchmark cannot go on; the message says what it waited for."""
+    """Error that ends a benchmark; the message names the condition that did not come true."""
 
 
 @dataclass(kw_only=True)
 class World:
-    """The backend and the extender.
+    """Simulated cluster and the extender.
 
     Attributes:
-        spec: how large the cluster is.
-        backend: the simulated cluster's process.
-        backend_url: its base URL.
+        spec: size and composition of the cluster.
+        backend: process of the simulated cluster.
+        backend_url: base URL of the simulated cluster.
         extender: the extender's process; `start_extender` starts it.
         url: base URL of the extender.
-        status_url: likewise, for health, metrics and API.
-        config: its settings file.
-        settings: what was written there.
-        started_at: when the extender was started, `time.perf_counter`.
-        connections: closed with the world.
+        status_url: base URL of its port for health, metrics and API.
+        config: settings file of the extender.
+        settings: content of the settings file.
+        started_at: start of the extender, by `time.perf_counter`.
+        connections: connections to close at the end.
     """
 
     spec: FleetSpec
@@ -83,7 +83,7 @@ class World:
     # --- the backend ----------------------------------------------------------------------------
 
     def control(self, name: str, **asked: object) -> dict[str, Any]:
-        """Ask the backend to do something; `bench.backend` says what there is."""
+        """Send a control request to the backend; `bench.backend` lists them."""
         return self._ask(self.backend_url, "POST", f"/control/{name}", orjson.dumps(asked))
 
     def state(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class World:
         self.extender.spawn()
 
     def settle(self, changes: Mapping[str, object]) -> None:
-        """Change settings while the extender runs; sections are replaced, not merged."""
+        """Change settings of the running extender; sections are replaced, not merged."""
         before = self.metrics().get(SETTLED, 0.0)
         changed = self.config.with_suffix(".new")
         changed.write_text(yaml.safe_dump({**self.settings, **changes}))
@@ -121,10 +121,10 @@ class World:
         )
 
     def wait_ready(self, limit_seconds: float = READY_SECONDS) -> float:
-        """Wait until the extender says that it is ready; return the seconds since its start.
+        """Wait until the extender is ready; return the seconds since its start.
 
         Raises:
-            BenchError: it ended, or was not ready in time.
+            BenchError: the extender ended, or was not ready in time.
         """
 
         def is_ready() -> bool:
@@ -139,24 +139,24 @@ class World:
         return time.perf_counter() - self.started_at
 
     def wait_readings(self, rounds: int = 1, limit_seconds: float = READY_SECONDS) -> None:
-        """Wait until so many further rounds of readings have been taken over.
+        """Wait until `rounds` further answers of Prometheus have been applied.
 
         Raises:
-            BenchError: they were not in time.
+            BenchError: they were not applied in time.
         """
         begun = self.rounds()
         wait_until(
             lambda: self.rounds() >= begun + rounds,
             f"{rounds} rounds of readings",
             limit_seconds,
-            poll_seconds=ROUND_POLL_SECONDS,  # each look has the extender compute all its metrics
+            poll_seconds=ROUND_POLL_SECONDS,  # each call makes the extender compute all its metrics
         )
 
     def wait_past(self, limit_seconds: float = PAST_SECONDS) -> None:
-        """Wait until the past was read: for a while only the extender and one worker are left.
+        """Wait until the past was read: only the extender and one worker run for a while.
 
         Raises:
-            BenchError: it was not in time.
+            BenchError: it was not read in time.
         """
         calm = Calm(PAST_QUIET_SECONDS)
         wait_until(
@@ -167,10 +167,9 @@ class World:
         )
 
     def rounds(self) -> int:
-        """Return how many answers of Prometheus have been seen taken over since the first call.
+        """Return the number of answers of Prometheus that were applied since the first call.
 
-        The extender reports how long ago the last one was; only calls a second apart or less miss
-        none.
+        It is derived from the age of the last answer; call it at least once a second to miss none.
         """
         age = self.metrics().get('idlegpu_source_age_seconds{source="prometheus"}')
         local = self._local
@@ -182,21 +181,21 @@ class World:
         return max(0, getattr(local, "rounds", -1))
 
     def has_readings(self) -> bool:
-        """Return whether an answer of Prometheus has been taken over."""
+        """Return whether an answer of Prometheus has been applied."""
         return 'idlegpu_source_age_seconds{source="prometheus"}' in self.metrics()
 
     def metrics(self) -> dict[str, float]:
-        """Return the extender's own metrics by name and labels, as it writes them."""
+        """Return the extender's metrics, by name with labels as in the exposition."""
         status, body = self.get_status("/metrics")
         lines = body.decode().splitlines() if status == HTTPStatus.OK else []
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
 
     def get_status(self, path: str) -> tuple[int, bytes]:
-        """Return status and body of an answer of the extender.
+        """Send a GET to the status port; return status and body.
 
         Raises:
-            OSError: it gave none.
+            OSError: the extender did not answer.
         """
         return _exchange(self._connection(self.status_url), "GET", path, b"")
 
@@ -206,7 +205,7 @@ class World:
 
     @property
     def extender_pid(self) -> int:
-        """The extender's main process."""
+        """PID of the extender's main process."""
         pids = [pid for pid in tree_of(os.getpid()) if self._is_extender(pid)]
         if not pids:
             raise BenchError(f"the extender does not run: {self.extender.describe()}")
@@ -258,7 +257,7 @@ def _exchange(
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            # One that was idle for long has been closed by the server: it is opened again.
+            # The server closes idle connections: open it again.
             if is_last:
                 raise OSError(f"{method} {path}: {error}") from error
     raise AssertionError("the last attempt returns or raises")
@@ -274,18 +273,19 @@ def open_world(
     is_started: bool = True,
     is_stepping: bool = False,
 ) -> Iterator[World]:
-    """Run a cluster, and the extender on it, while the context is open.
+    """Run a simulated cluster and the extender while the context is open.
 
     Args:
-        spec: how large the cluster is.
-        settings: of the extender, over its defaults: sections are replaced, not merged.
-        scrape_seconds: Prometheus scrapes each exporter so often.
-        refresh_seconds: devices have other values so often; 0: when `control("refresh")` says so.
-        is_started: start the extender at once.
-        is_stepping: run it under `bench.stepping`, for `steps`.
+        spec: size and composition of the cluster.
+        settings: changed settings of the extender; sections are replaced, not merged.
+        scrape_seconds: scrape interval of the simulated exporters.
+        refresh_seconds: interval of changes of the devices' values; 0 for changes only at
+            `control("refresh")`.
+        is_started: whether to start the extender at once.
+        is_stepping: whether to run it under `bench.stepping`, for `steps`.
 
     Raises:
-        ProcessError: the backend did not come up.
+        ProcessError: the backend did not start.
     """
     with tempfile.TemporaryDirectory(prefix="idlegpu-bench-") as name:
         folder = Path(name)
@@ -297,7 +297,7 @@ def open_world(
         prometheus = {"url": f"{backend_url}/prometheus", **_section(settings, "prometheus")}
         status = (settings or {}).get("status_listen") or f"127.0.0.1:{port}"
         settled = {
-            "drain_seconds": 0,  # no Service waits here
+            "drain_seconds": 0,  # without a Service, the extender need not wait before it stops
             **(settings or {}),
             "listen": f"127.0.0.1:{port}",
             "kubeconfig": str(kubeconfig),
@@ -365,10 +365,10 @@ def wait_until(
     *,
     poll_seconds: float = POLL_SECONDS,
 ) -> None:
-    """Wait until a condition holds.
+    """Poll until a condition holds.
 
     Raises:
-        BenchError: it did not in time.
+        BenchError: the condition did not hold in time.
     """
     deadline = time.perf_counter() + limit_seconds
     while not condition():
