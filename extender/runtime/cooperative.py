@@ -1,9 +1,10 @@
 """Run long work in steps on the event loop, and let other tasks run between the steps."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from typing import TypeVar
 
-from extender.core.steps import Result, Steps
+_Result = TypeVar("_Result")
 
 YieldControl = Callable[[], Awaitable[None]]
 """Yields the event loop to other tasks, and may wait for urgent ones."""
@@ -14,12 +15,14 @@ async def yield_to_loop() -> None:
     await asyncio.sleep(0)
 
 
-async def run_in_steps(steps: Steps[Result], yield_control: YieldControl = yield_to_loop) -> Result:
+async def run_in_steps(
+    steps: Generator[None, None, _Result], yield_control: YieldControl = yield_to_loop
+) -> _Result:
     """Run work step by step, yield before each step, and return the result."""
     while True:
         await yield_control()
         try:
             next(steps)
         except StopIteration as end:
-            result: Result = end.value
+            result: _Result = end.value
             return result
