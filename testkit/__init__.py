@@ -1,1 +1,1 @@
-"""Fakes and worlds that tests, benchmarks and the simulation share."""
+"""Fakes, builders and simulated clusters that tests, benchmarks and the demo share."""

@@ -1,6 +1,6 @@
-"""The API server of tests, benchmarks and the demo: lists in pages, and watches with bookmarks.
+"""API server for tests, benchmarks and the demo: lists in pages, and watches with bookmarks.
 
-Each user adds the writes that it needs. The end-to-end tests use a real API server.
+Subclasses and users add the writes that they need. The end-to-end tests use a real API server.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 Object = dict[str, Any]
 
@@ -22,12 +22,12 @@ CHUNK_BYTES: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of one object.
+    """Change of one object.
 
     Attributes:
         version: resource version after the change.
         kind: plural name of the object's kind.
-        lines: returns the events that a watch with some query parameters gets.
+        lines: returns the watch events for given query parameters.
     """
 
     version: int
@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """An open watch; None in its queue ends it."""
+    """Open watch; None in its queue ends it."""
 
     kind: str
     query: Mapping[str, str]
@@ -45,12 +45,12 @@ class Watch:
 
 
 class ApiServer:
-    """Serves lists and watches; a subclass has the objects.
+    """Server of lists and watches; a subclass holds the objects.
 
     Attributes:
-        kinds: name of each kind's type, by plural name.
+        kinds: kind by plural name.
         version: the latest resource version.
-        oldest: a watch from an older version is refused with 410.
+        oldest: oldest resource version for a watch; older ones are refused with 410.
         watchers: the open watches.
     """
 
@@ -89,7 +89,7 @@ class ApiServer:
         return self.version
 
     def publish(self, changes: Sequence[Change], *, is_watched: bool = True) -> None:
-        """Log changes of one kind, and send them to the watches of that kind."""
+        """Log changes of one kind, and send them to its watches."""
         if len(self._log) + len(changes) > (self._log.maxlen or 0) and self._log:
             at = min(len(changes), len(self._log)) - 1
             self.oldest = max(self.oldest, self._log[at].version)
@@ -100,10 +100,10 @@ class ApiServer:
                 if lines:
                     watch.lines.put_nowait(lines)
 
-    # --- what a test makes happen ---------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Forget all past changes and lists, as etcd's compaction does."""
+        """Discard all past changes and lists, as etcd's compaction does."""
         self.oldest = self.version
         self._log.clear()
         self._lists.clear()
@@ -116,13 +116,13 @@ class ApiServer:
     # --- HTTP -----------------------------------------------------------------------------------
 
     async def list_or_watch(self, request: web.Request, kind: str) -> web.StreamResponse:
-        """Answer a GET of all objects of a kind."""
+        """Answer a GET of all objects of a kind, as a list or a watch."""
         if request.query.get("watch", "").lower() in {"1", "true"}:
             return await self.watch(request, kind)
         return self.page(request, kind)
 
     def page(self, request: web.Request, kind: str) -> web.Response:
-        """Answer one page of a list; all pages of one list have the state of one moment."""
+        """Answer one page of a list; all pages of a list show the same state."""
         token = request.query.get("continue", "")
         name, _, position = token.partition(":")
         if not token:
@@ -148,7 +148,9 @@ class ApiServer:
         return json_response(b"".join((head, body, b"]}\n")))
 
     async def watch(self, request: web.Request, kind: str) -> web.StreamResponse:
-        """Stream changes as JSON lines until `timeoutSeconds` are over or the client leaves."""
+        """Stream changes as JSON lines until `timeoutSeconds` have passed or the client
+        disconnects.
+        """
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         since = int(request.query.get("resourceVersion") or 0)
@@ -192,7 +194,7 @@ class ApiServer:
 
 
 class ObjectServer(ApiServer):
-    """An API server that stores its objects.
+    """API server that stores objects.
 
     Attributes:
         items: objects by kind and (namespace, name); never modified in place.
@@ -203,7 +205,7 @@ class ObjectServer(ApiServer):
         self.items: dict[str, dict[tuple[str, str], Object]] = {kind: {} for kind in kinds}
 
     def is_selected(self, query: Mapping[str, str], item: Object) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether the selectors of a query choose an object."""
+        """Return whether the selectors of a query match an object."""
         return True
 
     @override
@@ -211,7 +213,7 @@ class ObjectServer(ApiServer):
         return [item for item in self.items[kind].values() if self.is_selected(query, item)]
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return an object, or None if it does not exist; do not modify it."""
+        """Return an object, or None if it does not exist; do not modify the object."""
         return self.items[kind].get((namespace, name))
 
     def put(self, kind: str, item: Object, *, is_watched: bool = True) -> Object:
@@ -240,7 +242,7 @@ class ObjectServer(ApiServer):
     def _record(
         self, kind: str, after: Object | None, before: Object | None, *, is_watched: bool
     ) -> None:
-        """Publish a change; a watch sees an object leave that its selector no longer chooses."""
+        """Publish a change; a watch gets DELETED if its selector no longer matches."""
         version = self.version
 
         def lines(query: Mapping[str, str]) -> Sequence[bytes]:
@@ -267,7 +269,7 @@ def event_line(event: str, item: bytes) -> bytes:
 
 
 def status_object(code: int, reason: str, message: str) -> Object:
-    """Return the Status object of a refusal."""
+    """Return the Status object of a refused request."""
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -280,17 +282,17 @@ def status_object(code: int, reason: str, message: str) -> Object:
 
 
 def refused(code: int, reason: str, message: str) -> web.Response:
-    """Answer with a Status object."""
+    """Return a response that refuses a request with a Status object."""
     return json_response(orjson.dumps(status_object(code, reason, message)), code)
 
 
 def json_response(body: bytes, code: int = 200) -> web.Response:
-    """Answer with JSON."""
+    """Return a response with JSON."""
     return web.Response(body=body, status=code, content_type="application/json")
 
 
 async def _write(response: web.StreamResponse, lines: Sequence[bytes]) -> None:
-    """Write lines in parts of a few hundred kilobytes, and yield the loop after each."""
+    """Write lines in parts of a few hundred kilobytes, and yield to the event loop after each."""
     part: list[bytes] = []
     size = 0
     for line in lines:

@@ -40,7 +40,7 @@ class Running:
 
 @asynccontextmanager
 async def running(**changes: Any) -> AsyncIterator[Running]:
-    """Run an extender over the demo's fleet, and wait until it is ready and not degraded."""
+    """Run an extender over the demo's fleet; yield it once it is ready and not degraded."""
     async with run_cluster(demo_fleet(), interval_seconds=0.5) as cluster:
         values: dict[str, Any] = {
             "listen": "127.0.0.1:0",

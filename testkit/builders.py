@@ -1,4 +1,4 @@
-"""Values for tests of the decision: every default is a healthy, idle GPU."""
+"""Builders for tests of the decision: every default is a healthy, idle GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One device and what pods hold of it, as `Telemetry` and `PoolRow` have it."""
+    """Device and its pods, as `Telemetry` and `PoolRow` describe them."""
 
     utilization: float = 0.0
     latest: float | None = None
@@ -51,7 +51,7 @@ class Gpu:
     is_foreign: bool = False
     is_in_use: bool = False
     was_foreign: bool = False
-    """Foreign use was seen on it before its pods came."""
+    """Whether it had foreign use before its pods came."""
     used: int = 0
     assumed: int = 0
     assumed_shares: int = 0
@@ -62,7 +62,7 @@ class Gpu:
     guessed_bytes: float = 0.0
 
     def columns(self) -> dict[str, float | bool]:
-        """Return what `Telemetry` says of it."""
+        """Return the device's columns of `Telemetry`."""
         room = self.memory_total_bytes * (1 - self.memory_used)
         latest = self.utilization if self.latest is None else self.latest
         return {
@@ -90,7 +90,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node's devices behind one resource; counts follow from the devices unless given."""
+    """Devices of one node behind one resource; counts follow from the devices by default."""
 
     gpus: tuple[Gpu, ...]
     replicas: int = 1
@@ -115,10 +115,10 @@ class Node:
     free_bytes: int = NO_LIMIT
     free_storage_bytes: int = NO_LIMIT
     leaving: tuple[int, ...] = ()
-    """Devices of which every pod is being deleted; all that is in use of them is theirs."""
+    """Devices whose pods are all being deleted; these pods account for all use of the devices."""
 
     def row(self, first_slot: int) -> PoolRow:
-        """Return its row in a pool, its devices numbered from `first_slot`."""
+        """Return the node's row in a pool, with devices numbered from `first_slot`."""
         used = sum(device.used for device in self.gpus) + self.taken
         full = len(self.gpus) * self.replicas
         return PoolRow(
@@ -153,7 +153,7 @@ class Node:
         )
 
     def _leaving(self, first_slot: int) -> Leaving:
-        """Return what it is once the pods are gone that leave it."""
+        """Return the node's state after its terminating pods are gone."""
         freed = tuple(at in self.leaving for at in range(len(self.gpus)))
         gone: dict[str, Any] = {"used": 0, "assumed": 0, "assumed_shares": 0}
         gone |= {"declared_bytes": 0.0, "guessed_bytes": 0.0}
@@ -176,56 +176,56 @@ class Node:
 
 
 def gpu(**changes: Any) -> Gpu:
-    """Return a healthy, idle H100 that no pod holds, with changes."""
+    """Build a healthy, idle H100 that no pod holds, with changes."""
     return replace(Gpu(), **changes)
 
 
 def busy(**changes: Any) -> Gpu:
-    """Return a GPU that is known to be busy."""
+    """Build a GPU that is known to be busy."""
     return gpu(**{"utilization": 0.9, "memory_used": 0.7, **changes})
 
 
 def unknown(**changes: Any) -> Gpu:
-    """Return a GPU without telemetry."""
+    """Build a GPU without telemetry."""
     return gpu(**{"freshness": 0.0, "memory_freshness": 0.0, "memory_free_bytes": 0.0, **changes})
 
 
 def freed(**changes: Any) -> Gpu:
-    """Return a GPU whose last pod has just left, and that was idle before that pod came."""
+    """Build a GPU whose last pod has just ended, and that was idle before that pod."""
     return unknown(**{"presumed": 1.0, **changes})
 
 
 def node(*gpus: Gpu, **changes: Any) -> Node:
-    """Return a node with these GPUs, or one idle GPU."""
+    """Build a node with these GPUs, or with one idle GPU."""
     return replace(Node(gpus=gpus or (gpu(),)), **changes)
 
 
 def shared(*gpus: Gpu, replicas: int = 10, **changes: Any) -> Node:
-    """Return a time-sliced node with these GPUs, or one idle GPU."""
+    """Build a time-sliced node with these GPUs, or with one idle GPU."""
     return node(*(gpus or (gpu(),)), **{"replicas": replicas, "is_shared": True, **changes})
 
 
 def request(count: int = 1, **changes: Any) -> GpuRequest:
-    """Return what a stock pod asks for."""
+    """Build the GPU request of a pod without annotations."""
     return replace(GpuRequest(resource=GPU, count=count), **changes)
 
 
 def ask(
     count: int = 1, memory_bytes: float = 0.0, thresholds: Thresholds | None = None
 ) -> DeviceRequest:
-    """Return what a stock pod asks of one resource."""
+    """Build the device request of a pod without annotations."""
     return DeviceRequest(
         count=count, memory_bytes=memory_bytes, thresholds=thresholds or Thresholds()
     )
 
 
 def pod_ref(name: str = "pod") -> PodRef:
-    """Return a pod of namespace `ns`."""
+    """Return a reference to a pod in namespace `ns`."""
     return PodRef(uid=f"uid-{name}", namespace="ns", name=name)
 
 
 def telemetry_of(nodes: Mapping[str, Node]) -> Telemetry:
-    """Return the telemetry of all devices, in the order of the nodes."""
+    """Build the telemetry of all devices, in the order of the nodes."""
     columns = [device.columns() for described in nodes.values() for device in described.gpus]
     blank = Telemetry.missing(len(columns))
     return replace(
@@ -244,7 +244,7 @@ def snapshot_of(
     models: tuple[str, ...] = ("",),
     seen: SeenRequests = NONE_SEEN,
 ) -> Snapshot:
-    """Return a snapshot of these nodes, all in the pool of one resource."""
+    """Build a snapshot of these nodes, all in the pool of one resource."""
     telemetry = telemetry_of(nodes)
     rows, slot = {}, 0
     for name, described in nodes.items():
@@ -263,7 +263,7 @@ def snapshot_of(
 
 
 def batch_of(*nodes: Node) -> Batch:
-    """Return nodes side by side."""
+    """Build a batch of nodes."""
     named = {str(index): described for index, described in enumerate(nodes)}
     rows, slot = [], 0
     for described in nodes:
@@ -276,7 +276,7 @@ def batch_of(*nodes: Node) -> Batch:
 def assessment_of(
     *nodes: Node, asked: DeviceRequest | None = None, policy: Policy | None = None
 ) -> Assessment:
-    """Return what the devices of nodes are worth to a pod."""
+    """Return the assessment of the nodes' devices for a pod."""
     return assess(batch_of(*nodes), (asked or ask()).columns, estimates(policy or Policy()))
 
 
@@ -290,7 +290,7 @@ def decide_on(
     models: tuple[str, ...] = ("",),
     seen: SeenRequests = NONE_SEEN,
 ) -> Decision:
-    """Decide for a pod among these nodes, from scratch."""
+    """Decide for a pod among these nodes without cached evaluations."""
     return decide(
         snapshot_of(nodes, models=models, seen=seen),
         asked or request(),
@@ -301,12 +301,12 @@ def decide_on(
 
 
 def ranking(decision: Decision) -> list[str]:
-    """Return the nodes that pass, best first."""
+    """Return the feasible nodes, best first."""
     return [decision.candidates[index] for index in decision.order]
 
 
 def rejected(decision: Decision) -> dict[str, int]:
-    """Return the code against each node that does not pass."""
+    """Return the rejection code of each infeasible node."""
     return {
         name: int(code)
         for name, code in zip(decision.candidates, decision.codes, strict=True)

@@ -1,4 +1,4 @@
-"""Cards as telemetry shows them, for tests that state every card of a node at once."""
+"""Telemetry of cards, for tests that set every card of a node at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ HOUR: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """The values of one card; None is missing. `signs` are further signals."""
+    """Values of one card; None is missing. `signs` are further signals."""
 
     busy: float | None = 0.0
     used_gib: float | None = 0.0
@@ -29,7 +29,7 @@ BUSY: Final = Gpu(busy=0.9, used_gib=60.0)
 
 
 def card(*tenants: str, busy: float = 0.0, used_gib: float = 0.0) -> Gpu:
-    """Return a card that pods hold."""
+    """Build a card that these pods hold."""
     return Gpu(busy=busy, used_gib=used_gib, tenants=tenants)
 
 

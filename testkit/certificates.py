@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS: valid ones from `extender.server.certificates`, and others."""
+"""Certificates for TLS tests: valid ones from `extender.server.certificates`, and invalid ones."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -13,20 +13,22 @@ WANTED = Wanted(names=("localhost", "idlegpu-extender.idlegpu.svc"), addresses=(
 
 
 def issue(folder: Path, *, days_ago: float = 0.0, files: Files | None = None) -> Files:
-    """Write both sides' certificates of a CA into a folder, as if made some days ago."""
+    """Write the certificates of a CA, extender and kube-scheduler into a folder, issued some days
+    ago.
+    """
     made = changed(files or {}, WANTED, "", datetime.now(UTC) - timedelta(days=days_ago))
     write_folder(folder, made)
     return made
 
 
 def reissue(folder: Path, files: Files) -> Files:
-    """Replace both sides' certificates by others of the same CA."""
+    """Replace the certificates of extender and kube-scheduler by others of the same CA."""
     authority = {name: text for name, text in files.items() if name.startswith("ca.")}
     return issue(folder, files=authority)
 
 
 def settings_for(folder: Path) -> Tls:
-    """Return the settings of an extender whose certificates are in a folder."""
+    """Return the TLS settings of an extender whose certificates are in a folder."""
     own = folder / "extender"
     return Tls(cert_file=own / "tls.crt", key_file=own / "tls.key", client_ca_file=own / "ca.crt")
 
@@ -34,12 +36,12 @@ def settings_for(folder: Path) -> Tls:
 def client_context(
     folder: Path, *, shows: Path | None, side: str = "kube-scheduler"
 ) -> ssl.SSLContext:
-    """Return a client's context that trusts one folder's CA and shows another's certificate.
+    """Return a client's TLS context that trusts one folder's CA and presents another's certificate.
 
     Args:
-        folder: whose CA the server must be of.
-        shows: whose certificate is shown, None for none.
-        side: which of its certificates.
+        folder: folder of the trusted CA.
+        shows: folder of the client certificate, None for none.
+        side: name of the client certificate in that folder.
     """
     context = ssl.create_default_context(cafile=folder / side / "ca.crt")
     if shows is not None:

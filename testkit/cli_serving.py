@@ -1,4 +1,4 @@
-"""A real extender's API in a thread of its own: clients and command lines wait for its answers."""
+"""Real API of an extender in a thread, for blocking clients and command lines."""
 
 import asyncio
 import json
@@ -46,17 +46,17 @@ def serving(app: web.Application) -> Iterator[str]:
 
 
 async def ask(world: World, verb: str, *nodes: str, **wishes: Any) -> None:
-    """Have kube-scheduler's question answered."""
+    """Call a webhook for a pod."""
     question = json.dumps(names_question(*nodes, asker=pod(**wishes))).encode()
     webhooks = world.webhooks()
     await (webhooks.filter if verb == "filter" else webhooks.prioritize)(question)
-    for record in world.history:  # what else is done once the answer is on its way
+    for record in world.history:  # computed after the answer was sent
         world.placer.detail(record)
         break
 
 
 def build_fleet() -> World:
-    """Return a small cluster with something of everything."""
+    """Build a small cluster with every kind of node and pod."""
     world = World()
     notebook = [card("team/notebook", used_gib=2.0), card("team/notebook")]
     train = [card("team/train", busy=0.95, used_gib=70.0)] * 2
@@ -87,7 +87,7 @@ Run = Callable[..., Result]
 
 
 def runner(url: str) -> Run:
-    """Return what runs the command line against an extender."""
+    """Return a function that runs the command line against an extender."""
 
     def run(*arguments: str, standard_input: str = "", **environment: str) -> Result:
         variables = {**NO_ENVIRONMENT, "IDLEGPU_URL": url, **environment}

@@ -1,4 +1,4 @@
-"""Queries Prometheus through a collector, and tracks its rows as the extender does."""
+"""Collector of a Prometheus, with its rows applied as the extender applies them."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ PLAIN: Final = {"job": "gpus", "instance": "somewhere:9400"}
 
 
 def vector_of(values: Mapping[str, float]) -> Rows:
-    """Return the rows of a vector with a value for each of some GPUs, by UUID."""
+    """Return the rows of a vector from values by GPU UUID."""
     result = [
         {"metric": {"UUID": uuid}, "value": [1.5, f"{value:g}"]} for uuid, value in values.items()
     ]
@@ -40,7 +40,7 @@ def vector_of(values: Mapping[str, float]) -> Rows:
 
 
 class CollectorState:
-    """A collector, with the rows and tenants of its rounds so far."""
+    """Collector with the rows and tenants of its rounds so far."""
 
     def __init__(self, url: str, **values: object) -> None:
         settings = {"url": url, "timeout_seconds": 2, "exporter_interval_seconds": 30}

@@ -1,4 +1,4 @@
-"""Decisions as a running extender makes them, logged and read again."""
+"""Decisions of a running extender, written to a decision log and read again."""
 
 from collections.abc import Iterable, Sequence
 from io import BytesIO
@@ -27,7 +27,7 @@ def weighed(
     candidates: Sequence[str] | None = None,
     name: str = "pod",
 ) -> Weighed:
-    """Return what is decided for a pod, and from what."""
+    """Decide for a pod; return the decision with its inputs."""
     overlays = {GPU: overlay} if overlay else {}
     asked = tuple(snapshot.nodes) if candidates is None else candidates
     return Weighed(
@@ -78,7 +78,7 @@ def decisions_in(log: bytes) -> list[LoggedDecision]:
 
 
 class LoggedWorld:
-    """A small cluster, all of whose decisions are logged, in the lines of one file."""
+    """Small cluster whose decisions are all logged in one file."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -90,11 +90,11 @@ class LoggedWorld:
         self.lines += self.writer.decision(record, made)
 
     def bind(self, name: str, node: str, **how: Any) -> None:
-        """Bind a pod, and have it logged."""
+        """Bind a pod, and log the binding."""
         record = self.world.bind(name, node, **how)
         self.lines += self.writer.bound(record.uid, node, self.world.clock.now)
 
     @property
     def log(self) -> bytes:
-        """The log so far."""
+        """Content of the log so far."""
         return b"".join(self.lines)

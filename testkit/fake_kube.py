@@ -1,4 +1,4 @@
-"""An API server for unit tests: `testkit.apiserver` that fails on demand and records requests."""
+"""API server for unit tests: `testkit.apiserver` with faults on demand and a record of requests."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 from aiohttp import web
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from testkit.apiserver import Object, ObjectServer, event_line
 from testkit.controlplane.waiting import DEADLINE_SECONDS
@@ -31,12 +31,12 @@ def line(event: str, raw: Object) -> bytes:
 
 
 def status_object(code: int, message: str) -> Object:
-    """Return the Status object of a refusal."""
+    """Return the Status object of a refused request."""
     return {"kind": "Status", "status": "Failure", "code": code, "message": message}
 
 
 def refusal(code: int, message: str, **headers: str) -> Fault:
-    """Return a fault: a refusal as the API server words it."""
+    """Return a fault that refuses a request as the API server does."""
 
     async def fault(_: web.Request) -> web.StreamResponse:
         return web.json_response(status_object(code, message), status=code, headers=headers)
@@ -45,7 +45,7 @@ def refusal(code: int, message: str, **headers: str) -> Fault:
 
 
 def answer(body: bytes, content_type: str = "application/json") -> Fault:
-    """Return a fault: status 200 with any body."""
+    """Return a fault that answers status 200 with any body."""
 
     async def fault(_: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type=content_type)
@@ -54,13 +54,13 @@ def answer(body: bytes, content_type: str = "application/json") -> Fault:
 
 
 class FakeKube(ObjectServer):
-    """Stores nodes and pods, and claims and slices where `dra_refusal` is None.
+    """Store of nodes and pods, and of claims and slices if `dra_refusal` is None.
 
     Attributes:
         dra_refusal: the answer to requests for claims and slices.
-        bearer: the token that every request must have, "" for none.
-        faults: answers that are given instead of the next ones, by kind of request.
-        lists, watches, writes: the requests that came.
+        bearer: token that every request must have, "" for none.
+        faults: answers that replace the next ones, by kind of request. lists, watches, writes:
+            received requests.
         before_page: called before each page of a list.
     """
 
@@ -91,7 +91,7 @@ class FakeKube(ObjectServer):
         return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Serve; on the same port as before, if it was stopped."""
+        """Serve; after a stop on the same port as before."""
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get("/api/v1/{resource:nodes|pods}", self._get)
         app.router.add_get(
@@ -107,7 +107,7 @@ class FakeKube(ObjectServer):
         self._port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Stop serving, and drop every connection; what is held stays."""
+        """Stop serving, and drop every connection; the objects stay."""
         self.end_watches()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -132,19 +132,19 @@ class FakeKube(ObjectServer):
         assert self.remove(kind, namespace, name, is_watched=is_watched) is not None
 
     def bookmark(self) -> None:
-        """Send every watch a bookmark of the present version."""
+        """Send every watch a bookmark of the current version."""
         self.next_version()
         for watch in self.watchers:
             watch.lines.put_nowait([self.bookmark_line(watch.kind)])
 
     def say(self, kind: str, data: bytes) -> None:
-        """Send the watches of a kind any bytes."""
+        """Send any bytes to the watches of a kind."""
         for watch in self.watchers:
             if watch.kind == kind:
                 watch.lines.put_nowait([data])
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """List or watch, as without faults."""
+        """Answer a list or a watch without faults."""
         resource = request.match_info["resource"]
         if "watch" not in request.query:
             self.before_page(resource)
@@ -191,8 +191,8 @@ async def eventually(
     """Wait until a condition holds.
 
     Raises:
-        TimeoutError: it did not in time.
+        TimeoutError: the condition did not hold in time.
     """
     async with asyncio.timeout(deadline_seconds):
-        while not condition():  # any condition, of parts that set no event
+        while not condition():  # polling, because the parts set no event
             await asyncio.sleep(0.005)

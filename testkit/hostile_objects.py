@@ -109,7 +109,7 @@ WAITING_OBJECT: Final[Object] = {
     "spec": {**POD_OBJECT["spec"], "nodeName": ""},
     "status": {**POD_OBJECT["status"], "phase": "Pending"},
 }
-"""A waiting pod: only for these the node selection is read."""
+"""Waiting pod: only these have their node selection read."""
 
 
 NODE_OBJECT: Final[Object] = {

@@ -1,4 +1,4 @@
-"""Questions of people and programs over HTTP."""
+"""Helpers for HTTP requests to the API."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from testkit.webhook_questions import Client, names_question, pod
 
 
 def strict(text: str) -> Any:
-    """Read JSON as its standard has it: NaN and Infinity are none."""
+    """Parse JSON strictly: NaN and Infinity are errors."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -33,7 +33,7 @@ async def decide(client: Client, *nodes: str, **wishes: Any) -> None:
 
 @asynccontextmanager
 async def meanwhile(act: Callable[[], object]) -> AsyncIterator[None]:
-    """Have something done in each turn of the event loop while the context is open."""
+    """Call a function in each iteration of the event loop while the context is open."""
 
     async def act_on() -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Environment of the few tests that reach a package registry."""
+"""Environment variables for tests, and for the few that reach a package registry."""
 
 import os
 from typing import Final
@@ -8,11 +8,11 @@ _KEPT: Final = "BEFORE_TESTS_"
 
 
 def trust_no_authority() -> None:
-    """Have this process and its children load no certificate authorities of the Internet.
+    """Stop this process and its children from loading certificate authorities of the Internet.
 
-    Loading all 140 takes each of a thousand processes 40 ms, and each API client as long again.
-    The old values stay in the environment, because pytest-xdist's workers inherit the environment
-    of its controller.
+    Loading all 140 takes 40 ms in each of a thousand processes, and again in each API client. The
+    old values stay in the environment, because pytest-xdist's workers inherit the environment of
+    its controller.
     """
     for name in _VARIABLES:
         os.environ.setdefault(_KEPT + name, os.environ.get(name, ""))

@@ -1,4 +1,4 @@
-"""Judges pods of an inventory that is fed by hand, on a clock that tests set."""
+"""Classification of pods that were bound without a call, on an inventory and clock of the test."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +17,7 @@ DEFAULT = "default-scheduler"
 
 @dataclass
 class Ears:
-    """Says from when until when every message of other replicas was received."""
+    """Period in which every message of other replicas was received."""
 
     since: float = float("-inf")
     until: float = float("inf")
@@ -25,7 +25,7 @@ class Ears:
 
 @dataclass
 class Part:
-    """Judges pods of a world whose inventory is fed by hand."""
+    """Bypassed pods and binding attribution of a world whose inventory the test feeds."""
 
     settings: BypassSettings = field(default_factory=BypassSettings)
     ears: Ears | None = None
@@ -71,7 +71,7 @@ class Part:
         self.world.now += 0.1
 
     def judge(self) -> None:
-        """Let the time pass after which pods are judged."""
+        """Advance the clock until pods are classified."""
         self.world.now += GRACE_SECONDS
         self.bypassed_pods.sweep()
 

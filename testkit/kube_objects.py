@@ -1,4 +1,4 @@
-"""Nodes and pods as the API server has them, as small as a test needs."""
+"""Nodes and pods as JSON of the API server, as small as a test needs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ GPU = "nvidia.com/gpu"
 
 
 def node(name: str, gpus: int = 8, **labels: str) -> Object:
-    """Return a ready node."""
+    """Build a ready node."""
     counts = {GPU: str(gpus), "cpu": "64"}
     return {
         "metadata": {"name": name, "labels": dict(labels)},
@@ -23,7 +23,7 @@ def node(name: str, gpus: int = 8, **labels: str) -> Object:
 
 
 def pod(name: str, gpus: int = 1, *, uid: str = "", node: str = "", **status: object) -> Object:
-    """Return a pod that asks for GPUs; its UID is its name by default."""
+    """Build a pod that requests GPUs; its UID is its name by default."""
     return {
         "metadata": {
             "name": name,
@@ -41,7 +41,7 @@ def pod(name: str, gpus: int = 1, *, uid: str = "", node: str = "", **status: ob
 
 
 def asking(name: str, **resources: str) -> Object:
-    """Return a pod that waits for resources, by the domain of each."""
+    """Build a waiting pod from resource counts by domain."""
     raw = pod(name, gpus=0)
     limits = {f"{domain}.com/gpu": count for domain, count in resources.items()}
     raw["spec"]["containers"][0]["resources"]["limits"] = limits

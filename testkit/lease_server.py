@@ -1,4 +1,4 @@
-"""An API server that has one Lease, for tests of who holds it."""
+"""API server with one Lease, for tests of leader election."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,18 +12,18 @@ Object = dict[str, Any]
 
 
 class LeaseServer:
-    """An API server that knows one Lease, and conflicts; as many clients as wanted."""
+    """API server with one Lease that detects conflicts, for any number of clients."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.lease: Object | None = None
         self.version = 0
-        self.refused: dict[str, int] = {}  # status by method
+        self.refused: dict[str, int] = {}  # status code by HTTP method
         self.asked: list[str] = []
         self.url = ""
 
     def edit(self, **spec: object) -> None:
-        """Change the Lease as some other replica would."""
+        """Change the Lease as another replica would."""
         self.version += 1
         before = self.lease["spec"] if self.lease else {}
         self.lease = {
@@ -68,7 +68,7 @@ def _status(code: int, message: str) -> web.Response:
 
 @asynccontextmanager
 async def serving(name: str) -> AsyncIterator[LeaseServer]:
-    """Serve the Lease of a name, which does not exist yet."""
+    """Serve a Lease with this name, which does not exist yet."""
     served = LeaseServer(name)
     app = web.Application()
     app.router.add_route("*", COLLECTION, served.handle)
@@ -84,7 +84,7 @@ async def serving(name: str) -> AsyncIterator[LeaseServer]:
 
 
 def write_kubeconfig(folder: Path, url: str) -> Path:
-    """Write a kubeconfig that asks this server, and return its path."""
+    """Write a kubeconfig for this server, and return its path."""
     path = folder / "kubeconfig"
     path.write_text(
         '{"apiVersion": "v1", "kind": "Config", "current-context": "c",'

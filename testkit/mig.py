@@ -1,4 +1,4 @@
-"""A card in MIG instances."""
+"""World with a card that is partitioned by MIG."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ ACTIVITY = (0.9, 0.0, 0.0, 0.9)
 
 
 def mig_world() -> World:
-    """Return one card in four instances, of which the first and the last are in use."""
+    """Build a world with one card in four instances, of which the first and the last are in use."""
     world = World()
     offered = {
         f"nvidia.com/mig-{profile}": PROFILES.count(profile) for profile in dict.fromkeys(PROFILES)

@@ -1,4 +1,4 @@
-"""Replicas that ask each other over their real answers, and callers who may not see all of it."""
+"""Replicas that query each other, and callers with limited rights."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ THIRD = "10.0.0.3:8888"
 
 
 class SeesTeam:
-    """May read the pods of one namespace."""
+    """Viewer that may read the pods of one namespace."""
 
     name = "somebody"
 
@@ -35,7 +35,7 @@ class SeesTeam:
 
 @dataclass
 class LearnsTeam:
-    """May read the pods of one namespace, of which it learns on the way."""
+    """Viewer that may read the pods of one namespace, once `learn` was called."""
 
     learnt: set[str] = field(default_factory=set)
     name: str = "somebody"
@@ -47,17 +47,17 @@ class LearnsTeam:
         self.learnt |= set(namespaces)
 
     async def renew(self) -> None:
-        """There is nothing to find out."""
+        """Do nothing: the rights do not change."""
 
 
 @dataclass
 class Far:
-    """Other replicas, over their real answers; None for one that does not answer.
+    """Other replicas with their real answers; None for a replica that does not answer.
 
     Attributes:
-        garbage: what comes from those that do not answer.
-        asked: what they were asked.
-        hanging: those that told what they have, and answer nothing since.
+        garbage: answer of the replicas that do not answer properly.
+        asked: received requests.
+        hanging: replicas that sent their list, and have not answered since.
     """
 
     clients: Mapping[str, Client | None] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Far:
 def replica_world(
     *, name: str = "near", far: Far | None = None, answers_peers: bool = True
 ) -> World:
-    """Return a world with two idle nodes, of a replica that asks others."""
+    """Build a world with two idle nodes whose replica queries others."""
     others = Far() if far is None else far
     world = World(replicas=Replicas(name=name, others=others, answers_peers=answers_peers))
     world.add({"a": [IDLE], "b": [IDLE]})
@@ -89,14 +89,14 @@ def replica_world(
 
 
 def far_of(world: World) -> Far:
-    """Return the other replicas that a world asks."""
+    """Return the other replicas of a world."""
     others = world.replicas.others
     assert isinstance(others, Far)
     return others
 
 
 def serve_to(viewer: Viewer) -> Middleware:
-    """Return the middleware that has a caller with some rights ask; replicas come as they are."""
+    """Return middleware that sets a caller's rights; requests of replicas pass unchanged."""
 
     @web.middleware
     async def for_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:

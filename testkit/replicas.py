@@ -1,4 +1,4 @@
-"""Several extenders over one simulated cluster, that know each other's addresses."""
+"""Several extenders over one simulated cluster, as peers of each other."""
 
 import ssl
 import time
@@ -27,17 +27,17 @@ from testkit.fake_kube import eventually
 
 DEADLINE_SECONDS = 20.0
 ANY = "127.0.0.1:0"
-"""Whichever port is free."""
+"""Any free port."""
 
 SECRET = "known to all replicas"
 PROOF = {"Authorization": f"Bearer {SECRET}"}
-"""What a replica shows where there is no TLS."""
+"""Credentials of a replica without TLS."""
 
 NODES = tuple(f"equal-{number}" for number in range(4))
 
 
 def equal_nodes() -> SimulatedFleet:
-    """Return a fleet of equal nodes with shared GPUs, all idle."""
+    """Build a fleet of equal nodes with shared, idle GPUs."""
     fleet = SimulatedFleet()
     for name in NODES:
         fleet.add(
@@ -65,7 +65,7 @@ class Replica:
         return self.extender.addresses[0]
 
     async def ask(self, pod: JsonObject, verb: str = "prioritize") -> Any:
-        """Ask about a pod and all nodes."""
+        """Call a webhook for a pod with all nodes."""
         question = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
         async with self.session.post(f"{self.url}/{verb}", json=question) as answer:
             return await answer.json()
@@ -76,12 +76,12 @@ class Replica:
         return str(max(scores, key=lambda score: int(str(score["Score"])))["Host"])
 
     def assumed(self, pod: JsonObject) -> str:
-        """Return the node that a pod is assumed on, "" for none."""
+        """Return the node on which a pod is assumed, "" for none."""
         known = self.extender.fleet.ledger.get(str(pod["metadata"]["uid"]))  # type: ignore[index] # an object
         return known.node if known else ""
 
     async def until_assumed(self, pod: JsonObject, node: str = "") -> None:
-        """Wait until it assumes a pod: on this node, if one is named."""
+        """Wait until it assumes a pod: on `node`, if given."""
         await eventually(
             lambda: self.assumed(pod) == node if node else self.assumed(pod),
             deadline_seconds=DEADLINE_SECONDS,
@@ -97,12 +97,12 @@ class Replica:
         )
 
     def hears_all(self, *, since: float, until: float) -> bool:
-        """Whether every other replica has told of all that it was asked in a time."""
+        """Return whether all requests of every other replica in a period were received."""
         peers = self.extender.peers
         return peers is not None and peers.since <= since and peers.until >= until
 
     async def hear_all(self) -> None:
-        """Wait until every other replica tells."""
+        """Wait until the messages of every other replica are up to date."""
         began = time.monotonic()
         await eventually(
             lambda: self.hears_all(since=time.monotonic(), until=began),
@@ -111,13 +111,13 @@ class Replica:
 
 
 class Replicas:
-    """Starts extenders at addresses that all of them know, their own included.
+    """Extenders whose addresses are peers of each other.
 
     Args:
-        cluster: the cluster.
-        ports: where they will be.
-        session: for questions.
-        tls: folder of the certificates that they serve with, None for plain HTTP.
+        cluster: simulated cluster.
+        ports: ports of the extenders.
+        session: HTTP session for requests.
+        tls: folder of their certificates, None for plain HTTP.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Replicas:
         tls: Path | None = None,
     ) -> None:
         self.cluster = cluster
-        # What is looked at says nothing new over TLS.
+        # The API is not tested over TLS here.
         beside: dict[str, Any] = {"status_listen": ANY, "api": ApiSettings(allow_plain=True)}
         self._over_tls = {} if tls is None else {"tls": settings_for(tls), **beside}
         self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
@@ -138,18 +138,18 @@ class Replicas:
         self._secret.write_text(SECRET)
 
     def peers(self, addresses: Sequence[str] = (), **changes: Any) -> PeersSettings:
-        """Return settings of one that knows these addresses."""
+        """Return settings with these addresses as peers."""
         return PeersSettings(addresses=tuple(addresses), secret_file=self._secret, **changes)
 
     @asynccontextmanager
     async def start(
         self, number: int, peers: PeersSettings | None = None, **changes: Any
     ) -> AsyncIterator[Replica]:
-        """Run one of them, and wait until it is ready.
+        """Run one extender, and yield it once it is ready.
 
         Args:
-            number: which of them.
-            peers: its settings, None for those of all.
+            number: index of its port.
+            peers: its peer settings, None for all extenders as peers.
             **changes: other settings.
         """
         values: dict[str, Any] = {
@@ -166,12 +166,12 @@ class Replicas:
 
 @asynccontextmanager
 async def described(count: int, *, tls: Path | None = None) -> AsyncIterator[Replicas]:
-    """Describe some replicas over a fleet of equal nodes; start them as a test needs.
+    """Prepare replicas over a fleet of equal nodes; start them as a test needs.
 
     Args:
-        count: how many.
-        tls: folder of certificates: those that they serve with, and kube-scheduler's, with which
-            they are asked; None for plain HTTP.
+        count: number of replicas.
+        tls: folder with the certificates of the replicas and of kube-scheduler, as which requests
+            are sent; None for plain HTTP.
     """
     context = True if tls is None else client_context(tls, shows=tls)
     with pytest.MonkeyPatch.context() as patch:
@@ -195,7 +195,9 @@ async def _described(
 async def running(
     count: int, *, tls: Path | None = None
 ) -> AsyncIterator[tuple[SimulatedCluster, list[Replica]]]:
-    """Run some replicas, and wait until they hear each other; arguments as `described` has them."""
+    """Run replicas, and yield them once they receive each other's messages; arguments as in
+    `described`.
+    """
     async with described(count, tls=tls) as replicas, AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(replicas.start(number)) for number in range(count)

@@ -1,4 +1,4 @@
-"""A stand-in for the part of the API server that knows tokens and rights."""
+"""Stand-in for the API server's reviews of tokens and rights."""
 
 import asyncio
 import json
@@ -18,16 +18,16 @@ EVERYWHERE = ""
 
 @dataclass
 class Reviewers:
-    """Knows who has which token, and who may list pods where.
+    """Server of TokenReview and SubjectAccessReview.
 
     Attributes:
-        users: names by token.
-        rights: namespaces by user; `EVERYWHERE` is all of them.
-        is_down: everything is answered 503.
-        knows_audiences: it says whom a token is for.
-        tokens_asked: tokens that it was asked about.
-        rights_asked: users and namespaces likewise.
-        hold: where set, questions for rights are answered once it is.
+        users: user names by token.
+        rights: namespaces in which each user may list pods; `EVERYWHERE` is all.
+        is_down: whether every request is answered with 503.
+        knows_audiences: whether answers name the token's audience.
+        tokens_asked: reviewed tokens.
+        rights_asked: reviewed users and namespaces.
+        hold: event for which reviews of rights wait; None to answer at once.
     """
 
     users: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Reviewers:
 
 @asynccontextmanager
 async def reviewing(folder: Path) -> AsyncIterator[tuple[Reviewers, KubeClient]]:
-    """Run it; yield it and a client of it."""
+    """Run the server; yield it and a client of it."""
     reviewers = Reviewers()
     app = web.Application()
     app.router.add_post(TOKENS, reviewers.review_token)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: fleets of every kind, and what pods ask of them."""
+"""Hypothesis strategies for fleets and GPU requests."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ rarely = st.sampled_from([False, False, False, True])
 
 @st.composite
 def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
-    """Draw a device in any state, telemetry known, stale, in part or not at all."""
+    """Draw a device in any state, with telemetry known, stale, partial or missing."""
     used = draw(st.integers(0, replicas))
     assumed = draw(st.integers(0, used)) if is_shared else 0
     activity, memory = draw(freshness), draw(freshness)
@@ -55,7 +55,7 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
 
 @st.composite
 def nodes(draw: st.DrawFn) -> Node:
-    """Draw a node of whole, time-sliced or MPS devices; mapping and counts agree or do not."""
+    """Draw a node of whole, time-sliced or MPS devices, whose mapping and counts may disagree."""
     is_shared = draw(flags)
     replicas = draw(st.integers(1, 10)) if is_shared else 1
     devices = draw(st.lists(gpus(replicas=replicas, is_shared=is_shared), min_size=1, max_size=8))
@@ -93,7 +93,7 @@ def fleets(draw: st.DrawFn, *, max_size: int = 5) -> dict[str, Node]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> GpuRequest:
-    """Draw what a pod asks for."""
+    """Draw a GPU request."""
     return request(
         draw(st.integers(1, 9)),
         memory_bytes=draw(st.sampled_from([None, None, 9 * 1024**3, 20 * 1024**3, 90 * 1024**3])),

@@ -1,4 +1,4 @@
-"""Questions over HTTP as kube-scheduler asks them."""
+"""HTTP requests as kube-scheduler sends them."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ def meta(*nodes: str, uids: tuple[str, ...] = ("uid-holder-0",)) -> dict[str, ob
 def pod(
     name: str = "asker", *, gpus: int | None = 1, resource: str = GPU, **annotations: str
 ) -> dict[str, object]:
-    """Return a Pod object as kube-scheduler sends it; annotations without their prefix."""
+    """Build a Pod object as kube-scheduler sends it; annotations without their prefix."""
     limits = {} if gpus is None else {resource: str(gpus)}
     return {
         "metadata": {
@@ -51,12 +51,12 @@ def pod(
 
 
 def names_question(*nodes: str, asker: object = None) -> dict[str, object]:
-    """Return an ExtenderArgs with names (nodeCacheCapable: true)."""
+    """Build ExtenderArgs with names (nodeCacheCapable: true)."""
     return {"Pod": pod() if asker is None else asker, "Nodes": None, "NodeNames": list(nodes)}
 
 
 def objects_question(*nodes: str, asker: object = None) -> dict[str, object]:
-    """Return an ExtenderArgs with whole nodes (nodeCacheCapable: false)."""
+    """Build ExtenderArgs with whole nodes (nodeCacheCapable: false)."""
     items = [{"metadata": {"name": node}} for node in nodes]
     return {
         "Pod": pod() if asker is None else asker,

@@ -1,4 +1,4 @@
-"""A cluster in one process: a fleet fed by the test, with the webhooks and the API on top."""
+"""Cluster in one process: a fleet that the test feeds, with the webhooks and the API."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,7 +58,7 @@ BUSY: Mapping[Signal, float] = {
 
 @dataclass
 class Clock:
-    """A clock that a test sets."""
+    """Clock that a test sets."""
 
     now: float = NOW
 
@@ -68,7 +68,7 @@ class Clock:
 
 @dataclass
 class Device:
-    """One device as telemetry shows it; measured with the others unless it says when."""
+    """Telemetry of one device; measured with the others unless it has its own time."""
 
     info: DeviceInfo
     values: dict[Signal, float] = field(default_factory=lambda: dict(IDLE))
@@ -78,7 +78,7 @@ class Device:
 
 
 class World:
-    """The parts of an extender without sources and sockets; every node is idle at first.
+    """Parts of an extender without sources and sockets; every node is idle at first.
 
     A test feeds the fleet in one of two ways: `add_node`, `card` and `read` keep the state of
     each device; `register_node` and `report` take every card at each call.
@@ -86,7 +86,7 @@ class World:
     Attributes:
         is_ready: whether the inventory is complete.
         problems: annotation problems that were reported to owners of pods.
-        expected: how many prioritize requests were announced.
+        expected: number of announced prioritize requests.
         unreadable: namespace and name of objects that cannot be read, by resource.
         plots: the queries of the last hour.
         host_pods: what all pods request of their nodes.
@@ -124,7 +124,7 @@ class World:
 
     @property
     def now(self) -> float:
-        """The time of the clock, seconds since the epoch."""
+        """Time of the clock, seconds since the epoch."""
         return self.clock.now
 
     @now.setter
@@ -162,7 +162,7 @@ class World:
         resource: str = GPU,
         **changes: Any,
     ) -> NodeRecord:
-        """Add a node with so many cards, each sold as so many replicas, and GFD's labels."""
+        """Add a node with GFD's labels and `cards` cards, each with `replicas` replicas."""
         self.add_cards(name, cards)
         offered = {resource: cards * replicas}
         labels = {"nvidia.com/gpu.memory": str(80 * 1024)}
@@ -175,12 +175,12 @@ class World:
         return record
 
     def add_cards(self, node: str, count: int) -> None:
-        """Let telemetry show so many cards of a node."""
+        """Add cards of a node to telemetry."""
         for index in range(count):
             self.show(DeviceInfo(node=node, uuid=f"GPU-{node}-{index}", index=index))
 
     def add_instances(self, node: str, card: int, profiles: Iterable[str], first: int = 7) -> None:
-        """Let telemetry show MIG instances of a card, numbered from `first`."""
+        """Add MIG instances of a card to telemetry, numbered from `first`."""
         for number, profile in enumerate(profiles, start=first):
             self.show(
                 DeviceInfo(
@@ -193,7 +193,7 @@ class World:
             )
 
     def show(self, info: DeviceInfo) -> None:
-        """Let telemetry show a device."""
+        """Add a device to telemetry."""
         self.devices[info.key] = Device(info=info)
 
     def card(self, node: str = "node", index: int = 0, instance: str = "") -> Device:
@@ -201,7 +201,7 @@ class World:
         return self.devices[DeviceKey((f"GPU-{node}-{index}", instance))]
 
     def remove_card(self, node: str, index: int) -> None:
-        """Let a card and all its instances vanish from telemetry for good."""
+        """Remove a card and all its instances from telemetry."""
         uuid = f"GPU-{node}-{index}"
         self.devices = {key: device for key, device in self.devices.items() if key[0] != uuid}
 
@@ -212,12 +212,13 @@ class World:
         began_at: float | None = None,
         **values: float,
     ) -> None:
-        """Let one answer of Prometheus arrive, measured now unless said otherwise.
+        """Apply one answer of Prometheus, measured now by default.
 
         Args:
-            measured_at: when its values were measured, seconds since the epoch.
-            began_at: when the round began that ends now by asking who holds what, likewise.
-            values: of every device, by the name of a `Signal`.
+            measured_at: time of measurement, seconds since the epoch.
+            began_at: start of the round of queries, which ends now with the devices' pods; seconds
+                since the epoch.
+            values: values of every device, by the name of a `Signal`.
         """
         shown = [device for device in self.devices.values() if device.is_shown]
         for device in shown:
@@ -247,7 +248,7 @@ class World:
         )
 
     def read_after(self, seconds: float, times: int = 1, **values: float) -> None:
-        """Let so many answers arrive, one each time so many seconds have passed."""
+        """Apply `times` answers, each `seconds` after the previous one."""
         for _ in range(times):
             self.clock.now += seconds
             self.read(**values)
@@ -261,14 +262,14 @@ class World:
         on: Iterable[Device] = (),
         **changes: Any,
     ) -> PodRecord:
-        """Let the watch show a pod bound and running; the next readings show it on these devices.
+        """Report a pod as bound and running; the next readings show it on these devices.
 
         Args:
             name: the pod's name.
             node: its node.
             count: devices or replicas.
-            on: devices that the mapping shows it on.
-            changes: what else is different in its record.
+            on: its devices in the mapping.
+            changes: further fields of its record.
         """
         described: dict[str, Any] = {
             "uid": f"uid-{name}",
@@ -285,14 +286,14 @@ class World:
         return record
 
     def end(self, record: PodRecord, **changes: Any) -> None:
-        """Let the watch show that a pod has ended now; the mapping forgets it."""
+        """Report a pod as ended now, and remove it from the mapping."""
         ended = replace(record, phase=PodPhase.SUCCEEDED, ended_at=self.clock.now)
         self.fleet.apply_pod(replace(ended, **changes))
         for device in self.devices.values():
             device.tenants = tuple(key for key in device.tenants if key != record.key)
 
     def add_pod(self, name: str, node: str, *, gpus: int = 1, started: float | None = 0.0) -> str:
-        """Add a pod that runs on a node; return its UID."""
+        """Add a running pod to a node; return its UID."""
         record = self.bind(name, node, gpus, namespace="team", started_at=started, bound_at=started)
         return record.uid
 
@@ -317,18 +318,18 @@ class World:
         namespace: str = "team",
         **rest: Any,
     ) -> str:
-        """Bind a Deployment's pod now; return it as telemetry names it."""
+        """Bind a pod of a Deployment now; return its name in telemetry."""
         values = {"resources": {resource: gpus}, "owner": f"Deployment {name}", **rest}
         return self.bind(name, node, namespace=namespace, **values).key
 
     def add_waiting(self, name: str, namespace: str = "team", **rest: Any) -> str:
-        """Add a pod that is not bound; return its UID."""
+        """Add an unbound pod; return its UID."""
         values: dict[str, Any] = {"resources": {GPU: 2}, "created_at": self.now - 100.0, **rest}
         record = PodRecord(uid=f"uid-{name}", namespace=namespace, name=name, **values)
         self.fleet.apply_pod(record)
         return record.uid
 
-    # --- nodes whose cards the test states at each reading ----------------------------------------
+    # --- nodes whose cards the test sets at each reading ------------------------------------------
 
     def register_node(self, name: str, *, gpus: int = 2, **rest: Any) -> None:
         """Add a node of whole GPUs, as the API server would show it."""
@@ -351,7 +352,7 @@ class World:
         )
 
     def add(self, cards: Mapping[str, Sequence[Gpu]], *, readings: int = 3) -> None:
-        """Add nodes with these cards, and read each card some times, ten seconds apart."""
+        """Add nodes with these cards, and read each card several times, ten seconds apart."""
         for node, gpus in cards.items():
             self.register_node(node, gpus=len(gpus))
         for _ in range(readings):
@@ -360,13 +361,13 @@ class World:
             self.fleet.snapshot()
 
     def report(self, cards: Mapping[str, Sequence[Gpu]], *, source: str = "prometheus") -> None:
-        """Give the fleet one reading of every card, by node."""
+        """Apply one reading of every card, by node."""
         self.fleet.apply_readings(readings_of(cards, at=self.now, source=source))
 
     def live(
         self, cards: Mapping[str, Sequence[Gpu]], seconds: float, *, every: float = 60.0
     ) -> None:
-        """Read the devices, look at them and record their use while time passes."""
+        """Advance the clock with regular readings, and record the devices' use."""
         until = self.now + seconds
         while self.now < until:
             self.now += every
@@ -375,7 +376,7 @@ class World:
             finish(self.memory.note_in_steps())
 
     def watch(self, seconds: float, *, every: float = 60.0) -> None:
-        """Let time pass, looking at the devices and reading nothing new."""
+        """Advance the clock without new readings, and record the devices' use."""
         until = self.now + seconds
         while self.now < until:
             self.now += every
@@ -386,7 +387,7 @@ class World:
     def build_app(
         self, *, max_body_bytes: int = 256 << 20, viewer: Viewer = SEES_ALL
     ) -> web.Application:
-        """Return the application that serves this world to a caller with some rights."""
+        """Build the application that serves this world to a caller with these rights."""
 
         @web.middleware
         async def for_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -413,7 +414,7 @@ class World:
         return app
 
     def webhooks(self) -> Webhooks:
-        """Return the verbs."""
+        """Handlers of the webhooks."""
         return Webhooks(
             placer=self.placer,
             resources=lambda: self.resources,
@@ -439,7 +440,7 @@ class World:
     # --- answers ----------------------------------------------------------------------------------
 
     def row(self, node: str = "node", resource: str = GPU) -> PoolRow:
-        """Return a node's row as the snapshot has it."""
+        """Return a node's row in the snapshot."""
         pool = self.fleet.snapshot().pools[resource]
         return pool.rows[pool.row_of[node]]
 
@@ -450,12 +451,12 @@ class World:
         return float(getattr(self.fleet.snapshot().telemetry, column)[row])
 
     def rank(self, asked: GpuRequest | None = None, nodes: Iterable[str] | None = None) -> Decision:
-        """Return what a pod would get now."""
+        """Return the current decision for a pod."""
         names = self.fleet.nodes if nodes is None else nodes
         return self.placer.rank(asked or request(), tuple(names))
 
     def place(self, name: str, asked: GpuRequest | None = None) -> str | None:
-        """Place a pod as kube-scheduler does, filter and prioritize; return our first choice."""
+        """Place a pod as kube-scheduler does, by filter and prioritize; return the first choice."""
         about, pod, names = asked or request(), pod_ref(name), tuple(self.fleet.nodes)
         passed = self.placer.place("filter", pod, about, names).decision
         feasible = tuple(passed.candidates[index] for index in passed.order)
@@ -463,7 +464,7 @@ class World:
 
 
 def one_node(cards: int = 2, *, policy: Policy | None = None, **node: Any) -> World:
-    """Return a world with one node, read once."""
+    """Build a world with one node, read once."""
     made = World(policy)
     made.add_node("node", cards, **node)
     made.read()
@@ -471,7 +472,7 @@ def one_node(cards: int = 2, *, policy: Policy | None = None, **node: Any) -> Wo
 
 
 def time_sliced(nodes: int = 4, cards: int = 1, replicas: int = 10, **values: float) -> World:
-    """Return equal time-sliced nodes, read once; afterwards their metrics are frozen."""
+    """Build equal time-sliced nodes, read once; afterwards their metrics do not change."""
     world = World()
     for index in range(nodes):
         world.add_node(f"node-{index}", cards, replicas=replicas)

@@ -1,1 +1,1 @@
-"""Fakes of what the node agent reads and talks to."""
+"""Fakes of the node agent's inputs and of the extender that receives its reports."""

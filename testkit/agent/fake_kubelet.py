@@ -1,4 +1,4 @@
-"""A fake kubelet: pod-resources server of gRPC's C core on a real unix socket."""
+"""Fake kubelet: a pod-resources server of gRPC's C core on a real unix socket."""
 
 import tempfile
 import threading
@@ -28,7 +28,7 @@ def messages() -> Mapping[str, Any]:
 
 
 def container(name: str, *device_ids: str, resource: str = "nvidia.com/gpu") -> dict[str, Any]:
-    """Return a container as JSON, with one entry and a NUMA node for each device."""
+    """Build a container as JSON, with one entry and a NUMA node for each device."""
     return {
         "name": name,
         "devices": [
@@ -49,7 +49,9 @@ def pod(name: str, *containers: dict[str, Any], namespace: str = "default") -> d
 
 
 class FakeKubelet:
-    """Serves the contents of `pods` and `allocatable`; calls `before` ahead of each answer."""
+    """Pod-resources server that answers `pods` and `allocatable`; `before` runs ahead of each
+    answer.
+    """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -69,7 +71,7 @@ class FakeKubelet:
         self.stop()
 
     def start(self) -> None:
-        """Serve; replace the socket of an earlier server, as the kubelet does."""
+        """Start serving; replace the socket of an earlier server, as the kubelet does."""
         self.socket.unlink(missing_ok=True)
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=4), options=[("grpc.max_send_message_length", -1)]

@@ -1,4 +1,4 @@
-"""A fake `/proc` and a fake log directory for processes that start, end and change."""
+"""Fake `/proc` and log directory of processes that start, end and change."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def pod_cgroup(uid: str, container_id: str = "4f" * 32) -> str:
 
 
 class FakeMachine:
-    """`proc` shows a host's processes (hostPID) until `hide_machine` is called."""
+    """Fake host; `proc` shows all its processes (hostPID) until `hide_machine` is called."""
 
     def __init__(self, directory: Path) -> None:
         self.proc = directory / "proc"

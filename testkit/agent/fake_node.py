@@ -1,4 +1,4 @@
-"""A fake node with one card: a gRPC kubelet, a `/proc` of files, and a clock."""
+"""Fake node with one card: a gRPC kubelet, a `/proc` of files, and a clock."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ GPU = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110004"
 
 
 class World:
-    """The node; each pass of the agent advances the clock by one second."""
+    """Fake node; each pass of the agent advances its clock by one second."""
 
     def __init__(self, directory: Path, kubelet: FakeKubelet) -> None:
         self.now = 1_000.0
@@ -60,7 +60,7 @@ class World:
         is_agreed: bool = True,
         processes: tuple[Process, ...] | None = (),
     ) -> DeviceTenants:
-        """Make one pass, a second after the previous one."""
+        """Run one pass of the agent, a second after the previous one."""
         self.now += 1
         await self.tenants.refresh()
         use = DeviceUsage(
@@ -73,7 +73,7 @@ class World:
         return self.tenants.attribute([use])[0]
 
     async def seconds(self, count: int, **seen: Any) -> DeviceTenants:
-        """Make `count` passes and return the result of the last."""
+        """Run `count` passes and return the result of the last."""
         return [await self.second(**seen) for _ in range(count)][-1]
 
 

@@ -1,4 +1,4 @@
-"""Nodes' own agents for tests of the fleet."""
+"""Reports of node agents for tests of the fleet."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ NAN = float("nan")
 
 
 class Agents:
-    """What agents say of the devices of a world, and of those that Prometheus does not see."""
+    """Agents of a test world's nodes, also for devices that Prometheus does not know."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -28,7 +28,7 @@ class Agents:
         self.pods: dict[DeviceKey, tuple[str, ...]] | None = {}
         self.uids: dict[str, str] = {}
         self.replicas: dict[str, int] = {}
-        """Shares of each device by MIG profile, as the kubelet says."""
+        """Replicas of each device by MIG profile, as the kubelet reports them."""
 
     def report(
         self,
@@ -42,7 +42,7 @@ class Agents:
         holders_age: float = 0.0,
         **values: float,
     ) -> None:
-        """Let one report of a node arrive; its devices are idle unless said otherwise."""
+        """Apply one report of a node to the fleet; devices are idle by default."""
         now = self.world.clock.now
         known = [one.info for one in self.world.devices.values() if one.info.node == node]
         infos = devices or tuple(known)

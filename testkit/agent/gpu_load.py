@@ -46,7 +46,7 @@ LOOP:
 
 
 class Cuda:
-    """The driver API calls that a load needs."""
+    """Driver API calls that a load needs."""
 
     def __init__(self, index: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -89,7 +89,7 @@ class Cuda:
         self._call("cuCtxSynchronize")
 
     def trespass(self) -> None:
-        """Write to an invalid address, as a buggy program does; the driver ends the context."""
+        """Write to an invalid address, as a buggy program would; the driver ends the context."""
         dimensions = (1, 1, 1, 1, 1, 1)
         self._call("cuLaunchKernel", self._trespass, *dimensions, 0, None, None, None)
         self._call("cuCtxSynchronize")

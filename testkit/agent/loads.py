@@ -1,4 +1,4 @@
-"""Known loads of a real GPU."""
+"""Loads with a known utilization on a real GPU."""
 
 import contextlib
 import subprocess
@@ -30,7 +30,7 @@ def uuids() -> list[str]:
 
 
 def why_no_gpu() -> str:
-    """Return why tests on a GPU cannot run, "" if they can."""
+    """Return the reason why GPU tests cannot run, "" if they can."""
     try:
         return "" if uuids() else "no NVIDIA GPU: the driver lists none"
     except NvmlError as error:
@@ -39,7 +39,7 @@ def why_no_gpu() -> str:
 
 @contextlib.contextmanager
 def load(duty: float, gib: float = 0.0) -> Iterator[int]:
-    """Keep the first GPU busy for a share of time; yield the pid of the load."""
+    """Keep the first GPU busy for a share of time; yield the PID of the load."""
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""An agent's pusher, and an extender that receives its reports."""
+"""Pusher of an agent, and a scripted extender that receives its reports."""
 
 import asyncio
 import contextlib
@@ -31,9 +31,9 @@ class Extender:
 
     Attributes:
         answer: response to each request.
-        requests: heads of the requests.
+        requests: request lines and headers of the requests.
         updates: updates received, by connection.
-        writers: the connections.
+        writers: writers of the connections.
         is_reading: whether it reads from the connections.
     """
 
@@ -42,7 +42,7 @@ class Extender:
     updates: list[list[Update]] = field(default_factory=list)
 
     def has_said(self, count: int) -> bool:
-        """Return whether the first connection has carried `count` updates."""
+        """Return whether the first connection has received at least `count` updates."""
         return len(self.updates[0]) == count
 
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Running:
     """An agent that pushes reports.
 
     Attributes:
-        considered: numbers of the reports that the link has decided about.
+        considered: numbers of the reports that the link has decided to send or skip.
     """
 
     agent: SimulatedAgent
@@ -99,7 +99,7 @@ class Running:
         return self.agent.look()
 
     async def consider(self) -> None:
-        """Look, and wait until the link has decided whether to send the report."""
+        """Trigger a pass, and wait until the link has decided whether to send its report."""
         self.look()
         await eventually(lambda: self.considered[-1] == self.agent.sequence)
 

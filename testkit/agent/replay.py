@@ -1,4 +1,4 @@
-"""Replays a recorded card in place of pynvml, below the real `agent.nvml`."""
+"""Replay of a recorded card in place of pynvml, for the real `agent.nvml`."""
 
 import ctypes
 import json
@@ -29,7 +29,7 @@ def error(code: int) -> Exception:
 
 
 class Replay:
-    """Returns the recorded answers at time `now`; calls that were not recorded are not supported.
+    """Driver that returns the recorded answers at time `now`; unrecorded calls are not supported.
 
     Args:
         load: name of the recorded series.
@@ -164,7 +164,7 @@ class Replay:
         return 1, [
             SimpleNamespace(
                 timeStamp=_microseconds(self._times[at]),
-                # As in the driver, only the field of the type is valid; others hold garbage.
+                # Like the driver, set only the field of the value's type; the others hold garbage.
                 sampleValue=SimpleNamespace(uiVal=self._series["gpu"][at], dVal=1e-188),
             )
             for at in found

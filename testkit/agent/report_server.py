@@ -1,4 +1,4 @@
-"""The real source on a real socket, and functions to talk to it."""
+"""Real source of reports on a real socket, with clients for it."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def settings(**changes: Any) -> Agents:
 
 @dataclass
 class Fleet:
-    """Records the memory by pod that the source reports."""
+    """Stand-in for the fleet that records the reported memory by pod."""
 
     policy: Policy = field(default_factory=Policy)
     shares: list[object] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Fleet:
         self.foreign[node] = processes
 
     def expire_silent(self) -> None:
-        """Do nothing: there is no other source."""
+        """Do nothing: this fleet has no other source."""
 
 
 @dataclass
 class ReportServer:
-    """A running source, and its deliveries."""
+    """Running source of reports, with the recorded deliveries."""
 
     source: AgentSource
     settings: Agents

@@ -1,4 +1,4 @@
-"""A fake token review of the API server, and tokens of agents."""
+"""Fake TokenReview API, and tokens of agents."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ ACCOUNT = "system:serviceaccount:idlegpu-agent:idlegpu-agent"
 def token(
     node: str, *, audience: str = AUDIENCE, account: str = ACCOUNT, expires_at: float | None = None
 ) -> str:
-    """Return a token of a pod on a node."""
+    """Build a token of a pod on a node."""
     claims = {
         "aud": [audience],
         "sub": account,
@@ -37,13 +37,13 @@ def token(
 
 @dataclass
 class Reviews:
-    """Answers a review with the token's own claims, or with an answer set by a test.
+    """Fake API server that reviews a token by its own claims, or by an answer that the test sets.
 
     Attributes:
-        asked: reviewed tokens.
-        answers: answers by token, for other answers than its claims.
-        pods: pods by path.
-        is_down: answer every request with 503.
+        asked: tokens that were reviewed.
+        answers: answers by token, in place of its claims.
+        pods: pods by URL path.
+        is_down: whether every request is answered with 503.
         has_nodes: whether tokens are bound to nodes, and not only to pods.
     """
 

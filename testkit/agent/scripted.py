@@ -1,4 +1,4 @@
-"""A scripted driver library: tests set its faults, layout changes and hung calls."""
+"""Scripted driver library with faults, layout changes and hung calls for tests."""
 
 import threading
 from collections import Counter
@@ -66,12 +66,12 @@ IDLE_GPM: Values = {
 }
 
 GLOBAL = ""
-"""Key of calls that concern no card."""
+"""Key of calls that concern no single card."""
 
 
 @dataclass
 class ScriptedCard:
-    """A card of the scripted library; tests may change every field at any time."""
+    """Card of the scripted library; tests may change every field at any time."""
 
     uuid: str
     model: str = "NVIDIA H100 80GB HBM3"
@@ -98,7 +98,7 @@ def migs(*members: tuple[int, str]) -> tuple[Instance, ...]:
 
 
 class ScriptedBackend:
-    """The scripted library; keys of `faults` and `hangs` are (call, UUID of the card or GLOBAL)."""
+    """Scripted library; keys of `faults` and `hangs` are (call, UUID of the card or GLOBAL)."""
 
     def __init__(self, *cards: ScriptedCard, driver: str = "580.95.05") -> None:
         self.cards = list(cards)
@@ -179,7 +179,7 @@ class ScriptedBackend:
         return self._at(card.handle, "topology").topology
 
     def _owner(self, handle: Handle, call: str) -> tuple[ScriptedCard, str]:
-        """Return the card of a handle and the instance id, "" for the card itself."""
+        """Return the card of a handle and its instance ID, "" for the card itself."""
         if not isinstance(handle, tuple):
             return self._at(handle, call), ""
         uuid, number = handle
@@ -225,14 +225,14 @@ class ScriptedBackend:
         return ScriptedEvents(self, card.uuid)
 
     def happen(self, event: XidEvent | Code, uuid: str = "GPU-0") -> None:
-        """Deliver an event of a card, or make the wait for it fail."""
+        """Deliver an event of a card, or let the wait for it fail."""
         with self.event_came:
             self.events_waiting.append((event.uuid if isinstance(event, XidEvent) else uuid, event))
             self.event_came.notify_all()
 
 
 class ScriptedEvents:
-    """Returns the events that the test delivers."""
+    """Event set that returns the events of the test."""
 
     def __init__(self, backend: ScriptedBackend, uuid: str) -> None:
         self._backend = backend

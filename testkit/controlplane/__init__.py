@@ -1,1 +1,1 @@
-"""A real control plane and Prometheus, and the scenarios' world on it."""
+"""Real control plane and Prometheus, and the scenarios' world on them."""

@@ -1,4 +1,4 @@
-"""Agents of the fleet's nodes, with tokens that the real API server has issued."""
+"""Agents of the fleet's nodes, with tokens from the real API server."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,16 +22,16 @@ CONFLICT: Final = 409
 SERVER_NAME: Final = "idlegpu-extender.idlegpu.svc"
 
 POD_RIGHTS: Final[list[Object]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
-"""What the extender needs besides its rights where tokens name their pods alone."""
+"""Right that the extender needs in addition if tokens name only their pods, not their nodes."""
 
 
 class Tokens:
-    """Has the API server issue tokens.
+    """Issuer of agents' tokens through the API server.
 
     Args:
-        client: an administrator's.
-        folder: where they are kept.
-        certificates: folder of the extender's, None where it takes reports without TLS.
+        client: client with administrator rights.
+        folder: folder of the token files.
+        certificates: folder of the extender's certificates, None for reports without TLS.
     """
 
     def __init__(self, client: ApiClient, folder: Path, certificates: Path | None = None) -> None:
@@ -42,28 +42,28 @@ class Tokens:
 
     @property
     def address(self) -> str:
-        """Where the extender is to take reports."""
+        """Address at which the extender receives reports."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def settings(self) -> Object:
-        """How the extender takes reports, as its section `agents` has it."""
+        """Settings of the extender's section `agents`."""
         own = self._certificates
         tls = own and {"cert_file": str(own / "tls.crt"), "key_file": str(own / "tls.key")}
         return {"listen": self.address, **(tls or {})}
 
     def reporting(self, reports: ReportOptions = REPORTS) -> ReportOptions:
-        """Return how agents report that know the extender's CA."""
+        """Return the options of agents that trust the extender's CA."""
         if self._certificates is None:
             return reports
         return replace(reports, ca_file=str(self._certificates / "ca.crt"), server_name=SERVER_NAME)
 
     def file(self, node: str) -> Path:
-        """Return where a node's token is kept."""
+        """Return the path of a node's token file."""
         return self.folder / f"{node}.token"
 
     async def prepare(self) -> None:
-        """Have namespace and service accounts."""
+        """Create the namespace and the service accounts."""
         for path, item in (
             ("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": NAMESPACE}}),
             (f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", _account(ACCOUNT)),
@@ -85,7 +85,7 @@ class Tokens:
         name: str = "",
         bound: bool = True,
     ) -> str:
-        """Return a token as the kubelet would ask for: bound to a pod on the node."""
+        """Issue a token as the kubelet does: bound to a pod on the node."""
         spec: Object = {"audiences": [audience], "expirationSeconds": 600}
         if bound:
             agent = pod(
@@ -99,7 +99,7 @@ class Tokens:
         return await self._request(account, spec)
 
     async def issue_before_binding(self, node: str) -> str:
-        """Return a token that names its pod alone: the pod was on no node yet."""
+        """Issue a token that names its pod but no node, because the pod was not bound yet."""
         agent = pod(
             f"early-{node}", 0, namespace=NAMESPACE, serviceAccountName=ACCOUNT, schedulerName="me"
         )
@@ -120,7 +120,7 @@ class Tokens:
         return token
 
     async def review(self, token: str) -> Object:
-        """Return what the API server says of a token."""
+        """Return the API server's review of a token."""
         answer = await self.client.request(
             "POST",
             "/apis/authentication.k8s.io/v1/tokenreviews",
@@ -142,7 +142,7 @@ class Tokens:
         return token
 
     async def issue_all(self, nodes: Iterable[str]) -> None:
-        """Have a token for each of some nodes."""
+        """Issue and store a token for each of these nodes."""
         for node in nodes:
             self.file(node).write_text(await self.issue(node))
 
@@ -160,7 +160,7 @@ def _account(name: str) -> Object:
 async def tokens_of(
     world: World, folder: Path, rights: Sequence[Object] = ()
 ) -> AsyncIterator[Tokens]:
-    """Have agents' tokens, and the extender some rights besides while the context is open."""
+    """Issue agents' tokens and grant the extender extra rights while the context is open."""
     services = world.services
     async with AsyncExitStack() as stack:
         if rights:
@@ -179,7 +179,7 @@ async def agents_on(
     reports: ReportOptions = REPORTS,
     period_seconds: float = PERIOD_SECONDS,
 ) -> AsyncIterator[Mapping[str, SimulatedAgent]]:
-    """Run the agents of some nodes while the context is open."""
+    """Run the agents of these nodes while the context is open."""
     await world.register()
     await tokens.issue_all(nodes)
     async with run_agents(

@@ -1,4 +1,4 @@
-"""A control plane of its own with everything on it, for tests of another Kubernetes."""
+"""Separate control plane with all services, for tests of other Kubernetes versions."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from testkit.controlplane.services import Services
 
 @contextmanager
 def services_on(plane: ControlPlane) -> Iterator[Services]:
-    """Start a control plane, and have services on it while the context is open."""
+    """Start a control plane and its services while the context is open."""
     running = Services(plane)
     try:
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""Fills a real Prometheus with past samples, as blocks that it finds when it starts."""
+"""Past samples for a real Prometheus, written as blocks before it starts."""
 
 import subprocess
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One past series.
+    """Past series.
 
     Attributes:
         name: name of the metric.
-        labels: its labels.
-        value: returns its value at some seconds before now; None for a gap.
+        labels: labels of the series.
+        value: returns the value at a number of seconds before now; None for a gap.
     """
 
     name: str
@@ -27,13 +27,13 @@ class Line:
 
 
 def backfill(data: Path, lines: list[Line], *, now: float, seconds: float) -> None:
-    """Write one sample per minute into the folder of a Prometheus that does not run.
+    """Write one sample per minute into the data folder of a stopped Prometheus.
 
     Args:
-        data: its `storage.tsdb.path`; created if it is missing.
-        lines: the series.
-        now: seconds since the epoch.
-        seconds: how far back.
+        data: `storage.tsdb.path`; created if it is missing.
+        lines: series to write.
+        now: time of the last sample, seconds since the epoch.
+        seconds: length of the past.
     """
     text: list[str] = []
     for name in dict.fromkeys(line.name for line in lines):

@@ -1,4 +1,4 @@
-"""The real cert-manager: its controllers for certificates that a CA in the cluster signs."""
+"""Real cert-manager with its controllers for certificates from a CA in the cluster."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from testkit.controlplane.tools import binary
 
 
 def cert_manager(plane: ControlPlane, folder: Path) -> ServerProcess:
-    """Describe cert-manager; `start` it once the API server knows its kinds.
+    """Describe cert-manager; `start` it after its custom resources are installed.
 
     Args:
-        plane: whose Certificates it has issued.
-        folder: where its log goes.
+        plane: control plane whose Certificates it issues.
+        folder: folder of its log.
     """
     address = f"127.0.0.1:{free_port()}"
     return ServerProcess(

@@ -1,4 +1,4 @@
-"""A small client of the API server: plain JSON objects, and the verbs that tests need."""
+"""Small client of the API server: plain JSON objects, and the verbs that tests need."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ REQUEST_TIMEOUT_SECONDS: Final = 30.0
 REQUESTS_IN_FLIGHT: Final = 32
 PATCH: Final = "application/strategic-merge-patch+json"
 APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML too
-# Where a kind's objects live, for the kinds that tests create; {} is the namespace.
+# API path of each kind that tests create; {} is the namespace.
 COLLECTIONS: Final = {
     "Node": "/api/v1/nodes",
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -40,7 +40,7 @@ COLLECTIONS: Final = {
 
 
 class ApiError(RuntimeError):
-    """The API server refused a request.
+    """Error of a request that the API server refused.
 
     Attributes:
         status: the HTTP status.
@@ -52,7 +52,7 @@ class ApiError(RuntimeError):
 
 
 class ApiClient:
-    """Talks to the API server as one user; an async context manager, bound to its loop."""
+    """Client of the API server for one user: an async context manager, bound to one event loop."""
 
     def __init__(self, server: str, ca_file: Path, user: User) -> None:
         self._server = server
@@ -87,10 +87,10 @@ class ApiClient:
         content_type: str = "application/json",
         parameters: Mapping[str, str] | None = None,
     ) -> Object:
-        """Send any request, and return the object that the API server answers.
+        """Send a request, and return the object in the API server's answer.
 
         Raises:
-            ApiError: it answered anything but a 2xx.
+            ApiError: the status was not 2xx.
         """
         async with (
             self._in_flight,
@@ -113,32 +113,32 @@ class ApiClient:
         return await self.request("POST", collection(item), item)
 
     async def apply(self, path: str, item: Object) -> Object:
-        """Apply an object on the server, as `kubectl apply --server-side --validate=strict` does.
+        """Apply an object as `kubectl apply --server-side --validate=strict` does.
 
         Args:
-            path: of the object.
+            path: path of the object.
             item: the object.
         """
         parameters = {"fieldManager": "tests", "fieldValidation": "Strict", "force": "true"}
         return await self.request("PATCH", path, item, content_type=APPLY, parameters=parameters)
 
     async def create_all(self, items: Iterable[Object]) -> None:
-        """Create objects, many at a time and in no order."""
+        """Create objects concurrently, in no particular order."""
         async with asyncio.TaskGroup() as group:
             for item in items:
                 group.create_task(self.create(item), name=f"create {item['metadata']['name']}")
 
     async def get(self, item: Object) -> Object:
-        """Read an object as it is now."""
+        """Return the current state of an object."""
         return await self.request("GET", address(item))
 
     async def patch(self, item: Object, change: Object, subresource: str = "") -> Object:
-        """Change an object, or its subresource ("status"), by a strategic merge patch."""
+        """Patch an object, or its subresource ("status"), by a strategic merge patch."""
         path = f"{address(item)}/{subresource}".rstrip("/")
         return await self.request("PATCH", path, change, content_type=PATCH)
 
     async def delete(self, item: Object) -> None:
-        """Delete an object at once, without a grace period."""
+        """Delete an object without a grace period."""
         await self.request("DELETE", address(item), parameters={"gracePeriodSeconds": "0"})
 
     async def list_pods(self, namespace: str = "default") -> list[Object]:
@@ -161,12 +161,12 @@ class ApiClient:
         return sorted(found, key=lambda event: str(event["metadata"]["creationTimestamp"]))
 
     async def create_namespace(self, name: str) -> None:
-        """Create a namespace and, as kube-controller-manager would, its default account."""
+        """Create a namespace and its default service account, as kube-controller-manager would."""
         await self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         await self.create_default_account(name)
 
     async def create_default_account(self, namespace: str) -> None:
-        """Create the service account that pods of a namespace get unless they say otherwise."""
+        """Create the default service account of a namespace."""
         await self.create(
             {
                 "apiVersion": "v1",
@@ -176,7 +176,7 @@ class ApiClient:
         )
 
     async def create_priority_class(self, name: str, value: int) -> None:
-        """Create a priority class of a new name, and wait until pods may name it."""
+        """Create a priority class, and wait until pods may name it."""
         await self.create(priority_class(name, value))
         wanted = pod(f"wants-{name}", 0, priorityClassName=name)
 
@@ -186,14 +186,14 @@ class ApiClient:
             except ApiError as error:
                 if error.status != HTTPStatus.FORBIDDEN:
                     raise
-                return False  # admission follows a watch of its own
+                return False  # the admission plugin has its own watch
             return True
 
         await wait_for(is_known, f"pods may have the priority class {name}")
 
     @asynccontextmanager
     async def granted(self, user: User, rules: list[Object]) -> AsyncIterator[None]:
-        """Give a user the rights of RBAC rules, in all namespaces, while the context is open."""
+        """Grant a user RBAC rules in all namespaces while the context is open."""
         name = f"test:{user.name}"
         group = "rbac.authorization.k8s.io"
         role = {"kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}
@@ -213,7 +213,7 @@ class ApiClient:
                 await self.delete(item)
 
     async def set_phase(self, item: Object, phase: str, **status: object) -> None:
-        """Say in a kubelet's place how a bound pod fares, e.g. "Running" or "Failed"."""
+        """Set the status of a bound pod in place of a kubelet, e.g. "Running" or "Failed"."""
         await self.patch(item, {"status": {"phase": phase, **status}}, "status")
 
     async def wait_pod(
@@ -224,10 +224,11 @@ class ApiClient:
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> Object:
-        """Wait until a pod is as a condition says, and return it.
+        """Wait until a pod meets a condition, and return the pod.
 
         Raises:
-            TimeoutError: it was not so in time; the message holds the pod's status and events.
+            TimeoutError: the condition did not hold in time; the message has the pod's status and
+                events.
         """
         name = item["metadata"]["name"]
 
@@ -243,7 +244,7 @@ class ApiClient:
             raise TimeoutError(f"{error}: status {status}, events {messages}") from error
 
     async def wait_bound(self, item: Object, *, deadline_seconds: float = DEADLINE_SECONDS) -> str:
-        """Wait until a pod is bound, and return its node's name."""
+        """Wait until a pod is bound, and return the name of its node."""
         bound = await self.wait_pod(
             item,
             lambda pod: pod["spec"].get("nodeName"),
@@ -273,7 +274,7 @@ def address(item: Object) -> str:
 
 
 def unschedulable(pod: Object) -> str:
-    """Return why kube-scheduler could not place a pod; empty where it did not say so."""
+    """Return kube-scheduler's reason why a pod is unschedulable; "" without one."""
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return str(condition["message"])
@@ -281,7 +282,7 @@ def unschedulable(pod: Object) -> str:
 
 
 def _message(text: str) -> str:
-    """Take the message out of the API server's Status object."""
+    """Return the message in the API server's Status object."""
     try:
         return str(json.loads(text).get("message", text))
     except ValueError:

@@ -1,7 +1,8 @@
-"""A whole cluster to play with: everything is real but the machines. `make cluster` runs it.
+"""Cluster for manual trials with real programs and simulated nodes. `make cluster` runs it.
 
 `python -m testkit.controlplane.cluster [--once]` starts etcd, kube-apiserver, kube-scheduler,
-Prometheus and the extender on a simulated fleet, says how to use them, and ends them on Ctrl-C.
+Prometheus and the extender on a simulated fleet, prints commands to use them, and ends them on
+Ctrl-C.
 """
 
 import argparse
@@ -44,15 +45,15 @@ EXAMPLE: Final = "example"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A cluster that runs.
+    """Running cluster.
 
     Attributes:
         plane: etcd and kube-apiserver.
         fleet: the simulated GPUs.
         extender: the extender.
         prometheus: Prometheus.
-        client: an administrator's client of the API server.
-        example: file with a pod to apply.
+        client: client of the API server with administrator rights.
+        example: file with an example pod.
     """
 
     plane: ControlPlane
@@ -68,10 +69,10 @@ async def run_cluster(folder: Path) -> AsyncIterator[Cluster]:
     """Run a cluster on the demo's fleet while the context is open.
 
     Args:
-        folder: an empty one, for data, logs and kubeconfigs.
+        folder: empty folder for data, logs and kubeconfigs.
 
     Raises:
-        ProcessError: one of its programs did not come up.
+        ProcessError: one of its programs did not start.
     """
     async with AsyncExitStack() as stack:
 
@@ -121,7 +122,7 @@ async def run_cluster(folder: Path) -> AsyncIterator[Cluster]:
 
 
 async def place_example(cluster: Cluster) -> None:
-    """Apply the example as a user would, and say where it went and why."""
+    """Apply the example pod as a user would, and print its node and the reasons."""
     await cluster.plane.kubectl("apply", "-f", str(cluster.example))
     example = pod(EXAMPLE)
     node = await cluster.client.wait_bound(example)
@@ -134,7 +135,7 @@ async def place_example(cluster: Cluster) -> None:
 
 
 def usage(cluster: Cluster) -> str:
-    """Return how the cluster is used, for people."""
+    """Return usage instructions: how to reach the cluster and what to try."""
     url = cluster.extender.url
     gpus = sum(len(node.devices) for node in cluster.fleet.nodes.values())
     return textwrap.dedent(
@@ -165,13 +166,13 @@ def usage(cluster: Cluster) -> str:
 
 
 def say(message: str) -> None:
-    """Tell the user at once what is going on."""
+    """Print a message at once."""
     sys.stdout.write(f"cluster: {message}\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a cluster until Ctrl-C, or until one pod is placed."""
+    """Run a cluster until Ctrl-C; with `--once` until one pod is placed."""
     parser = argparse.ArgumentParser(
         prog="python -m testkit.controlplane.cluster", description=__doc__
     )
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         prepare(CLUSTER)
-        with contextlib.suppress(asyncio.CancelledError):  # the signals below ended it
+        with contextlib.suppress(asyncio.CancelledError):  # a signal below cancelled it
             asyncio.run(_run(once=options.once))
     except (BuildError, ProcessError) as error:
         say(str(error))
@@ -203,7 +204,7 @@ async def _run(*, once: bool) -> None:
 
 
 def _settings(prometheus_url: str) -> Object:
-    """Return the extender's settings: the defaults, but for a pace at which people watch."""
+    """Return the extender's settings: the defaults, with shorter intervals for a viewer."""
     return {
         "prometheus": {
             "url": prometheus_url,
@@ -215,9 +216,9 @@ def _settings(prometheus_url: str) -> Object:
 
 
 def _wake(fleet: SimulatedFleet) -> list[str]:
-    """Let the nodes whose telemetry has stopped be seen once first, and return their names.
+    """Restart the exporters that have stopped, and return the names of their nodes.
 
-    Prometheus here was not yet there when they still spoke.
+    This Prometheus needs samples from before they stop, so that their GPUs become stale.
     """
     silent = [name for name, node in fleet.nodes.items() if node.silent_since is not None]
     for name in silent:
@@ -228,7 +229,7 @@ def _wake(fleet: SimulatedFleet) -> list[str]:
 
 
 async def _is_seen(extender: ExtenderServer, fleet: SimulatedFleet) -> bool:
-    """Tell whether the extender has fresh readings of everything that exporters show."""
+    """Return whether the extender has fresh readings of all GPUs that the exporters show."""
     gpus = (await extender.get("/v1/gpus"))["gpus"]
     fresh = {(gpu["uuid"], gpu["gpu_instance_id"]) for gpu in gpus if gpu["freshness"] == "fresh"}
     shown = {
@@ -238,7 +239,7 @@ async def _is_seen(extender: ExtenderServer, fleet: SimulatedFleet) -> bool:
 
 
 def _write_example(folder: Path) -> Path:
-    """Write a stock pod that only says `nvidia.com/gpu: 1`."""
+    """Write a pod that only requests `nvidia.com/gpu: 1`, and return its file."""
     path = folder / "pod.yaml"
     path.write_text(yaml.safe_dump(pod(EXAMPLE, 1), sort_keys=False))
     return path

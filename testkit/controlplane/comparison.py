@@ -1,4 +1,4 @@
-"""Whether the extender sees the fleet as its exporters show it."""
+"""Comparison of the extender's view of the fleet with the exporters' data."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -9,14 +9,16 @@ from simulation.models import MIB
 from testkit.controlplane.objects import Object
 
 TOLERANCE: Final = 0.02
-"""Ratios that differ by less are the same: exporters round."""
+"""Largest difference of equal ratios, because exporters round."""
 
 Gpus = Mapping[tuple[str, str, str], Object]
-"""The extender's view of each GPU, by node, UUID and GPU instance id."""
+"""The extender's view of each GPU, by node, UUID and GPU instance ID."""
 
 
 def first_difference(fleet: SimulatedFleet, nodes: Iterable[str], seen: Gpus) -> str:
-    """Say what the extender sees otherwise than the exporters of these nodes, "" for nothing."""
+    """Describe the first difference between the extender's view and the exporters of these nodes,
+    "" without one.
+    """
     for node in sorted(nodes):
         if fleet.node(node).silent_since is not None:
             continue
@@ -29,7 +31,7 @@ def first_difference(fleet: SimulatedFleet, nodes: Iterable[str], seen: Gpus) ->
 
 
 def _differs(gpu: Object, view: DeviceView) -> str:
-    """Say in what the extender's view differs from an exporter's, "" for nothing."""
+    """Describe the difference between the extender's view and an exporter's, "" without one."""
     if gpu["freshness"] != "fresh" or gpu["memory_used_ratio"] is None:
         return f"is {gpu['freshness']}"
     used = view.memory_used_bytes / ((view.memory_mib - view.reserved_mib) * MIB)

@@ -1,4 +1,4 @@
-"""The real kube-controller-manager, where Deployments, DaemonSets and Jobs should make pods."""
+"""Real kube-controller-manager, for tests in which workloads must create pods."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -20,7 +20,8 @@ WORKLOADS: Final = (
     "serviceaccount-controller",
     "ttl-after-finished-controller",
 )
-"""What a test of workloads needs. Not those that judge nodes: no program sends heartbeats here."""
+"""Controllers that tests of workloads need. Node controllers are left out, because no program sends
+heartbeats here."""
 
 
 def kube_controller_manager(
@@ -29,9 +30,9 @@ def kube_controller_manager(
     """Describe a kube-controller-manager with some of its controllers; `start` it.
 
     Args:
-        plane: whose objects they look at.
-        controllers: which of them run.
-        options: what else it is told.
+        plane: control plane with the objects.
+        controllers: names of the controllers to run.
+        options: further command line options.
     """
     port = free_port()
     command = [

@@ -1,7 +1,7 @@
-"""What a user deploys: the extender with its rights, and a kube-scheduler configured to ask it.
+"""Deployed parts: the extender with its rights, and a kube-scheduler that calls it.
 
-The rights are those of manifests/, the scheduler's configuration is that of scheduler-config/:
-what is shipped is what is tested.
+The rights come from manifests/ and the scheduler's configuration from scheduler-config/, so that
+tests cover the shipped files.
 """
 
 import os
@@ -28,7 +28,7 @@ TLS_FILES: Final = ("caFile", "certFile", "keyFile")
 
 
 async def grant_rights(plane: ControlPlane) -> None:
-    """Give the extender's service account what the manifests give it, with the real kubectl."""
+    """Bind the manifests' rights to the extender's service account, with the real kubectl."""
     await plane.kubectl("apply", "-k", str(RIGHTS))
 
 
@@ -39,13 +39,13 @@ def scheduler_config(
     file: Path = SCHEDULER_CONFIG,
     certificates: Path | None = None,
 ) -> Object:
-    """Return a shipped KubeSchedulerConfiguration, for an extender at another address.
+    """Return a shipped KubeSchedulerConfiguration with the extender at another address.
 
     Args:
         extender_url: base URL of the webhooks.
         changes: fields of the extender's entry to change, e.g. `{"ignorable": False}`.
-        file: which of the shipped ones.
-        certificates: folder of what kube-scheduler shows and trusts; None for plain HTTP.
+        file: shipped configuration file.
+        certificates: folder with kube-scheduler's certificate and CA; None for plain HTTP.
     """
     config: Object = yaml.safe_load(file.read_text())
     (shipped,) = config["extenders"]
@@ -59,7 +59,7 @@ def scheduler_config(
 
 
 def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
-    """Merge settings, section by section.
+    """Merge settings section by section.
 
     Example:
         >>> merged({"wake": {"enabled": True}}, {"wake": {"target": "pod"}})
@@ -77,17 +77,17 @@ def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How an extender is run, with any settings.
+    """Options for running an extender, independent of a test's settings.
 
     Attributes:
-        kubeconfig: who it is to the API server.
-        settings: as in the settings file, where nothing else is asked for. With a `status_listen`
-            its API has a port of its own, with `tls` both are served over TLS, and with `peers` it
-            has itself as one unless others are named. A variable has its API in plain HTTP, as the
-            component does.
-        command: program and arguments, but for the settings file.
-        environment: variables of its own.
-        token: opens its API, "" where that is open.
+        kubeconfig: kubeconfig of the extender's user.
+        settings: defaults of the settings file, which a test's settings override. With a
+            `status_listen` the API has its own port; with `tls` both ports serve TLS; with `peers`
+            the extender is its own peer unless other peers are named. A variable sets plain HTTP
+            for its API, as the component does.
+        command: program and arguments, without the settings file.
+        environment: environment variables.
+        token: bearer token for its API, "" if the API needs none.
     """
 
     kubeconfig: Path
@@ -98,14 +98,14 @@ class Manner:
 
 
 class ExtenderServer:
-    """The extender as a process of its own: `python -m extender --config FILE`.
+    """Process of an extender: `python -m extender --config FILE`.
 
     Attributes:
-        url: base URL of its API; the same over all starts.
-        webhooks: base URL of its webhooks, likewise.
-        settings: those that it was last told.
-        config: its settings file.
-        process: the server; kill and start it as a test needs.
+        url: base URL of its API; the same after a restart.
+        webhooks: base URL of its webhooks; the same after a restart.
+        settings: settings that were written last.
+        config: settings file.
+        process: process, which tests may kill and start.
     """
 
     def __init__(
@@ -116,25 +116,25 @@ class ExtenderServer:
         manner: Manner | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Describe an extender; `ensure` that it runs, with settings.
+        """Describe an extender; `ensure` starts it with settings.
 
         Args:
-            plane: a control plane that runs.
-            name: what its files are called.
-            manner: how it is run; as user `EXTENDER` and on plain HTTP, unless given.
-            folder: where its files go; the control plane's, unless given.
+            plane: running control plane.
+            name: base name of its files.
+            manner: options for running it; by default as user `EXTENDER` and on plain HTTP.
+            folder: folder of its files; by default the control plane's.
         """
         folder = folder or plane.folder
         manner = manner or Manner(kubeconfig=plane.kubeconfig(EXTENDER))
         listen = status = f"127.0.0.1:{free_port()}"
         own = {"listen": listen, "kubeconfig": str(manner.kubeconfig)}
-        # No test waits for a Service or for later agents unless it says so.
+        # By default a test waits neither for a Service nor for later agents.
         usual: Object = {"drain_seconds": 0, "ready": {"wait_seconds": 2}, **manner.settings}
         if "status_listen" in usual:
             status = own["status_listen"] = f"127.0.0.1:{free_port()}"
         if "peers" in usual:
-            usual["peers"] = {"addresses": [listen]}  # no Service leads to it
-        # One for all that are named beside each other, where it is by no certificate.
+            usual["peers"] = {"addresses": [listen]}  # no Service has it as an endpoint
+        # The replicas in this folder share a secret, for requests without certificates.
         self._peers_secret = plane.folder / "peers-secret"
         self._peers_secret.write_text("known to all replicas")
         self._ca_file = usual.get("tls", {}).get("client_ca_file", "")
@@ -151,7 +151,7 @@ class ExtenderServer:
             folder=folder,
             ready_url=f"{self.url}/readyz",
             environment={
-                # What the developer has set for an extender is not meant for this one.
+                # Ignore the developer's own environment variables for an extender.
                 **{variable: "" for variable in os.environ if variable.startswith("IDLEGPU_")},
                 **manner.environment,
                 "PYTHONPATH": str(ROOT),
@@ -159,13 +159,13 @@ class ExtenderServer:
         )
 
     async def ensure(self, settings: Object) -> None:
-        """Have it run with these settings; it is restarted only where it cannot load them.
+        """Make it run with these settings; restart it only if it cannot reload them.
 
         Args:
-            settings: as in the settings file; what is the extender's own is set here.
+            settings: content of the settings file; addresses and paths are added here.
 
         Raises:
-            ProcessError: it did not come up.
+            ProcessError: it did not start.
         """
         if self.process.is_running:
             if settings == self.settings or await self._take_over(settings):
@@ -175,7 +175,7 @@ class ExtenderServer:
         await self.process.start()
 
     async def _take_over(self, settings: Object) -> bool:
-        """Write other settings and wait until it has loaded them; say whether all are in force."""
+        """Write new settings and wait until they are loaded; return whether all are in force."""
         loaded = await self._metric("idlegpu_settings_loaded_timestamp_seconds")
         self.write(settings)
 
@@ -195,7 +195,7 @@ class ExtenderServer:
         return float(line.split()[1])
 
     def write(self, settings: Object) -> None:
-        """Write these settings into its file: where it runs, it follows them by itself."""
+        """Write settings to its file; a running extender reloads them."""
         self.settings = settings
         found = {**merged(self._usual, settings), **self._own}
         if "peers" in found:
@@ -205,7 +205,7 @@ class ExtenderServer:
 
     @property
     def trust(self) -> ssl.SSLContext | bool:
-        """What aiohttp is to check of its certificate: the CA, by now, as it has no name here."""
+        """Return aiohttp's `ssl` argument: the current CA, without a check of the host name."""
         if not self._ca_file:
             return True
         context = ssl.create_default_context(cafile=self._ca_file)
@@ -213,16 +213,16 @@ class ExtenderServer:
         return context
 
     def session(self, **options: Any) -> aiohttp.ClientSession:
-        """Open a session at its API's address, with aiohttp's options."""
+        """Open a session with its API as base URL, with aiohttp's options."""
         return aiohttp.ClientSession(
             self.url, connector=aiohttp.TCPConnector(ssl=self.trust), **options
         )
 
     async def get(self, path: str, parameters: Mapping[str, str] | None = None) -> Object:
-        """Ask its API, e.g. for "/v1/gpus".
+        """Send a GET to its API, e.g. for "/v1/gpus".
 
         Raises:
-            aiohttp.ClientError: it does not answer, or not with 200.
+            aiohttp.ClientError: it does not answer, or the status is not 200.
         """
         async with (
             self.session(

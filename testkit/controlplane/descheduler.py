@@ -1,4 +1,4 @@
-"""The real descheduler, run once, or again and again where it asks a Prometheus."""
+"""Real descheduler, run once, or periodically with a Prometheus."""
 
 import asyncio
 import json
@@ -15,20 +15,20 @@ from testkit.controlplane.tools import binary
 RUN_TIMEOUT_SECONDS: Final = 60.0
 VERBOSITY: Final = 2
 CA: Final = "ca.crt"
-"""Where ours looks for the cluster's CA: see `tools.TOOLS`."""
+"""File of the cluster's CA in this build of the descheduler: see `tools.TOOLS`."""
 
 
 async def deschedule(plane: ControlPlane, folder: Path, policy: Object) -> str:
-    """Run the descheduler once, and return its log; whom it evicts is gone then.
+    """Run the descheduler once, wait until evicted pods are gone, and return its log.
 
     Args:
-        plane: whose pods it looks at.
-        folder: where its policy goes.
+        plane: control plane with the pods.
+        folder: folder of its policy.
         policy: a DeschedulerPolicy.
 
     Raises:
-        RuntimeError: it failed; the message is its log.
-        TimeoutError: it hangs.
+        RuntimeError: the descheduler failed; the message is its log.
+        TimeoutError: the descheduler hangs.
     """
     process = await asyncio.create_subprocess_exec(
         *leashed([*_command(plane, folder, policy), "--secure-port=0"]),
@@ -51,13 +51,13 @@ async def deschedule(plane: ControlPlane, folder: Path, policy: Object) -> str:
 def descheduler(
     plane: ControlPlane, folder: Path, policy: Object, *, interval_seconds: float
 ) -> ServerProcess:
-    """Describe a descheduler that goes on; `start` it.
+    """Describe a descheduler that runs periodically; `start` it.
 
     Args:
-        plane: whose pods it looks at.
-        folder: where its policy and its log go.
+        plane: control plane with the pods.
+        folder: folder of its policy and its log.
         policy: a DeschedulerPolicy.
-        interval_seconds: time from one look to the next.
+        interval_seconds: interval of its runs.
     """
     port = free_port()
     shutil.copy(plane.ca_file, folder / CA)

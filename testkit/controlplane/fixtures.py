@@ -1,4 +1,4 @@
-"""Fixtures of tests that need the control plane or Prometheus; tests/conftest.py offers them."""
+"""Pytest fixtures for the control plane and Prometheus; tests/conftest.py imports them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -22,10 +22,10 @@ StartPrometheus = Callable[..., Awaitable[PrometheusServer]]
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """The session's etcd and kube-apiserver; use `cluster` to find them empty."""
+    """Start etcd and kube-apiserver for the session; `cluster` empties them for a test."""
     plane = ControlPlane(tmp_path_factory.mktemp("controlplane"))
     try:
-        # With a loop of its own: the tests' loops come and go.
+        # A separate event loop, because each test has its own.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(plane.start())
         yield plane
@@ -35,7 +35,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest_asyncio.fixture
 async def cluster(control_plane: ControlPlane) -> AsyncIterator[ApiClient]:
-    """An administrator's client of a cluster without nodes and pods."""
+    """Yield an administrator's client of a cluster without nodes and pods."""
     await control_plane.reset()
     async with control_plane.client() as client:
         yield client
@@ -46,7 +46,7 @@ async def start_scheduler(
     control_plane: ControlPlane,
     cluster: ApiClient,  # noqa: ARG001 - empty before a scheduler looks at it
 ) -> AsyncIterator[StartScheduler]:
-    """Start a kube-scheduler with a configuration (see `scheduler_config`) for one test."""
+    """Yield a function that starts kube-scheduler with a configuration."""
     async with AsyncExitStack() as stack:
 
         async def start(config: Object) -> ServerProcess:
@@ -63,7 +63,7 @@ async def kubelets(
     control_plane: ControlPlane,
     cluster: ApiClient,  # noqa: ARG001 - empty before kwok looks at it
 ) -> AsyncIterator[ServerProcess]:
-    """A kwok that lets bound pods run, and end, for one test."""
+    """Start kwok for one test; it runs and ends bound pods."""
     process = kwok(control_plane)
     try:
         await process.start()
@@ -74,7 +74,9 @@ async def kubelets(
 
 @pytest_asyncio.fixture
 async def start_prometheus(tmp_path: Path) -> AsyncIterator[StartPrometheus]:
-    """Start a Prometheus for one test: the exporter's URL, its nodes, the interval in seconds."""
+    """Yield a function that starts a Prometheus: arguments are the exporter's URL, its nodes, and
+    the interval in seconds.
+    """
     async with AsyncExitStack() as stack:
 
         async def start(

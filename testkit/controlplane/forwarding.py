@@ -1,6 +1,7 @@
-"""The way from the API server to a program on loopback, in place of a pod network.
+"""Proxy from the API server to a program on loopback, in place of a pod network.
 
-The API server proxies to no loopback address, so this listens on another of the machine's.
+The API server refuses to proxy to a loopback address, so the proxy listens on another address of
+the machine.
 """
 
 import asyncio
@@ -10,10 +11,11 @@ from contextlib import asynccontextmanager
 
 
 def machine_address() -> str:
-    """Return an address of this machine that is no loopback, "" where there is none."""
+    """Return an address of this machine that is not loopback, "" if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only looks for a route
+            # connecting a UDP socket sends nothing; it only selects a route
+            probe.connect(("192.0.2.1", 9))
         except OSError:
             return ""
         address = str(probe.getsockname()[0])
@@ -22,7 +24,7 @@ def machine_address() -> str:
 
 @asynccontextmanager
 async def forwarding(address: str, url: str) -> AsyncIterator[int]:
-    """Let a URL be reached at another address, from which it is asked; yield the port."""
+    """Forward connections at another address to a URL, from that address; yield the port."""
     host, _, port = url.rpartition("/")[2].rpartition(":")
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

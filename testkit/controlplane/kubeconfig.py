@@ -1,4 +1,4 @@
-"""Who may talk to the API server, and the kubeconfig files that say so."""
+"""Users of the API server, and their kubeconfig files."""
 
 import json
 import secrets
@@ -9,12 +9,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A user that the API server knows by a token.
+    """User of the API server with a token.
 
     Attributes:
-        name: as RBAC knows it; `system:serviceaccount:NAMESPACE:NAME` has that account's rights.
-        groups: as RBAC knows them.
-        token: a new one for each control plane.
+        name: user name in RBAC; `system:serviceaccount:NAMESPACE:NAME` has that account's rights.
+        groups: group names in RBAC.
+        token: bearer token, random for each control plane.
     """
 
     name: str
@@ -23,7 +23,7 @@ class User:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """HTTP headers of a request by this user."""
+        """HTTP headers of this user's requests."""
         return {"Authorization": f"Bearer {self.token}"}
 
 

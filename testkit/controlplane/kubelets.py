@@ -1,4 +1,4 @@
-"""kwok, which plays the kubelets where pods should run."""
+"""kwok in place of the kubelets."""
 
 from typing import Final
 
@@ -8,14 +8,14 @@ from testkit.controlplane.tools import MODULES, binary
 
 STAGES: Final = MODULES / "kwok" / "stages.yaml"
 ENDS_AFTER: Final = "test.idlegpu.io/ends-after"  # a duration as Go writes it, e.g. "500ms"
-FAILS: Final = "test.idlegpu.io/fails"  # any value: the pod ends as Failed
+FAILS: Final = "test.idlegpu.io/fails"  # any value: the pod fails instead of succeeding
 
 
 def kwok(plane: ControlPlane) -> ServerProcess:
-    """Describe a kwok that plays every node's kubelet; `start` it to have it run.
+    """Describe a kwok for all nodes; `start` it.
 
-    A bound pod runs at once, ends if its annotations `ENDS_AFTER` and `FAILS` say so, and is gone
-    once it is deleted. Nodes are left as they are.
+    A bound pod runs at once, ends as its annotations `ENDS_AFTER` and `FAILS` say, and is removed
+    when it is deleted. Nodes are not changed.
     """
     port = free_port()
     command = [
@@ -24,7 +24,7 @@ def kwok(plane: ControlPlane) -> ServerProcess:
         f"--config={STAGES}",
         "--manage-all-nodes=true",
         f"--server-address=127.0.0.1:{port}",
-        "--node-lease-duration-seconds=0",  # no heartbeats: no controller here checks them
+        "--node-lease-duration-seconds=0",  # no heartbeats: no controller checks them here
     ]
     return ServerProcess(
         name="kwok",

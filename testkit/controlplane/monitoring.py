@@ -1,4 +1,4 @@
-"""What is shipped to watch it with: the questions of dashboard and alerts."""
+"""Shipped monitoring: alerts, dashboard, and their PromQL queries."""
 
 import json
 import re
@@ -20,32 +20,32 @@ _SUFFIX: Final = re.compile(r"_(?:bucket|count|sum)$")
 
 
 def groups() -> list[Object]:
-    """Return the alerts as Prometheus has them in a file."""
+    """Return the groups of alerting rules, as in a rules file of Prometheus."""
     rule = find(built(OVERLAYS / "monitoring"), "PrometheusRule", "idlegpu")
     found: list[Object] = rule["spec"]["groups"]
     return found
 
 
 def alerts() -> list[Object]:
-    """Return the alerts."""
+    """Return the alerting rules."""
     return [rule for group in groups() for rule in group["rules"]]
 
 
 def dashboard() -> Object:
-    """Return the dashboard, as Grafana takes it."""
+    """Return the dashboard as Grafana's JSON."""
     item = find(built(OVERLAYS / "monitoring"), "ConfigMap", "idlegpu-dashboard")
     found: Object = json.loads(item["data"]["idlegpu.json"])
     return found
 
 
 def panels() -> Iterator[Object]:
-    """Yield the dashboard's panels, those of collapsed rows included."""
+    """Yield the dashboard's panels, including those in collapsed rows."""
     for panel in dashboard()["panels"]:
         yield from panel["panels"] if panel["type"] == "row" else [panel]
 
 
 def panel_queries(interval: str) -> Iterator[str]:
-    """Yield the queries of the panels, with `All` for each variable.
+    """Yield the panels' queries, with `All` for each variable.
 
     Args:
         interval: value of Grafana's own variables, such as "1m".
@@ -57,7 +57,7 @@ def panel_queries(interval: str) -> Iterator[str]:
 
 
 def always(expression: str) -> str:
-    """Return an alert's expression as one that has a result while nothing is wrong, too.
+    """Rewrite an alert's expression so that it also has a result while the alert does not fire.
 
     Example:
         >>> always("sum(increase(a_total[5m]) > 0 or b) > 0.5")
@@ -67,6 +67,6 @@ def always(expression: str) -> str:
 
 
 def asked_metrics() -> set[str]:
-    """Return the names of all metrics of ours that are asked for, of a histogram its own."""
+    """Return the names of idlegpu's metrics in all queries; a histogram by its base name."""
     asked = [*panel_queries("1m"), *(alert["expr"] for alert in alerts())]
     return {_SUFFIX.sub("", name) for query in asked for name in OURS.findall(query)}

@@ -1,12 +1,12 @@
-"""Kubernetes objects for tests: every default is a healthy node, a stock pod."""
+"""Kubernetes objects for tests: by default a healthy node, and a pod without annotations."""
 
 from collections.abc import Mapping
 from typing import Any
 
-Object = dict[str, Any]  # a Kubernetes object as JSON: its shape is the API server's to check
+Object = dict[str, Any]  # Kubernetes object as JSON; the API server validates it
 
 GPU = "nvidia.com/gpu"
-IMAGE = "registry.k8s.io/pause:3.10"  # never pulled: nothing runs here
+IMAGE = "registry.k8s.io/pause:3.10"  # never pulled: no container runs here
 
 
 def node(
@@ -17,12 +17,12 @@ def node(
     address: str = "",
     taints: list[Object] | None = None,
 ) -> Object:
-    """Describe a ready node, with its status, as one POST takes it.
+    """Build a ready node with its status, for a single POST.
 
     Args:
-        name: the node's name, and its host name label.
+        name: name of the node, and value of its host name label.
         gpus: number of whole GPUs, or count by resource name; 0 or {} for a node without.
-        labels: on top of the host name, e.g. GFD's.
+        labels: labels besides the host name, e.g. GFD's.
         address: the node's internal IP; empty for none.
         taints: the node's taints.
     """
@@ -68,7 +68,7 @@ def pod(
     labels: Mapping[str, str] | None = None,
     **spec: object,
 ) -> Object:
-    """Describe a stock pod that asks for GPUs and says nothing else.
+    """Build a pod that requests GPUs, with no other wishes.
 
     Args:
         name: the pod's name.
@@ -92,7 +92,8 @@ def pod(
         },
         "spec": {
             "containers": [container],
-            # Without kubelets no program confirms an end: a victim of preemption must go at once.
+            # Without kubelets no program confirms the end of a pod, so a victim of preemption must
+            # go at once.
             "terminationGracePeriodSeconds": 0,
             **spec,
         },
@@ -100,7 +101,7 @@ def pod(
 
 
 def priority_class(name: str, value: int) -> Object:
-    """Describe a priority class whose pods may preempt others."""
+    """Build a priority class whose pods may preempt others."""
     return {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",

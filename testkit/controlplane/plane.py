@@ -1,4 +1,4 @@
-"""The control plane itself: etcd and kube-apiserver, with users, kubeconfigs and kubectl."""
+"""Control plane: etcd and kube-apiserver, with users, kubeconfigs and kubectl."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from testkit.controlplane.waiting import wait_for
 ADMIN: Final = "admin"
 SCHEDULER: Final = "scheduler"
 EXTENDER: Final = "extender"
-# The extender's user is the service account that manifests/ bind rights to, so that a test with
-# these manifests applied proves the rights too. It has none until they are.
+# The extender's user is the service account of manifests/, so that tests with applied manifests
+# also test its rights. Without the manifests it has no rights.
 EXTENDER_ACCOUNT: Final = "system:serviceaccount:idlegpu:idlegpu-extender"
 KUBECTL_TIMEOUT_SECONDS: Final = 30.0
-# Objects in the way of the next test, and the path of all of one kind. Pods before nodes: a pod
-# whose node is gone is no test's starting point. Namespaces stay: no controller finalizes them.
+# Paths of the kinds to delete before the next test. Pods come before nodes, so that no pod outlives
+# its node. Namespaces stay, because no controller finalizes them.
 LEFTOVERS: Final = (
     "/api/v1/pods",
     "/api/v1/nodes",
@@ -37,15 +37,15 @@ LEFTOVERS: Final = (
 class ControlPlane:
     """etcd and kube-apiserver on free ports of 127.0.0.1.
 
-    Bound to no event loop: a fixture of the whole session may start it, and each test use it.
+    It is not bound to an event loop: a session's fixture may start it, and each test may use it.
 
     Attributes:
-        folder: where data, certificates, kubeconfigs and logs go.
-        users: who may talk to it, by the short names `ADMIN`, `SCHEDULER`, `EXTENDER`.
+        folder: folder for data, certificates, kubeconfigs and logs.
+        users: users by the short names `ADMIN`, `SCHEDULER`, `EXTENDER`.
         server: base URL of the API server.
-        ca_file: certificate that the API server's own certificate is verified with.
-        release: what stands before the names of its programs in `tools.TOOLS`; "" for the newest.
-        features: gates that are open in all of its programs, beside those that are by default.
+        ca_file: CA of the API server's certificate.
+        release: prefix of its programs' names in `tools.TOOLS`; "" for the newest release.
+        features: feature gates to enable in all of its programs.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class ControlPlane:
         features: Sequence[str] = (),
         apis: Sequence[str] = (),
     ) -> None:
-        """Describe it.
+        """Describe a control plane; `start` it.
 
         Args:
-            folder: an empty one.
+            folder: empty folder.
             release: see the attribute.
             features: see the attribute.
-            apis: group versions that are served beside those that are by default.
+            apis: group versions to serve besides the default ones.
         """
         self.folder = folder
         self.release = release
@@ -89,10 +89,10 @@ class ControlPlane:
         )
 
     async def start(self) -> None:
-        """Start both, and wait until pods can be created.
+        """Start etcd and kube-apiserver, and wait until pods can be created.
 
         Raises:
-            ProcessError: one of them did not come up.
+            ProcessError: one of them did not start.
         """
         write_token_file(self.folder / "tokens.csv", self.users)
         await self.etcd.start()
@@ -103,12 +103,12 @@ class ControlPlane:
             await wait_for(partial(_create_default_account, client), "the namespace default exists")
 
     def stop(self) -> None:
-        """End both at once: their data is worth nothing now, and they take long to say goodbye."""
+        """Kill etcd and kube-apiserver: the data is disposable, and a graceful stop is slow."""
         self.apiserver.kill()
         self.etcd.kill()
 
     def client(self, user: str = ADMIN) -> ApiClient:
-        """Return a client of the API server, an async context manager."""
+        """Return a client of the API server: an async context manager."""
         return ApiClient(self.server, self.ca_file, self.users[user])
 
     def kubeconfig(self, user: str = ADMIN) -> Path:
@@ -119,11 +119,11 @@ class ControlPlane:
         return path
 
     async def kubectl(self, *arguments: str) -> str:
-        """Run the real kubectl as administrator, and return what it prints.
+        """Run the real kubectl as administrator, and return its output.
 
         Raises:
-            RuntimeError: it failed; the message is its own.
-            TimeoutError: it hangs.
+            RuntimeError: kubectl failed; the message is its output.
+            TimeoutError: kubectl hangs.
         """
         process = await asyncio.create_subprocess_exec(
             binary("kubectl"),
@@ -145,14 +145,16 @@ class ControlPlane:
         return output.decode()
 
     async def reset(self) -> None:
-        """Delete what tests left behind: pods, nodes, priority classes, claims."""
+        """Delete the objects that tests left: pods, nodes, priority classes, claims."""
         async with self.client() as client:
             for path in LEFTOVERS:
                 await wait_for(partial(_delete_all, client, path), f"{path} is empty")
 
 
 async def _create_default_account(client: ApiClient) -> bool:
-    """Create what kube-controller-manager would; not before the namespace is there."""
+    """Create the default service account as kube-controller-manager would; return whether its
+    namespace exists.
+    """
     try:
         await client.create_default_account("default")
     except ApiError as error:
@@ -163,11 +165,11 @@ async def _create_default_account(client: ApiClient) -> bool:
 
 
 async def _delete_all(client: ApiClient, path: str) -> bool:
-    """Delete what a list has; true once it has nothing left of the tests'."""
+    """Delete the objects of a list; return whether none of the tests' objects is left."""
     try:
         items = (await client.request("GET", path))["items"]
     except ApiError as error:
-        if error.status == 404:  # a kind that an older release does not know
+        if error.status == 404:  # the kind does not exist in an older release
             return True
         raise
     leftovers = [item for item in items if not item["metadata"]["name"].startswith("system-")]
@@ -207,7 +209,7 @@ def _etcd(folder: Path, *, port: int, peer_port: int) -> ServerProcess:
         f"--listen-peer-urls={peer_url}",
         f"--initial-advertise-peer-urls={peer_url}",
         f"--initial-cluster=default={peer_url}",
-        "--unsafe-no-fsync",  # the data is worth nothing after the test
+        "--unsafe-no-fsync",  # the data is disposable
         "--quota-backend-bytes=8589934592",
         "--log-level=warn",
     ]
@@ -215,7 +217,7 @@ def _etcd(folder: Path, *, port: int, peer_port: int) -> ServerProcess:
 
 
 def gates(features: Sequence[str]) -> list[str]:
-    """Return the options that open feature gates in one of Kubernetes' programs.
+    """Return the command line options that enable feature gates.
 
     Example:
         >>> gates(["GenericWorkload", "PodGroupPreemptionPolicy"])
@@ -234,8 +236,8 @@ def _apiserver(
     options: Sequence[str],
 ) -> ServerProcess:
     certificates = folder / "certificates"
-    # kube-apiserver makes its serving certificate before it reads the key of service accounts, so
-    # that one key serves for both, and no test has to make one.
+    # kube-apiserver creates its serving certificate before it reads the key of service accounts, so
+    # one key can serve both purposes.
     key = certificates / "apiserver.key"
     command = [
         str(program),
@@ -243,7 +245,7 @@ def _apiserver(
         f"--secure-port={port}",
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
-        "--endpoint-reconciler-type=none",  # refuses to publish a loopback address
+        "--endpoint-reconciler-type=none",  # kube-apiserver refuses to publish a loopback address
         f"--cert-dir={certificates}",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
@@ -251,8 +253,8 @@ def _apiserver(
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.96.0.0/16",
-        "--allow-privileged=true",  # as on every cluster
-        # Its taint not-ready on each new node is for a controller that does not run here.
+        "--allow-privileged=true",  # as in most clusters
+        # Its taint not-ready on new nodes needs a controller that does not run here.
         "--disable-admission-plugins=TaintNodesByCondition",
         "--max-requests-inflight=4000",
         "--max-mutating-requests-inflight=2000",

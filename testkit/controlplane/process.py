@@ -1,4 +1,4 @@
-"""One server process: started, awaited until it answers, stopped, and explained when it fails."""
+"""Server process: start, wait until it answers, stop, and describe failures."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ import aiohttp
 
 from testkit.controlplane.leash import leashed
 
-# Below the ports that kernels give to outgoing connections (Linux 32768, macOS and BSD 49152): a
-# server that is stopped and started again would else find its port taken by a client.
+# Below the ephemeral ports of kernels (Linux 32768, macOS and BSD 49152); otherwise a client could
+# take the port of a server that restarts.
 PORTS: Final = range(20_000, 32_000)
 _KEPT: Final[dict[int, TextIO]] = {}
-"""Ports that were given away, each with the lock that keeps it."""
+"""Returned ports, each with the lock file that reserves it."""
 START_TIMEOUT_SECONDS: Final = 60.0
 STOP_TIMEOUT_SECONDS: Final = 5.0
 PROBE_TIMEOUT_SECONDS: Final = 2.0
@@ -32,23 +32,23 @@ LOG_LINES: Final = 25
 
 
 class ProcessError(RuntimeError):
-    """A server did not come up; the message ends with the last lines of its log."""
+    """Error of a server that did not start; the message ends with the last lines of its log."""
 
 
 @dataclass(kw_only=True)
 class ServerProcess:
-    """A server that we start, and may kill and start again.
+    """Server that tests may kill and start again.
 
-    It belongs to no event loop: one loop may start it and another stop it. It dies with the
-    process that started it, however that one ends.
+    It is not bound to an event loop: one loop may start it and another stop it. The kernel kills it
+    when the process that started it ends.
 
     Attributes:
-        name: what messages and the log file call it.
+        name: name in messages and of the log file.
         command: program and arguments.
-        folder: where it runs, and where its log goes.
-        ready_url: answers 200 once the server is ready; certificates are not verified.
-        ready_headers: headers of that question.
-        environment: variables on top of ours.
+        folder: working directory and folder of the log.
+        ready_url: URL that answers 200 once the server is ready; its certificate is not verified.
+        ready_headers: headers of requests to `ready_url`.
+        environment: environment variables besides this process' own.
     """
 
     name: str
@@ -61,36 +61,36 @@ class ServerProcess:
 
     @property
     def log(self) -> Path:
-        """The file with everything it wrote, over all its starts."""
+        """File with the server's output, over all its starts."""
         return self.folder / f"{self.name}.log"
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its process ID.
+        """Process ID.
 
         Raises:
-            ProcessError: it was never started.
+            ProcessError: the process was never started.
         """
         if self._process is None:
             raise ProcessError(f"{self.name} was never started")
         return self._process.pid
 
     async def start(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
-        """Start it and wait until it is ready.
+        """Start the server and wait until it is ready.
 
         Raises:
-            ProcessError: it ended, or was not ready in time.
+            ProcessError: the server ended, or was not ready in time.
         """
         self.spawn()
         await self.wait_ready(timeout_seconds)
 
     def spawn(self) -> None:
-        """Start it without waiting."""
+        """Start the server without waiting."""
         if self.is_running:
             raise ProcessError(f"cannot start {self.name}: it runs already: stop it first")
         with self.log.open("ab") as log:
@@ -101,14 +101,15 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is ours to handle: we stop it in order
+                # this process handles Ctrl-C, and stops its servers in order
+                start_new_session=True,
             )
 
     async def wait_ready(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
-        """Wait until the server says that it is ready.
+        """Wait until the server is ready.
 
         Raises:
-            ProcessError: it ended, or was not ready in time.
+            ProcessError: the server ended, or was not ready in time.
         """
         deadline = time.monotonic() + timeout_seconds
         async with _probing_session() as session:
@@ -123,7 +124,7 @@ class ServerProcess:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> None:
-        """Ask it to end, and kill it where it does not; nothing happens if it does not run."""
+        """Stop the server, and kill it if it does not end in time; ignore a stopped server."""
         if self._process is None:
             return
         self._process.terminate()
@@ -132,23 +133,23 @@ class ServerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a crash would; nothing happens if it does not run."""
+        """Kill the server as a crash would; do nothing if it does not run."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def pause(self) -> None:
-        """Make it hang: it keeps its connections and answers nothing."""
+        """Stop the process by SIGSTOP: it keeps its connections and answers nothing."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Continue the process after `pause`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
     def describe(self) -> str:
-        """Say how it is and what its log says last."""
+        """Describe the server's state, with the last lines of its log."""
         state = "never started"
         if self._process is not None:
             code = self._process.poll()
@@ -165,10 +166,10 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Find a port on 127.0.0.1 without a listener, and that no other caller was given.
+    """Return a port on 127.0.0.1 without a listener that no other caller got.
 
-    Between this answer and the server's start anybody else would find the same port free: it is
-    kept for this process by a locked file until the process ends.
+    Until the server starts, other processes would find the same port free. So a locked file
+    reserves the port for this process until it ends.
     """
     folder = Path(tempfile.gettempdir()) / f"idlegpu-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -189,7 +190,7 @@ def free_port() -> int:
 
 
 def _probing_session() -> aiohttp.ClientSession:
-    """Open a session that trusts any certificate: it asks only whether a server is there."""
+    """Open a session that accepts any certificate, because it only probes readiness."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=False, force_close=True),
         timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS),

@@ -1,6 +1,6 @@
-"""Record what the real kube-scheduler sends to an extender, as the golden requests of the tests.
+"""Record the real kube-scheduler's requests to an extender as golden files of the tests.
 
-`python -m testkit.controlplane.record` writes tests/contract/golden/ again.
+`python -m testkit.controlplane.record` rewrites tests/contract/golden/.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from testkit.controlplane.waiting import wait_for
 GOLDEN: Final = Path(__file__).parents[2] / "tests" / "contract" / "golden"
 NODES: Final = ("gpu-a", "gpu-b", "gpu-c")
 GPUS_PER_NODE: Final = 8
-# What GPU feature discovery says of a node; only what a reader may use.
+# Labels of GPU feature discovery that a reader may use.
 GFD_LABELS: Final = {
     "nvidia.com/gpu.present": "true",
     "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
@@ -34,10 +34,10 @@ GFD_LABELS: Final = {
 
 
 async def record(plane: ControlPlane, *, node_cache_capable: bool) -> dict[str, bytes]:
-    """Have a pod placed and another preempt, and return the last question of each verb.
+    """Let one pod be placed and another preempt, and return the last request of each verb.
 
     Args:
-        plane: a control plane that runs, with nothing in it.
+        plane: running control plane without nodes and pods.
         node_cache_capable: whether kube-scheduler sends names, or whole objects.
     """
     async with StubExtender(best=NODES[1]) as stub, plane.client() as client:
@@ -59,7 +59,7 @@ async def record(plane: ControlPlane, *, node_cache_capable: bool) -> dict[str, 
 
 
 async def _place_one(client: ApiClient) -> None:
-    """Have a pod bound while every node has room, and take it away again."""
+    """Let a pod be bound while every node has room, and delete it."""
     first = pod("trainer", 2, annotations={"idlegpu.io/gpu-memory": "20Gi"})
     await client.create(first)
     await client.wait_bound(first)
@@ -67,7 +67,7 @@ async def _place_one(client: ApiClient) -> None:
 
 
 async def _preempt_one(client: ApiClient) -> None:
-    """Have a pod bound that must evict another, for every node is full."""
+    """Let a pod be bound that must evict another because every node is full."""
     fillers = [pod(f"filler-{name}", GPUS_PER_NODE) for name in NODES]
     await client.create_all(fillers)
     for filler in fillers:
@@ -84,7 +84,7 @@ async def _one_is_gone(client: ApiClient, fillers: list[Object]) -> bool:
 
 
 async def write_golden(folder: Path) -> None:
-    """Record both forms of every question, each into a file of its own."""
+    """Record both forms of every request, each into its own file."""
     with tempfile.TemporaryDirectory(prefix="idlegpu-record-") as scratch:
         plane = ControlPlane(Path(scratch))
         try:

@@ -1,4 +1,4 @@
-"""The extender as its manifests have it run: its settings, certificates, and rights."""
+"""Extender with the settings, certificates and rights of its manifests."""
 
 import asyncio
 import base64
@@ -28,17 +28,17 @@ LEASE_PATH: Final = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/le
 AUDIENCE: Final = "idlegpu-api"
 
 Certify = Callable[[Installation], Awaitable[None]]
-"""Has the Secrets made."""
+"""Creates the Secrets with the certificates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningExtender:
-    """An extender that runs as its manifest says, but for addresses and where files are.
+    """Running extender as in its manifest, except for addresses and paths.
 
     Attributes:
-        installation: what was applied.
+        installation: the applied objects.
         server: the extender.
-        mounted: the Secrets, as volumes show them: a folder for each side.
+        mounted: the Secrets as mounted volumes: a folder each for extender and kube-scheduler.
     """
 
     installation: Installation
@@ -52,20 +52,20 @@ class RunningExtender:
 
     @property
     def webhooks(self) -> str:
-        """Where it is asked, over TLS."""
+        """Base URL of the webhooks, with TLS."""
         return self.server.webhooks
 
     @property
     def status(self) -> str:
-        """Where it is looked at."""
+        """Base URL of the status port."""
         return self.server.url
 
     async def make_certificates(self, *arguments: str) -> None:
-        """Do what the Job does, with further arguments."""
+        """Create the certificates as the Job does, with further arguments."""
         await run_job(self.installation, self.mounted, *arguments)
 
     async def read(self, path: str, token: str = "") -> tuple[int, Object]:
-        """Ask the API with a token, "" for none; return status and answer."""
+        """Send a GET to the API with a token, "" for none; return status and JSON."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with (
             self.server.session() as session,
@@ -82,13 +82,14 @@ async def running_extender(
     variables: Mapping[str, str] | None = None,
     certify: Certify | None = None,
 ) -> AsyncIterator[RunningExtender]:
-    """Run it, once what was applied is in force.
+    """Run the extender after the applied objects are in force.
 
     Args:
-        installation: with the base applied; and the component certs-job, unless `certify` is given.
-        folder: an empty one.
-        variables: of its environment, beside or in place of those that its container has.
-        certify: has the Secrets made; the Job unless given.
+        installation: installation of the base, and of the component certs-job unless `certify` is
+            given.
+        folder: empty folder.
+        variables: environment variables that add to or replace those of its container.
+        certify: creates the Secrets; by default as the Job does.
     """
     mounted = folder / "mounted"
     manner = await shipped_manner(installation, mounted, variables, certify)
@@ -109,13 +110,15 @@ async def shipped_manner(
     variables: Mapping[str, str] | None = None,
     certify: Certify | None = None,
 ) -> Manner:
-    """Wait until what was applied is in force, have certificates, and say how the extender runs.
+    """Wait until the applied objects are in force, create certificates, and return the extender's
+    options.
 
     Args:
-        installation: with the base applied; and the component certs-job, unless `certify` is given.
-        mounted: a folder for the certificates: see `show_secrets`.
-        variables: of its environment, beside or in place of those that its container has.
-        certify: has the Secrets made; the Job unless given.
+        installation: installation of the base, and of the component certs-job unless `certify` is
+            given.
+        mounted: folder for the certificates: see `show_secrets`.
+        variables: environment variables that add to or replace those of its container.
+        certify: creates the Secrets; by default as the Job does.
     """
     here = {"namespace": EXTENDER_NAMESPACE}
     await wait_account(installation, "extender", "list", "pods", **here)
@@ -150,18 +153,18 @@ async def shipped_manner(
         settings=settings,
         command=[sys.executable, *words[1:-1]],
         environment={**shipped, **(variables or {})},
-        # The account may list all pods, so all of them are named.
+        # The account may list all pods, so the resources in all namespaces are listed.
         token=await installation.token(EXTENDER_NAMESPACE, "idlegpu-extender", AUDIENCE),
     )
 
 
 async def run_job(installation: Installation, mounted: Path, *arguments: str) -> None:
-    """Do what the Job of certificates does, with the rights of its service account.
+    """Run the Job of certificates in this process, with the rights of its service account.
 
     Args:
-        installation: with the component certs-job applied.
-        mounted: see `show_secrets`.
-        arguments: on top of the Job's.
+        installation: installation of the component certs-job.
+        mounted: folder for the certificates: see `show_secrets`.
+        arguments: arguments besides the Job's.
     """
     kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
     container = _container(installation, "Job", "idlegpu-certs")
@@ -173,7 +176,7 @@ async def run_job(installation: Installation, mounted: Path, *arguments: str) ->
 
 
 async def show_secrets(installation: Installation, mounted: Path) -> None:
-    """Write both sides' Secrets as volumes would show them: a folder for each side."""
+    """Write the Secrets of extender and kube-scheduler as mounted volumes: a folder for each."""
     for side, name in SECRETS.items():
         secret = await installation.admin.request("GET", f"{SECRETS_PATH}/{name}")
         (mounted / side).mkdir(parents=True, exist_ok=True)
@@ -182,26 +185,26 @@ async def show_secrets(installation: Installation, mounted: Path) -> None:
 
 
 async def remove_certificates(installation: Installation) -> None:
-    """Delete what the Job has made: the manifests do not contain it."""
+    """Delete the objects that the Job has created, which the manifests do not contain."""
     paths = [f"{SECRETS_PATH}/{name}" for name in (CA_SECRET, *SECRETS.values())]
     for path in (*paths, CA_PATH, LEASE_PATH):
         try:
             await installation.admin.request("DELETE", path)
         except ApiError as error:
-            if error.status != 404:  # it did not come to that
+            if error.status != 404:  # the Job did not create it
                 raise
 
 
 async def wait_account(
     installation: Installation, account: str, verb: str, resource: str, **where: str
 ) -> None:
-    """Wait until a service account `idlegpu-...` may do something."""
+    """Wait until a service account `idlegpu-...` is authorized for a request."""
     async with await installation.client(EXTENDER_NAMESPACE, f"idlegpu-{account}") as client:
         await wait_authorized(client, verb, resource, **where)
 
 
 def _here(value: str, mounted: Path) -> str:
-    """Return what stands here for a shipped value that is a file, or an address to listen on."""
+    """Replace a shipped path or listen address by one of the test."""
     path = Path(value)
     if path.is_relative_to("/etc/idlegpu-tls"):
         return str(mounted / "extender" / path.name)
@@ -209,7 +212,7 @@ def _here(value: str, mounted: Path) -> str:
 
 
 def _is_published(installation: Installation) -> bool:
-    """Tell whether the Job has the CA in the agents' namespace, too."""
+    """Return whether the Job has also published the CA in the agents' namespace."""
     container = _container(installation, "Job", "idlegpu-certs")
     return f"--ca-namespace={AGENT_NAMESPACE}" in container["args"]
 

@@ -1,4 +1,4 @@
-"""The real kube-scheduler, with a configuration made for a test."""
+"""Real kube-scheduler with a configuration from the test."""
 
 import json
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ def extender(
     weight: int = 1,
     managed_resources: Sequence[str] = (GPU,),
 ) -> Object:
-    """Describe one extender, as KubeSchedulerConfiguration lists it; change what else differs.
+    """Build an extender's entry of KubeSchedulerConfiguration; change other fields in the result.
 
     Args:
         url: base URL of the webhooks.
-        verbs: the verbs that kube-scheduler asks for, each at the path of the same name.
-        node_cache_capable: whether nodes are sent by name, not whole.
-        ignorable: whether pods are placed without it where it fails.
+        verbs: verbs that kube-scheduler calls, each at the path of the same name.
+        node_cache_capable: whether requests have names of nodes instead of whole objects.
+        ignorable: whether kube-scheduler ignores its failures.
         weight: multiplier of its scores.
-        managed_resources: the extender is asked for pods that ask for one of these alone.
+        managed_resources: resources of the pods for which the extender is called; () for all pods.
     """
     return {
         "urlPrefix": url,
@@ -52,12 +52,12 @@ def scheduler_config(
     profiles: Sequence[str] = (DEFAULT_PROFILE,),
     max_backoff_seconds: int = 10,
 ) -> Object:
-    """Describe a KubeSchedulerConfiguration that looks at every node.
+    """Build a KubeSchedulerConfiguration that scores every node.
 
     Args:
         extenders: see `extender`.
-        profiles: names that pods may give as their `schedulerName`.
-        max_backoff_seconds: how long a refused pod waits at most before it is tried again.
+        profiles: scheduler names for the pods' `schedulerName`.
+        max_backoff_seconds: longest time before a refused pod is retried.
     """
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -73,13 +73,13 @@ def scheduler_config(
 def kube_scheduler(
     plane: ControlPlane, config: Object, *, name: str = "kube-scheduler", own: Object | None = None
 ) -> ServerProcess:
-    """Describe a kube-scheduler of a control plane; `start` it to have it run.
+    """Describe a kube-scheduler of a control plane; `start` it.
 
     Args:
-        plane: a control plane that runs.
-        config: a whole KubeSchedulerConfiguration.
-        name: what its files are called.
-        own: fields of it to change: who to talk to, how often, and whether to elect a leader.
+        plane: running control plane.
+        config: complete KubeSchedulerConfiguration.
+        name: base name of its files.
+        own: fields of the configuration to change: client connection and leader election.
     """
     port = free_port()
     path = plane.folder / f"{name}.config"
@@ -107,6 +107,6 @@ def kube_scheduler(
 def _usual(kubeconfig: Path) -> Object:
     return {
         "leaderElection": {"leaderElect": False},
-        # The default of 50 requests a second is what a burst of pods would measure otherwise.
+        # With the default of 50 requests a second, a burst of pods would measure this limit.
         "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 2000, "burst": 4000},
     }

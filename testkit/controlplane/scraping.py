@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes pages of a test, with several sets of labels."""
+"""Real Prometheus that scrapes pages of a test, with several sets of labels."""
 
 import json
 import threading
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from testkit.controlplane.process import ServerProcess, free_port
 from testkit.controlplane.tools import binary
 
 INTERVAL = "1s"
-"""Also the time limit of a scrape: on a busy machine shorter scrapes often time out."""
+"""Interval and timeout of scrapes; with less, scrapes on a busy machine often time out."""
 
 
 class Pages:
-    """An exporter for each page; a page that is None answers 500."""
+    """Exporter for each page; a page that is None answers 500."""
 
     def __init__(self) -> None:
         self.text: dict[str, str | None] = {}
@@ -46,10 +46,10 @@ class Pages:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """How one exporter is scraped.
+    """Scrape configuration of one exporter.
 
     Attributes:
-        page: the exporter's answer.
+        page: name of the exporter's page.
         honor_labels: whether its labels override the target's.
         labels: labels of the target.
     """
@@ -60,7 +60,7 @@ class Job:
 
 
 def prometheus_process(folder: Path, address: str, jobs: Mapping[str, Job]) -> ServerProcess:
-    """Describe the process of a Prometheus; its URL is that of its readiness."""
+    """Describe the process of a Prometheus; `ready_url` has its base URL."""
     port = free_port()
     config = {
         "global": {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL},

@@ -1,9 +1,9 @@
-"""What a Service and the kubelets behind it do, between kube-scheduler and replicas.
+"""Stand-in for a Service and its kubelets, between kube-scheduler and replicas.
 
-As kube-proxy does it: a connection goes to one of the ready endpoints, picked when it is opened,
-and stays there until either side ends it, even if the endpoint goes. What is read and
-written on it passes as it is, TLS too. kube-proxy picks at random; this picks the unluckiest: one
-that ends, as long as not every node has heard of it.
+Like kube-proxy it forwards a connection to one of the ready endpoints, chosen when the connection
+is opened, until either side closes it, even if the endpoint is removed. Bytes are forwarded
+unchanged, also with TLS. kube-proxy chooses at random; this stand-in chooses the worst case: a
+terminating endpoint, as long as it is not removed from all nodes.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from testkit.controlplane.process import free_port
 
 CHUNK: Final = 1 << 16
 GOODBYE_BYTES: Final = 64
-"""TLS takes leave in fewer; a question is longer."""
+"""Upper limit of the size of TLS' closing messages; every request is longer."""
 RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER by which a socket's end is a reset."""
+"""Value of SO_LINGER with which closing a socket sends a reset."""
 
 
 class _Connection:
-    """A connection between who asks and a replica.
+    """Forwarded connection between a client and a replica.
 
     Attributes:
-        is_waiting: something was asked last, not answered.
-        is_broken: it ended so, or something was asked after the replica had ended it.
-        is_given_up: who asked had enough of waiting.
+        is_waiting: whether the last request is unanswered.
+        is_broken: whether the replica closed it with an unanswered request, or before one.
+        is_given_up: whether the client closed it with an unanswered request.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class _Connection:
         self._is_ended = False
 
     async def run(self) -> None:
-        """Hand on what comes on either side, its end included."""
+        """Forward bytes and the end of the stream in both directions."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._ask())
@@ -75,7 +75,7 @@ class _Connection:
             self._back.write(chunk)
             await self._back.drain()
         self.is_given_up = self.is_waiting
-        self.is_waiting = False  # who asks has gone
+        self.is_waiting = False  # the client has disconnected
         if not self._is_ended:
             self._back.write_eof()
 
@@ -91,14 +91,14 @@ class _Connection:
 
 @dataclass(eq=False)
 class Endpoint:
-    """One replica, as the Service has it.
+    """Replica as an endpoint of the Service.
 
     Attributes:
-        server: the replica.
-        is_ready: new connections go there.
-        is_terminating: its pod was deleted; it is never ready again.
-        connections: how many were opened there.
-        open: those that there are.
+        server: extender's process.
+        is_ready: whether it gets new connections.
+        is_terminating: whether its pod was deleted; it is never ready again.
+        connections: number of connections so far.
+        open: open connections.
     """
 
     server: ExtenderServer
@@ -109,30 +109,30 @@ class Endpoint:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it has ended, or was told to."""
+        """Whether its process has ended or its pod was deleted."""
         return self.is_terminating or not self.server.process.is_running
 
     @property
     def waiting(self) -> int:
-        """Connections on which something was asked last, not answered."""
+        """Number of connections with an unanswered request."""
         return sum(one.is_waiting for one in self.open)
 
 
 class Service:
-    """Leads connections to the replicas that are ready.
+    """Forwarder of connections to ready replicas.
 
     Args:
-        servers: the replicas.
-        lag_seconds: what becomes of a pod is known to every node so much later.
-        period_seconds: time between two probes.
-        threshold: so many probes in a row fail until a replica is not ready.
-        probe_seconds: limit for one probe.
+        servers: extenders' processes.
+        lag_seconds: delay until all nodes know a pod's change.
+        period_seconds: interval of probes.
+        threshold: number of consecutive failed probes after which a replica is not ready.
+        probe_seconds: timeout of a probe.
 
     Attributes:
-        endpoints: one for each replica.
-        broken: questions that were left without an answer, for their connection ended.
-        refused: connections that the chosen replica did not take.
-        given_up: questions that were not answered in time for who asked.
+        endpoints: endpoints of the replicas.
+        broken: number of requests without an answer because the replica closed the connection.
+        refused: number of connections that no replica accepted.
+        given_up: number of requests whose client timed out.
     """
 
     def __init__(
@@ -158,23 +158,25 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Where it is reached: host and port."""
+        """Host and port of the Service."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def failed(self) -> int:
-        """Questions that got no answer."""
+        """Number of requests without an answer."""
         return self.broken + self.refused + self.given_up
 
     @property
     def asked(self) -> Endpoint:
-        """The endpoint that the newest connection leads to."""
+        """Endpoint of the newest connection."""
         if self._last is None:
             raise RuntimeError("no connection yet")
         return self._last
 
     async def delete(self, endpoint: Endpoint, grace_seconds: float) -> None:
-        """Delete a pod: it is told to end, at once, and every node hears of it a little later."""
+        """Delete a pod: its process gets SIGTERM at once, and nodes remove the endpoint after the
+        lag.
+        """
         endpoint.is_terminating = True
         async with asyncio.TaskGroup() as group:
             group.create_task(self._withdraw(endpoint))
@@ -183,7 +185,8 @@ class Service:
     async def run(self) -> None:
         """Probe the replicas as kubelets do, until cancelled."""
         timeout = aiohttp.ClientTimeout(total=self._probe_seconds)
-        connector = aiohttp.TCPConnector(force_close=True, ssl=False)  # nor do kubelets check
+        # kubelets do not verify certificates either
+        connector = aiohttp.TCPConnector(force_close=True, ssl=False)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
             asyncio.TaskGroup() as group,
@@ -191,7 +194,7 @@ class Service:
             for endpoint in self.endpoints:
                 group.create_task(self._probe(endpoint, session))
 
-    # --- who is ready -----------------------------------------------------------------------------
+    # --- readiness --------------------------------------------------------------------------------
 
     async def _probe(self, endpoint: Endpoint, session: aiohttp.ClientSession) -> None:
         failures = 0
@@ -201,7 +204,7 @@ class Service:
                 failures, endpoint.is_ready = 0, not endpoint.is_terminating
             else:
                 failures += 1
-            # That a container has ended the kubelet sees by itself.
+            # A kubelet notices the end of a container without a probe.
             if endpoint.is_ready and (failures >= self._threshold or not is_alive):
                 await self._withdraw(endpoint)
             await asyncio.sleep(self._period_seconds)
@@ -213,7 +216,7 @@ class Service:
     # --- connections ------------------------------------------------------------------------------
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Lead a connection to a replica."""
+        """Forward a connection to a replica."""
         ready = [endpoint for endpoint in self.endpoints if endpoint.is_ready]
         if not ready:
             self.refused += 1
@@ -255,7 +258,7 @@ async def serving(service: Service) -> AsyncIterator[Service]:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection as a host does without a listener, or whose process has died."""
+    """Reset a connection, as a host does without a listener or after its process has died."""
     taken: socket.socket = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

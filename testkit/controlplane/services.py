@@ -1,4 +1,4 @@
-"""The processes behind all scenarios: started once, and again only after a test changed them."""
+"""Processes behind all scenarios; started once, and restarted only after a test changed them."""
 
 import json
 import os
@@ -19,28 +19,29 @@ from testkit.controlplane.ways import Setup, elected
 
 SCRAPE_SECONDS: Final = 0.5
 WITHOUT_EXTENDER: Final = "E2E_WITHOUT_EXTENDER"
-"""With this variable set kube-scheduler decides alone, and the scenarios must fail: a check of
-the scenarios themselves."""
+"""With this variable set kube-scheduler does not call the extender, and the scenarios must fail: a
+check of the scenarios themselves."""
 
 
 class Services:
-    """Prometheus, extender, kube-scheduler and kwok of one control plane; bound to no event loop.
+    """Prometheus, extender, kube-scheduler and kwok of one control plane; not bound to an event
+    loop.
 
     Attributes:
         plane: etcd and kube-apiserver.
-        setup: how extender and kube-scheduler are run.
-        exporter_port: where the fleet's exporter of every test is.
-        prometheus: scrapes that exporter.
+        setup: installation of extender and kube-scheduler.
+        exporter_port: port of the fleet's exporter in every test.
+        prometheus: Prometheus that scrapes that exporter.
         extender: the extender.
         kubelets: kwok.
     """
 
     def __init__(self, plane: ControlPlane, setup: Setup | None = None) -> None:
-        """Describe them.
+        """Describe the processes of a control plane.
 
         Args:
-            plane: a control plane that runs.
-            setup: what was installed there; plainly where none is given.
+            plane: running control plane.
+            setup: installation; by default plain HTTP without manifests.
         """
         self.plane = plane
         self.setup = setup or Setup()
@@ -59,28 +60,28 @@ class Services:
 
     @property
     def scheduler(self) -> ServerProcess:
-        """The kube-scheduler that runs, or ran last."""
+        """The current or last kube-scheduler."""
         if self._scheduler is None:
             raise RuntimeError("no kube-scheduler was started yet: call ensure_scheduler")
         return self._scheduler
 
     @property
     def started(self) -> Iterator[ServerProcess]:
-        """Extender and kube-scheduler, where they were started."""
+        """Yield the extender and kube-scheduler, if they were started."""
         yield self.extender.process
         if self._scheduler is not None:
             yield self._scheduler
 
     def client(self) -> ApiClient:
-        """Return an administrator's client of the API server, an async context manager."""
+        """Return an administrator's client of the API server: an async context manager."""
         return self.setup.client(self.plane)
 
     def replica(self, name: str) -> ExtenderServer:
-        """Describe an extender that is run as ours is; `ensure` that it runs."""
+        """Describe another replica of the extender; `ensure` starts it."""
         return ExtenderServer(self.plane, name=name, manner=self.setup.manner)
 
     def scheduler_config(self, changes: Mapping[str, object] | None = None) -> Object:
-        """Return the shipped KubeSchedulerConfiguration, for the extender where it is.
+        """Return the shipped KubeSchedulerConfiguration with the extender's address.
 
         Args:
             changes: fields of the extender's entry to change, e.g. `{"ignorable": False}`.
@@ -94,7 +95,7 @@ class Services:
         )
 
     async def ensure_scheduler(self, config: Object) -> None:
-        """Have kube-scheduler run with a configuration."""
+        """Make kube-scheduler run with a configuration."""
         if os.environ.get(WITHOUT_EXTENDER):
             config = {**config, "extenders": []}
         text = json.dumps(config, sort_keys=True)
@@ -112,25 +113,25 @@ class Services:
         await self._scheduler.start()
 
     async def ensure_kubelets(self, *, are_wanted: bool) -> None:
-        """Have kwok run, or not."""
+        """Start or stop kwok."""
         if are_wanted and not self.kubelets.is_running:
             await self.kubelets.start()
         if not are_wanted:
             await self.kubelets.stop()
 
     async def ensure_plane(self) -> None:
-        """Have etcd and kube-apiserver run."""
+        """Start etcd and kube-apiserver if they do not run."""
         for process in (self.plane.etcd, self.plane.apiserver):
             if not process.is_running:
                 await process.start()
 
     async def ensure_prometheus(self) -> None:
-        """Have Prometheus run."""
+        """Start Prometheus if it does not run."""
         if not self.prometheus.process.is_running:
             await self.prometheus.process.start()
 
     def stop(self) -> None:
-        """End all of them at once."""
+        """Kill all processes."""
         if self._scheduler is not None:
             self._scheduler.kill()
         for process in (self.extender.process, self.kubelets, self.prometheus.process):
@@ -138,7 +139,7 @@ class Services:
 
 
 def _scraping(setup: Setup) -> Mapping[str, str]:
-    """Return what the ServiceMonitor says of TLS, as Prometheus has it in its own file."""
+    """Return the ServiceMonitor's TLS options in Prometheus' own format."""
     if setup.certificates is None:
         return {}
     (endpoint,) = find(built(OVERLAYS / "monitoring"), "ServiceMonitor", EXTENDER_JOB)["spec"][

@@ -1,4 +1,4 @@
-"""What is shipped for a cluster, as files and as kustomize puts it together."""
+"""Shipped manifests, as files and as built by kustomize."""
 
 import re
 import subprocess
@@ -30,9 +30,9 @@ FILLED_IN: Final = {
     "API_SERVER_NETWORK": "192.0.2.0/24",
     "KUBELET_ROOT": "/var/lib/k0s/kubelet",
 }
-"""Values of the placeholders, which manifests/render.sh takes from the environment."""
+"""Values of the placeholders that manifests/render.sh reads from the environment."""
 
-# Made of the resource's name alone: the API server refuses nothing else that we ship.
+# Plural names that do not follow from the kind by adding an s.
 _IRREGULAR: Final = {
     "NetworkPolicy": "networkpolicies",
     "CSIStorageCapacity": "csistoragecapacities",
@@ -42,10 +42,10 @@ _IRREGULAR: Final = {
 
 @cache
 def manifest_text(folder: Path) -> str:
-    """Return a kustomization as YAML, with `FILLED_IN` for its placeholders.
+    """Build a kustomization as YAML, with `FILLED_IN` for its placeholders.
 
     Raises:
-        RuntimeError: the real kubectl cannot build it.
+        RuntimeError: kubectl cannot build it.
     """
     command = [str(binary("kubectl")), "kustomize", str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -63,20 +63,21 @@ def _built(folder: Path) -> list[Object]:
 
 
 def built(folder: Path) -> list[Object]:
-    """Return the objects of a kustomization, as the real kubectl puts them together.
+    """Build a kustomization with the real kubectl, and return its objects.
 
     Raises:
-        RuntimeError: it is none, or refers to what is not there.
+        RuntimeError: the folder has no kustomization, or it refers to a missing file.
     """
-    return deepcopy(_built(folder))  # to read the text again would take fifty times as long
+    # a copy, because parsing the YAML again would take fifty times as long
+    return deepcopy(_built(folder))
 
 
 def with_components(folder: Path, names: Iterable[str]) -> Path:
-    """Write an overlay on everything, with components; return its folder.
+    """Write an overlay of all manifests with components; return its folder.
 
     Args:
-        folder: an empty one outside the repository.
-        names: of folders in manifests/components.
+        folder: empty folder outside the repository.
+        names: names of folders in manifests/components.
     """
     up = "/".join([".."] * len(folder.resolve().parts[1:]))
     kustomization = {
@@ -90,10 +91,10 @@ def with_components(folder: Path, names: Iterable[str]) -> Path:
 
 
 def find(items: Iterable[Object], kind: str, name: str) -> Object:
-    """Return the one object of a kind and name.
+    """Return the only object of a kind and name.
 
     Raises:
-        LookupError: there is none, or more than one.
+        LookupError: there is no such object, or more than one.
     """
     found = [item for item in items if (item["kind"], item["metadata"]["name"]) == (kind, name)]
     if len(found) != 1:
@@ -102,7 +103,7 @@ def find(items: Iterable[Object], kind: str, name: str) -> Object:
 
 
 def collection_of(item: Object) -> str:
-    """Return the path of the collection that an object belongs to, for kinds that we ship.
+    """Return the API path of a shipped object's collection.
 
     Example:
         >>> role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
@@ -119,12 +120,12 @@ def collection_of(item: Object) -> str:
 
 
 def address_of(item: Object) -> str:
-    """Return the path of an object of a kind that we ship."""
+    """Return the API path of a shipped object."""
     return f"{collection_of(item)}/{item['metadata']['name']}"
 
 
 def pod_of(item: Object, name: str) -> Object:
-    """Return a pod of a Deployment, DaemonSet or Job, as its controller would create it."""
+    """Build a pod of a Deployment, DaemonSet or Job, as its controller would."""
     template = item["spec"]["template"]
     return {
         "apiVersion": "v1",

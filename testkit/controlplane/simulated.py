@@ -1,4 +1,4 @@
-"""A simulated fleet in a real cluster: its nodes, its pods, and what becomes of them."""
+"""Simulated fleet in a real cluster: its nodes, its pods, and their effects on GPUs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -17,27 +17,28 @@ RETRY_SECONDS: Final = 0.1
 
 
 async def register_nodes(client: ApiClient, fleet: SimulatedFleet, names: Iterable[str]) -> None:
-    """Create the objects of nodes, as their kubelets would."""
+    """Create the Node objects, as the kubelets would."""
     now = fleet.clock()
     await client.create_all(node_object(fleet.node(name), now=now) for name in names)
 
 
 async def register_tenants(client: ApiClient, fleet: SimulatedFleet, *, age_seconds: float) -> None:
-    """Create the pods that the fleet came with, as if they had been running for so long.
+    """Create the fleet's initial pods as running since `age_seconds` ago.
 
-    Call it before kubelets run and before the fleet follows the pods.
+    Call it before kwok runs and before the fleet watches the pods.
     """
     pods = tenant_pods(fleet, started_at=fleet.clock() - age_seconds)
     for namespace in sorted({placed[0].pod.namespace for placed in fleet.placements.values()}):
         await client.create_namespace(namespace)
     for pod in pods:
         await client.create(pod)
-        await client.patch(pod, {"status": pod["status"]}, "status")  # creation drops the status
+        # the API server drops the status at creation
+        await client.patch(pod, {"status": pod["status"]}, "status")
 
 
 @asynccontextmanager
 async def following(plane: ControlPlane, fleet: SimulatedFleet) -> AsyncIterator[None]:
-    """Let pods that are bound load the fleet's GPUs, and free them once they end."""
+    """Watch pods, and let bound ones load the fleet's GPUs until they end."""
     async with await new_client_from_config(str(plane.kubeconfig())) as api_client:
         follower = asyncio.create_task(
             follow_pods(api_client, fleet, retry_seconds=RETRY_SECONDS), name="follow pods"
@@ -48,4 +49,4 @@ async def following(plane: ControlPlane, fleet: SimulatedFleet) -> AsyncIterator
             follower.cancel()
             await asyncio.wait([follower])
         if not follower.cancelled():
-            follower.result()  # it ended by a fault: say so
+            follower.result()  # report a failure of the watch

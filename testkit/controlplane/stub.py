@@ -1,4 +1,4 @@
-"""A trivial extender that agrees with everything and keeps what kube-scheduler sent it."""
+"""Trivial extender that accepts every node and records kube-scheduler's requests."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -13,18 +13,18 @@ BEST_SCORE: Final = 10
 
 
 class StubExtender:
-    """Serves filter, prioritize and preempt; an async context manager, bound to its loop.
+    """Server of filter, prioritize and preempt: an async context manager, bound to one event loop.
 
     Attributes:
-        url: base URL of the webhooks, once it serves.
-        bodies: every question in its exact bytes, oldest first, by verb.
+        url: base URL of the webhooks while it serves.
+        bodies: exact bytes of all requests by verb, oldest first.
     """
 
     def __init__(self, *, best: str = "") -> None:
         """Prepare a stub.
 
         Args:
-            best: the node that alone gets the best score; empty for none.
+            best: the only node with the best score; "" for none.
         """
         self.url = ""
         self.bodies: dict[str, list[bytes]] = {"filter": [], "prioritize": [], "preempt": []}
@@ -83,7 +83,7 @@ class StubExtender:
 
 
 def _meta_victims(victims: Mapping[str, object]) -> object:
-    """Name whole pods by their UIDs, as the answer wants them."""
+    """Convert victims to the answer's form: pods by UID."""
     pods = victims["Pods"]
     if not isinstance(pods, list):
         raise TypeError(f"cannot read victims: Pods is {pods!r}, must be a list")

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes one simulated exporter as if it were one on each node."""
+"""Real Prometheus that scrapes one simulated exporter as if each node had one."""
 
 import json
 import shutil
@@ -10,18 +10,18 @@ from urllib.parse import urlsplit
 from testkit.controlplane.process import ServerProcess, free_port
 from testkit.controlplane.tools import binary
 
-EXPORTER_PORT: Final = 9400  # of the real dcgm-exporter; only in the label `instance`
+EXPORTER_PORT: Final = 9400  # port of the real dcgm-exporter; only in the label `instance`
 JOB: Final = "dcgm-exporter"
 
 
 class PrometheusServer:
     """Prometheus with one target for each node, all at the same exporter.
 
-    The exporter is told which node is meant by the URL parameter `node`. Targets may change
-    while it runs; the data survives a restart.
+    The URL parameter `node` selects the node at the exporter. Targets may change while it runs; the
+    data survives a restart.
 
     Attributes:
-        process: the server; kill and start it as a test needs.
+        process: process, which tests may kill and start.
         url: base URL of its API.
     """
 
@@ -34,14 +34,14 @@ class PrometheusServer:
         name: str = "prometheus",
         tls: Mapping[str, str] | None = None,
     ) -> None:
-        """Describe a Prometheus; `set_targets`, then `await process.start()`.
+        """Describe a Prometheus; call `set_targets`, then `await process.start()`.
 
         Args:
-            folder: where data and logs go.
-            exporter_url: what to scrape, e.g. "http://127.0.0.1:9400/metrics".
+            folder: folder of data and logs.
+            exporter_url: URL to scrape, e.g. "http://127.0.0.1:9400/metrics".
             interval_seconds: time between two scrapes of a target.
-            name: what its files are called.
-            tls: as `tls_config` of targets whose label `__scheme__` is https.
+            name: base name of its files.
+            tls: `tls_config` of targets whose label `__scheme__` is https.
         """
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -58,7 +58,8 @@ class PrometheusServer:
             f"--storage.tsdb.path={self._data}",
             "--storage.tsdb.retention.time=1d",
             f"--web.listen-address=127.0.0.1:{port}",
-            "--scrape.discovery-reload-interval=100ms",  # not 5 s until new targets are scraped
+            # otherwise new targets are scraped only after 5 s
+            "--scrape.discovery-reload-interval=100ms",
         ]
         self.process = ServerProcess(
             name=name, command=command, folder=folder, ready_url=f"{self.url}/-/ready"
@@ -67,11 +68,11 @@ class PrometheusServer:
     def set_targets(
         self, nodes: Iterable[str], labels: Mapping[str, Mapping[str, str]] | None = None
     ) -> None:
-        """Say which nodes have an exporter; a running Prometheus sees it within 5 s.
+        """Set the nodes with an exporter; a running Prometheus reads them within 5 s.
 
         Args:
-            nodes: the nodes' names.
-            labels: labels of a node's target, by node, on top of `instance`, or in its place.
+            nodes: names of the nodes.
+            labels: labels of each node's target, which add to or replace `instance`.
         """
         targets = self._besides + [
             {
@@ -86,23 +87,23 @@ class PrometheusServer:
         ]
         partial = self._targets.with_suffix(".partial")
         partial.write_text(json.dumps(targets, indent=2))
-        partial.replace(self._targets)  # Prometheus must never read half a file
+        partial.replace(self._targets)  # rename, so that Prometheus never reads a partial file
 
     def add_job(self, job: str, *addresses: str, **labels: str) -> None:
-        """Have others than exporters scraped from the next `set_targets` on.
+        """Add a scrape job for other targets, from the next `set_targets` on.
 
         Args:
-            job: their label `job`.
-            addresses: host:port of each; the path is the exporter's.
-            **labels: further labels of theirs.
+            job: value of the label `job`.
+            addresses: host:port of each target; the path is the exporter's.
+            **labels: further labels of the targets.
         """
         self._besides.append({"targets": list(addresses), "labels": {"job": job, **labels}})
 
     async def restart_empty(self) -> None:
-        """Start it, again where it runs, without what it has stored.
+        """Start or restart it without stored data.
 
-        A Prometheus that was killed shows what it had scraped before for five minutes more: it
-        could not note that these series have ended.
+        A Prometheus that was killed returns its old samples for five more minutes, because it wrote
+        no staleness markers.
         """
         self.process.kill()
         shutil.rmtree(self._data, ignore_errors=True)

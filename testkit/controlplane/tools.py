@@ -1,8 +1,8 @@
-"""The programs that the tests run: found where they are installed, else built once into a cache.
+"""Programs that the tests run: installed ones, or built once into a cache.
 
-`python -m testkit.controlplane.tools` makes ready what `make test` runs, with `--neighbours` what
-`make test-neighbours` runs. In order, a program is taken from `KUBE_ASSETS`, the cache, PATH, and
-else built from the module that pins it.
+`python -m testkit.controlplane.tools` prepares the programs of `make test`, with `--neighbours`
+those of `make test-neighbours`. A program is searched in `KUBE_ASSETS`, the cache and PATH, in this
+order; otherwise it is built from the module that pins it.
 """
 
 import fcntl
@@ -25,9 +25,9 @@ from testkit.controlplane.gobuild import BuildError, GoProgram, GoToolchain, say
 
 KUBERNETES_VERSION: Final = "v1.37.2"
 OLDEST_KUBERNETES_VERSION: Final = "v1.32.2"
-"""The oldest that docs/versions.md names, for the cases of tests/versions."""
+"""Oldest version in docs/versions.md, for the cases of tests/versions."""
 OLDEST: Final = "oldest-"
-"""Before the names of its programs."""
+"""Prefix of the names of its programs."""
 DESCHEDULER_VERSION: Final = "v0.36.0"
 ETCD_VERSION: Final = "v3.7.0"
 KWOK_VERSION: Final = "v0.8.0"
@@ -39,16 +39,16 @@ VERSION_TIMEOUT_SECONDS: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A program that the tests need.
+    """Program that the tests need.
 
     Attributes:
-        program: how it is built.
+        program: Go program to build.
         version_arguments: arguments that make it print its version.
-        fitting: what a version that will do prints; a regular expression.
-        build_seconds: about how long its build takes on two cores, after those listed before it.
-        megabytes: about how large the program is.
-        version: the version that is built here, "" if its number does not matter.
-        is_neighbour: only the tests beside other projects and releases run it.
+        fitting: regular expression that the output of an accepted version matches.
+        build_seconds: approximate build time on two cores, after the tools listed before it.
+        megabytes: approximate size of the program.
+        version: version that is built here, "" if it does not matter.
+        is_neighbour: whether only the tests with other projects and releases run it.
     """
 
     program: GoProgram
@@ -107,7 +107,8 @@ def _prometheus(name: str, build_seconds: int, megabytes: int) -> Tool:
         module=MODULES / "prometheus",
         package=f"github.com/prometheus/prometheus/cmd/{name}",
         variables={"github.com/prometheus/common/version.Version": PROMETHEUS_VERSION},
-        tags=("remove_all_sd",),  # file_sd and static targets stay; the clouds' clients go
+        # file_sd and static targets stay; the clients of cloud providers are left out
+        tags=("remove_all_sd",),
     )
     return Tool(
         program=program,
@@ -130,7 +131,7 @@ TOOLS: Final = {
     ),
     "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=195, megabytes=119),
     "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=40, megabytes=81),
-    # Compiled from what kube-scheduler has just been compiled from.
+    # Shares compiled packages with kube-scheduler.
     "extenderargs": Tool(
         program=GoProgram(module=MODULES / "extenderargs", package=".", variables={}),
         version_arguments=("-version",),
@@ -138,7 +139,7 @@ TOOLS: Final = {
         build_seconds=10,
         megabytes=9,
     ),
-    # A module of its own: it needs much that the others do not.
+    # A separate module, because it has many dependencies that the others do not have.
     "kube-controller-manager": _kubernetes(
         "kube-controller-manager",
         "--version",
@@ -167,7 +168,7 @@ TOOLS: Final = {
         megabytes=67,
         is_neighbour=True,
     ),
-    # With its provider of simulated nodes, which makes Node objects and nothing else.
+    # With its provider of simulated nodes, which only creates Node objects.
     "karpenter": Tool(
         program=GoProgram(
             module=MODULES / "karpenter", package="sigs.k8s.io/karpenter/kwok", variables={}
@@ -178,8 +179,9 @@ TOOLS: Final = {
         megabytes=61,
         is_neighbour=True,
     ),
-    # Asks a Prometheus only where it finds the cluster's CA, which is in pods alone: here it looks
-    # for one where it runs. A release says "v20260526-v0.36.0", so that none is taken for ours.
+    # It queries a Prometheus only if it finds the cluster's CA at a path that exists only in pods;
+    # this build reads a path in the working directory. A release prints "v20260526-v0.36.0", so a
+    # release is never accepted in place of this build.
     "descheduler": Tool(
         program=GoProgram(
             module=MODULES / "descheduler",
@@ -234,7 +236,7 @@ TOOLS: Final = {
 
 
 CLUSTER: Final = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl", "kwok", "prometheus")
-"""What `make cluster` runs."""
+"""Programs of `make cluster`."""
 
 
 @cache
@@ -242,14 +244,14 @@ def binary(name: str) -> Path:
     """Return the path of a tool; build the missing tools first.
 
     Args:
-        name: one of `TOOLS`.
+        name: name of the tool, a key of `TOOLS`.
 
     Raises:
-        BuildError: the tool is nowhere and cannot be built.
+        BuildError: the tool was not found and cannot be built.
     """
     path = _installed(name)
     if path is None:
-        # At once: one after another would compile what they share again.
+        # All at once: separate builds would each compile the shared packages.
         prepare(names_of(neighbours=TOOLS[name].is_neighbour))
         path = cached_path(name)
     elif path != cached_path(name) and (text := other_version(name, path)):
@@ -258,7 +260,7 @@ def binary(name: str) -> Path:
 
 
 def other_version(name: str, path: Path) -> str:
-    """Return the version of a fitting program, "" if it is the one that is built here."""
+    """Return the version of a found program, "" if it is the version that is built here."""
     found = re.search(r"\d+\.\d+\.\d+", _fitting_output(name, path))
     wanted = TOOLS[name].version
     return found.group() if found and wanted and found.group() != wanted else ""
@@ -280,7 +282,7 @@ def build_minutes(names: Iterable[str]) -> int:
 
 
 def build_plan(names: Sequence[str]) -> str:
-    """Say which tools are built, where to, and how large they are."""
+    """Describe the tools to build: names, folder and sizes."""
     megabytes = sum(TOOLS[name].megabytes for name in names)
     return (
         f"build {', '.join(names)} into {cache_folder()}, once ({megabytes} MB; some GB more while "
@@ -306,7 +308,7 @@ def prepare(names: Iterable[str]) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps what is built, shared by all checkouts."""
+    """Return the cache folder, which all checkouts share."""
     own = os.environ.get("IDLEGPU_CACHE")
     if own:
         return Path(own).expanduser().resolve()
@@ -314,11 +316,10 @@ def cache_folder() -> Path:
 
 
 def cached_path(name: str) -> Path:
-    """Return where the cache keeps a tool.
+    """Return the path of a tool in the cache.
 
-    The key is what the binary is made from: the module files, the flags, the platform. Not the
-    Go that compiles it: the module names the oldest that will do, and a newer one on the machine
-    is no reason to build for minutes again.
+    The cache key covers the module files, the flags and the platform. It excludes the Go version,
+    because a newer Go on the machine should not cause a rebuild that takes minutes.
     """
     program = TOOLS[name].program
     digest = hashlib.sha256()
@@ -330,7 +331,7 @@ def cached_path(name: str) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make the tools ready, and print the path of each.
+    """Prepare the tools, and print the path of each.
 
     Args:
         arguments: `--neighbours` adds the tools of `make test-neighbours`.
@@ -365,7 +366,7 @@ def _fits(name: str, path: Path) -> bool:
 
 
 def _fitting_output(name: str, path: Path) -> str:
-    """Ask a program for its version, and return its answer; "" if it fails or does not fit."""
+    """Return a program's version output; "" if it fails or does not match."""
     tool = TOOLS[name]
     try:
         result = subprocess.run(
@@ -383,7 +384,7 @@ def _fitting_output(name: str, path: Path) -> str:
 
 def _build(name: str, toolchain: GoToolchain) -> None:
     path = cached_path(name)
-    if path.exists():  # another process built it while we waited for the lock
+    if path.exists():  # another process built it during the wait for the lock
         return
     started = time.monotonic()
     say(f"building {name} ...")
@@ -393,7 +394,9 @@ def _build(name: str, toolchain: GoToolchain) -> None:
 
 @contextmanager
 def _build_lock() -> Iterator[None]:
-    """Let one process at a time build; the kernel frees the lock when its holder ends."""
+    """Hold the lock of the builds while the context is open; the kernel frees it when the process
+    ends.
+    """
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as lock:
         try:

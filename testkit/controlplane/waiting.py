@@ -1,4 +1,4 @@
-"""Wait for a condition with a deadline, so that no test sleeps and hopes."""
+"""Polling of conditions with a deadline, so that tests need no fixed sleeps."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ DEADLINE_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.05
 MOST_POLL_SECONDS: Final = 0.2
 LONGER: Final = 1.2
-"""What has taken long is asked for less often: each answer costs the servers CPU."""
+"""Factor by which the interval grows, because each poll costs the servers CPU."""
 
 
 async def wait_for(
@@ -19,14 +19,14 @@ async def wait_for(
     *,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Value:
-    """Ask again and again until the answer is true, and return that answer.
+    """Poll a condition until its result is true, and return that result.
 
     Args:
-        condition: what to ask; anything that `bool` takes for true ends the wait.
-        deadline_seconds: when to give up.
+        condition: function to poll; a truthy result ends the wait.
+        deadline_seconds: timeout.
 
     Raises:
-        TimeoutError: the answer was not true in time; the message holds the last answer.
+        TimeoutError: the result was not true in time; the message has the last result.
     """
     deadline = time.monotonic() + deadline_seconds
     pause_seconds = POLL_SECONDS

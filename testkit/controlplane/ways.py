@@ -1,6 +1,6 @@
-"""The ways in which scenarios are run: plainly, or as what is shipped says, with either scheduler.
+"""Configurations in which scenarios run: plain, or as shipped with either scheduler.
 
-`E2E_WAY` names one: see `Way`.
+The variable `E2E_WAY` selects one: see `Way`.
 """
 
 import os
@@ -29,34 +29,34 @@ DIVISION: Final = "idlegpu.io/scheduler"
 NO_AGENTS: Final[Mapping[str, str]] = {
     f"IDLEGPU_AGENTS_{name}": "" for name in ("LISTEN", "CERT_FILE", "KEY_FILE")
 }
-"""Likewise: which nodes have agents, and where they report, each scenario says in its settings."""
+"""Variables that disable agents: each scenario sets nodes and port of agents in its settings."""
 
 LEASE: Final[Mapping[str, object]] = {
     "leaseDuration": "10m",
     "renewDeadline": "9m",
     "retryPeriod": "1s",
 }
-"""Likewise of kube-scheduler, which scenarios halt, and which ends where it loses its Lease."""
+"""Long lease for kube-scheduler: scenarios stop it, and it would end if it lost its Lease."""
 
 
 class Way(StrEnum):
-    """How extender and kube-scheduler are run."""
+    """Configuration of extender and kube-scheduler."""
 
     PLAIN = "plain"
-    """Both on plain HTTP, with default settings, as users that the API server is told of."""
+    """Plain HTTP and default settings, with users from the token file."""
 
     DEFAULT = "default"
-    """As the manifests say, asked by a default scheduler with the shipped configuration."""
+    """The manifests, and the default scheduler with the shipped configuration."""
 
     SECOND = "second"
-    """Likewise, asked by the second scheduler as its own manifests say, on nodes of its own."""
+    """The manifests, and the second scheduler as its manifests say, on nodes of its own."""
 
 
 def chosen_way() -> Way:
-    """Return the way that the environment names.
+    """Return the configuration that the environment selects.
 
     Raises:
-        ValueError: it names none; the message says which there are.
+        ValueError: the variable has another value; the message lists the valid ones.
     """
     name = os.environ.get(VARIABLE) or Way.PLAIN
     if name not in list(Way):
@@ -66,15 +66,15 @@ def chosen_way() -> Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is in a cluster before the first scenario; bound to no event loop.
+    """Objects in a cluster before the first scenario; not bound to an event loop.
 
     Attributes:
-        way: how extender and kube-scheduler are run.
-        manner: how the extender is; None for plainly.
-        certificates: folder of the Secrets, as volumes show them; None for none.
-        scheduler_file: kube-scheduler's configuration.
-        scheduler_kubeconfig: who kube-scheduler is.
-        items: the objects that were applied.
+        way: configuration of extender and kube-scheduler.
+        manner: options for running the extender; None for plain HTTP.
+        certificates: folder of the Secrets as mounted volumes; None without certificates.
+        scheduler_file: file of kube-scheduler's configuration.
+        scheduler_kubeconfig: kubeconfig of kube-scheduler's user.
+        items: applied objects.
     """
 
     way: Way = Way.PLAIN
@@ -86,23 +86,25 @@ class Setup:
 
     @property
     def scheduler_name(self) -> str:
-        """The scheduler of pods that name none."""
+        """Name of the scheduler under test, for pods without a `schedulerName`."""
         return SECOND_NAME if self.way is Way.SECOND else DEFAULT_PROFILE
 
     @property
     def token(self) -> str:
-        """Opens the extender's API, "" where it is open."""
+        """Bearer token for the extender's API, "" if the API needs none."""
         return self.manner.token if self.manner else ""
 
     def client(self, plane: ControlPlane) -> ApiClient:
-        """Return an administrator's client, whose pods and nodes are the scheduler's."""
+        """Return an administrator's client that creates pods and nodes for the scheduler under
+        test.
+        """
         if self.way is Way.SECOND:
             return OptingIn(plane.server, plane.ca_file, plane.users[ADMIN])
         return plane.client()
 
 
 async def set_up(plane: ControlPlane, way: Way) -> Setup:
-    """Install what is shipped, as the documentation says, and wait until it is in force."""
+    """Install the shipped manifests as the documentation says, and wait until they are in force."""
     if way is Way.PLAIN:
         await grant_rights(plane)
         return Setup()
@@ -133,7 +135,7 @@ async def set_up(plane: ControlPlane, way: Way) -> Setup:
 
 
 async def take_down(plane: ControlPlane, setup: Setup) -> None:
-    """Remove what was installed."""
+    """Remove the installed objects."""
     if setup.way is Way.PLAIN:
         return
     async with plane.client() as admin:
@@ -144,9 +146,9 @@ async def take_down(plane: ControlPlane, setup: Setup) -> None:
 
 
 async def elected(plane: ControlPlane, config: Object) -> Object:
-    """Return a kube-scheduler's leader election, without a leader yet.
+    """Return kube-scheduler's leader election, and delete its Lease.
 
-    One that was killed would hold the Lease until it is over.
+    A killed kube-scheduler would hold the Lease until it expires.
     """
     election: Object = config["leaderElection"]
     namespace = election.get("resourceNamespace", "kube-system")
@@ -156,25 +158,25 @@ async def elected(plane: ControlPlane, config: Object) -> Object:
         try:
             await admin.request("DELETE", path)
         except ApiError as error:
-            if error.status != 404:  # no leader was elected
+            if error.status != 404:  # no Lease exists yet
                 raise
     return {**election, **LEASE}
 
 
 class OptingIn(ApiClient):
-    """Creates pods and nodes as users of the second scheduler do."""
+    """Client that creates pods and nodes for the second scheduler."""
 
     @override
     async def create(self, item: Object) -> Object:
-        """Create an object, for the second scheduler where it says nothing else."""
+        """Create an object, changed for the second scheduler unless it names another."""
         return await super().create(opted_in(item))
 
 
 def opted_in(item: Object) -> Object:
-    """Return a pod that waits for the second scheduler, or a node that is left to it.
+    """Return a pod that names the second scheduler, or a node with its label and taint.
 
-    What docs/kube-scheduler.md asks for: a pod's name of the scheduler and toleration, a node's
-    label and taint. Pods that are on a node already, or of yet another scheduler, stay as they are.
+    A pod gets the scheduler's name and a toleration, a node gets a label and a taint, as in
+    docs/kube-scheduler.md. Bound pods and pods of other schedulers are not changed.
     """
     spec: Object = item.get("spec", {})
     if item["kind"] == "Pod":

@@ -1,4 +1,4 @@
-"""The world of one scenario: a simulated fleet in a real cluster, watched by a real Prometheus."""
+"""World of one scenario: a simulated fleet in a real cluster, scraped by a real Prometheus."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from testkit.controlplane.services import Services
 from testkit.controlplane.simulated import following, register_nodes
 from testkit.controlplane.waiting import DEADLINE_SECONDS, wait_for
 
-# Most of a node's CPU and memory, so that kube-scheduler by itself prefers any other node.
+# Most of a node's CPU and memory, so that kube-scheduler without the extender prefers other nodes.
 BURDEN: Final = {"cpu": "110", "memory": "900Gi"}
 
 _marks: Final = count(1)
@@ -31,16 +31,16 @@ SETTINGS: Final[Mapping[str, object]] = {
     "prometheus": {"interval_seconds": 0.5, "timeout_seconds": 10, "exporter_interval_seconds": 0},
     "cluster": {"max_backoff_seconds": 1},
 }
-"""What differs from the defaults in all scenarios: everything is quicker than in a real cluster."""
+"""Settings that differ from the defaults in all scenarios: shorter times than in a real cluster."""
 
 
 class World:
-    """One scenario's nodes and pods; `add` nodes, then `start`.
+    """Nodes and pods of one scenario; `add` nodes, then `start`.
 
     Attributes:
-        services: the processes, which other scenarios use too.
-        client: an administrator's client of the API server.
-        fleet: the GPUs; follows the pods of the API server once started.
+        services: processes, which scenarios share.
+        client: client of the API server with administrator rights.
+        fleet: simulated GPUs; it follows the API server's pods once started.
     """
 
     def __init__(self, services: Services, client: ApiClient, prefix: str) -> None:
@@ -53,13 +53,13 @@ class World:
     # --- the cluster --------------------------------------------------------------------------
 
     def add(self, name: str, cards: int = 2, model: GpuModel = H100, **spec: Any) -> str:
-        """Add a node of whole, idle GPUs and return its name, which no other scenario has.
+        """Add a node with whole, idle GPUs and return its name, which is unique to the scenario.
 
         Args:
-            name: what it is to the scenario.
-            cards: how many GPUs it has.
-            model: what GPUs these are.
-            **spec: what else differs, as `NodeSpec` has it.
+            name: name within the scenario.
+            cards: number of GPUs.
+            model: model of the GPUs.
+            **spec: further fields of `NodeSpec`.
         """
         number = len(self.fleet.nodes) + 1
         node = self.fleet.add(
@@ -76,9 +76,9 @@ class World:
     def add_shared(
         self, name: str, cards: int = 1, replicas: int = 4, model: GpuModel = A10
     ) -> str:
-        """Add a node of idle, time-sliced GPUs and return its name.
+        """Add a node with idle, time-sliced GPUs and return its name.
 
-        Its exporter is new enough to show every pod of a shared GPU.
+        Its exporter is a version that shows every pod of a shared GPU.
         """
         return self.add(
             name,
@@ -96,12 +96,12 @@ class World:
         kubelets: bool = True,
         extender: Mapping[str, object] | None = None,
     ) -> None:
-        """Register the nodes, have everything run, and wait until the extender sees the fleet.
+        """Register the nodes, start all processes, and wait until the extender knows the fleet.
 
         Args:
-            settings: of the extender, section by section over `SETTINGS`.
-            kubelets: whether bound pods run (and end as their annotations say).
-            extender: fields to change in its entry of kube-scheduler's configuration.
+            settings: settings of the extender, merged section by section over `SETTINGS`.
+            kubelets: whether kwok runs bound pods (and ends them as their annotations say).
+            extender: fields to change in the extender's entry of kube-scheduler's configuration.
         """
         services = self.services
         await self.register()
@@ -118,7 +118,9 @@ class World:
         await self.settled()
 
     async def register(self, *, are_scraped: bool = True) -> None:
-        """Make the nodes that were added known to API server and, at once or not, Prometheus."""
+        """Create the added nodes in the API server and, with `are_scraped`, as targets of
+        Prometheus.
+        """
         new = self.fleet.nodes.keys() - self._registered
         await register_nodes(self.client, self.fleet, sorted(new))
         self._registered |= new
@@ -126,9 +128,9 @@ class World:
             self.scrape()
 
     def scrape(self) -> None:
-        """Make the nodes that are registered known to Prometheus.
+        """Set all registered nodes as targets of Prometheus.
 
-        Of one whose exporter calls it by another name, nothing else tells which node it is.
+        If an exporter uses another name for its node, only its target identifies the node.
         """
         nodes = [self.fleet.node(name) for name in sorted(self._registered)]
         named = {
@@ -150,14 +152,14 @@ class World:
         utilization: float = 0.0,
         memory: str = "1Gi",
     ) -> list[Object]:
-        """Have pods hold GPUs of a node, placed there without a decision, and return them.
+        """Create pods that hold GPUs of a node, bound without a decision, and return them.
 
         Args:
-            node: where.
-            count: how many pods.
-            gpus: what each asks for.
-            utilization: ratio that each keeps each of its GPUs busy.
-            memory: what each uses of each of its GPUs.
+            node: name of the node.
+            count: number of pods.
+            gpus: GPU request of each pod.
+            utilization: utilization ratio of each of their GPUs.
+            memory: used memory of each of their GPUs, as a quantity.
         """
         annotations = {UTILIZATION_ANNOTATION: str(utilization), MEMORY_ANNOTATION: memory}
         pods = [
@@ -174,9 +176,9 @@ class World:
         return pods
 
     async def burden(self, *nodes: str, requests: Mapping[str, str] = BURDEN) -> None:
-        """Fill nodes with pods that ask for much CPU and memory, or for `requests`, and no GPU.
+        """Fill nodes with pods that request much CPU and memory, or `requests`, and no GPU.
 
-        kube-scheduler left alone then prefers the other nodes.
+        Without the extender, kube-scheduler then prefers the other nodes.
         """
         for node in nodes:
             burden = pod(f"burden-{node}", 0, nodeName=node)
@@ -184,15 +186,16 @@ class World:
             await self.client.create(burden)
 
     async def priority_class(self, name: str, value: int) -> str:
-        """Have a priority class, and return its name, which no other scenario has."""
+        """Create a priority class, and return its name, which is unique to the scenario."""
         own = f"{self._prefix}-{name}"
         await self.client.create_priority_class(own, value)
         return own
 
     async def heard(self, *nodes: str) -> None:
-        """Wait until kube-scheduler has heard of nodes as they are now.
+        """Wait until kube-scheduler's caches have the current state of these nodes.
 
-        It watches nodes and pods apart: a pod may reach it before what was changed earlier.
+        kube-scheduler has separate watches for nodes and pods: it may receive a pod before an
+        earlier change of a node.
         """
         for node in nodes:
             mark = {"test.idlegpu.io/heard": str(next(_marks))}
@@ -212,7 +215,7 @@ class World:
         return node
 
     async def place_all(self, items: Iterable[Object]) -> list[str]:
-        """Create pods at once and return the nodes that they are bound to, in their order."""
+        """Create pods at once and return their nodes, in their order."""
         pods = list(items)
         await self.client.create_all(pods)
         return await self.bound(pods)
@@ -223,7 +226,7 @@ class World:
         """Wait until pods are bound and return their nodes, in their order.
 
         Raises:
-            TimeoutError: one is not bound in time; the message says why the first is not.
+            TimeoutError: a pod is not bound in time; the message has the reason for the first one.
         """
         names = [item["metadata"]["name"] for item in pods]
 
@@ -239,7 +242,7 @@ class World:
             raise TimeoutError(f"{error}: {await self._unbound()}") from error
 
     async def count_bound(self, pods: Iterable[Object]) -> int:
-        """Return how many of the pods are bound now."""
+        """Return the number of bound pods."""
         names = {item["metadata"]["name"] for item in pods}
         return sum(
             bool(item["spec"].get("nodeName"))
@@ -263,18 +266,18 @@ class World:
         await wait_for(is_gone, f"pod {name} is gone")
 
     async def end(self, item: Object) -> None:
-        """Delete a pod and wait until the extender sees its GPUs free."""
+        """Delete a pod and wait until the extender knows that its GPUs are free."""
         await self.client.delete(item)
         await self.gone(item)
         await self.settled()
 
     async def describe(self, item: Object, text: str) -> str:
-        """Wait until the real `kubectl describe pod` shows a text, and return all that it shows."""
+        """Wait until the real `kubectl describe pod` shows a text, and return its output."""
         name = item["metadata"]["name"]
 
         async def described() -> str:
             shown = await self.services.plane.kubectl("describe", "pod", name)
-            # Where a message is long, kubectl folds none of it, but spaces may double.
+            # kubectl does not wrap long messages, but may double spaces.
             return shown if text in re.sub(r" +", " ", shown) else ""
 
         try:
@@ -284,13 +287,13 @@ class World:
             raise TimeoutError(f"{error}: it shows {shown}") from error
 
     async def touch(self, node: str) -> None:
-        """Change a node's annotation: kube-scheduler tries refused pods again after any such."""
+        """Change an annotation of a node, which makes kube-scheduler retry refused pods."""
         item = {"kind": "Node", "metadata": {"name": node}}
         change = {"metadata": {"annotations": {"test.idlegpu.io/touched": str(self.fleet.clock())}}}
         await self.client.patch(item, change)
 
     async def _unbound(self) -> str:
-        """Say of the first pod that is not bound what is known of it."""
+        """Describe the first unbound pod: its status, events and decisions."""
         for item in await self.client.list_pods():
             if not item["spec"].get("nodeName"):
                 messages = [
@@ -300,10 +303,10 @@ class World:
                 return f"{item['metadata']['name']} waits: {messages}"
         return "no pod waits"
 
-    # --- what the extender believes ------------------------------------------------------------
+    # --- the extender's view --------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """Wait until the extender sees every GPU as its exporter shows it, with its pods.
+        """Wait until the extender's view of every GPU and its pods equals the exporters' data.
 
         Raises:
             TimeoutError: the message names the first difference.
@@ -321,11 +324,11 @@ class World:
             raise TimeoutError(f"{error}: {difference}") from error
 
     async def gpus(self) -> dict[tuple[str, str, str], Object]:
-        """Return the extender's view of each GPU, by node, UUID and GPU instance id."""
+        """Return the extender's view of each GPU, by node, UUID and GPU instance ID."""
         try:
             listed = (await self.services.extender.get("/v1/gpus"))["gpus"]
         except (aiohttp.ClientConnectionError, TimeoutError):
-            return {}  # it does not run: a 500 is another matter
+            return {}  # the extender does not run; a status of 500 still raises
         return {(gpu["node"], gpu["uuid"], gpu["gpu_instance_id"]): gpu for gpu in listed}
 
     async def gpu(self, node: str, index: int = 0) -> Object:
@@ -335,7 +338,7 @@ class World:
     async def wait_gpu(
         self, node: str, index: int, condition: Callable[[Object], object], what: str
     ) -> None:
-        """Wait until the extender's view of a GPU is as a condition says."""
+        """Wait until the extender's view of a GPU meets a condition."""
         key = (node, self.fleet.card(node, index).uuid, "")
         gpu: Object | None = None
 
@@ -350,7 +353,7 @@ class World:
             raise TimeoutError(f"{error}: it is {gpu}") from error
 
     async def covered(self, *nodes: str) -> None:
-        """Wait until readings show all that the pods of these nodes do, and nothing is assumed."""
+        """Wait until readings include the pods of these nodes, and no pod is assumed."""
         for node in nodes:
             for card in self.fleet.node(node).cards:
                 await self.wait_gpu(
@@ -358,11 +361,11 @@ class World:
                 )
 
     async def wait_state(self, node: str, index: int, state: str) -> None:
-        """Wait until a GPU is idle, busy, unknown, unhealthy or foreign to the extender."""
+        """Wait until the extender's state of a GPU is idle, busy, unknown, unhealthy or foreign."""
         await self.wait_gpu(node, index, lambda gpu: gpu["state"] == state, f"is {state}")
 
     async def decisions(self, item: Object) -> list[Object]:
-        """Return the extender's decisions about a pod, newest first."""
+        """Return the extender's decisions for a pod, newest first."""
         metadata = item["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}"
         answer = await self.services.extender.get("/v1/decisions", {"pod": name, "limit": "100"})
@@ -370,7 +373,7 @@ class World:
         return decisions
 
     async def decided(self, item: Object, *, more_than: int) -> None:
-        """Wait until the extender has decided about a pod more often than so many times."""
+        """Wait until the extender has made more than `more_than` decisions for a pod."""
 
         async def is_decided() -> bool:
             return len(await self.decisions(item)) > more_than
@@ -382,7 +385,8 @@ class World:
 async def open_world(services: Services, prefix: str) -> AsyncIterator[World]:
     """Run a scenario's exporter, and let its fleet follow the API server's pods.
 
-    The cluster is emptied first, not last, so that what a failed scenario left can be looked at.
+    The cluster is emptied before the scenario, not after it, so that the objects of a failed
+    scenario can be inspected.
     """
     await services.ensure_plane()
     services.prometheus.set_targets(())

@@ -1,1 +1,1 @@
-"""The page behind a real server, in a real Chromium."""
+"""The page on a real server, in a real Chromium."""

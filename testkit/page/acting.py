@@ -1,4 +1,4 @@
-"""What tests of the page do again and again."""
+"""Common actions in tests of the page."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ async def live(page: Page) -> None:
 
 
 async def stop_clock(page: Page) -> None:
-    """Load the page again, with a clock that only `page.clock.run_for` moves."""
+    """Reload the page with a clock that only `page.clock.run_for` advances."""
     now = datetime.now(UTC)
     await page.clock.install(time=now)
     await page.clock.pause_at(now + timedelta(hours=1))
@@ -26,8 +26,8 @@ async def stop_clock(page: Page) -> None:
 
 
 async def drawn(page: Page) -> None:
-    """Wait until what was asked to be drawn is."""
-    # The first frame may be one whose drawing was asked for before.
+    """Wait until requested drawing is done."""
+    # The first frame may belong to an earlier request.
     await page.evaluate(
         "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
@@ -47,13 +47,13 @@ async def decide(world: World, name: str, *nodes: str, **wishes: Any) -> None:
 
 
 async def choose(page: Page, **what: str) -> None:
-    """Change what is shown as a link of the page does, e.g. `node="node-a"`."""
+    """Change the view as a link of the page does, e.g. `node="node-a"`."""
     await page.evaluate("async (what) => (await import('./url.js')).go(what, true)", what)
 
 
 @dataclass
 class Held:
-    """An answer that the server has given and the page has not got."""
+    """Answer that the server has sent and the page has not received yet."""
 
     page: Page
     _is_taken: bool = False
@@ -67,14 +67,14 @@ class Held:
             await self._is_given.wait()
 
     async def release(self) -> None:
-        """Let the answer pass; return once the page has made of it what it does."""
+        """Pass the answer on; return once the page has processed it."""
         self._may_pass.set()
         async with asyncio.timeout(60):
             await self._is_over.wait()
         await drawn(self.page)
 
     async def handle(self, route: Route) -> None:
-        """Have the server answer, and keep the answer; let other requests pass."""
+        """Get the server's answer and hold it; let other requests pass."""
         if self._is_taken:
             await route.fallback()
             return
@@ -85,7 +85,7 @@ class Held:
                 self._is_over.set()
 
         self.page.on("requestfinished", note)
-        self.page.on("requestfailed", note)  # so it is where the page gives it up
+        self.page.on("requestfailed", note)  # the page has cancelled the request
         response = await route.fetch()
         self._is_given.set()
         await self._may_pass.wait()
@@ -93,8 +93,8 @@ class Held:
 
 
 async def hold(page: Page, url: str) -> Held:
-    """Hold the next answer to a URL, a glob, until it is released."""
+    """Hold the next answer to a URL (a glob) until it is released."""
     held = Held(page)
-    # Not for one time: a handler that expires ends what others hold.
+    # Not `times=1`: a handler that expires would also end what other handlers hold.
     await page.route(url, held.handle)
     return held

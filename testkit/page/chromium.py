@@ -1,8 +1,8 @@
-"""The browser of the page's tests: Debian's `chromium`, or any other Chromium that is there.
+"""Browser of the page's tests: Debian's `chromium` or another Chromium.
 
-`python -m testkit.page.chromium` makes it ready. In order it is taken from
-`IDLEGPU_CHROMIUM`, PATH and the cache; else it is installed with apt-get where that is allowed, and
-otherwise unpacked from Debian's packages into the cache, with the libraries that it needs.
+`python -m testkit.page.chromium` prepares it. It is searched in `IDLEGPU_CHROMIUM`, PATH and the
+cache, in this order; otherwise it is installed with apt-get if that is allowed, or unpacked from
+Debian's packages into the cache, with the libraries that it needs.
 """
 
 import os
@@ -21,16 +21,16 @@ VERSION_SECONDS: Final = 60
 
 
 class NoChromiumError(RuntimeError):
-    """There is no browser, and none could be made ready; the message says what to do."""
+    """Error if no browser was found or prepared; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chromium:
-    """A browser that runs.
+    """Installed browser.
 
     Attributes:
-        path: its program.
-        environment: what it runs under.
+        path: path of the program.
+        environment: environment variables for it.
     """
 
     path: str
@@ -39,10 +39,10 @@ class Chromium:
 
 @cache
 def chromium() -> Chromium:
-    """Return a browser that runs.
+    """Return a working browser; prepare one if needed.
 
     Raises:
-        NoChromiumError: there is none.
+        NoChromiumError: no browser was found or prepared.
     """
     folder = _cache_folder()
     found = _installed() or _unpacked(folder)
@@ -99,7 +99,7 @@ def _install() -> Chromium:
 
 
 def _unpack(folder: Path) -> Chromium:
-    """Unpack Debian's packages without installing them: that takes no rights."""
+    """Unpack Debian's packages without installing them, which needs no rights."""
     packages = folder / "packages"
     shutil.rmtree(folder, ignore_errors=True)
     packages.mkdir(parents=True)
@@ -118,7 +118,7 @@ def _unpack(folder: Path) -> Chromium:
 
 
 def _needed(*packages: str) -> list[str]:
-    """Return packages and those that they need and this system lacks."""
+    """Return these packages and their dependencies that the system lacks."""
     planned = _run(
         ["apt-get", "install", "--simulate", "--no-install-recommends", *packages, *_UNLOCKED]
     )
@@ -130,7 +130,7 @@ _UNLOCKED: Final = ("-o", "Debug::NoLocking=1")
 
 
 def _check(found: Chromium) -> None:
-    """Make sure that it starts: a library that is missing shows here, with its name."""
+    """Check that the browser starts; an error names a missing library."""
     try:
         done = subprocess.run(
             [found.path, "--version"],

@@ -1,4 +1,4 @@
-"""The page behind a real server, and a real browser that looks at it."""
+"""The page on a real server, and a real browser that opens it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -19,7 +19,7 @@ from testkit.page.chromium import chromium
 from testkit.world import World
 
 WAIT_MS = 60_000
-"""A condition that holds at last is waited for: how fast it does is no test's business."""
+"""Long timeout of conditions: tests of the page do not assert speed."""
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -28,17 +28,17 @@ DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 
 @dataclass
 class Server:
-    """Serves a world's webhooks, API and page on a port of its own.
+    """Server of a world's webhooks, API and page on its own port.
 
     Attributes:
-        world: what it shows.
-        viewer: what the caller may see.
-        sources: how the sources fare.
-        plots: asks a Prometheus.
-        access: who needs a token; None for no caller.
-        port: of 127.0.0.1.
-        asked: methods and paths that were asked for.
-        page: the page; another one after each start.
+        world: the world that it serves.
+        viewer: rights of the caller.
+        sources: state of the sources.
+        plots: queries of plots to a Prometheus.
+        access: token check; None to require no token.
+        port: port of 127.0.0.1.
+        asked: methods and paths of received requests.
+        page: the page; a new one after each start.
     """
 
     world: World
@@ -55,7 +55,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         app = self.world.build_app(viewer=self.viewer)
         app.middlewares.append(self._note)
         if self.access is None:
@@ -71,7 +71,7 @@ class Server:
         self._task = asyncio.create_task(self.page.run())
 
     def make_page(self) -> OurPage:
-        """Return a page that is not served yet."""
+        """Build a page that is not served yet."""
         return OurPage(
             self.world.fleet,
             self.world.history,
@@ -82,7 +82,7 @@ class Server:
         )
 
     async def stop(self) -> None:
-        """Go away."""
+        """Stop serving."""
         self._task.cancel()
         await asyncio.wait([self._task])
         await self._runner.cleanup()
@@ -98,7 +98,7 @@ class Server:
 
 
 async def _without_token(_: web.Request) -> web.StreamResponse:
-    """Answer as a server that needs no token."""
+    """Answer like a server that needs no token."""
     return web.json_response({"user": None, "sees_all": True, "namespaces": []})
 
 
@@ -114,13 +114,13 @@ async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:
 
 
 class Faults:
-    """What must not happen in a page: errors, policy violations, requests to elsewhere or that
-    change anything, but for the page's own session.
+    """Faults of a page: errors, policy violations, requests to other hosts, and requests that
+    change anything but the page's own session.
 
     Attributes:
-        found: what did.
-        allowed: beginnings of messages of the console that are no faults of the page: those that
-            the browser writes where an answer does not come.
+        found: faults so far.
+        allowed: prefixes of console messages that are not faults of the page: the browser writes
+            them when a request fails.
     """
 
     def __init__(self, url: str) -> None:
@@ -165,7 +165,7 @@ async def browsing() -> AsyncIterator[Browser]:
 def looking(
     browser: Browser, server: Server, query: str = "", **options: Any
 ) -> AbstractAsyncContextManager[tuple[Page, Faults]]:
-    """Open the page of a server as `looking_at` does."""
+    """Open the page of a server: see `looking_at`."""
     return looking_at(browser, f"{server.url}/page/{query}", **options)
 
 
@@ -173,19 +173,19 @@ def looking(
 async def looking_at(
     browser: Browser, url: str, **options: Any
 ) -> AsyncIterator[tuple[Page, Faults]]:
-    """Open the page; at the end nothing may have gone wrong in it.
+    """Open a page, and check at the end that it had no faults.
 
     Args:
         browser: the browser.
-        url: of the page, e.g. with `?view=holders`.
-        options: of the browser's context.
+        url: URL of the page, e.g. with `?view=holders`.
+        options: options of the browser's context.
     """
     faults = Faults(url.partition("/page/")[0])
     context = await browser.new_context(**{"viewport": DESK, **options})
     context.set_default_timeout(WAIT_MS)
     faults.watch(context)
     page = await context.new_page()
-    # A violation of the policy is reported to the page itself, beside the console.
+    # The browser reports a policy violation to the page itself, besides the console.
     await page.add_init_script(
         "addEventListener('securitypolicyviolation', (event) => "
         "console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));"

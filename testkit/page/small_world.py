@@ -1,4 +1,4 @@
-"""A fleet that has GPUs of every state."""
+"""Small fleet with GPUs in every state."""
 
 from extender.core.nodes.inventory import PodPhase, PodRecord
 from testkit.builders import GPU
@@ -23,7 +23,7 @@ CARDS = {
 
 
 def small_world() -> World:
-    """Return four nodes that have GPUs of each kind among them."""
+    """Build four nodes with GPUs of each kind."""
     world = World()
     for at, (node, cards) in enumerate(CARDS.items()):
         world.register_node(node, gpus=len(cards), labels={ZONE: ("east", "west")[at % 2]})
@@ -37,7 +37,7 @@ def small_world() -> World:
 
 
 def wait_for_gpus(world: World, name: str, gpus: int) -> None:
-    """Add a pod that waits for a node, and was refused one."""
+    """Add a waiting pod that the extender has refused once."""
     message = (
         f"0/{len(CARDS)} nodes are available: 1 Insufficient nvidia.com/gpu, "
         "3 node(s) had too few working GPUs."

@@ -1,1 +1,1 @@
-"""A Prometheus that answers a subset of PromQL, for tests and the demo."""
+"""Simulated Prometheus with a subset of PromQL, for tests and the demo."""

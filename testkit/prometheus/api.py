@@ -1,4 +1,4 @@
-"""The HTTP API of Prometheus over a store of series; `testkit.prometheus.promql` has the subset."""
+"""HTTP API of Prometheus over a store of series, with the subset of `promql`."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -16,7 +16,7 @@ _MAX_STEPS: Final = 11_000
 
 
 class Written(float):
-    """A value that keeps the text in which it was given, also where that is no number."""
+    """Value that keeps its original text, also if the text is not a number."""
 
     text: str
 
@@ -30,12 +30,12 @@ class Written(float):
 
 
 class PrometheusApi:
-    """Answers queries from a store.
+    """API that answers queries from a store.
 
     Attributes:
-        store: the series.
+        store: store of series.
         clock: the server's clock, seconds since the epoch.
-        warnings: the warnings of each answer.
+        warnings: warnings in each answer.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -55,11 +55,11 @@ class PrometheusApi:
         return app
 
     def evaluate(self, query: str, at: float) -> Vector:
-        """Evaluate a query at a time."""
+        """Evaluate a query at one time."""
         return evaluate(parse(query), self.store, at)
 
     def evaluate_range(self, query: str, times: Sequence[float]) -> Iterable[tuple[float, Vector]]:
-        """Evaluate a query at each of some times."""
+        """Evaluate a query at several times."""
         return ((at, self.evaluate(query, at)) for at in times)
 
     async def _query(self, request: web.Request) -> web.Response:
@@ -99,7 +99,7 @@ class PrometheusApi:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer invalid queries as Prometheus does."""
+    """Answer invalid queries with JSON errors, as Prometheus does."""
     try:
         return await handler(request)
     except ValueError as error:
@@ -114,7 +114,7 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 
 async def _parameters(request: web.Request) -> Mapping[str, str]:
-    """Return the parameters of the URL and of a posted form, which overrides the URL."""
+    """Return the parameters of the URL and of a form in the body, which overrides the URL."""
     form = await request.post() if request.method == "POST" else {}
     return {**request.query, **{key: str(value) for key, value in form.items()}}
 

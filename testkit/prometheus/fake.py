@@ -1,4 +1,4 @@
-"""A Prometheus for unit tests: a list of series, faults on demand, and a record of the queries."""
+"""Prometheus for unit tests: a list of series, faults on demand, and a record of the queries."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from testkit.prometheus.api import PrometheusApi, Written
 from testkit.prometheus.promql_nodes import Vector
@@ -28,7 +28,7 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 class Series:
     labels: Mapping[str, str]
     value: str
-    at: float | None = None  # None: just now
+    at: float | None = None  # None: now
 
 
 def series(name: str, value: object, at: float | None = None, **labels: str) -> Series:
@@ -36,14 +36,14 @@ def series(name: str, value: object, at: float | None = None, **labels: str) -> 
 
 
 def util(value: object, at: float | None = None, **labels: str) -> Series:
-    """Return the utilization of a GPU in percent: GPU-1 on gpu-1, unless labels say otherwise."""
+    """Return a series of GPU utilization in percent: GPU-1 on gpu-1 unless labels say otherwise."""
     return series(
         "DCGM_FI_DEV_GPU_UTIL", value, at, **{"UUID": "GPU-1", "Hostname": "gpu-1", **labels}
     )
 
 
 def read_sample(name: str, target: Mapping[str, str], *, honor_labels: bool) -> list[Series]:
-    """Read a scrape as Prometheus stores it, for a target with labels of its own."""
+    """Parse a scrape as Prometheus stores it, with the labels of a target."""
     found = []
     for line in (SAMPLES / name).read_text().splitlines():
         if match := _LINE.match(line):
@@ -60,7 +60,7 @@ def read_sample(name: str, target: Mapping[str, str], *, honor_labels: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A series as it is at the time of an evaluation, and as it was a day before."""
+    """Series at the time of an evaluation and a day before."""
 
     labels: Mapping[str, str]
     time: float
@@ -76,20 +76,20 @@ class _Shown:
         found = self.at(time, window_seconds)
         return found and found[1]
 
-    rate = most  # a test states the rate of a counter as its value
+    rate = most  # a test sets the rate of a counter as its value
 
 
 class FakePrometheus(PrometheusApi):
-    """The server.
+    """Fake Prometheus server.
 
     Attributes:
-        series: the series that it has scraped.
-        a_day_ago: the series of a day before.
-        failing: queries that contain one of these are answered 503.
-        hanging: queries that contain one of these are not answered in time.
-        handler: answers everything in its place.
-        questions: the queries that came.
-        before_answer: is called when a query has come, before it is answered.
+        series: current series.
+        a_day_ago: series of a day before.
+        failing: texts of queries that are answered with 503.
+        hanging: texts of queries that are not answered in time.
+        handler: handler of all requests, in place of the answers.
+        questions: received queries.
+        before_answer: called before each query is answered.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class FakePrometheus(PrometheusApi):
 
     @override
     def evaluate_range(self, query: str, times: Sequence[float]) -> Iterable[tuple[float, Vector]]:
-        vector = self.evaluate(query, times[-1])  # the series had the same values all the time
+        vector = self.evaluate(query, times[-1])  # the series had constant values
         return ((at, vector) for at in times)
 
     def select(self, name: str = "") -> Iterator[_Shown]:
-        """Yield the series of a metric, or all."""
+        """Yield the series of a metric, or all series for ""."""
         past = {_key(one): Written(one.value) for one in self.a_day_ago}
         present = {_key(one) for one in self.series}
         for one in (*self.series, *(one for one in self.a_day_ago if _key(one) not in present)):
@@ -136,7 +136,7 @@ class FakePrometheus(PrometheusApi):
                 yield _Shown(one.labels, self._at, now, past.get(_key(one)))
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer as without faults."""
+        """Answer a query without faults."""
         return await request.match_info.handler(request)
 
     @web.middleware

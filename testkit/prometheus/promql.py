@@ -1,4 +1,4 @@
-"""Parse and evaluate a subset of PromQL: what the extender asks, and a little more.
+"""Parser and evaluator of a subset of PromQL: the extender's queries, and a little more.
 
 The subset: selectors with matchers, timestamp(), last_over_time(), max_over_time(), rate(), max,
 min, sum, avg, count and group with `by`, `or`, `and` with `on`, `-` of two vectors, `offset`, and
@@ -26,7 +26,7 @@ from testkit.prometheus.samples import LOOKBACK_SECONDS, NAME
 
 
 class Series(Protocol):
-    """One series; see `samples.Series`."""
+    """Time series; see `samples.Series`."""
 
     @property
     def labels(self) -> Mapping[str, str]: ...
@@ -45,11 +45,11 @@ class Store(Protocol):
 
 
 class PromqlError(ValueError):
-    """The query cannot be parsed."""
+    """Error of a query that cannot be parsed."""
 
 
 class EvaluationError(ValueError):
-    """The query can be parsed but not evaluated, as in the real Prometheus."""
+    """Error of a query that can be parsed but not evaluated, as in the real Prometheus."""
 
 
 _AGGREGATIONS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
@@ -95,7 +95,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 @dataclass(slots=True, kw_only=True)
 class _Parser:
-    """Parses tokens by recursive descent; `""` marks the end."""
+    """Recursive descent parser of tokens; `""` marks the end."""
 
     tokens: list[str]
     position: int = 0

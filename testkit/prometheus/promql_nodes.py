@@ -1,4 +1,4 @@
-"""Define the nodes of a parsed query, and the elements of its answer."""
+"""Nodes of a parsed query, and elements of its answer."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of an instant vector."""
+    """Element of an instant vector."""
 
     labels: Mapping[str, str]
     value: float
@@ -18,7 +18,7 @@ Vector = Sequence[Element]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matcher:
-    """One label matcher of a selector."""
+    """Label matcher of a selector."""
 
     label: str
     operator: str
@@ -34,7 +34,7 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """A selector by name and matchers; a range selector if `window_seconds` is set."""
+    """Selector by name and matchers; a range selector if `window_seconds` is set."""
 
     name: str
     matchers: tuple[Matcher, ...] = ()
@@ -44,7 +44,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A function call: `timestamp(…)`, or a function of a range such as `rate(…[…])`."""
+    """Function call: `timestamp(…)`, or a function of a range such as `rate(…[…])`."""
 
     function: str
     selector: Selector
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregation:
-    """An aggregation such as `max by (labels) (operand)`."""
+    """Aggregation such as `max by (labels) (operand)`."""
 
     operator: str
     labels: tuple[str, ...]
@@ -61,7 +61,7 @@ class Aggregation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetOperation:
-    """`left or right`, or `left and on (labels) right`; `on` is None for all labels."""
+    """Set operation `left or right`, `left and on (labels) right`; `on` is None for all labels."""
 
     operator: str
     left: "Expression"
@@ -71,7 +71,7 @@ class SetOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """`left - right` for elements with the same labels."""
+    """Difference `left - right` of elements with the same labels."""
 
     left: "Expression"
     right: "Expression"
@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """`operand > limit`: the elements above a number."""
+    """Filter `operand > limit`: the elements above a number."""
 
     operand: "Expression"
     limit: float

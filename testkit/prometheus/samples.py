@@ -1,4 +1,4 @@
-"""Store the samples of the simulated Prometheus, and read series at any stored time."""
+"""Store of the simulated Prometheus' samples, with reads at any stored time."""
 
 import re
 from bisect import bisect_right
@@ -27,12 +27,12 @@ KeyedSample = tuple[Labels, Mapping[str, str], float]
 
 @dataclass(slots=True)
 class Series:
-    """One time series.
+    """Time series.
 
     Attributes:
         labels: labels by name, including `__name__`.
         times: time of each sample, seconds since the epoch, ascending.
-        values: value of each sample; None marks an end of the series.
+        values: value of each sample; None is a staleness marker.
     """
 
     labels: Mapping[str, str]
@@ -96,12 +96,12 @@ class SampleStore:
     def ingest(
         self, target: str, at: float, samples: Iterable[tuple[Mapping[str, str], float]]
     ) -> None:
-        """Add a scrape of a target, and end the target's series that it lacks."""
+        """Add a scrape of a target, and end the target's series that are missing in it."""
         self.ingest_keyed(target, at, keyed(samples))
 
     def ingest_keyed(self, target: str, at: float, samples: Iterable[KeyedSample]) -> None:
         """Add a scrape whose samples `keyed` has prepared; see `ingest`."""
-        at = round(at, 3)  # Prometheus keeps milliseconds
+        at = round(at, 3)  # Prometheus stores milliseconds
         seen: set[Labels] = set()
         for key, labels, value in samples:
             seen.add(key)
