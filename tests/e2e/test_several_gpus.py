@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from testkit.controlplane.agents import agents_on, tokens_of
-from testkit.controlplane.objects import pod
+from testkit.controlplane.objects import GPU, IMAGE, pod
 from testkit.controlplane.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -61,3 +61,27 @@ async def test_a_node_is_refused_before_its_kubelet_would_refuse_the_pod(
         assert "too few free GPUs on one NUMA node" in message
         await world.end(held[0])
         assert await world.bound([pair]) == [node]
+
+
+async def test_containers_are_judged_one_after_the_other_as_by_the_kubelet(
+    world: World, tmp_path: Path
+) -> None:
+    node = world.add("node", 4, numa_nodes=(0, 0, 0, 1), labels=LABELS)
+    async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, node):
+        await world.start({**WITHOUT_PROMETHEUS, "agents": tokens.settings})
+        two_and_two = pod("two-and-two", containers=containers(2, 2))
+        await world.client.create(two_and_two)
+
+        message = await world.client.wait_unschedulable(two_and_two)
+
+        assert "too few free GPUs on one NUMA node" in message
+        three_and_one = pod("three-and-one", containers=containers(3, 1))
+        assert await world.place(three_and_one) == node
+
+
+def containers(*gpus: int) -> list[dict[str, Any]]:
+    """Return containers that ask for so many GPUs each."""
+    return [
+        {"name": f"c{at}", "image": IMAGE, "resources": {"limits": {GPU: str(count)}}}
+        for at, count in enumerate(gpus)
+    ]

@@ -13,6 +13,7 @@ from extender.core.decision.certainty import chance_of_all
 from extender.core.decision.landing import Landing, landing_set
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.policy import Thresholds
+from extender.core.request.gpu_resources import ContainerDevices
 from extender.core.steps import Steps, finish
 
 UNKNOWN = 0.5
@@ -36,7 +37,8 @@ class DeviceRequest:
 
     Attributes:
         count: devices or replicas, at least 1.
-        container_count: the most that one container requests; 0 for `count`.
+        containers: the containers that request the devices, in the kubelet's order; () for one that
+            requests all.
         memory_bytes: required memory per device, 0 if the pod does not specify any.
         thresholds: a device below both thresholds is idle for this pod.
         expected_bytes: measured memory use of similar pods per device, NaN without such a pod.
@@ -44,7 +46,7 @@ class DeviceRequest:
     """
 
     count: int
-    container_count: int = 0
+    containers: tuple[ContainerDevices, ...] = ()
     memory_bytes: float
     thresholds: Thresholds
     expected_bytes: float = np.nan
@@ -61,9 +63,10 @@ class DeviceRequests:
     """Device requests of pods as columns: one row per node of a batch, or one row for all nodes.
 
     Attributes:
-        count: devices or replicas; a 1-D array, like the next.
-        container_count: the most that one container requests.
-        memory_bytes: required memory per device; a 2-D column, like the next four.
+        count: devices or replicas; a 1-D array, like `pod`.
+        pod: number of the row's pod.
+        containers: the containers of each pod, as in `DeviceRequest`.
+        memory_bytes: required memory per device; a 2-D column, like the other ratios.
         memory_share: required memory as a share of the node's cards.
         likely_bytes: memory that the pod will likely use per device: the required memory, else the
             measured use of similar pods; NaN if neither is known.
@@ -73,7 +76,8 @@ class DeviceRequests:
     """
 
     count: Rows
-    container_count: Rows
+    pod: Rows
+    containers: tuple[tuple[ContainerDevices, ...], ...]
     memory_bytes: Ratios
     memory_share: Ratios
     likely_bytes: Ratios
@@ -98,7 +102,8 @@ class DeviceRequests:
 
         return cls(
             count=counts(ask.count for ask in asks),
-            container_count=counts(ask.container_count or ask.count for ask in asks),
+            pod=counts(range(len(asks))),
+            containers=tuple(ask.containers for ask in asks),
             memory_bytes=column(ask.memory_bytes for ask in asks),
             memory_share=column(ask.memory_share for ask in asks),
             likely_bytes=column(ask.memory_bytes or ask.expected_bytes for ask in asks),

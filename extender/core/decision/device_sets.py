@@ -5,6 +5,7 @@ node faster than across the processors' link. The kubelet chooses the devices, a
 prefer such sets, so it is enough that the devices that the pod can land on contain one.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from extender.core.decision.assessment import Assessment, DeviceRequests
 from extender.core.nodes.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.nodes.topology_manager import Alignment
+from extender.core.request.gpu_resources import ContainerDevices
 
 JOINED: Final = 2.0
 """Units of fit of a node where NVLink joins all devices of the pod, ..."""
@@ -52,19 +54,57 @@ def is_misaligned(batch: Batch, asks: DeviceRequests, assessment: Assessment) ->
     Only devices that certainly are allocated or withdrawn count as not free. A device without a
     known NUMA node refuses no pod.
     """
-    refuses: Flags = batch.alignment != Alignment.NONE
-    if not refuses.any():
-        return refuses
+    found: Flags = (batch.alignment != Alignment.NONE) & ~batch.is_shared
+    if not found.any():
+        return found
     free = _masks_of(np.where(batch.is_agreed[:, None], assessment.landing.devices, batch.present))
-    by_pod = (batch.alignment & Alignment.BY_POD) != 0
-    count = np.where(by_pod, asks.count, asks.container_count)
-    is_known = (free & ~np.bitwise_or.reduce(batch.numa, axis=1)) == 0
-    # `restricted` asks for no fewer NUMA nodes than an empty node would need.
+    found &= (free & ~np.bitwise_or.reduce(batch.numa, axis=1)) == 0
+    is_by_pod = (batch.alignment & Alignment.BY_POD) != 0
     is_restricted = (batch.alignment & Alignment.RESTRICTED) != 0
-    may_span = is_restricted & (np.bitwise_count(batch.numa).max(axis=1) < count)
-    is_split = _largest(batch.numa, free) < count
-    found: Flags = is_split & refuses & is_known & ~may_span & ~batch.is_shared
+    pods, counts = np.broadcast_to(asks.pod, len(found)), np.broadcast_to(asks.count, len(found))
+    for pod, containers in enumerate(asks.containers):
+        is_pods = found & (pods == pod)
+        for is_whole in (False, True):
+            at = np.flatnonzero(is_pods & (is_by_pod == is_whole))
+            if at.size:
+                whole = (ContainerDevices(int(counts[at[0]])),)
+                steps = whole if is_whole else containers or whole
+                found[at] = _is_refused(steps, batch.numa[at], free[at], is_restricted[at])
     return found
+
+
+def _is_refused(
+    containers: Sequence[ContainerDevices], numa: Rows, free: Rows, is_restricted: Flags
+) -> Flags:
+    """Return per node whether the kubelet, which admits containers one by one, refuses one of them.
+
+    Of the NUMA nodes with enough free devices the kubelet takes the first. It passes on the devices
+    of init containers, and the next container must be on their NUMA node.
+
+    Args:
+        containers: the containers in the kubelet's order.
+        numa: sets of devices on one NUMA node, in the order of their numbers.
+        free: masks of free devices.
+        is_restricted: whether the policy of the node is `restricted`. It asks for no fewer NUMA
+            nodes than an empty node would need.
+    """
+    rows = np.arange(len(numa))
+    most = np.bitwise_count(numa).max(axis=1)
+    left = np.bitwise_count(numa & free[:, None]).astype(np.intp)
+    passed_on = np.zeros_like(left)
+    refused = np.zeros(len(numa), dtype=np.bool_)
+    for count, is_passed_on in containers:
+        has_all = passed_on == passed_on.sum(axis=1, keepdims=True)
+        suits = has_all & (left + passed_on >= count)
+        is_aligned = suits.any(axis=1)
+        refused |= ~is_aligned & ~(is_restricted & (most < count))
+        chosen = suits.argmax(axis=1)
+        again = np.minimum(passed_on[rows, chosen], count)
+        left[rows, chosen] -= np.where(is_aligned, count - again, 0)
+        passed_on[rows, chosen] += np.where(
+            is_aligned, count - again if is_passed_on else -again, 0
+        )
+    return refused
 
 
 def _masks_of(devices: Flags) -> Rows:

@@ -352,7 +352,7 @@ def asks(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...]:
             resource,
             DeviceRequest(
                 count=count,
-                container_count=dict(request.container_counts).get(resource, 0),
+                containers=dict(request.containers).get(resource, ()),
                 memory_bytes=float(request.memory_bytes or 0),
                 memory_share=request.memory_share,
                 thresholds=request.thresholds,

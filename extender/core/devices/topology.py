@@ -47,7 +47,7 @@ class DeviceSets:
 
     Attributes:
         joined: the largest sets in which NVLink joins every two devices.
-        numa: the devices of each NUMA node.
+        numa: the devices of each NUMA node, in the order of their numbers.
     """
 
     joined: tuple[int, ...] = ()
@@ -76,7 +76,8 @@ def device_sets(places: Sequence[Place | None]) -> DeviceSets:
             numa[place.numa_node] = numa.get(place.numa_node, 0) | 1 << slot
     joined = _joined(_linked(places)) if len(places) <= _MOST_LINKED else ()
     return DeviceSets(
-        joined=_padded(joined, len(places)), numa=_padded(tuple(numa.values()), len(places))
+        joined=_padded(joined, len(places)),
+        numa=_padded(tuple(numa[number] for number in sorted(numa)), len(places)),
     )
 
 

@@ -10,6 +10,7 @@ from extender.core.nodes.labels import HOSTNAME
 from extender.core.nodes.node_selection import Selection
 from extender.core.nodes.pod_groups import PodGroup
 from extender.core.nodes.pod_owners import Kin, owner_key
+from extender.core.request.gpu_resources import Containers
 
 _EMPTY: Mapping[str, int] = MappingProxyType({})
 
@@ -125,6 +126,7 @@ class PodRecord:
         phase: `status.phase`.
         resources: effective device count by GPU resource name.
         lasting: `resources` without the part that only init containers request; None if equal.
+        containers: as in `GpuRequest`; only while unbound.
         has_claims: the pod uses ResourceClaims, which may hold devices outside `resources`.
         has_gpu_claims: one of its claims certainly holds GPUs outside `resources`.
         claimed: GPUs that it holds through ResourceClaims, each once; None if unknown, as for every
@@ -174,6 +176,7 @@ class PodRecord:
     phase: PodPhase = PodPhase.PENDING
     resources: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     lasting: Mapping[str, int] | None = None
+    containers: Containers = ()
     has_claims: bool = False
     has_gpu_claims: bool = False
     claimed: tuple[ClaimedDevice, ...] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from extender.core.quantity import parse_count
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
@@ -140,24 +140,45 @@ def count_lasting(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
     return {name: min(count, MAX_COUNT) for name, count in _count_moments(pod, names)[0].items()}
 
 
-def largest_of_containers(pod: Mapping[str, object], names: ResourceNames) -> dict[str, int]:
-    """Count the most devices per GPU resource that one container requests, as `count_devices`.
+class ContainerDevices(NamedTuple):
+    """Devices of one resource that a container requests.
+
+    Attributes:
+        devices: number of devices, at least 1.
+        is_passed_on: the container is an init container that ends: the kubelet gives its devices to
+            the containers after it.
+    """
+
+    devices: int
+    is_passed_on: bool = False
+
+
+Containers = tuple[tuple[str, tuple[ContainerDevices, ...]], ...]
+"""Containers that request devices, by resource; () if one container requests all of each."""
+
+
+def list_containers(pod: Mapping[str, object], names: ResourceNames) -> Containers:
+    """List the containers with devices per GPU resource, in the order of admission by a kubelet.
+
+    Init containers come first, sidecars among them.
 
     Example:
         >>> container = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
-        >>> largest_of_containers({"spec": {"containers": [container] * 2}}, ResourceNames())
-        {'nvidia.com/gpu': 2}
+        >>> pod = {"spec": {"initContainers": [container], "containers": [container]}}
+        >>> ((name, containers),) = list_containers(pod, ResourceNames())
+        >>> [tuple(one) for one in containers]
+        [(2, True), (2, False)]
     """
     spec = mapping_of(pod.get("spec"))
-    containers = (objects_of(spec.get(kind)) for kind in ("containers", "initContainers"))
-    largest: dict[str, int] = {}
-    for container in chain.from_iterable(containers):
-        for name, count in _container_devices(container, names).items():
-            largest[name] = max(largest.get(name, 0), count)
-    return {
-        name: min(largest[name], MAX_COUNT)
-        for name in sorted(largest, key=lambda name: (names.rank(name), name))
-    }
+    found: dict[str, list[ContainerDevices]] = {}
+    for kind in ("initContainers", "containers"):
+        for container in objects_of(spec.get(kind)):
+            ends = kind == "initContainers" and container.get("restartPolicy") != "Always"
+            for name, count in _container_devices(container, names).items():
+                found.setdefault(name, []).append(ContainerDevices(count, ends))
+    if all(len(containers) == 1 for containers in found.values()):
+        return ()
+    return tuple((name, tuple(containers)) for name, containers in found.items())
 
 
 def _count_moments(

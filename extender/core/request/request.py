@@ -20,10 +20,11 @@ from extender.core.request.annotations import (
     read_annotations,
 )
 from extender.core.request.gpu_resources import (
+    Containers,
     ResourceNames,
     count_devices,
     has_claims,
-    largest_of_containers,
+    list_containers,
 )
 from extender.core.request.memory_limits import MemoryLimit, read_limits
 from extender.core.request.scheduled_condition import last_refusal
@@ -68,8 +69,8 @@ class GpuRequest:
             order.
         count: devices or replicas of `resource`, at least 1.
         resources: every requested GPU resource with its count, `resource` first.
-        container_counts: the most of each resource that one container requests; () if one container
-            requests all.
+        containers: the containers that request devices, by resource; () if one container requests
+            all of each.
         memory_bytes: required memory per device, None if the pod does not specify any.
         memory_share: required memory per device as a share of the card's memory, 0 if the pod does
             not specify any.
@@ -100,7 +101,7 @@ class GpuRequest:
     resource: str
     count: int
     resources: tuple[tuple[str, int], ...] = ()
-    container_counts: tuple[tuple[str, int], ...] = ()
+    containers: Containers = ()
     memory_bytes: int | None = None
     memory_share: float = 0.0
     memory_source: str = field(default="", compare=False)
@@ -199,12 +200,11 @@ def parse_request(
         if defaults.reads_memory_limits and not has_memory(fields):
             limit, ignored = read_limits(fields, resources)
             problems = (*problems, *ignored)
-        container_counts = tuple(largest_of_containers(fields, resources).items())
         request = GpuRequest(
             resource=resource,
             count=count,
             resources=counts,
-            container_counts=container_counts if container_counts != counts else (),
+            containers=list_containers(fields, resources),
             memory_bytes=limit.memory_bytes,
             memory_share=limit.share,
             memory_source=limit.source,

@@ -35,6 +35,7 @@ class WaitingRequests:
             self._read.clear()
         key = (
             tuple(record.resources.items()),
+            record.containers,
             record.wishes,
             record.nominated_node,
             record.message if record.is_unscheduled else None,
@@ -101,6 +102,7 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     memory_bytes = parsed.request.memory_bytes
     request = replace(
         parsed.request,
+        containers=record.containers,
         has_preferences=record.has_preferences,
         # Its containers' limits are not in the equivalent pod.
         memory_bytes=record.memory_bytes if memory_bytes is None else memory_bytes,

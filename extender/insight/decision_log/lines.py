@@ -251,6 +251,7 @@ def _plain(value: object) -> object:
 def _request(request: GpuRequest) -> _Json:
     return {
         "resources": request.resources,
+        "containers": request.containers,
         "memory_bytes": request.memory_bytes,
         "memory_share": request.memory_share,
         "expected_bytes": request.expected_bytes,

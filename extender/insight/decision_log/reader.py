@@ -30,6 +30,7 @@ from extender.core.nodes.snapshot import (
     Tenant,
 )
 from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request.gpu_resources import Containers
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.request.targets import Target, TargetPolicy
 from extender.core.untyped import mapping_of, text_of
@@ -436,6 +437,7 @@ def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
         resource=resources[0][0],
         count=resources[0][1],
         resources=resources,
+        containers=msgspec.convert(encoded.get("containers", ()), Containers),
         memory_bytes=None if memory is None else int(_number(memory)),
         memory_share=float(_number(encoded.get("memory_share", 0))),
         expected_bytes=None if expected is None else int(_number(expected)),

@@ -40,6 +40,7 @@ from extender.core.request.gpu_resources import (
     has_claims,
     has_gpu_claims,
     holds_devices,
+    list_containers,
     read_counts,
 )
 from extender.core.request.memory_limits import MemoryLimit, read_limits
@@ -230,6 +231,7 @@ def reduce_pod(
         phase=phase,
         resources=_shared_counts(resources),
         lasting=None if lasting == resources else _shared_counts(lasting),
+        containers=list_containers(raw, names) if is_waiting else (),
         has_claims=claims,
         has_gpu_claims=claims and has_gpu_claims(raw),
         memory_bytes=limit.memory_bytes,

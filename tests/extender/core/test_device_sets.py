@@ -13,8 +13,10 @@ from extender.core.decision.scoring import GPU, UNITS
 from extender.core.devices.topology import SWITCH, UNKNOWN, DeviceSets, Place, device_sets
 from extender.core.nodes.topology_manager import Alignment, alignment_by, alignment_on
 from extender.core.policy import Strategy
+from extender.core.request.gpu_resources import ContainerDevices
 from testkit.builders import Node, busy, decide_on, gpu, node, ranking, rejected, request, score_of
 
+GPU_NAME = "nvidia.com/gpu"
 QUADS = (0b1111, 0b1111_0000)
 HELD = gpu(used=1)
 FREE = gpu()
@@ -215,12 +217,68 @@ def test_a_busy_or_unhealthy_gpu_that_is_not_allocated_is_free_to_the_kubelet() 
 
 
 def test_each_container_is_aligned_by_itself_unless_the_scope_is_the_pod() -> None:
-    two_by_two = request(4, container_counts=(("nvidia.com/gpu", 2),))
+    two_by_two = request(4, containers=((GPU_NAME, (ContainerDevices(2),) * 2),))
     by_container, by_pod = Alignment.SINGLE, Alignment.SINGLE | Alignment.BY_POD
 
     assert codes(decide_on({"node": aligned(SPLIT, by_container)}, two_by_two)) == {}
     refused = {"node": Code.MISALIGNED}
     assert codes(decide_on({"node": aligned(SPLIT, by_pod)}, two_by_two)) == refused
+
+
+def refuses(held: int, *containers: tuple[int, bool]) -> bool:
+    """Return whether a node with `single-numa-node` is refused for containers one by one."""
+    listed = tuple(ContainerDevices(*one) for one in containers)
+    count = max(sum(one.devices for one in listed if not one.is_passed_on), listed[0].devices)
+    asked = request(count, containers=((GPU_NAME, listed),))
+    return bool(codes(decide_on({"node": aligned(held, Alignment.SINGLE)}, asked)))
+
+
+def test_containers_are_admitted_one_after_the_other() -> None:
+    three_and_one = 0b0111_0001  # NUMA node 0 has three free GPUs, NUMA node 1 has one
+
+    assert not refuses(three_and_one, (3, False), (1, False))
+    assert refuses(three_and_one, (2, False), (2, False))
+    # The kubelet takes the first NUMA node with room, even if that leaves none for the next one.
+    assert refuses(0b0011_0001, (2, False), (3, False))
+    assert not refuses(0b0011_0001, (3, False), (2, False))
+
+
+def test_devices_of_an_init_container_go_to_the_containers_after_it() -> None:
+    one_and_four = 0b0000_0111
+
+    assert not refuses(0b0000_0011, (2, True), (2, False))
+    assert not refuses(SPLIT, (2, True), (1, False), (1, False))
+    # The init container gets a GPU of NUMA node 0, and the next container has to use it.
+    assert refuses(one_and_four, (1, True), (4, False))
+    # A sidecar keeps its GPU, so that the next container is free to go to the other NUMA node.
+    assert not refuses(one_and_four, (1, False), (4, False))
+
+
+@given(
+    st.integers(0, 255),
+    st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=2, max_size=4),
+)
+def test_containers_are_refused_as_by_the_kubelets_own_procedure(
+    held: int, containers: list[tuple[int, bool]]
+) -> None:
+    containers.sort(key=lambda one: not one[1])  # init containers are admitted first
+    free = [{slot for slot in range(8) if ~held >> slot & 1 and slot // 4 == at} for at in (0, 1)]
+    reusable: set[int] = set()
+    is_refused = False
+    for count, is_passed_on in containers:
+        allowed = [at for at in (0, 1) if all(slot // 4 == at for slot in reusable)]
+        chosen = [at for at in allowed if len(free[at] | reusable) >= count]
+        if not chosen:
+            is_refused = True
+            break
+        again = set(sorted(reusable)[:count])
+        fresh = set(sorted(free[chosen[0]])[: count - len(again)])
+        free[chosen[0]] -= fresh
+        reusable = reusable | fresh if is_passed_on else reusable - again
+    together = sum(count for count, is_passed_on in containers if not is_passed_on)
+    needed = max(together, *(count for count, _ in containers))
+    if (~held & 255).bit_count() >= needed:  # else kube-scheduler would not ask
+        assert refuses(held, *containers) == is_refused
 
 
 def test_restricted_refuses_pods_that_an_empty_node_would_align_and_no_others() -> None:

@@ -55,6 +55,10 @@ def with_spec(**changes: Any) -> Object:
         annotated(unknown="1", another="2", gpu_memory="x" * 300),
         with_spec(containers=[{"resources": {"limits": {MIG: "1", GPU: "3"}}}]),
         with_spec(initContainers=[{"resources": {"limits": {GPU: "7"}}}]),
+        with_spec(containers=[{"resources": {"limits": {GPU: "2"}}}] * 2),
+        with_spec(
+            initContainers=[{"resources": {"limits": {GPU: "1"}}, "restartPolicy": "Always"}]
+        ),
         with_spec(containers=[{"resources": {"limits": {GPU: "9e99"}}}]),
         with_spec(resourceClaims=[{"name": "gpu"}]),
         with_spec(containers=[{}], resourceClaims=[{"name": "gpu"}]),
