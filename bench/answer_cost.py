@@ -20,7 +20,7 @@ import orjson
 from bench.machine import report
 from bench.questions import question as body_of
 from bench.virtual_cluster import GPU, Shape, VirtualCluster
-from extender.core.decision.evaluation import EvaluationRequest, asks
+from extender.core.decision.evaluation import EvaluationRequest, device_requests
 from extender.core.decision.evaluation_cache import evaluate_in_steps, evaluate_together
 from extender.core.devices.readings import Signal
 from extender.core.nodes.batches import current_batch
@@ -180,7 +180,7 @@ def evaluation_parts(cluster: VirtualCluster) -> Iterator[Part]:
 
     def question(request: GpuRequest, *nodes: str) -> EvaluationRequest:
         overlay = dict.fromkeys(nodes, tenant)
-        ((_, ask),) = asks(request)
+        ((_, ask),) = device_requests(request)
         return EvaluationRequest(request=request, ask=ask, policy=policy, overlay=overlay)
 
     before = [question(request) for request in REQUESTS]

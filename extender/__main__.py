@@ -94,7 +94,7 @@ def _serve(loaded: Loaded[Settings], path: Path | None) -> int:
 
     from extender.app import serve
     from extender.kube.kubeconfig import KubeConfigError
-    from extender.server.listener import ask_for_descriptors
+    from extender.server.listener import raise_descriptor_limit
     from extender.server.tls import TlsError
     from extender.settings.reload import log_warnings
     from extender.settings.settings_file import SettingsFile
@@ -104,7 +104,7 @@ def _serve(loaded: Loaded[Settings], path: Path | None) -> int:
     logs.configure(settings.log.level, settings.log.format, in_background=True)
     log_warnings(loaded.warnings)
     wanted = settings.most_connections
-    if (allowed := ask_for_descriptors(wanted)) < wanted:
+    if (allowed := raise_descriptor_limit(wanted)) < wanted:
         logger.warning(
             "there are fewer file descriptors than connections are allowed: raise the limit "
             "(ulimit -n), or lower max_connections; the webhooks' port has the last ones",

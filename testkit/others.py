@@ -65,10 +65,10 @@ class Far:
     asked: list[str] = field(default_factory=list)
     hanging: Collection[str] = ()
 
-    async def ask(self, path: str) -> Mapping[str, bytes | None]:
-        return {address: await self.ask_one(address, path) for address in self.clients}
+    async def query(self, path: str) -> Mapping[str, bytes | None]:
+        return {address: await self.query_one(address, path) for address in self.clients}
 
-    async def ask_one(self, address: str, path: str) -> bytes | None:
+    async def query_one(self, address: str, path: str) -> bytes | None:
         self.asked.append(path)
         client = self.clients[address]
         if client is None or (address in self.hanging and "id=" in path):

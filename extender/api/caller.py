@@ -120,7 +120,7 @@ class Caller:
             await self._learn(namespaces)
 
     async def _learn(self, namespaces: Iterable[str]) -> None:
-        await self._ask(ALL_NAMESPACES)
+        await self._review_right(ALL_NAMESPACES)
         if self.sees_all:
             return
         there, others = self._namespaces(), set(namespaces)
@@ -132,7 +132,7 @@ class Caller:
         left = iter(due)
         async with asyncio.TaskGroup() as group:
             for _ in range(min(_PARALLEL, len(due))):
-                group.create_task(self._ask_each(left), name="rights")
+                group.create_task(self._review_rights(left), name="rights")
         self._learnt = there, self._known_until(wanted)
         if len(self._rights) > GRACE * _MOST_NAMESPACES:
             self._rights = {name: it for name, it in self._rights.items() if self._knows(name)}
@@ -143,11 +143,11 @@ class Caller:
         oldest = min((self._rights.get(name, never)[1] for name in namespaces), default=never[1])
         return oldest + self._rights_seconds
 
-    async def _ask_each(self, names: Iterable[str]) -> None:
+    async def _review_rights(self, names: Iterable[str]) -> None:
         for name in names:
-            await self._ask(name)
+            await self._review_right(name)
 
-    async def _ask(self, namespace: str) -> None:
+    async def _review_right(self, namespace: str) -> None:
         """Review the right for one namespace if the result is missing or old."""
         if not self._is_due(namespace):
             return

@@ -271,7 +271,7 @@ class Client:
         """
         path, body = "/v1/explain", msgspec.json.encode(pod)
         asked = {"limit": str(limit), **({"node": node} if node else {})}
-        return _read(answers.Explanation, self._transport.ask("POST", path, asked, body), path)
+        return _read(answers.Explanation, self._transport.request("POST", path, asked, body), path)
 
     def usage(self, *, since_seconds: int = 86_400, namespace: str | None = None) -> Usage:
         """Return GPU-hours and costs of all pods, also of those that have ended.
@@ -338,7 +338,7 @@ class Client:
         """
         path, body = "/v1/size", msgspec.json.encode(pod)
         asked = {"owner": owner} if owner else {}
-        return _read(answers.Size, self._transport.ask("POST", path, asked, body), path)
+        return _read(answers.Size, self._transport.request("POST", path, asked, body), path)
 
     def advice(
         self,
@@ -377,16 +377,16 @@ class Client:
 
     def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
         """Return the decoded JSON of any route; parameters that are None are omitted."""
-        return _decode(_ANYTHING, self._transport.ask("GET", path, _params(asked)), path)
+        return _decode(_ANYTHING, self._transport.request("GET", path, _params(asked)), path)
 
     def text(self, path: str) -> str:
         """Return the body of any route as text, such as `/metrics`."""
-        return self._transport.ask("GET", path).decode(errors="replace")
+        return self._transport.request("GET", path).decode(errors="replace")
 
     def _get(
         self, kind: type[_Kind], path: str, asked: Mapping[str, object] | None = None
     ) -> _Kind:
-        return _read(kind, self._transport.ask("GET", path, _params(asked)), path)
+        return _read(kind, self._transport.request("GET", path, _params(asked)), path)
 
 
 def _default_cluster() -> "Cluster":

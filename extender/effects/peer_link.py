@@ -17,7 +17,7 @@ from extender.effects.peer_wire import (
     Receipt,
     decode_receipt,
     encode_message,
-    is_tellable,
+    fits_message,
 )
 from extender.placement.request_log import AnsweredQuestion
 
@@ -114,7 +114,7 @@ class PeerLink:
         """Queue a record for the next message."""
         if self.is_self:
             return
-        if not is_tellable(question):
+        if not fits_message(question):
             self._gap_at = self._monotonic()
             return
         self._queue.append(question)
@@ -171,7 +171,7 @@ class PeerLink:
         self._failures = 0
         self._count("taken")
 
-    async def ask(self, path: str) -> bytes | None:
+    async def query(self, path: str) -> bytes | None:
         """Send a GET request to the replica, and return the body, or None if it fails."""
         try:
             async with self._session.get(f"{self._base}{path}", ssl=self._ssl) as response:

@@ -109,7 +109,7 @@ _VERSION: Final = msgspec.json.Decoder(_Version)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def is_tellable(question: AnsweredQuestion) -> bool:
+def fits_message(question: AnsweredQuestion) -> bool:
     """Return whether a record fits the limits of the format; kube-scheduler's records always do."""
     names = [name for name, _ in question.resources]
     return (
@@ -135,7 +135,7 @@ def encode_message(
 
     Args:
         instance: name of the sender.
-        questions: records, each of them `is_tellable`.
+        questions: records, each of them `fits_message`.
         to: see `Message`, also for the other arguments.
         gap_at: time on the clock of the records.
         mark: time on the receiver's clock.

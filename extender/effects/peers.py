@@ -201,7 +201,7 @@ class Peers:
     def _is_silent(self, received: _Received) -> bool:
         return self._monotonic() - received.at >= SILENT_SECONDS
 
-    async def ask(self, path: str) -> dict[str, bytes | None]:
+    async def query(self, path: str) -> dict[str, bytes | None]:
         """Send a GET request to all other replicas; return bodies by address, None for failures.
 
         An address may be our own until the first answer from it.
@@ -209,15 +209,16 @@ class Peers:
         links = [(_name_address(at), link) for at, link in self._links.items() if not link.is_self]
         async with asyncio.TaskGroup() as group:
             tasks = {
-                name: group.create_task(link.ask(path), name=f"ask {name}") for name, link in links
+                name: group.create_task(link.query(path), name=f"query {name}")
+                for name, link in links
             }
         return {name: task.result() for name, task in tasks.items()}
 
-    async def ask_one(self, address: str, path: str) -> bytes | None:
+    async def query_one(self, address: str, path: str) -> bytes | None:
         """Send a GET request to the replica at an address; return the body, or None if it fails."""
         for at, link in self._links.items():
             if _name_address(at) == address:
-                return await link.ask(path)
+                return await link.query(path)
         return None
 
     def routes(self) -> list[web.RouteDef]:

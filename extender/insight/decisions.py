@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from extender.core.untyped import text_of
-from extender.insight.replica_answers import AnswerFormat, ask_replicas
+from extender.insight.replica_answers import AnswerFormat, query_replicas
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
@@ -157,7 +157,7 @@ class DecisionRoutes:
             view = None
             if not brief and decision.address not in silent:
                 query = urlencode({"id": text_of(decision.view["id"])})
-                body = await self._replicas.others.ask_one(
+                body = await self._replicas.others.query_one(
                     decision.address, f"{PEERS_PATH}?{query}"
                 )
                 if body is None:
@@ -253,7 +253,7 @@ class DecisionRoutes:
 
     async def _fetch(self, query: Mapping[str, str]) -> _Replies:
         """Query the other replicas, and review the caller's rights for the answers' namespaces."""
-        replies = await ask_replicas(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
+        replies = await query_replicas(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
         decisions = [it for address, answer in replies.answers for it in _far(address, answer)]
         await VIEWER.get().learn({_namespace(it.view) for it in decisions})
         return _Replies(decisions=decisions, unreachable=replies.unreachable)

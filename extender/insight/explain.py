@@ -232,7 +232,7 @@ class Explain:
         """Return the other replicas' explanations that the caller may see, newest first."""
         found: list[_Known] = []
         ids = {""}  # a replica may have several addresses, and this one is among them
-        answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(asked)}")
+        answers = await self._replicas.others.query(f"{PEERS_PATH}?{urlencode(asked)}")
         for body in answers.values():
             view = read_explanation(body)
             at = decided_at(view)

@@ -34,7 +34,7 @@ from extender.insight.replicas import ONE, Replicas
 from extender.insight.size import SizeRoute
 from extender.insight.usage import UsageRecord
 from extender.insight.views import Json, group_view, request_view
-from extender.insight.what_if import open_nodes, read_asked, read_pod
+from extender.insight.what_if import open_nodes, read_pod, read_requested_selection
 from extender.placement.placer import Placer, nearness_of
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.metrics import Metrics
@@ -77,7 +77,7 @@ class _WhatIf:
         resources = self._resources()
         parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
         if parsed.request is None:
-            return error_answer(400, _not_asked(resources, is_disabled=parsed.is_disabled))
+            return error_answer(400, _why_not_called(resources, is_disabled=parsed.is_disabled))
         ref = parse_pod_ref(pod)
         wanted = self._fleet.informed(parsed.request, parsed.kin)
         seen = await self._predict(wanted, pod, wish)
@@ -89,7 +89,7 @@ class _WhatIf:
 
     async def _predict(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
         """Predict a pod's placement without assuming or remembering it."""
-        asked = read_asked(pod)
+        asked = read_requested_selection(pod)
         names, closed = await open_nodes(self._fleet, wanted, asked.selection)
         decision = await run_in_steps(self._placer.guess_in_steps(wanted, names))
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
@@ -133,7 +133,7 @@ class _WhatIf:
         }
 
 
-def _not_asked(resources: ResourceNames, *, is_disabled: bool) -> str:
+def _why_not_called(resources: ResourceNames, *, is_disabled: bool) -> str:
     """Return the reason why kube-scheduler would not call the extender for a pod."""
     if is_disabled:
         return "the pod says idlegpu.io/enabled: false: it is left to kube-scheduler"

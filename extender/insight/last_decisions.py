@@ -13,7 +13,7 @@ from aiohttp import web
 
 from extender.core.decision.filtering import Code
 from extender.fleet.fleet import Fleet
-from extender.insight.replica_answers import AnswerFormat, ask_replicas
+from extender.insight.replica_answers import AnswerFormat, query_replicas
 from extender.insight.replicas import Replicas
 from extender.insight.scheduler_message import CountedReason
 from extender.placement.history import DecisionHistory, DecisionRecord
@@ -124,7 +124,7 @@ class LastDecisions:
         """
         asked = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
         path = f"{PEERS_PATH}?{urlencode(asked)}" if asked else PEERS_PATH
-        replies = await ask_replicas(self._replicas, path, _FORM)
+        replies = await query_replicas(self._replicas, path, _FORM)
         last: dict[str, Last] = {}
         for _, answer in replies.answers:
             for pod, one in answer.last.items():

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
-from extender.insight.replica_answers import AnswerFormat, ask_replicas
+from extender.insight.replica_answers import AnswerFormat, query_replicas
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.views import Json
 from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer, moment
@@ -182,7 +182,7 @@ class RegretTable:
             request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
         )
         watching = self._watch()
-        replies = await ask_replicas(self._replicas, PEERS_PATH, _FORM)
+        replies = await query_replicas(self._replicas, PEERS_PATH, _FORM)
         answers = [each for _, each in replies.answers]
         own = _outcomes_of(watching)
         known = await _newest(chain(own, *(each.outcomes for each in answers)))

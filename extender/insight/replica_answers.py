@@ -58,14 +58,14 @@ class ReplicaAnswers(Generic[Answer]):
     unreachable: Sequence[str]
 
 
-async def ask_replicas(
+async def query_replicas(
     replicas: Replicas, path: str, form: AnswerFormat[Answer]
 ) -> ReplicaAnswers[Answer]:
     """Query all other replicas at a path; return their decoded answers."""
     answers: list[tuple[str, Answer]] = []
     unreachable: list[str] = []
     names = {replicas.name}  # a replica may have several addresses, and this one is among them
-    for address, body in sorted((await replicas.others.ask(path)).items()):
+    for address, body in sorted((await replicas.others.query(path)).items()):
         answer = form.read(body)
         if answer is None:
             unreachable.append(address)

@@ -14,21 +14,21 @@ ALONE: Final = "here"
 class Others(Protocol):
     """Interface to the other replicas."""
 
-    async def ask(self, path: str) -> Mapping[str, bytes | None]:
+    async def query(self, path: str) -> Mapping[str, bytes | None]:
         """Query all other replicas; return each answer by address, None for no answer."""
 
-    async def ask_one(self, address: str, path: str) -> bytes | None:
+    async def query_one(self, address: str, path: str) -> bytes | None:
         """Query one replica; return its answer, None for no answer."""
 
 
 class NoReplicas:
     """Implementation of `Others` without other replicas."""
 
-    async def ask(self, path: str) -> Mapping[str, bytes | None]:  # noqa: ARG002 - see Others
+    async def query(self, path: str) -> Mapping[str, bytes | None]:  # noqa: ARG002 - see Others
         """Return an empty mapping."""
         return {}
 
-    async def ask_one(self, address: str, path: str) -> bytes | None:  # noqa: ARG002 - see Others
+    async def query_one(self, address: str, path: str) -> bytes | None:  # noqa: ARG002 - see Others
         """Return None."""
         return None
 

@@ -70,7 +70,7 @@ async def read_pod(request: web.Request) -> Mapping[str, object] | web.Response:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedSelection:
+class RequestedSelection:
     """A pod's constraints on its nodes.
 
     Attributes:
@@ -82,7 +82,7 @@ class AskedSelection:
     not_checked: tuple[str, ...]
 
 
-def read_asked(pod: Mapping[str, object]) -> AskedSelection:
+def read_requested_selection(pod: Mapping[str, object]) -> RequestedSelection:
     """Parse a pod's constraints on its nodes; malformed fields count as absent.
 
     The work per node must stay bounded, so label constraints are ignored if there are very many.
@@ -90,14 +90,14 @@ def read_asked(pod: Mapping[str, object]) -> AskedSelection:
     spec = mapping_of(pod.get("spec"))
     if is_excessive(pod):
         unjudged = [name for name in ("nodeSelector", "affinity", "tolerations") if spec.get(name)]
-        return AskedSelection(selection=ANYWHERE, not_checked=(*unjudged, *_unjudged(spec)))
+        return RequestedSelection(selection=ANYWHERE, not_checked=(*unjudged, *_unjudged(spec)))
     selection = read_selection(pod)
     if len(selection.labels) + sum(1 for _ in selection.requirements) > MOST_REQUIREMENTS:
         unjudged = [name for name in ("nodeSelector", "affinity") if spec.get(name)]
         selection = Selection(tolerations=selection.tolerations)
     else:
         unjudged = list(_unkept(selection, mapping_of(spec.get("affinity"))))
-    return AskedSelection(selection=selection, not_checked=(*unjudged, *_unjudged(spec)))
+    return RequestedSelection(selection=selection, not_checked=(*unjudged, *_unjudged(spec)))
 
 
 def _unjudged(spec: Mapping[str, object]) -> list[str]:

@@ -5,7 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
-from extender.core.decision.evaluation import Evaluation, EvaluationRequest, Overlay, asks
+from extender.core.decision.evaluation import (
+    Evaluation,
+    EvaluationRequest,
+    Overlay,
+    device_requests,
+)
 from extender.core.decision.evaluation_cache import (
     CacheEntry,
     evaluate_in_steps,
@@ -94,7 +99,7 @@ class EvaluationCache:
 
     def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
         """Evaluate a new pod's request, unless it is cached or too many others are expected."""
-        for resource, _ in asks(request):
+        for resource, _ in device_requests(request):
             key = _key(resource, request)
             snapshot = self._fleet.snapshot()
             pool = snapshot.pools.get(resource)
@@ -174,7 +179,7 @@ class EvaluationCache:
     ) -> EvaluationRequest:
         return EvaluationRequest(
             request=request,
-            ask=dict(asks(request))[resource],
+            ask=dict(device_requests(request))[resource],
             policy=self._fleet.policy,
             overlay=overlays.get(resource, {}),
         )

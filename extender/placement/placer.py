@@ -12,7 +12,7 @@ from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
     Overlay,
-    asks,
+    device_requests,
     evaluate_for,
     serves_host,
 )
@@ -133,7 +133,7 @@ class Placer:
         snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
         policy = self.policy
         evaluations: dict[str, Evaluation] = {}
-        for resource, ask in asks(request):
+        for resource, ask in device_requests(request):
             pool, overlay = snapshot.pools.get(resource), overlays.get(resource, {})
             if pool is not None:
                 question = EvaluationRequest(
@@ -296,7 +296,7 @@ class Placer:
             return not (request.requires_idle or request.required_models)
         after = self.fleet.leaving(candidate.node, candidate.uids)
         estimated = len(snapshot.telemetry.latest)
-        for resource, ask in asks(request):
+        for resource, ask in device_requests(request):
             pool, leaving = snapshot.pools.get(resource), after.get(resource)
             is_shown = pool is not None and candidate.node in pool.row_of
             # Devices that were added while the snapshot was built are in the next one.
@@ -331,7 +331,7 @@ class Placer:
         need = self.fleet.group_need(pod.uid, request, snapshot)
         if need is None or need.total is None:
             return False
-        resource, ask = asks(request)[0]
+        resource, ask = device_requests(request)[0]
         pool = snapshot.pools[resource]
         question = EvaluationRequest(
             request=request, ask=ask, policy=self.policy, overlay=overlays.get(resource, {})
@@ -354,7 +354,7 @@ class Placer:
         if self._gathered is not None and self._gathered[0] == key:
             return self._gathered[1]
         evidence: list[PlacedEvidence] = []
-        for resource, ask in asks(request):
+        for resource, ask in device_requests(request):
             pool = snapshot.pools.get(resource)
             if pool is not None:
                 overlay = overlays.get(resource, {})

@@ -130,7 +130,7 @@ class AnsweredQuestion:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PodAnswers:
     """All answers about a pod.
 
     Attributes:
@@ -203,7 +203,7 @@ class RequestLog:
         """Requests before this time may have been dropped from the log, monotonic seconds."""
         self._fleet = fleet
         self._max_pods = max_pods
-        self._pods: OrderedDict[str, _Asked] = OrderedDict()
+        self._pods: OrderedDict[str, _PodAnswers] = OrderedDict()
         self._scored_at = float("-inf")
         self._lost: deque[tuple[float, float]] = deque(maxlen=_MAX_INCIDENTS)
         self._unreadable: deque[float] = deque(maxlen=_MAX_INCIDENTS)
@@ -332,7 +332,7 @@ class RequestLog:
         """Log a request; return whether it is the latest about its pod."""
         at = question.at
         self.last_at = at if self.last_at is None else max(at, self.last_at)
-        asked = self._pods.pop(question.uid, None) or _Asked(at)
+        asked = self._pods.pop(question.uid, None) or _PodAnswers(at)
         is_last = asked.is_before(question)
         if is_last:
             asked.is_elsewhere = is_elsewhere

@@ -486,7 +486,7 @@ def descriptors() -> int:
     return soft if soft != resource.RLIM_INFINITY else _UNLIMITED
 
 
-def ask_for_descriptors(connections: int) -> int:
+def raise_descriptor_limit(connections: int) -> int:
     """Raise the soft limit of file descriptors for `connections`; return how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + 2 * RESERVED_DESCRIPTORS

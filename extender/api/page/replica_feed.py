@@ -8,7 +8,7 @@ from extender.api.page.decision_feed import MOST_AT_ONCE, MOST_OPEN
 from extender.core.untyped import text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.decisions import FORM, PEERS_PATH
-from extender.insight.replica_answers import ask_replicas
+from extender.insight.replica_answers import query_replicas
 from extender.insight.replicas import Replicas
 from extender.insight.views import Json, veiled
 
@@ -45,7 +45,7 @@ class FarFeed:
         is_first, self._is_begun = not self._is_begun, True
         limit = _FIRST if is_first else MOST_AT_ONCE + 1
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
-        replies = await ask_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
+        replies = await query_replicas(self._replicas, f"{PEERS_PATH}?{query}", FORM)
         views: list[dict[str, object]] = []
         passed_over = 0
         for _, answer in replies.answers:

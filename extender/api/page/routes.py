@@ -146,7 +146,7 @@ class Lost:
         theirs = [one for one in ids if not self._replicas.is_ours(one)]
         if theirs:
             query = urlencode({"ids": ",".join(theirs)})
-            answers = await self._replicas.others.ask(f"{PEERS_PATH}?{query}")
+            answers = await self._replicas.others.query(f"{PEERS_PATH}?{query}")
             for body in answers.values():
                 lost |= {name: one for name, one in _lost_nodes(body).items() if name in theirs}
             await VIEWER.get().learn({namespace_of(pod) for pod, _ in lost.values()})

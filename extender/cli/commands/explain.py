@@ -90,7 +90,7 @@ def _head(answer: Explanation) -> Iterable[RenderableType]:
         yield line(problem.message, "yellow")
     decision = answer.decision
     if decision is not None and decision.request is not None:
-        yield line(_asked(decision.request))
+        yield line(_requested(decision.request))
     if decision is not None and decision.group is not None:
         yield line(_group(decision.group))
     if decision is not None:
@@ -118,7 +118,7 @@ def _outcome(answer: Explanation) -> str:
     return f"waits: {answer.state}"
 
 
-def _asked(request: Request) -> str:
+def _requested(request: Request) -> str:
     parts = [formatting.resources(request.resources)]
     if request.gpu_memory_bytes:
         parts.append(f"{formatting.gib(request.gpu_memory_bytes)} GiB on each")

@@ -14,13 +14,13 @@ from extender.cli.doctor.facts import Object
 from extender.cli.doctor.objects import (
     AGENT_WORDS,
     EXPORTER_WORDS,
-    asked,
     is_called,
     is_running,
     name_of,
     parse_time,
+    requested_gpus,
 )
-from extender.cli.doctor.rights import ask_rights
+from extender.cli.doctor.rights import review_rights
 from extender.cli.remote.cluster import Cluster
 from extender.cli.remote.errors import ClientError, Failure
 from extender.core.untyped import mapping_of, objects_of, text_of
@@ -92,13 +92,13 @@ def gather_cluster(collector: FactCollector, cluster: Callable[[], Cluster], acc
     _add_service_and_version(collector, server, namespace)
     _add_exporters(collector, server, pods)
     try:
-        collector.rights = ask_rights(server, account, collector.facts(0.0).settings or {})
+        collector.rights = review_rights(server, account, collector.facts(0.0).settings or {})
     except ClientError as error:
         collector.missing["rights"] = str(error)
 
 
 def _is_needed(kind: str, item: Object) -> bool:
-    return kind != "Pod" or bool(asked(item)) or is_called(item, _KEPT_WORDS)
+    return kind != "Pod" or bool(requested_gpus(item)) or is_called(item, _KEPT_WORDS)
 
 
 def _pages(server: Cluster, path: str) -> Iterator[Object]:

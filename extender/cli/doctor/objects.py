@@ -132,18 +132,18 @@ def containers(pod: Object) -> Sequence[Object]:
     return objects_of(mapping_of(pod.get("spec")).get("containers"))
 
 
-def asked_by(container: Object) -> dict[str, int]:
+def requested_by(container: Object) -> dict[str, int]:
     """Return the GPU resources that a container requests."""
     resources = mapping_of(container.get("resources"))
     found = _gpu_counts(resources.get("limits")) or _gpu_counts(resources.get("requests"))
     return {name: count for name, count in found.items() if count}
 
 
-def asked(pod: Object) -> dict[str, int]:
+def requested_gpus(pod: Object) -> dict[str, int]:
     """Return the GPU resources that a pod's containers request in total."""
     sums: dict[str, int] = {}
     for container in containers(pod):
-        for name, count in asked_by(container).items():
+        for name, count in requested_by(container).items():
             sums[name] = sums.get(name, 0) + count
     return sums
 
@@ -151,7 +151,7 @@ def asked(pod: Object) -> dict[str, int]:
 def gpu_pods(facts: Facts) -> Iterator[Object]:
     """Yield the unfinished pods that request GPUs."""
     for pod in facts.pods or ():
-        if not is_over(pod) and asked(pod):
+        if not is_over(pod) and requested_gpus(pod):
             yield pod
 
 

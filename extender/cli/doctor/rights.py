@@ -128,7 +128,7 @@ NEEDS: Final[tuple[NeededRight, ...]] = (
 )
 
 
-def ask_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Right, ...]:
+def review_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Right, ...]:
     """Check each needed right of an account with the API server.
 
     The caller needs `create` on subjectaccessreviews, unless the caller is the account itself.

@@ -130,7 +130,7 @@ class Cluster:
         Raises:
             ClientError: the request failed or was refused.
         """
-        return _read(self._transport.ask("GET", path, params), path)
+        return _read(self._transport.request("GET", path, params), path)
 
     def create(self, path: str, item: Mapping[str, object]) -> Any:  # noqa: ANN401 - an object
         """Create an object in a collection, and return it.
@@ -138,7 +138,7 @@ class Cluster:
         Raises:
             ClientError: the request failed or was refused.
         """
-        return _read(self._transport.ask("POST", path, None, msgspec.json.encode(item)), path)
+        return _read(self._transport.request("POST", path, None, msgspec.json.encode(item)), path)
 
     def delete(self, path: str) -> None:
         """Delete an object; a missing one is no error.
@@ -147,7 +147,7 @@ class Cluster:
             ClientError: the request failed or was refused.
         """
         try:
-            self._transport.ask("DELETE", path)
+            self._transport.request("DELETE", path)
         except ClientError as error:
             if error.failure is not Failure.NOT_FOUND:
                 raise
@@ -158,7 +158,7 @@ class Cluster:
         Raises:
             ClientError: the request failed or was refused.
         """
-        return self._transport.ask("GET", path, params).decode(errors="replace")
+        return self._transport.request("GET", path, params).decode(errors="replace")
 
 
 class _Port(msgspec.Struct, rename="camel"):
@@ -227,7 +227,7 @@ class ServiceTransport:
         self._service = service
         self._hint = ""
 
-    def ask(
+    def request(
         self, method: str, path: str, params: Params | None = None, body: bytes | None = None
     ) -> bytes:
         """Send a request and return the body of the answer.
@@ -236,7 +236,7 @@ class ServiceTransport:
             ClientError: the request failed or was refused.
         """
         try:
-            return self._transport.ask(method, f"{self._proxy}{path}", params, body)
+            return self._transport.request(method, f"{self._proxy}{path}", params, body)
         except ClientError as error:
             hint = self._hint if error.failure is Failure.UNREACHABLE else ""
             if _MISSING.search(str(error)):
@@ -254,7 +254,7 @@ class ServiceTransport:
         if address.scheme:
             return address.proxy_path(address.scheme)
         try:
-            answer = self._server.ask("GET", address.service_path)
+            answer = self._server.request("GET", address.service_path)
         except ClientError as error:
             if error.failure not in {Failure.REFUSED, Failure.NOT_FOUND}:
                 raise

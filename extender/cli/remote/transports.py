@@ -67,7 +67,7 @@ _FAILURES: Final = {
 class Transport(Protocol):
     """Sends requests to the extender."""
 
-    def ask(
+    def request(
         self, method: str, path: str, params: Params | None = None, body: bytes | None = None
     ) -> bytes:
         """Send a request and return the body of the answer.
@@ -136,7 +136,7 @@ class UrlTransport:
         copied._headers = {**self._headers, **headers}  # noqa: SLF001 - our own
         return copied
 
-    def ask(
+    def request(
         self, method: str, path: str, params: Params | None = None, body: bytes | None = None
     ) -> bytes:
         """Send a request and return the body of the answer.

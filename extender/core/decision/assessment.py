@@ -204,7 +204,7 @@ def assess(batch: Batch, asks: DeviceRequests, estimates: Estimates) -> Assessme
     grounds = asks.grounds(estimates)
     room, load, reach = finish(_shared(batch, asks, estimates, grounds))
     landing = reach.landing
-    asked_bytes = _asked_bytes(batch, asks, landing)
+    asked_bytes = _requested_bytes(batch, asks, landing)
     fits = reach.is_clean & (room.free_bytes >= asked_bytes)
     room_share = _room_share(room.free_bytes, _likely_bytes(batch, asks, room), fits)
     holds = room_share >= 1.0
@@ -446,7 +446,7 @@ def _idleness(
     return UNKNOWN + UNKNOWN * (idle - busy), idle >= 1.0
 
 
-def _asked_bytes(batch: Batch, asks: DeviceRequests, landing: Landing) -> Ratios:
+def _requested_bytes(batch: Batch, asks: DeviceRequests, landing: Landing) -> Ratios:
     """Return the memory that a pod asks for per device, once per share that it gets of that device.
 
     Under MPS each share has its own cap, so shares do not add up there.

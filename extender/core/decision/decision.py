@@ -14,8 +14,8 @@ from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
     Overlay,
-    asks,
     avoid,
+    device_requests,
     nominate,
 )
 from extender.core.decision.evaluation_cache import evaluate_cached
@@ -217,7 +217,7 @@ def decide(
     candidates = snapshot.node_index.number(candidates)
     grouping: _Grouping | None = None
     tally = _Tally(request, candidates, weighs_load=policy.load_filter.is_enabled)
-    for resource, ask in asks(request):
+    for resource, ask in device_requests(request):
         pool = snapshot.pools.get(resource)
         if pool is None:
             tally.add_unknown()

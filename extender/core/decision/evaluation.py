@@ -106,7 +106,7 @@ def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostAsks:
+class HostRequests:
     """Requests of pods to their host as columns: one row per node, or one row for all nodes.
 
     Attributes:
@@ -122,7 +122,7 @@ class HostAsks:
     is_nothing: bool
 
     @classmethod
-    def of(cls, requests: Sequence[GpuRequest], lengths: Sequence[int]) -> "HostAsks":
+    def of(cls, requests: Sequence[GpuRequest], lengths: Sequence[int]) -> "HostRequests":
         """Concatenate the requests of several pods, each repeated for its number of nodes."""
         asked = [(one.millicores, one.host_bytes, one.storage_bytes) for one in requests]
         columns = np.repeat(np.array(asked, dtype=np.intp).reshape(-1, 3), lengths, axis=0)
@@ -197,7 +197,7 @@ class Wants:
     requires_idle: Flags
     model: Rows
     is_wrong_model: Flags
-    hosts: "HostAsks"
+    hosts: "HostRequests"
     weighs_price: Flags
 
     @classmethod
@@ -210,7 +210,7 @@ class Wants:
             requires_idle=np.array([request.requires_idle]),
             model=model_places(models, request.preferred_models)[batch.model_id],
             is_wrong_model=model_places(models, request.required_models)[batch.model_id] == 0,
-            hosts=HostAsks.of([request], [1]),
+            hosts=HostRequests.of([request], [1]),
             weighs_price=np.array([not request.names_models]),
         )
 
@@ -244,7 +244,7 @@ class Wants:
             requires_idle=column(request.requires_idle for request in requests) > 0,
             model=places(request.preferred_models for request in requests),
             is_wrong_model=places(request.required_models for request in requests) == 0,
-            hosts=HostAsks.of(requests, lengths),
+            hosts=HostRequests.of(requests, lengths),
             weighs_price=column(not request.names_models for request in requests) > 0,
         )
 
@@ -345,7 +345,7 @@ def estimates(policy: Policy) -> Estimates:
     )
 
 
-def asks(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...]:
+def device_requests(request: GpuRequest) -> tuple[tuple[str, DeviceRequest], ...]:
     """Return the device request per resource."""
     return tuple(
         (

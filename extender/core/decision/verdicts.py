@@ -10,7 +10,7 @@ from extender.core.decision.certainty import Band, bands
 from extender.core.decision.device_sets import side_by_side
 from extender.core.decision.evaluation import (
     EvaluationRequest,
-    HostAsks,
+    HostRequests,
     Others,
     Wants,
     add_suspicion,
@@ -395,7 +395,7 @@ def _places(evidence: VerdictEvidence) -> Rows | None:
 
 def _spare(evidence: VerdictEvidence) -> Ratios:
     """Return the number of further devices that each node's CPU, memory and storage allow."""
-    hosts = HostAsks.of([evidence.request], [1])
+    hosts = HostRequests.of([evidence.request], [1])
     return hosts.spare_devices(evidence.batch, evidence.ask.columns.count)
 
 

@@ -9,8 +9,8 @@ from extender.core.decision.decision import Decision, decide
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
-    asks,
     batch_of,
+    device_requests,
     evaluate_for,
 )
 from extender.core.decision.evaluation_cache import CacheEntry, evaluate_cached
@@ -102,7 +102,7 @@ class Replay:
     @staticmethod
     def landing(logged: LoggedDecision, node: str) -> ReplayedLanding:
         """Return the value of a node for a decision's pod, under the logged settings."""
-        resource, ask = asks(logged.request)[0]
+        resource, ask = device_requests(logged.request)[0]
         snapshot, pool = logged.snapshot, logged.snapshot.pools.get(resource)
         if not node or pool is None or node not in pool.row_of:
             return ReplayedLanding(node=node, activity=None, is_idle=False)

@@ -248,7 +248,7 @@ def collect_past(
     names = set(client.metric_names(since=times[0], timeout_seconds=limit_seconds))
     selector = promql.bare_selector(settings.selector)
 
-    def ask(signal: Signal) -> bool:
+    def query(signal: Signal) -> bool:
         metrics = [
             metric
             for metric in table_of(settings)
@@ -267,10 +267,10 @@ def collect_past(
                 reduce_rows(partial(grid.add, metric=metric, steps=steps), rows)
         return bool(metrics)
 
-    ask(Signal.GRAPHICS_ACTIVE)
-    ask(Signal.GPU_UTILIZATION)
+    query(Signal.GRAPHICS_ACTIVE)
+    query(Signal.GPU_UTILIZATION)
     try:
-        has_xid = ask(Signal.XID)
+        has_xid = query(Signal.XID)
     except PrometheusError:
         has_xid = False  # the windows are more important than the times of old errors
     preferred, fallback = map(grid.matrix, (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION))

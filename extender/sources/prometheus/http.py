@@ -126,7 +126,7 @@ class PrometheusClient:
         """
         limit = {"timeout": _duration(timeout_seconds)}
         self._recognize = recognize
-        rows: Rows | Recognized[_T] = self._ask(
+        rows: Rows | Recognized[_T] = self._query(
             lambda: self._connect.custom_query(text, params=limit, timeout=timeout_seconds),
             timeout_seconds,
         )
@@ -140,7 +140,7 @@ class PrometheusClient:
         Raises:
             PrometheusError: no usable answer came within the time.
         """
-        rows: Sequence[Row] = self._ask(
+        rows: Sequence[Row] = self._query(
             lambda: self._connect.custom_query_range(
                 text,
                 start_time=datetime.fromtimestamp(start, UTC),
@@ -160,7 +160,7 @@ class PrometheusClient:
             PrometheusError: no usable answer came within the time.
         """
         since_then = {"start": f"{since:.0f}"}
-        names: Sequence[str] = self._ask(
+        names: Sequence[str] = self._query(
             lambda: self._connect.get_label_values("__name__", params=since_then), timeout_seconds
         )
         return names
@@ -184,7 +184,7 @@ class PrometheusClient:
         session.hooks["response"] = [self._check]
         return session
 
-    def _ask(self, call: Callable[[], _T], timeout_seconds: float) -> _T:
+    def _query(self, call: Callable[[], _T], timeout_seconds: float) -> _T:
         self._deadline = time.monotonic() + timeout_seconds
         try:
             return call()

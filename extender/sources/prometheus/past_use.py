@@ -104,7 +104,7 @@ class PastUse:
             "active_from": self._recorder.active_from,
         }
         try:
-            answer = await worker.ask(request, _LIMIT_SECONDS)
+            answer = await worker.send(request, _LIMIT_SECONDS)
         finally:
             await worker.stop()
         if "error" in answer[-1].header:

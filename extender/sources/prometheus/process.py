@@ -48,7 +48,7 @@ class WorkerProcess:
         """Whether the process runs, and has the state of earlier rounds."""
         return self._process is not None and self._process.returncode is None
 
-    async def ask(self, request: Mapping[str, Any], limit_seconds: float) -> list[Frame]:
+    async def send(self, request: Mapping[str, Any], limit_seconds: float) -> list[Frame]:
         """Send a request, and return the frames of the answer.
 
         A process that dies or does not answer in time is killed, and the next request starts a new

@@ -341,7 +341,7 @@ class PrometheusSource:
             }
         round_seconds = ROUND_TIMEOUTS * self._settings.timeout_seconds
         limit_seconds = round_seconds + _GRACE_SECONDS + _START_SECONDS
-        answer = await self._worker.ask(request, limit_seconds)
+        answer = await self._worker.send(request, limit_seconds)
         self._sent_identity = identity
         if "error" in answer[-1].header:
             raise PrometheusError(answer[-1].header["error"])
@@ -405,7 +405,7 @@ class PrometheusSource:
         request = {"now": self._clock(), "window_seconds": self._window_seconds}
         worker = WorkerProcess(self._settings)
         try:
-            answer = await worker.ask(request, limit_seconds)
+            answer = await worker.send(request, limit_seconds)
         finally:
             await worker.stop()
         if "error" in answer[-1].header:

@@ -27,7 +27,7 @@ class Elsewhere(Far):
         self._client = Client.at(url)
 
     @override
-    async def ask_one(self, address: str, path: str) -> bytes | None:
+    async def query_one(self, address: str, path: str) -> bytes | None:
         assert address == FAR
         try:
             return (await asyncio.to_thread(self._client.text, path)).encode()

@@ -15,7 +15,7 @@ MODULES = (
     "extender.cli.remote.transports",
     "extender.insight.scheduler_message",
     "extender.insight.holders",
-    "extender.insight.pending",
+    "extender.insight.gpu_state",
 )
 
 

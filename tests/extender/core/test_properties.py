@@ -12,7 +12,7 @@ from extender.core.decision.decision import decide
 from extender.core.decision.evaluation import (
     EvaluationRequest,
     Overlay,
-    asks,
+    device_requests,
     evaluate_for,
     nominate,
     row_with_tenants,
@@ -168,7 +168,7 @@ def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
     nominated = data.draw(st.sampled_from(["", *nodes]))
     about = replace(asked, nominated_node=nominated)
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
-    pool, ((_, ask),) = snapshot.pools[GPU], asks(about)
+    pool, ((_, ask),) = snapshot.pools[GPU], device_requests(about)
 
     def question(overlay: Overlay) -> EvaluationRequest:
         return EvaluationRequest(request=about, ask=ask, policy=Policy(), overlay=overlay)
@@ -204,7 +204,7 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
         return [
             EvaluationRequest(request=asked, ask=ask, policy=Policy(), overlay=overlay)
             for asked in requests
-            for _, ask in asks(asked)
+            for _, ask in device_requests(asked)
         ]
 
     entries = [evaluate_cached(snapshot, pool, question) for question in questions(before)]
@@ -234,7 +234,7 @@ def test_what_was_worked_out_for_other_requests_makes_no_difference(
     batch = snapshot.pools[GPU].batch
 
     for asked in requests:
-        for _, ask in asks(asked):
+        for _, ask in device_requests(asked):
             policy = data.draw(st.sampled_from(policies))
             question = EvaluationRequest(request=asked, ask=ask, policy=policy, overlay={})
             shared = evaluate_for(question, batch, snapshot.models)

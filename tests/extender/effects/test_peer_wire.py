@@ -16,7 +16,7 @@ from extender.effects.peer_wire import (
     decode_receipt,
     encode_message,
     encode_receipt,
-    is_tellable,
+    fits_message,
     questions_in,
 )
 from extender.placement.request_log import AnsweredQuestion
@@ -45,7 +45,7 @@ def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredQues
     message = decode_message(body)
     arrived = questions_in(message, sent_at=1000.0)
 
-    assert all(map(is_tellable, sent))
+    assert all(map(fits_message, sent))
     assert [it.at for it in arrived] == pytest.approx([it.at for it in sent])
     assert [replace(it, at=0.0) for it in arrived] == [replace(it, at=0.0) for it in sent]
     assert (message.to, message.gap_at, message.mark) == ("b", 700.0, 5.0)
@@ -129,7 +129,7 @@ def test_message_of_too_many_questions_is_refused() -> None:
 def test_a_record_that_others_would_refuse_is_not_sent(changes: dict[str, Any]) -> None:
     values: dict[str, Any] = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, **changes}
 
-    assert not is_tellable(AnsweredQuestion(**values))
+    assert not fits_message(AnsweredQuestion(**values))
 
 
 def test_receipt_says_who_answers_and_when() -> None:

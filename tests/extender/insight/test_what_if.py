@@ -6,7 +6,7 @@ import pytest
 
 from extender.core.nodes.inventory import NodeRecord, Taint
 from extender.core.nodes.node_affinity import may_go, selects
-from extender.insight.what_if import MOST_REQUIREMENTS, read_asked
+from extender.insight.what_if import MOST_REQUIREMENTS, read_requested_selection
 
 MANY = 1000
 NODE = NodeRecord(name="n", labels={"zone": "a"})
@@ -26,9 +26,11 @@ def test_of_very_many_requirements_none_is_judged() -> None:
     selector = {f"label-{at}": "x" for at in range(MANY)}
     exists = affinity(*selector)
 
-    by_selector = read_asked({"spec": {"nodeSelector": selector}})
-    by_affinity = read_asked({"spec": {"affinity": exists}})
-    just = read_asked({"spec": {"affinity": affinity(*list(selector)[:MOST_REQUIREMENTS])}})
+    by_selector = read_requested_selection({"spec": {"nodeSelector": selector}})
+    by_affinity = read_requested_selection({"spec": {"affinity": exists}})
+    just = read_requested_selection(
+        {"spec": {"affinity": affinity(*list(selector)[:MOST_REQUIREMENTS])}}
+    )
 
     assert by_selector.not_checked == ("nodeSelector", "quotas")
     assert by_affinity.not_checked == ("affinity", "quotas")
@@ -41,7 +43,10 @@ def test_of_very_many_requirements_none_is_judged() -> None:
 def test_tolerations_are_judged_however_many_they_are() -> None:
     tolerations = [{"key": f"other-{at}"} for at in range(MANY)]
 
-    assert len(read_asked({"spec": {"tolerations": tolerations}}).selection.tolerations) == MANY
+    assert (
+        len(read_requested_selection({"spec": {"tolerations": tolerations}}).selection.tolerations)
+        == MANY
+    )
 
 
 REQUIREMENT = {"key": "zone", "operator": "In", "values": ["b"]}
@@ -70,7 +75,7 @@ REQUIREMENT = {"key": "zone", "operator": "In", "values": ["b"]}
 def test_what_says_more_of_its_nodes_than_is_read_is_not_judged(
     spec: dict[str, object], unjudged: str
 ) -> None:
-    asked = read_asked({"spec": spec})
+    asked = read_requested_selection({"spec": spec})
 
     assert asked.not_checked == (unjudged, "quotas")
     assert may_go(asked.selection, replace(NODE, taints=(Taint(key="any"),)))
@@ -78,7 +83,7 @@ def test_what_says_more_of_its_nodes_than_is_read_is_not_judged(
 
 def test_a_term_of_just_as_many_values_as_are_read_is_judged() -> None:
     values = ["b"] * 998
-    asked = read_asked(
+    asked = read_requested_selection(
         {
             "spec": {
                 "affinity": of_terms([{"matchExpressions": [{**REQUIREMENT, "values": values}]}])
@@ -93,11 +98,13 @@ def test_a_term_of_just_as_many_values_as_are_read_is_judged() -> None:
 def test_labels_that_are_not_kept_are_not_judged() -> None:
     feature = "feature.node.kubernetes.io/system-os_release.ID"
 
-    assert read_asked({"spec": {"nodeSelector": {feature: "a", "zone": "a"}}}).not_checked == (
+    assert read_requested_selection(
+        {"spec": {"nodeSelector": {feature: "a", "zone": "a"}}}
+    ).not_checked == (
         f"nodeSelector {feature}",
         "quotas",
     )
-    assert read_asked({"spec": {"affinity": affinity(feature)}}).not_checked == (
+    assert read_requested_selection({"spec": {"affinity": affinity(feature)}}).not_checked == (
         "affinity",
         "quotas",
     )
@@ -110,6 +117,9 @@ def test_required_node_affinity_is_judged_and_the_rest_of_affinity_is_not() -> N
         {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
     ]
 
-    assert read_asked({"spec": {"affinity": known}}).not_checked == ("quotas",)
+    assert read_requested_selection({"spec": {"affinity": known}}).not_checked == ("quotas",)
     for other in others:
-        assert read_asked({"spec": {"affinity": other}}).not_checked == ("affinity", "quotas")
+        assert read_requested_selection({"spec": {"affinity": other}}).not_checked == (
+            "affinity",
+            "quotas",
+        )

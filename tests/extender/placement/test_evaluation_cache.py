@@ -14,7 +14,7 @@ from extender.core.decision import evaluation_cache
 from extender.core.decision.evaluation import (
     Evaluation,
     EvaluationRequest,
-    asks,
+    device_requests,
     evaluate_for,
     row_with_tenants,
 )
@@ -168,7 +168,7 @@ class Histories(RuleBasedStateMachine):
         if pool is None:
             return
         for asked in REQUESTS:
-            ((_, ask),) = asks(asked)
+            ((_, ask),) = device_requests(asked)
             question = EvaluationRequest(
                 request=asked, ask=ask, policy=fleet.policy, overlay=overlay
             )

@@ -21,8 +21,8 @@ from extender.server.listener import (
     ConnectionRefusal,
     Factory,
     Listener,
-    ask_for_descriptors,
     descriptors,
+    raise_descriptor_limit,
     spare_for,
 )
 from extender.server.tls import Certificates
@@ -394,4 +394,4 @@ async def test_accept_is_retried_after_an_error(
 def test_every_other_port_leaves_descriptors_to_the_webhooks_port() -> None:
     assert spare_for(10) >= 10
     assert spare_for(1 << 40) == descriptors() // 2
-    assert ask_for_descriptors(1) > 0
+    assert raise_descriptor_limit(1) > 0

@@ -72,13 +72,13 @@ async def test_a_replica_of_a_dropped_ca_gets_no_more_requests(tmp_path: Path) -
             tls=lambda: certificates.client,
         )
         try:
-            assert await link.ask("/v1/peers/any") == b"an answer"
+            assert await link.query("/v1/peers/any") == b"an answer"
 
             issue(own, files=read_folder(new))
             certificates.reload()
 
             # Neither on a new connection nor on the existing one.
-            assert await link.ask("/v1/peers/any") is None
+            assert await link.query("/v1/peers/any") is None
         finally:
             await runner.cleanup()
 

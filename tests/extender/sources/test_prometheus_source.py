@@ -322,12 +322,12 @@ async def test_a_late_worker_is_killed_and_the_next_request_is_answered(
 
     fake.handler = handler
     with pytest.raises(WorkerError, match="no answer within 3 s"):
-        await worker.ask(question, 3)
+        await worker.send(question, 3)
     was_running = worker.is_running
     over.set()
     fake.handler = None
 
-    answer = await worker.ask(question, DEADLINE_SECONDS)
+    answer = await worker.send(question, DEADLINE_SECONDS)
 
     await worker.stop()
     assert not was_running
@@ -337,7 +337,7 @@ async def test_a_late_worker_is_killed_and_the_next_request_is_answered(
 
 async def test_the_worker_ends_with_the_extender(fake: FakePrometheus) -> None:
     worker = WorkerProcess(Prometheus(url=fake.url))
-    await worker.ask({"now": time.time()}, DEADLINE_SECONDS)
+    await worker.send({"now": time.time()}, DEADLINE_SECONDS)
     process = worker._process
     assert process is not None
     assert process.stdin is not None
@@ -351,7 +351,7 @@ async def test_the_worker_ends_with_the_extender(fake: FakePrometheus) -> None:
 
 async def test_a_cancelled_stop_leaves_no_process_behind(fake: FakePrometheus) -> None:
     worker = WorkerProcess(Prometheus(url=fake.url))
-    await worker.ask({"now": time.time()}, DEADLINE_SECONDS)
+    await worker.send({"now": time.time()}, DEADLINE_SECONDS)
     process = worker._process
     assert process is not None
     stopping = asyncio.create_task(worker.stop())

@@ -7,11 +7,11 @@ from extender.cli.doctor.facts import Facts, Object
 from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     allocatable,
-    asked,
     is_over,
     key_of,
     name_of,
     node_of,
+    requested_gpus,
     some,
 )
 from extender.cli.doctor.remedies import named
@@ -64,12 +64,12 @@ def _filled(facts: Facts) -> Iterator[Problem]:
 def _shortage(node: Object, pods: list[Object]) -> str:
     """Return which pods hold the CPU or memory that a node's free GPUs need, "" if none."""
     gpus = sum(allocatable(node).values())
-    free = gpus - sum(sum(asked(pod).values()) for pod in pods)
+    free = gpus - sum(sum(requested_gpus(pod).values()) for pod in pods)
     offered = mapping_of(mapping_of(node.get("status")).get("allocatable"))
     host = read_quantities(offered.get(CPU), offered.get(MEMORY))
     if free <= 0 or not (host.millicores and host.memory_bytes):
         return ""
-    others = [pod for pod in pods if not asked(pod) and not _is_of_daemon_set(pod)]
+    others = [pod for pod in pods if not requested_gpus(pod) and not _is_of_daemon_set(pod)]
     left = host.less(_sum(pods))
     usable, without = (_usable(host, rest, gpus) for rest in (left, left.plus(_sum(others))))
     if usable >= free or without <= usable:

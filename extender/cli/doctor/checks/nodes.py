@@ -12,7 +12,6 @@ from extender.cli.doctor.objects import (
     SHARED,
     allocatable,
     annotations_of,
-    asked,
     capacity,
     gpu_pods,
     is_called,
@@ -23,6 +22,7 @@ from extender.cli.doctor.objects import (
     name_of,
     node_of,
     number,
+    requested_gpus,
     some,
 )
 from extender.cli.doctor.remedies import WorkloadPart, delete, logs, named
@@ -271,7 +271,7 @@ def _no_memory_limits(facts: Facts) -> Iterator[Problem]:
     }
     evidence: defaultdict[str, list[str]] = defaultdict(list)
     for pod in gpu_pods(facts):
-        is_share = bool({GPU, SHARED} & asked(pod).keys())
+        is_share = bool({GPU, SHARED} & requested_gpus(pod).keys())
         if node_of(pod) in sliced and is_share and not annotations_of(pod).get(_MEMORY):
             evidence[node_of(pod)].append(key_of(pod))
     if evidence:

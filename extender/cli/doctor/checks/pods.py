@@ -11,7 +11,6 @@ from extender.cli.doctor.facts import Facts, Object
 from extender.cli.doctor.findings import Problem, Severity, check
 from extender.cli.doctor.objects import (
     annotations_of,
-    asked_by,
     command_of,
     containers,
     environment_of,
@@ -22,6 +21,7 @@ from extender.cli.doctor.objects import (
     name_of,
     node_of,
     number,
+    requested_by,
 )
 from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import mapping_of, objects_of, text_of
@@ -89,7 +89,7 @@ def _old_driver(facts: Facts) -> Iterator[Problem]:
         driver, full = _driver_cuda(node), _driver(node)
         for container in containers(pod):
             needed = _needed_cuda(container)
-            if needed and driver and asked_by(container) and needed[0] > driver[0]:
+            if needed and driver and requested_by(container) and needed[0] > driver[0]:
                 evidence.append(
                     f"{key_of(pod)} on {node_of(pod)}: {container.get('image')} needs CUDA "
                     f"{needed[0]}.{needed[1]}, driver {full} has {driver[0]}.{driver[1]}"
@@ -219,7 +219,7 @@ def _set_by_hand(facts: Facts) -> Iterator[Problem]:
     lines: defaultdict[_ByHand, list[str]] = defaultdict(list)
     for pod in gpu_pods(facts):
         for container in containers(pod):
-            count = sum(asked_by(container).values())
+            count = sum(requested_by(container).values())
             environment = environment_of(container)
             value = environment.get(_VISIBLE)
             if not count:
@@ -299,7 +299,7 @@ def _unlike_parallel(facts: Facts) -> Iterator[Problem]:
     too_few: list[str] = []
     for pod in gpu_pods(facts):
         for container in containers(pod):
-            count = sum(asked_by(container).values())
+            count = sum(requested_by(container).values())
             words = _words(command_of(container))
             size, options = _spread(words, environment_of(container))
             if not count or not size or any(word in words for word in _SEVERAL_PODS):

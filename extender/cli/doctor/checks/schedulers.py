@@ -165,7 +165,7 @@ def _remedy(kind: str) -> str:
 
 
 @check("IG001", "kube-scheduler calls the extender", needs=("unasked|schedulers",))
-def _not_asked(facts: Facts) -> Iterator[Problem]:
+def _not_called(facts: Facts) -> Iterator[Problem]:
     """Find configurations or bindings that show that kube-scheduler does not call the extender.
 
     Either no entry under `extenders` is idlegpu's, or pods are bound without its answer;
@@ -399,7 +399,7 @@ def _shortened(facts: Facts) -> Iterator[Problem]:
     if not shortlist:
         return
     for scheduler, entry in _ours(facts):
-        for other in _asked_after(scheduler.config, entry):
+        for other in _called_after(scheduler.config, entry):
             prefix = text_of(other.get("urlPrefix")) or "without urlPrefix"
             is_last = _is_ignorable(other) and not _is_ignorable(entry)
             yield Problem(
@@ -417,7 +417,7 @@ def _shortened(facts: Facts) -> Iterator[Problem]:
             )
 
 
-def _asked_after(config: Object, entry: Object) -> Iterator[Object]:
+def _called_after(config: Object, entry: Object) -> Iterator[Object]:
     """Yield the extenders that filter after idlegpu; kube-scheduler calls ignorable ones last."""
     in_order = sorted(objects_of(config.get("extenders")), key=_is_ignorable)
     ours = next(at for at, one in enumerate(in_order) if one is entry)

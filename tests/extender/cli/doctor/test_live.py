@@ -40,7 +40,7 @@ class Server:
         self.asked: list[str] = []
         self.bodies: dict[str, list[Any]] = {}
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
