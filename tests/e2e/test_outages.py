@@ -46,7 +46,7 @@ async def test_prometheus_killed_in_a_burst_costs_no_pod_and_hides_no_bad_node(
     world.fleet.kill_device(dead, 3, Loss.XID_79)
     for index in range(8):
         world.fleet.set_foreign(taken, index, Load(utilization=0.8, memory_bytes=20 * GIB))
-    await world.start({"freshness": {"max_age_seconds": 2}})
+    await world.start({"freshness": {"max_age_seconds": 5}})
     await world.wait_state(dead, 0, "unhealthy")
     await world.wait_state(taken, 7, "foreign")
     await world.burden(*good)

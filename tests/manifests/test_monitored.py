@@ -171,6 +171,8 @@ async def have_trouble(watched: Watched) -> None:
     services = watched.world.services
     watched.let_xid_happen()
     watched.let_call_hang()
+    # GPUs on a node that has no CPU left.
+    await watched.world.burden(watched.node, requests={"cpu": "126"})
     # An exporter on a node that the cluster does not have.
     watched.world.fleet.add(
         NodeSpec(name="w-unregistered", model=H100, cards=1, address="10.20.9.9")
