@@ -39,6 +39,8 @@ _BATCHING_OFF: Final = "OpportunisticBatching=false"
 
 _IMAGE: Final = re.compile(r"/kube-scheduler:v?(\d+)\.(\d+)")
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
+_ONE_RELEASE: Final = re.compile(r"v?(\d+)\.(\d+)\.\d+\+(k3s|rke2r)\d")
+"""Distributions that release API server and kube-scheduler together."""
 
 
 def _unknown_address(facts: Facts) -> str:
@@ -161,18 +163,13 @@ def _skewed(pod: str, image: str, server: str, *, is_newer: bool) -> Problem:
 def _unbatched(facts: Facts) -> Iterator[Problem]:
     """Find schedulers of all pods whose opportunistic batching the extender turns off.
 
-    From kube-scheduler 1.35 on (by the image of its pod) an extender turns batching off in every
-    profile of that process, also for pods without GPUs. Info only.
+    From kube-scheduler 1.35 on an extender turns batching off in every profile of that process,
+    also for pods without GPUs. The version is that of its pod's image; with k3s and RKE2, whose
+    pods show none, it is the API server's. Info only.
 
     Remedy: a second scheduler for GPU pods.
     """
-    batching = [
-        f"{key_of(pod)}: {image}"
-        for pod, image, version in _schedulers(facts)
-        if version >= _BATCHING_SINCE
-        and is_called(pod, _SCHEDULER_WORDS[:1])
-        and _BATCHING_OFF not in _command(pod)
-    ]
+    batching = _batching(facts)
     for scheduler in facts.schedulers or ():
         profiles = objects_of(scheduler.config.get("profiles")) or [{}]
         names = {text_of(one.get("schedulerName")) or _DEFAULT_SCHEDULER for one in profiles}
@@ -189,6 +186,26 @@ def _unbatched(facts: Facts) -> Iterator[Problem]:
                 remedy="none if no large numbers of equal pods are created at once; otherwise a "
                 "second scheduler for GPU pods (docs/kube-scheduler.md#a-second-scheduler)",
             )
+
+
+def _batching(facts: Facts) -> list[str]:
+    """Return evidence of each kube-scheduler whose version batches and whose command allows it."""
+    found = [each for each in _schedulers(facts) if is_called(each[0], _SCHEDULER_WORDS[:1])]
+    if found:
+        return [
+            f"{key_of(pod)}: {image}"
+            for pod, image, version in found
+            if version >= _BATCHING_SINCE and _BATCHING_OFF not in _command(pod)
+        ]
+    version = _ONE_RELEASE.match(facts.version or "")
+    pods = [pod for pod in facts.pods or () if is_called(pod, _SCHEDULER_WORDS[:1])]
+    if (
+        not version
+        or (int(version[1]), int(version[2])) < _BATCHING_SINCE
+        or any(_BATCHING_OFF in _command(pod) for pod in pods)
+    ):
+        return []
+    return [f"API server: {facts.version}: kube-scheduler is of the same release"]
 
 
 def _command(pod: Object) -> str:

@@ -107,3 +107,18 @@ def test_a_second_scheduler_leaves_the_batching_of_the_first_on() -> None:
     facts = Facts(at=NOW, schedulers=(second, first), pods=(kube_scheduler("v1.37.2"),))
 
     assert found("IG012", facts) == []
+
+
+@pytest.mark.parametrize("pods", [(), (kube_scheduler("v1.36.2-rke2r1-build20260601"),)])
+@pytest.mark.parametrize(
+    ("version", "severity"), [("v1.36.2+k3s1", ["info"]), ("v1.34.9+rke2r1", []), ("v1.37.2", [])]
+)
+def test_the_kube_scheduler_of_k3s_and_rke2_has_the_api_servers_version(
+    pods: tuple[Any, ...], version: str, severity: list[str]
+) -> None:
+    for pod in pods:  # RKE2's static pods
+        pod["spec"]["containers"][0]["image"] = "rancher/hardened-kubernetes:v1.36.2-rke2r1"
+    facts = at(pods=pods, version=version)
+
+    assert severities("IG012", facts) == severity
+    assert ("API server: v1.36.2+k3s1" in evidence("IG012", facts)) == bool(severity)
