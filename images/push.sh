@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the images for amd64 and arm64 and pushes them, with docker buildx or podman.
+# Builds the images for amd64 and arm64 and pushes them, with docker buildx or podman. With neither it writes
+# them as OCI archives: images/archive.py.
 #
 #   images/push.sh REGISTRY     host and path before the images' names, such as registry.example.com/team
 #
@@ -14,18 +15,24 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 tag=${TAG:-$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")}
 platforms=${PLATFORMS:-linux/amd64,linux/arm64}
 
+if docker buildx version >/dev/null 2>&1; then
+    builder=docker
+elif podman --version >/dev/null 2>&1; then
+    builder=podman
+else
+    echo "neither docker buildx nor podman is here: writing OCI archives, which docs/install.md (Air-gapped) loads" >&2
+    exec "${PYTHON:-python3}" "$root/images/archive.py" "$registry"
+fi
+
 for program in extender agent; do
     image=$registry/idlegpu-$program:$tag
     file=$root/images/$program.Dockerfile
-    if docker buildx version >/dev/null 2>&1; then
+    if [ $builder = docker ]; then
         docker buildx build --platform "$platforms" --file "$file" --tag "$image" --push "$root"
-    elif podman --version >/dev/null 2>&1; then
+    else
         podman manifest rm "$image" >/dev/null 2>&1 || true # a list from before would only grow
         podman build --platform "$platforms" --file "$file" --manifest "$image" "$root"
         podman manifest push --all "$image" "docker://$image"
-    else
-        echo "neither docker buildx nor podman is here: install one, or build where one is" >&2
-        exit 1
     fi
     echo "pushed $image"
 done
