@@ -90,3 +90,12 @@ def test_each_image_and_the_chart_are_signed_and_images_have_an_sbom() -> None:
     }
     assert "--sbom=true --provenance=mode=max" in text
     assert text.count("cosign sign --yes") == 2
+
+
+def test_the_wheel_is_signed_and_attached_to_the_release_with_its_lock_file() -> None:
+    text = commands("push")
+
+    built, _, released = text.partition("cosign sign-blob --yes --bundle dist/")
+    assert "pip wheel --no-deps --wheel-dir dist ." in built
+    assert "gh release create" in released
+    assert "dist/* requirements.txt" in released
