@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Counter
 
+from extender.answers.service import Session
 from extender.api.caller import Caller
 from extender.api.caller_cache import HEADER, SESSION_PATH, Callers
 from extender.core.name_counts import NameCounts
@@ -176,13 +177,13 @@ class Access:
         """Return the caller's user name and visible namespaces."""
         viewer = VIEWER.get()
         if not isinstance(viewer, Caller):
-            return json_answer({"user": None, "sees_all": viewer.sees(""), "namespaces": []})
+            return json_answer(Session(user=None, sees_all=viewer.sees(""), namespaces=[]))
         return json_answer(
-            {
-                "user": viewer.user.name,
-                "sees_all": viewer.sees_all,
-                "namespaces": viewer.seen_namespaces(),
-            }
+            Session(
+                user=viewer.user.name,
+                sees_all=viewer.sees_all,
+                namespaces=viewer.seen_namespaces(),
+            )
         )
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:

@@ -4,10 +4,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+import msgspec
 import numpy as np
 from aiohttp import web
 from multidict import MultiMapping
 
+from extender.answers import routes
+from extender.answers.fleet import Defrag, Gpu, Gpus, Node, Nodes, SourceSummary
+from extender.answers.verdicts import Best, BestNode, ModelCount
 from extender.core.decision.decision import Decision
 from extender.core.decision.evaluation import model_places
 from extender.core.decision.filtering import Code
@@ -18,9 +22,8 @@ from extender.fleet.fleet import Fleet
 from extender.fleet.source_state import SourceState
 from extender.insight.decisions import DecisionRoutes
 from extender.insight.defrag import find_plans
-from extender.insight.gpu_state import GpuState
 from extender.insight.stranded import HostPods, TypicalNeeds, count_usable, find_needs
-from extender.insight.views import Json, gpus_of, node_views, verdict_view
+from extender.insight.views import gpus_of, node_views, node_with_gpus, verdict_view
 from extender.insight.what_if import (
     CORDONED,
     NO_ROOM,
@@ -38,13 +41,8 @@ from extender.server.json_answers import (
     stream_answer,
     unknown_node,
 )
-from extender.server.query_parameters import (
-    QueryError,
-    check_parameters,
-    read_number,
-    refusing,
-)
-from extender.server.redaction import NO_NAMESPACE, OfPod
+from extender.server.query_parameters import QueryError, read_number, serve
+from extender.server.redaction import NO_NAMESPACE, of_pod, redactable
 
 DEFAULT_BEST, MAX_BEST = 20, 1000
 DEFAULT_PLANS, MAX_PLANS = 5, 50
@@ -64,9 +62,6 @@ _ANNOTATION_OF = {
     "max_memory": Annotation.MAX_MEMORY,
     "require_idle": Annotation.REQUIRE_IDLE,
 }
-_BEST_PARAMETERS = frozenset({*_ANNOTATION_OF, "gpus", "resource", "limit"})
-
-
 _SCHEDULER_TAINT = "idlegpu.io/scheduler"
 """Key of the taint that reserves nodes for one scheduler; /v1/best includes the nodes of all
 schedulers."""
@@ -103,56 +98,47 @@ class FleetRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for nodes, GPUs, the best nodes and decisions."""
         return [
-            *(
-                web.get(path, refusing(handler))
-                for path, handler in {
-                    "/v1/nodes": self._nodes,
-                    "/v1/nodes/{name}": self._node,
-                    "/v1/gpus": self._gpus,
-                    "/v1/best": self._best,
-                    "/v1/defrag": self._defrag,
-                }.items()
-            ),
+            serve(routes.NODES, self._nodes),
+            serve(routes.NODE, self._node),
+            serve(routes.GPUS, self._gpus),
+            serve(routes.BEST, self._best),
+            serve(routes.DEFRAG, self._defrag),
             *self.decisions.routes(),
         ]
 
     async def _nodes(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset())
         sources = {name: _source_view(state) for name, state in self._fleet.sources.items()}
         unreadable = {
             resource: [_object_view(*names) for names in objects]
             for resource, objects in self._unreadable().items()
         }
-        rest = {"sources": sources, "unreadable": unreadable}
-        return await stream_answer(request, "nodes", self._node_pieces(), rest)
+        answer = Nodes(nodes=[], sources=sources, unreadable=unreadable)
+        return await stream_answer(request, answer, "nodes", self._node_pieces())
 
-    def _node_pieces(self) -> Iterable[list[Json]]:
+    def _node_pieces(self) -> Iterable[list[Node]]:
         """Yield batches of nodes, each from the snapshot at the time it is built."""
         for names in chunks(self._gpu_nodes(), _PIECE_NODES):
             known = [name for name in names if name in self._fleet.nodes]
-            yield node_views(self._fleet, self._fleet.snapshot(), known, gpus=False)
+            yield [node for node, _ in node_views(self._fleet, self._fleet.snapshot(), known)]
 
     def _gpu_nodes(self) -> list[str]:
         pools = self._fleet.snapshot().pools.values()
         return sorted({name for pool in pools for name in pool.nodes})
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset())
         name = request.match_info["name"]
         if name not in self._fleet.nodes:
             return error_answer(404, unknown_node(name, self._fleet.nodes))
-        (view,) = node_views(self._fleet, self._fleet.snapshot(), [name], gpus=True)
-        return json_answer(view)
+        return json_answer(node_with_gpus(self._fleet, self._fleet.snapshot(), name))
 
     async def _gpus(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"node"}))
         node = request.query.get("node")
         if node is not None and node not in self._fleet.nodes:
             return error_answer(404, unknown_node(node, self._fleet.nodes))
         names = self._gpu_nodes() if node is None else [node]
-        return await stream_answer(request, "gpus", self._gpu_pieces(names))
+        return await stream_answer(request, Gpus(gpus=[]), "gpus", self._gpu_pieces(names))
 
-    def _gpu_pieces(self, names: Iterable[str]) -> Iterable[list[GpuState]]:
+    def _gpu_pieces(self, names: Iterable[str]) -> Iterable[list[Gpu]]:
         for some in chunks(names, _PIECE_NODES):
             known = [name for name in some if name in self._fleet.nodes]
             by_node = gpus_of(self._fleet, self._fleet.snapshot(), known)
@@ -166,21 +152,24 @@ class FleetRoutes:
         best = [decision.candidates[at] for at in decision.order[:limit]]
         pieces = (
             [
-                verdict_view(verdict) | {"stranded": self._stranded(verdict.node, resource, needs)}
+                BestNode(
+                    **msgspec.structs.asdict(verdict_view(verdict)),
+                    stranded=self._stranded(verdict.node, resource, needs),
+                )
                 for verdict in self._placer.explain_nodes(gpu_request, some)
             ]
             for some in chunks(best, _PIECE_VERDICTS)
         )
-        rest = {
-            "feasible": decision.feasible,
-            "rejected": rejected,
-            "models": self._count_models(gpu_request, needs),
-        }
-        return await stream_answer(request, "best", pieces, rest)
+        answer = Best(
+            best=[],
+            feasible=decision.feasible,
+            rejected=rejected,
+            models=self._count_models(gpu_request, needs),
+        )
+        return await stream_answer(request, answer, "best", pieces)
 
     async def _defrag(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"gpus", "resource", "limit"}))
         gpus = read_number(query, "gpus", default=1, low=1, high=_MAX_GPUS)
         limit = read_number(query, "limit", default=DEFAULT_PLANS, low=1, high=MAX_PLANS)
         resource = self._read_resource(query)
@@ -200,13 +189,13 @@ class FleetRoutes:
             )
         )
         return json_answer(
-            {
-                "resource": resource,
-                "gpus": gpus,
-                "ready": list(found.ready[:limit]),
-                "plans": [plan.view() for plan in found.plans[:limit]],
-                "total": len(found.plans),
-            }
+            Defrag(
+                resource=resource,
+                gpus=gpus,
+                ready=list(found.ready[:limit]),
+                plans=[plan.view() for plan in found.plans[:limit]],
+                total=len(found.plans),
+            )
         )
 
     def _stranded(self, node: str, resource: str, needs: TypicalNeeds) -> int:
@@ -217,13 +206,13 @@ class FleetRoutes:
         row = pool.rows[pool.row_of[node]]
         return max(row.allocatable - row.held, 0) - count_usable(record, resource, row, needs)
 
-    def _count_models(self, request: GpuRequest, needs: TypicalNeeds) -> dict[str, Json]:
+    def _count_models(self, request: GpuRequest, needs: TypicalNeeds) -> dict[str, ModelCount]:
         """Count the held, free and stranded GPUs of each model that a request names."""
         snapshot = self._fleet.snapshot()
         pool = snapshot.pools.get(request.resource)
         if pool is None:
             return {}
-        found: dict[str, Json] = {}
+        found: dict[str, ModelCount] = {}
         for model in (*request.required_models, *request.preferred_models):
             is_it = model_places(snapshot.models, [model])[pool.batch.model_id] > 0
             at = np.flatnonzero(is_it).tolist()
@@ -231,12 +220,9 @@ class FleetRoutes:
             gpus = sum(row.allocatable for row in rows)
             free = sum(max(row.allocatable - row.held, 0) for row in rows)
             stranded = sum(self._stranded(pool.nodes[each], pool.resource, needs) for each in at)
-            found[model] = {
-                "gpus": gpus,
-                "held": gpus - free,
-                "free": free - stranded,
-                "stranded": stranded,
-            }
+            found[model] = ModelCount(
+                gpus=gpus, held=gpus - free, free=free - stranded, stranded=stranded
+            )
         return found
 
     def _read_resource(self, query: MultiMapping[str]) -> str:
@@ -258,7 +244,6 @@ class FleetRoutes:
         Raises:
             QueryError: a parameter is invalid; the message names its value and what is allowed.
         """
-        check_parameters(query, _BEST_PARAMETERS)
         count = read_number(query, "gpus", default=1, low=1, high=_MAX_GPUS)
         limit = read_number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
         resources, resource = self._resources(), self._read_resource(query)
@@ -322,11 +307,12 @@ class FleetRoutes:
         return NO_ROOM if is_full else ""
 
 
-def _source_view(state: SourceState) -> Json:
+def _source_view(state: SourceState) -> SourceSummary:
     """Return a source's state; an unmatched series may contain a pod's name, so it is redacted."""
-    return asdict(state) | {"unmatched_example": OfPod(NO_NAMESPACE, state.unmatched_example, "")}
+    example = redactable(NO_NAMESPACE, state.unmatched_example, "")
+    return SourceSummary(**asdict(state) | {"unmatched_example": example})
 
 
-def _object_view(namespace: str, name: str) -> object:
+def _object_view(namespace: str, name: str) -> str | None:
     """Return an object's name, redacted as its namespace's pods are."""
-    return OfPod(namespace, f"{namespace}/{name}") if namespace else name
+    return of_pod(namespace, f"{namespace}/{name}") if namespace else name

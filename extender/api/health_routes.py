@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 
-import orjson
 from aiohttp import web
+
+from extender.answers import routes
+from extender.answers.service import Readiness
+from extender.server.json_answers import json_answer
 
 _READY: Final = "ready"
 
@@ -26,14 +29,12 @@ def health_routes(
         causes = dict(degraded())
         state = ready_state()
         is_ready = state == _READY
-        body = {"status": "degraded" if causes and is_ready else state, "degraded": causes}
-        return web.Response(
-            body=orjson.dumps(body),
-            status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE,
-            content_type="application/json",
+        return json_answer(
+            Readiness(status="degraded" if causes and is_ready else state, degraded=causes),
+            HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE,
         )
 
-    return [web.get("/healthz", _healthz), web.get("/readyz", readyz)]
+    return [web.get(routes.HEALTHZ.path, _healthz), web.get(routes.READYZ.path, readyz)]
 
 
 async def _healthz(_: web.Request) -> web.Response:

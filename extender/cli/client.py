@@ -12,13 +12,21 @@ from urllib.parse import quote
 
 import msgspec
 
+from extender.answers import routes
+from extender.answers.advice import Advice
+from extender.answers.answer import Answer
+from extender.answers.bypassed import BypassedAnswer
+from extender.answers.decisions import Decisions
+from extender.answers.explanation import Explanation
+from extender.answers.fleet import Defrag, Gpus, NodeAnswer, Nodes
+from extender.answers.holding import Costs, HoldersAnswer, Size, Usage
+from extender.answers.pending import PendingAnswer
+from extender.answers.regret import Regret
+from extender.answers.routes import Route
+from extender.answers.verdicts import Best
 from extender.cli.jobs import PATHS, GpuJob, only_scheduler
 from extender.cli.proposals import propose_for
-from extender.cli.remote import answers
-from extender.cli.remote.advice import Advice
 from extender.cli.remote.errors import ClientError, Failure
-from extender.cli.remote.holding import Costs, HoldersAnswer, Usage
-from extender.cli.remote.regret import Regret
 from extender.cli.remote.transports import Login, Transport, UrlTransport, base_of
 from extender.core.sizing import Proposal
 from extender.runtime.decoding import MalformedError, decode_with
@@ -26,9 +34,9 @@ from extender.runtime.decoding import MalformedError, decode_with
 if TYPE_CHECKING:
     from extender.cli.remote.cluster import Cluster  # takes half a second
 
-__all__ = ["SERVICE", "Client", "ClientError", "Failure", "GpuJob", "Proposal", "answers"]
+__all__ = ["SERVICE", "Client", "ClientError", "Failure", "GpuJob", "Proposal"]
 
-_Kind = TypeVar("_Kind", bound=answers.Answer)
+_Kind = TypeVar("_Kind", bound=Answer)
 _T = TypeVar("_T")
 
 _ANYTHING: Final = msgspec.json.Decoder()
@@ -130,17 +138,17 @@ class Client:
             environment.get("KUBECONFIG") or None, service=service, token=token
         )
 
-    def nodes(self) -> answers.Nodes:
+    def nodes(self) -> Nodes:
         """Return all nodes that have GPUs."""
-        return self._get(answers.Nodes, "/v1/nodes")
+        return self._get(routes.NODES)
 
-    def node(self, name: str) -> answers.Node:
+    def node(self, name: str) -> NodeAnswer:
         """Return one node and its GPUs."""
-        return self._get(answers.Node, f"/v1/nodes/{quote(name, safe='')}")
+        return self._get(routes.NODE, name=name)
 
-    def gpus(self, node: str | None = None) -> answers.Gpus:
+    def gpus(self, node: str | None = None) -> Gpus:
         """Return all GPUs of the cluster, or of one node."""
-        return self._get(answers.Gpus, "/v1/gpus", {"node": node})
+        return self._get(routes.GPUS, {"node": node})
 
     def best(
         self,
@@ -149,7 +157,7 @@ class Client:
         memory: str | None = None,
         model: str | None = None,
         **wishes: str | int | None,
-    ) -> answers.Best:
+    ) -> Best:
         """Return the nodes that would suit a pod now, best first.
 
         Args:
@@ -160,9 +168,9 @@ class Client:
                 `max_utilization`, `max_memory`, `limit`.
         """
         asked = {"gpus": gpus, "memory": memory, "model": model, **wishes}
-        return self._get(answers.Best, "/v1/best", asked)
+        return self._get(routes.BEST, asked)
 
-    def defrag(self, *, gpus: int, resource: str | None = None, limit: int = 5) -> answers.Defrag:
+    def defrag(self, *, gpus: int, resource: str | None = None, limit: int = 5) -> Defrag:
         """Return the fewest pods to move so that a node has room for a large request.
 
         Args:
@@ -171,20 +179,18 @@ class Client:
             limit: largest number of nodes.
         """
         asked = {"gpus": gpus, "resource": resource, "limit": limit}
-        return self._get(answers.Defrag, "/v1/defrag", asked)
+        return self._get(routes.DEFRAG, asked)
 
     def decisions(
         self, *, pod: str | None = None, limit: int = 100, brief: bool = True
-    ) -> answers.Decisions:
+    ) -> Decisions:
         """Return the latest scheduling decisions, newest first."""
         asked = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
-        return self._get(answers.Decisions, "/v1/decisions", asked)
+        return self._get(routes.DECISIONS, asked)
 
-    def pending(self, *, namespace: str | None = None, limit: int = 200) -> answers.PendingAnswer:
+    def pending(self, *, namespace: str | None = None, limit: int = 200) -> PendingAnswer:
         """Return the GPU pods that are not bound to a node yet."""
-        return self._get(
-            answers.PendingAnswer, "/v1/pending", {"namespace": namespace, "limit": limit}
-        )
+        return self._get(routes.PENDING, {"namespace": namespace, "limit": limit})
 
     def holders(
         self,
@@ -208,7 +214,7 @@ class Client:
             "some": "true" if some else None,
             "limit": limit,
         }
-        return self._get(HoldersAnswer, "/v1/holders", asked)
+        return self._get(routes.HOLDERS, asked)
 
     def costs(
         self,
@@ -236,7 +242,7 @@ class Client:
             "some": "true" if some else None,
             "limit": limit,
         }
-        return self._get(Costs, "/v1/costs", asked)
+        return self._get(routes.COSTS, asked)
 
     def explain(
         self,
@@ -245,7 +251,7 @@ class Client:
         number: int | str | None = None,
         limit: int = 100,
         node: str | None = None,
-    ) -> answers.Explanation:
+    ) -> Explanation:
         """Return the reasons for a pod's placement, or why the pod is still pending.
 
         Args:
@@ -257,11 +263,11 @@ class Client:
         """
         name = "id" if isinstance(number, str) else "number"
         asked = {"pod": pod, name: number, "limit": limit, "node": node}
-        return self._get(answers.Explanation, "/v1/explain", asked)
+        return self._get(routes.EXPLAIN, asked)
 
     def foresee(
         self, pod: Mapping[str, object], *, limit: int = 100, node: str | None = None
-    ) -> answers.Explanation:
+    ) -> Explanation:
         """Return the placement that the extender would choose now for a pod that does not exist.
 
         Args:
@@ -269,9 +275,8 @@ class Client:
             limit: largest number of nodes to list of those without full detail.
             node: name of a node to return in full detail, also if it ranks low.
         """
-        path, body = "/v1/explain", msgspec.json.encode(pod)
-        asked = {"limit": str(limit), **({"node": node} if node else {})}
-        return _read(answers.Explanation, self._transport.request("POST", path, asked, body), path)
+        asked = {"limit": limit, "node": node or None}
+        return self._get(routes.FORESEE, asked, msgspec.json.encode(pod))
 
     def usage(self, *, since_seconds: int = 86_400, namespace: str | None = None) -> Usage:
         """Return GPU-hours and costs of all pods, also of those that have ended.
@@ -280,7 +285,7 @@ class Client:
             since_seconds: period, from whole hours on.
             namespace: only pods of this namespace.
         """
-        return self._get(Usage, "/v1/usage", {"since": since_seconds, "namespace": namespace})
+        return self._get(routes.USAGE, {"since": since_seconds, "namespace": namespace})
 
     def size(
         self,
@@ -329,16 +334,14 @@ class Client:
         made: dict[str, Any] = cluster.create(path, item)
         return made
 
-    def measured(self, pod: Mapping[str, object], *, owner: str | None = None) -> answers.Size:
+    def measured(self, pod: Mapping[str, object], *, owner: str | None = None) -> Size:
         """Return what pods similar to a pod were measured to use.
 
         Args:
             pod: Pod object as in a manifest; only its metadata and containers count.
             owner: kind and name of its controller (`Deployment chat`), if the pod does not say.
         """
-        path, body = "/v1/size", msgspec.json.encode(pod)
-        asked = {"owner": owner} if owner else {}
-        return _read(answers.Size, self._transport.request("POST", path, asked, body), path)
+        return self._get(routes.SIZE, {"owner": owner or None}, msgspec.json.encode(pod))
 
     def advice(
         self,
@@ -365,15 +368,15 @@ class Client:
             "all": "true" if all_cards else None,
             "limit": limit,
         }
-        return self._get(Advice, "/v1/advice", asked)
+        return self._get(routes.ADVICE, asked)
 
     def regret(self, *, namespace: str | None = None, limit: int = 50) -> Regret:
         """Return the measured outcome of placements some time after the pods were bound."""
-        return self._get(Regret, "/v1/regret", {"namespace": namespace, "limit": limit})
+        return self._get(routes.REGRET, {"namespace": namespace, "limit": limit})
 
-    def unasked(self) -> answers.BypassedAnswer:
+    def unasked(self) -> BypassedAnswer:
         """Return the pods that were bound without the extender, each with the likely reason."""
-        return self._get(answers.BypassedAnswer, "/v1/unasked")
+        return self._get(routes.UNASKED)
 
     def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
         """Return the decoded JSON of any route; parameters that are None are omitted."""
@@ -384,9 +387,15 @@ class Client:
         return self._transport.request("GET", path).decode(errors="replace")
 
     def _get(
-        self, kind: type[_Kind], path: str, asked: Mapping[str, object] | None = None
+        self,
+        route: Route[_Kind],
+        asked: Mapping[str, object] | None = None,
+        body: bytes | None = None,
+        **parts: str,
     ) -> _Kind:
-        return _read(kind, self._transport.request("GET", path, _params(asked)), path)
+        path = route.path.format_map({name: quote(part, safe="") for name, part in parts.items()})
+        answer = self._transport.request(route.method, path, _params(asked), body)
+        return _decode(msgspec.json.Decoder(route.answer), answer, path)
 
 
 def _default_cluster() -> "Cluster":
@@ -397,10 +406,6 @@ def _default_cluster() -> "Cluster":
 
 def _params(asked: Mapping[str, object] | None) -> dict[str, str]:
     return {name: str(value) for name, value in (asked or {}).items() if value is not None}
-
-
-def _read(kind: type[_Kind], body: bytes, path: str) -> _Kind:
-    return _decode(msgspec.json.Decoder(kind), body, path)
 
 
 def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes, path: str) -> _T:

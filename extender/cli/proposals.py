@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from extender.answers.holding import Size
 from extender.cli.manifests import Object, nested_pods, owner_of, pods_of
-from extender.cli.remote.answers import Size
 from extender.cli.remote.errors import ClientError, Failure
 from extender.core.sizing import Measured, Proposal, propose, texts_in
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
 
+from extender.answers.answer import Answer
 from extender.cli.client import SERVICE, Client, read_token
 from extender.cli.formatting import Number
-from extender.cli.remote.answers import Answer
 from extender.cli.remote.errors import ClientError
 from extender.runtime.terminal_escapes import escape_json
 

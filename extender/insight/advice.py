@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.advice import Advice, CardAdvice, PodAdvice, Rules
 from extender.core.devices.gpu_models import GIB, SharingWay, is_vgpu, model_name
 from extender.fleet.fleet import Fleet
 from extender.fleet.pod_memory import LEAST_SAMPLES, Use
 from extender.insight import advice_rules as rules
-from extender.insight.advice_findings import KINDS, CardFinding, Findings, PodFinding, find
+from extender.insight.advice_findings import KINDS, CardFinding, PodFinding, find
 from extender.insight.advice_rules import (
     Bound,
     Card,
@@ -23,16 +25,14 @@ from extender.insight.advice_rules import (
 from extender.insight.last_hour import Plots
 from extender.insight.measured_use import OWN_SECONDS, Measured, MinuteHistory, PrometheusCache
 from extender.insight.stranded import HostPods, find_stranded
-from extender.insight.views import Json
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.fair_queue import BusyError, FairQueue
 from extender.server.json_answers import chunks, error_answer, json_answer, moment, unknown_node
 from extender.server.query_parameters import (
     QueryError,
-    check_parameters,
     read_boolean,
     read_number,
-    refusing,
+    serve,
 )
 from extender.server.redaction import VIEWER, of_pod, pod_name
 
@@ -119,7 +119,6 @@ def _gib(count: float) -> str:
     return f"{count / GIB:.1f} GiB"
 
 
-_PATH: Final = "/v1/advice"
 _DEFAULT_LIMIT: Final = 200
 _MOST_LIMIT: Final = 1000
 _LEAST_SECONDS: Final = 900
@@ -140,6 +139,7 @@ _PIECE_VIEWS: Final = 100
 """Number of records to build between two yields to the event loop."""
 
 _Found = TypeVar("_Found")
+_View = TypeVar("_View")
 
 
 class AdviceRoutes:
@@ -173,11 +173,10 @@ class AdviceRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/advice."""
-        return [web.get(_PATH, refusing(self._answer))]
+        return [serve(routes.ADVICE, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"node", "namespace", "over", "all", "limit"}))
         node, namespace = query.get("node"), query.get("namespace")
         limit = read_number(query, "limit", default=_DEFAULT_LIMIT, low=1, high=_MOST_LIMIT)
         seconds = read_number(
@@ -204,21 +203,24 @@ class AdviceRoutes:
         cards = chain.from_iterable(found.cards.values())
         pods = chain.from_iterable(found.pods.values())
         return json_answer(
-            {
-                "at": moment(self._clock()),
-                **_basis(found),
-                "over_seconds": float(seconds),
-                "note": measured.note,
-                "rules": _rules(),
-                "cards_total": sum(found.counts[verdict.value] for verdict in CardVerdict),
-                "pods_total": sum(found.counts[kind] for kind in KINDS),
-                "pods_unjudged": found.unjudged,
-                "cards": await _views(islice(cards, limit), _card_view),
-                "pods": await _views(islice(pods, limit), _pod_view),
-                "stranded_gpus": sum(one.gpus for one in stranded),
-                "stranded_total": len(stranded),
-                "stranded": [one.view() for one in stranded[:limit]],
-            }
+            Advice(
+                at=moment(self._clock()),
+                devices=found.devices,
+                looked_seconds=found.seconds,
+                samples=found.samples,
+                sources=sorted(found.sources),
+                over_seconds=float(seconds),
+                note=measured.note,
+                rules=_rules(),
+                cards_total=sum(found.counts[verdict.value] for verdict in CardVerdict),
+                pods_total=sum(found.counts[kind] for kind in KINDS),
+                pods_unjudged=found.unjudged,
+                cards=await _views(islice(cards, limit), _card_view),
+                pods=await _views(islice(pods, limit), _pod_view),
+                stranded_gpus=sum(one.gpus for one in stranded),
+                stranded_total=len(stranded),
+                stranded=[one.view() for one in stranded[:limit]],
+            )
         )
 
     def _source(self, seconds: int) -> Plots | None:
@@ -238,38 +240,29 @@ class AdviceRoutes:
         return self._plots
 
 
-async def _views(found: Iterable[_Found], view: Callable[[_Found], Json]) -> list[Json]:
-    """Build JSON-ready records in batches, yielding to the event loop after each."""
-    views: list[Json] = []
+async def _views(found: Iterable[_Found], view: Callable[[_Found], _View]) -> list[_View]:
+    """Build records for an answer in batches, yielding to the event loop after each."""
+    views: list[_View] = []
     for some in chunks(found, _PIECE_VIEWS):
         views += map(view, some)
         await asyncio.sleep(0)
     return views
 
 
-def _basis(found: Findings) -> Json:
-    """Return the number of samples, devices and sources that the advice is based on."""
-    return {
-        "devices": found.devices,
-        "looked_seconds": found.seconds,
-        "samples": found.samples,
-        "sources": sorted(found.sources),
-    }
-
-
-def _rules() -> Json:
+def _rules() -> Rules:
     """Return the thresholds of the advice."""
-    return {
-        "quantile": rules.QUANTILE,
-        "full_ratio": rules.FULL_RATIO,
-        "kept_back_bytes": rules.KEPT_BACK_BYTES,
-        "least_samples": LEAST_SAMPLES,
-        "most_replicas": rules.MOST_REPLICAS,
-        "tenth_ratio": rules.TENTH,
-    }
+    return Rules(
+        quantile=rules.QUANTILE,
+        full_ratio=rules.FULL_RATIO,
+        kept_back_bytes=rules.KEPT_BACK_BYTES,
+        least_samples=LEAST_SAMPLES,
+        most_replicas=rules.MOST_REPLICAS,
+        tenth_ratio=rules.TENTH,
+    )
 
 
-def _figures(use: Use, source: str) -> Json:
+def _figures(use: Use, source: str) -> dict[str, Any]:
+    """Return the fields of a `SampledUse`."""
     return {
         "activity_ratio": use.activity_ratio,
         "memory_bytes": use.memory_bytes,
@@ -280,50 +273,50 @@ def _figures(use: Use, source: str) -> Json:
     }
 
 
-def _card_view(found: CardFinding) -> Json:
+def _card_view(found: CardFinding) -> CardAdvice:
     device, card, advice = found.device, found.card, found.advice
     shared_by = "mps" if device.pool_row.is_mps else "time-slicing"
-    return {
-        "node": device.node,
-        "index": device.info.index,
-        "uuid": device.info.uuid,
-        "model": model_name(device.model),
-        "resource": device.resource,
-        "shared_by": shared_by if card.is_shared else None,
-        "replicas": card.replicas,
-        "replicas_used": device.used,
-        "memory_total_bytes": card.memory_bytes or None,
-        "verdict": advice.verdict.value,
-        "recommended_replicas": advice.replicas,
-        "bound_by": None if advice.bound is None else advice.bound.value,
-        "way": None if advice.way is None else advice.way.value,
-        "mig_layout": advice.layout or None,
-        "replica_memory_bytes": advice.memory_bytes,
+    return CardAdvice(
+        node=device.node,
+        index=device.info.index,
+        uuid=device.info.uuid,
+        model=model_name(device.model),
+        resource=device.resource,
+        shared_by=shared_by if card.is_shared else None,
+        replicas=card.replicas,
+        replicas_used=device.used,
+        memory_total_bytes=card.memory_bytes or None,
+        verdict=advice.verdict.value,
+        recommended_replicas=advice.replicas,
+        bound_by=None if advice.bound is None else advice.bound.value,
+        way=None if advice.way is None else advice.way.value,
+        mig_layout=advice.layout or None,
+        replica_memory_bytes=advice.memory_bytes,
         **_figures(card.use, found.source),
-        "why": card_words(card, advice),
-    }
+        why=card_words(card, advice),
+    )
 
 
-def _pod_view(found: PodFinding) -> Json:
+def _pod_view(found: PodFinding) -> PodAdvice:
     record, hidden = found.record, found.record.namespace
     if found.memory is not None:
         why = _memory_words(float(record.memory_bytes or 0), found.use, found.memory)
     else:
         why = _tenth_words(found.gpus, found.use, found.memory_bytes, found.per_card or 1)
-    return {
-        "pod": pod_name(record.namespace, record.name),
-        "uid": of_pod(hidden, record.uid),
-        "owner": of_pod(hidden, record.owner or None),
-        "node": record.node,
-        "resources": dict(record.resources),
-        "gpus": found.gpus,
-        "kind": found.kind,
-        "memory_total_bytes": found.memory_bytes,
-        "pods_per_gpu": found.per_card,
-        "asked_memory_bytes": of_pod(hidden, record.memory_bytes),
-        "suggested_memory_bytes": of_pod(
+    return PodAdvice(
+        pod=pod_name(record.namespace, record.name),
+        uid=of_pod(hidden, record.uid),
+        owner=of_pod(hidden, record.owner or None),
+        node=record.node,
+        resources=dict(record.resources),
+        gpus=found.gpus,
+        kind=found.kind,
+        memory_total_bytes=found.memory_bytes,
+        pods_per_gpu=found.per_card,
+        asked_memory_bytes=of_pod(hidden, record.memory_bytes),
+        suggested_memory_bytes=of_pod(
             hidden, None if found.memory is None else found.memory.suggested_bytes
         ),
         **_figures(found.use, found.source),
-        "why": why,
-    }
+        why=why,
+    )

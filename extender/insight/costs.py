@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import nsmallest
 
+import msgspec
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.holding import CostGroup, Costs
 from extender.insight.holder_sums import Holder, Sums
 from extender.insight.holders import MAX_SECONDS, PIECE_PODS, PIECE_SHOWN, Holders
-from extender.insight.views import Json
 from extender.server.json_answers import chunks, moment, stream_answer
 from extender.server.query_parameters import (
     QueryError,
-    check_parameters,
     read_boolean,
     read_number,
-    refusing,
+    serve,
 )
 from extender.server.redaction import sees
 
-_PATH = "/v1/costs"
 DEFAULT_GROUPS, MAX_GROUPS = 200, 1000
 
 
@@ -68,11 +68,10 @@ class CostRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/costs."""
-        return [web.get(_PATH, refusing(self._answer))]
+        return [serve(routes.COSTS, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"by", "namespace", "limit", "idle_for", "some"}))
         by = _read_by(query.get("by", _By.OWNER))
         namespace = query.get("namespace")
         limit = read_number(query, "limit", default=DEFAULT_GROUPS, low=1, high=MAX_GROUPS)
@@ -80,19 +79,20 @@ class CostRoutes:
         found = await self._holders.find(seconds, namespace, is_any=read_boolean(query, "some"))
         groups, total, hidden = await _grouped(found, by)
         shown = await _first(groups, limit)
-        rest: Json = {
-            "at": moment(self._clock()),
-            "watched_since": moment(self._holders.watched_since),
-            "idle_for_seconds": seconds,
-            "by": by.value,
-            "is_priced": bool(self._holders.prices),
-            "total": len(groups),
-            "sums": total.view(),
-            "hidden_pods": hidden,
-            "unknown": await self._holders.unknown(namespace),
-        }
+        answer = Costs(
+            costs=[],
+            at=moment(self._clock()),
+            watched_since=self._holders.watched_since,
+            idle_for_seconds=seconds,
+            by=by.value,
+            is_priced=bool(self._holders.prices),
+            total=len(groups),
+            sums=total.view(),
+            hidden_pods=hidden,
+            unknown=await self._holders.unknown(namespace),
+        )
         pieces = ([_view(group, by) for group in some] for some in chunks(shown, PIECE_SHOWN))
-        return await stream_answer(request, "costs", pieces, rest)
+        return await stream_answer(request, answer, "costs", pieces)
 
 
 async def _grouped(found: Sequence[Holder], by: _By) -> tuple[list[_Group], Sums, int]:
@@ -125,13 +125,13 @@ async def _first(groups: Iterable[_Group], count: int) -> list[_Group]:
     return first
 
 
-def _view(group: _Group, by: _By) -> Json:
-    return {
-        "namespace": group.namespace,
-        "pod": f"{group.namespace}/{group.name}" if by is _By.POD else None,
-        "owner": group.name or None if by is _By.OWNER else None,
-        **group.sums.view(),
-    }
+def _view(group: _Group, by: _By) -> CostGroup:
+    return CostGroup(
+        namespace=group.namespace,
+        pod=f"{group.namespace}/{group.name}" if by is _By.POD else None,
+        owner=group.name or None if by is _By.OWNER else None,
+        **msgspec.structs.asdict(group.sums.view()),
+    )
 
 
 def _read_by(text: str) -> _By:

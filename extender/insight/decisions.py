@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.decisions import Decisions
 from extender.core.untyped import text_of
 from extender.insight.replica_answers import AnswerFormat, query_replicas
 from extender.insight.replicas import ONE, Replicas
@@ -31,6 +33,7 @@ from extender.server.query_parameters import (
     read_boolean,
     read_number,
     refusing,
+    serve,
 )
 from extender.server.redaction import VIEWER, namespace_of, sees, write_json_in_full
 
@@ -113,10 +116,7 @@ class DecisionRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes GET /v1/decisions and GET /v1/decisions/{id}."""
-        return [
-            web.get("/v1/decisions", refusing(self._list)),
-            web.get("/v1/decisions/{id}", refusing(self._one)),
-        ]
+        return [serve(routes.DECISIONS, self._list), serve(routes.DECISION, self._one)]
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query decisions."""
@@ -124,7 +124,6 @@ class DecisionRoutes:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"limit", "pod", "brief"}))
         limit = read_number(query, "limit", default=_MAX_DECISIONS, low=1, high=_MAX_DECISIONS)
         brief = read_boolean(query, "brief")
         pod = query.get("pod")
@@ -135,12 +134,8 @@ class DecisionRoutes:
         far = [it for it in replies.decisions if pod is None or sees(_namespace(it.view))]
         both: list[DecisionRecord | _Far] = [*near, *far]
         newest = sorted(both, key=lambda it: -it.at)[:limit]
-        return await stream_answer(
-            request,
-            "decisions",
-            self._pieces(newest, brief=brief),
-            {"unreachable": replies.unreachable},
-        )
+        answer = Decisions(decisions=[], unreachable=list(replies.unreachable))
+        return await stream_answer(request, answer, "decisions", self._pieces(newest, brief=brief))
 
     async def _pieces(
         self, newest: Sequence[DecisionRecord | _Far], *, brief: bool
@@ -168,7 +163,6 @@ class DecisionRoutes:
             yield [veiled(view or decision.view)]
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset())
         wanted = request.match_info["id"]
         own = [record for record in self._history if self._is(record, wanted)]
         near = [await self._view(record, brief=False) for record in own]

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from extender.answers.fleet import MovePlan, PodMove
 from extender.core.nodes.host_resources import NONE, HostResources
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Pool, Rows
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.insight.stranded import HostPods, count_usable, find_needs
-from extender.insight.views import Json
 from extender.server.redaction import of_pod, pod_key
 from extender.sources.kubernetes.host_use import PlacedPod
 
@@ -70,22 +70,22 @@ class Plan:
         gpus = sum(move.gpus for move in self.moves)
         return not self.fits, len(self.moves), gpus, self.node
 
-    def view(self) -> Json:
+    def view(self) -> MovePlan:
         """Describe the plan for an answer."""
-        return {
-            "node": self.node,
-            "free": self.free,
-            "fits": self.fits,
-            "moves": [
-                {
-                    "pod": pod_key(move.pod.key),
-                    "owner": of_pod(move.pod.namespace, move.pod.owner or None),
-                    "gpus": move.gpus,
-                    "to": move.to or None,
-                }
+        return MovePlan(
+            node=self.node,
+            free=self.free,
+            fits=self.fits,
+            moves=[
+                PodMove(
+                    pod=pod_key(move.pod.key),
+                    owner=of_pod(move.pod.namespace, move.pod.owner or None),
+                    gpus=move.gpus,
+                    to=move.to or None,
+                )
                 for move in self.moves
             ],
-        }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

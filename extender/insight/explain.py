@@ -10,6 +10,8 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.verdicts import VerdictAnswer
 from extender.core.nodes.inventory import PodRecord
 from extender.core.request.request import GpuRequest, PodRef
 from extender.core.steps import let_go
@@ -53,6 +55,7 @@ from extender.server.query_parameters import (
     check_parameters,
     read_number,
     refusing,
+    serve,
 )
 from extender.server.redaction import (
     SEES_ALL,
@@ -109,7 +112,7 @@ class Explain:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/explain."""
-        return [web.get(PATH, refusing(self._explain))]
+        return [serve(routes.EXPLAIN, self._explain)]
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query explanations."""
@@ -117,7 +120,6 @@ class Explain:
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"pod", "number", "id", "limit", "node"}))
         wish = Wish.read(query)
         number = read_number(query, "number", default=0, low=1, high=10**9)
         name, wanted = query.get("pod", ""), query.get("id", "") or (str(number) if number else "")
@@ -177,7 +179,7 @@ class Explain:
     def _waiting(self, record: PodRecord, others: LastReported) -> Json:
         """Return the state and the reasons of a waiting pod."""
         pending = self._pending.view(record, others)
-        return {"state": pending["state"], "pending": pending}
+        return {"state": pending.state, "pending": pending}
 
     async def _own(self, name: str, wanted: str, wish: Wish) -> _Known | None:
         """Return this replica's explanation, None if it knows nothing.
@@ -382,7 +384,7 @@ class Explain:
             ),
         }
 
-    def _now(self, request: GpuRequest, node: str) -> list[Json]:
+    def _now(self, request: GpuRequest, node: str) -> list[VerdictAnswer]:
         return [verdict_view(verdict) for verdict in self._placer.explain_nodes(request, [node])]
 
     def _brief(self, record: DecisionRecord) -> Json:

@@ -8,9 +8,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from extender.answers.explanation import AskedNode
+from extender.answers.verdicts import VerdictAnswer
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import Code
-from extender.insight.views import Json
 from extender.server.query_parameters import read_number
 
 DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
@@ -82,8 +83,8 @@ def asked_node(
     in_full: Iterable[str],
     nodes: Container[str],
     closed_by: str = "",
-    now: Callable[[str], list[Json]] = lambda _: [],
-) -> Json | None:
+    now: Callable[[str], list[VerdictAnswer]] = lambda _: [],
+) -> AskedNode | None:
     """Return a decision's record of the requested node, None if no node is requested.
 
     Args:
@@ -103,34 +104,22 @@ def asked_node(
         why = _NOT_ASKED if is_known else _NO_SUCH_NODE
         if closed_by:
             why = f"kube-scheduler itself would reject it: {closed_by}"
-        return _view(ReportedNode(node=name, kept=kept, why=why))
+        return AskedNode(node=name, kept=kept, why=why)
     score, rejection = float(decision.scores[at]), Code(int(decision.codes[at])).text
-    report = ReportedNode(
+    report = AskedNode(
         node=name,
         kept=NodeDetail.IN_FULL,
         rank=None if rejection else _rank(decision, score),
-        score=score,
+        score=round(score, 7),
         rejection=rejection or None,
     )
     known = set(in_full)
     if name not in known and is_known:
-        report = msgspec.structs.replace(report, now=now(name))
+        report.now = now(name)
     return in_short_or_full(report, known, decision.feasible)
 
 
-class ReportedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of the requested node; `now` is its evaluation with current readings."""
-
-    node: str
-    kept: NodeDetail
-    rank: int | None = None
-    score: float | None = None
-    rejection: str | None = None
-    why: str | None = None
-    now: list[Json] = []
-
-
-def in_short_or_full(report: ReportedNode, in_full: Container[str], feasible: int) -> Json:
+def in_short_or_full(report: AskedNode, in_full: Container[str], feasible: int) -> AskedNode:
     """Return the record of the requested node, depending on its detail.
 
     Args:
@@ -139,31 +128,18 @@ def in_short_or_full(report: ReportedNode, in_full: Container[str], feasible: in
         feasible: number of nodes that passed.
     """
     if report.kept not in {NodeDetail.IN_FULL, NodeDetail.IN_SHORT}:
-        return _view(report)
+        return report
     if report.node in in_full:
-        return _view(msgspec.structs.replace(report, kept=NodeDetail.IN_FULL, why=None, now=[]))
+        return msgspec.structs.replace(report, kept=NodeDetail.IN_FULL, why=None, now=[])
     short = f"it was refused: {report.rejection}"
     if report.rank is not None:
         short = (
             f"it passed, in place {report.rank} of {feasible} with score {report.score or 0.0:.6f}"
         )
-    return _view(
-        msgspec.structs.replace(report, kept=NodeDetail.IN_SHORT, why=f"{short}; {_NOT_IN_FULL}")
-    )
+    why = f"{short}; {_NOT_IN_FULL}"
+    return msgspec.structs.replace(report, kept=NodeDetail.IN_SHORT, why=why)
 
 
 def _rank(decision: Decision, score: float) -> int:
     passing = decision.scores[decision.codes == Code.PASSES]
     return int(np.count_nonzero(passing > score + SAME)) + 1
-
-
-def _view(report: ReportedNode) -> Json:
-    return {
-        "node": report.node,
-        "kept": report.kept.value,
-        "rank": report.rank,
-        "score": None if report.score is None else round(report.score, 7),
-        "rejection": report.rejection,
-        "why": report.why,
-        "now": report.now,
-    }

@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
-import orjson
 
+from extender.answers.explanation import AskedNode, Other
 from extender.core.steps import Steps
 from extender.core.untyped import mapping_of, text_of
-from extender.insight.explain_node import ReportedNode, in_short_or_full
+from extender.insight.explain_node import in_short_or_full
 from extender.insight.explain_views import kept_view
 from extender.insight.views import PIECE_SHORT, PIECE_VERDICTS, Json
 from extender.placement.history import DecisionRecord
@@ -163,12 +163,12 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
     ranked_in_full = len({one.node for one, _ in nodes if not one.rejection})
     names = {one.node for one, _ in nodes}
     asked = filtered.get("asked_node")
-    node_report = msgspec.convert(asked, ReportedNode) if asked is not None else None
+    node_report = msgspec.convert(asked, AskedNode) if asked is not None else None
     return ranked | {
         "filter": filtered["decision"],
         "kept": kept_view(counts.candidates, len(names)),
         "nodes": [item for _, item in nodes],
-        "others": [{"node": name, "score": passed[name], "rejection": None} for name in shown],
+        "others": [Other(node=name, score=passed[name]) for name in shown],
         "others_left": max(counts.feasible - ranked_in_full - len(shown), 0),
         "rejected": filtered["rejected"],
         "asked_node": in_short_or_full(node_report, names, counts.feasible)
@@ -184,14 +184,12 @@ def _items(listed: object) -> Steps[list[tuple[_Node, object]]]:
         for start in range(0, len(listed), PIECE_SHORT):
             yield
             found += (
-                (msgspec.convert(item, _Node), item) for item in listed[start : start + PIECE_SHORT]
+                (msgspec.convert(item, _Node, from_attributes=True), item)
+                for item in listed[start : start + PIECE_SHORT]
             )
         return found
     raws = _ITEMS.decode(listed) if isinstance(listed, msgspec.Raw) else []
     for start in range(0, len(raws), PIECE_VERDICTS):
         yield
-        found += (
-            (_NODE.decode(raw), orjson.Fragment(bytes(raw)))
-            for raw in raws[start : start + PIECE_VERDICTS]
-        )
+        found += ((_NODE.decode(raw), raw.copy()) for raw in raws[start : start + PIECE_VERDICTS])
     return found

@@ -7,6 +7,8 @@ from typing import Final
 
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.explanation import ProblemAnswer
 from extender.core.decision.verdicts import NodeVerdict
 from extender.core.policy import Prices
 from extender.core.prices import PriceList
@@ -17,7 +19,7 @@ from extender.core.steps import let_go
 from extender.fleet.fleet import Fleet
 from extender.fleet.targets import target_problems
 from extender.insight.costs import CostRoutes
-from extender.insight.explain import PATH, Explain
+from extender.insight.explain import Explain
 from extender.insight.explain_node import Wish, asked_node
 from extender.insight.explain_views import (
     Ranking,
@@ -39,7 +41,7 @@ from extender.placement.placer import Placer, nearness_of
 from extender.runtime.cooperative import run_in_steps
 from extender.runtime.metrics import Metrics
 from extender.server.json_answers import document_answer, error_answer
-from extender.server.query_parameters import check_parameters, refusing
+from extender.server.query_parameters import serve
 from extender.settings.config import Settings
 
 # The route POST /v1/explain: predict the placement of a pod that does not exist.
@@ -66,10 +68,9 @@ class _WhatIf:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route POST /v1/explain."""
-        return [web.post(PATH, refusing(self._answer))]
+        return [serve(routes.FORESEE, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"limit", "node"}))
         wish = Wish.read(request.query)
         pod = await read_pod(request)
         if isinstance(pod, web.Response):
@@ -141,8 +142,8 @@ def _why_not_called(resources: ResourceNames, *, is_disabled: bool) -> str:
     return f"the pod asks for no GPU: one of its containers must limit one of {names}"
 
 
-def _problem(problem: AnnotationProblem) -> Json:
-    return asdict(problem) | {"message": problem.message}
+def _problem(problem: AnnotationProblem) -> ProblemAnswer:
+    return ProblemAnswer(**asdict(problem), message=problem.message)
 
 
 _NO_PRICES: Final = Prices()

@@ -5,8 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
+import msgspec
 import numpy as np
 
+from extender.answers.explanation import Other, ReasonNodes, StoredAnswer
+from extender.answers.verdicts import RankedVerdict
 from extender.core.decision.decision import Decision
 from extender.core.decision.filtering import RELATIVE_CODES, Code
 from extender.core.decision.ranking_reasons import BETWEEN, PREFERRED
@@ -24,7 +27,7 @@ from extender.core.decision.score_parts import (
 from extender.core.decision.verdicts import NodeScore, NodeVerdict
 from extender.core.steps import Steps, let_go
 from extender.insight.explain_node import SAME
-from extender.insight.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_view
+from extender.insight.views import PIECE_SHORT, PIECE_VERDICTS, verdict_view
 from extender.placement.history import DecisionRecord
 
 _NOTHING: Final = 1e-12
@@ -90,14 +93,14 @@ def _refused_by(decision: Decision, code: Code | None = None) -> set[str]:
     return {decision.candidates[at] for at in np.flatnonzero(is_meant).tolist()}
 
 
-def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
+def full_nodes(ranking: Ranking) -> Steps[list[RankedVerdict]]:
     """Build the records of the nodes in full, best first and rejected ones last, in steps."""
     decision = ranking.decision
     scores = decision.scores
     passing = np.sort(scores[decision.codes == Code.PASSES])[::-1]
     place = {decision.candidates[at]: rank for rank, at in enumerate(decision.order.tolist(), 1)}
     first = _first(ranking)
-    found: list[tuple[bool, int, str, Json]] = []
+    found: list[tuple[bool, int, str, RankedVerdict]] = []
     for verdict in ranking.details:
         if len(found) % PIECE_VERDICTS == 0:
             yield
@@ -105,12 +108,13 @@ def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
         if rank is None and not verdict.rejection:
             # Not among the ranked best: count the nodes with a higher score.
             rank = int((passing > _decided_score(verdict, decision) + SAME).sum()) + 1
-        view = verdict_view(verdict) | {
-            "rank": rank,
-            "is_bound": verdict.node == ranking.bound_node,
-            "assumed": sum(device.assumed for device in verdict.devices),
-            "lost_by": _lost_late(ranking, verdict) or lost_by(first, verdict),
-        }
+        view = RankedVerdict(
+            **msgspec.structs.asdict(verdict_view(verdict)),
+            rank=rank,
+            is_bound=verdict.node == ranking.bound_node,
+            assumed=sum(device.assumed for device in verdict.devices),
+            lost_by=_lost_late(ranking, verdict) or lost_by(first, verdict),
+        )
         found.append((rank is None, rank or 0, verdict.node, view))
     return [view for *_, view in sorted(found, key=lambda one: one[:3])]
 
@@ -177,7 +181,7 @@ def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
 
 def short_nodes(
     decision: Decision, known: Iterable[str], limit: int
-) -> Steps[tuple[list[Json], int]]:
+) -> Steps[tuple[list[Other], int]]:
     """Return the passing nodes without full detail, best first, and the number beyond the limit.
 
     Runs in steps.
@@ -191,47 +195,42 @@ def short_nodes(
     passing = np.flatnonzero(decision.codes == Code.PASSES)
     ordered = passing[np.argsort(-decision.scores[passing], kind="stable")]
     rows = zip(ordered.tolist(), decision.scores[ordered].tolist(), strict=True)
-    shown: list[Json] = []
+    shown: list[Other] = []
     count = 0
     while some := list(islice(rows, PIECE_SHORT)):
         yield
         others = [(candidates[at], score) for at, score in some if candidates[at] not in skipped]
         shown += (
-            {"node": node, "score": round(score, 7), "rejection": None}
+            Other(node=node, score=round(score, 7))
             for node, score in others[: max(limit - len(shown), 0)]
         )
         count += len(others)
     return shown, count - len(shown)
 
 
-def rejected_nodes(decision: Decision, most: int) -> list[Json]:
+def rejected_nodes(decision: Decision, most: int) -> list[ReasonNodes]:
     """Group the rejected nodes by reason, most frequent first, with up to `most` names each."""
-    groups: list[Json] = []
+    groups: list[ReasonNodes] = []
     counts = np.bincount(decision.codes, minlength=len(Code)).tolist()
     for code in Code:
         if not code.text or not counts[code]:
             continue
         rows = np.flatnonzero(decision.codes == code)[:most].tolist()
         names = [decision.candidates[at] for at in rows]
-        groups.append({"count": counts[code], "reason": code.text, "nodes": names})
-    return sorted(groups, key=_count)
+        groups.append(ReasonNodes(count=counts[code], reason=code.text, nodes=names))
+    return sorted(groups, key=lambda group: -group.count)
 
 
-def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[Json]:
+def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[ReasonNodes]:
     """Group the nodes that kube-scheduler itself would reject by reason, most frequent first."""
-    groups: list[Json] = [
-        {"count": len(names), "reason": reason, "nodes": names[:most]}
+    groups = [
+        ReasonNodes(count=len(names), reason=reason, nodes=names[:most])
         for reason, names in closed.items()
     ]
-    return sorted(groups, key=_count)
+    return sorted(groups, key=lambda group: -group.count)
 
 
-def _count(group: Json) -> int:
-    count = group["count"]
-    return -count if isinstance(count, int) else 0
-
-
-def kept(decision: Decision, names: Iterable[str]) -> Json:
+def kept(decision: Decision, names: Iterable[str]) -> StoredAnswer:
     """Summarize how many candidates of a decision are recorded in full and in short.
 
     Args:
@@ -241,7 +240,7 @@ def kept(decision: Decision, names: Iterable[str]) -> Json:
     return kept_view(len(decision.candidates), len(set(names)))
 
 
-def kept_view(candidates: int, in_full: int) -> Json:
+def kept_view(candidates: int, in_full: int) -> StoredAnswer:
     """Summarize how many candidates are recorded in full and in short, from their numbers."""
     in_short = max(candidates - in_full, 0)
     note = "every candidate is recorded in full: devices and readings at the time of the decision"
@@ -252,4 +251,4 @@ def kept_view(candidates: int, in_full: int) -> Json:
             f"pass some rejected ones; the other {in_short} only with score and reason "
             "(decisions.detailed_nodes sets how many)"
         )
-    return {"in_full": in_full, "in_short": in_short, "note": note}
+    return StoredAnswer(in_full=in_full, in_short=in_short, note=note)

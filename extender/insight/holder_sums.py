@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from extender.answers.holding import SumsAnswer
 from extender.core.devices.readings import DeviceInfo
 from extender.core.nodes.inventory import PodRecord
-from extender.insight.views import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,20 +161,20 @@ class Sums:
         self.cost += holder.price * holder.gpu_hours
         self.cost_idle += holder.price * holder.gpu_hours_idle
 
-    def view(self) -> Json:
-        """Return the sums as a JSON-ready record; costs are null if no pod has a price."""
+    def view(self) -> SumsAnswer:
+        """Return the sums for an answer; costs are null if no pod has a price."""
         is_priced = self.pods > self.unpriced_pods
-        return {
-            "pods": self.pods,
-            "gpus": self.gpus,
-            "gpus_idle": self.gpus_idle,
-            "mig_instances": self.instances,
-            "mig_instances_idle": self.instances_idle,
-            "gpu_hours": self.gpu_hours,
-            "gpu_hours_used": max(self.gpu_hours - self.gpu_hours_idle, 0.0),
-            "gpu_hours_idle": self.gpu_hours_idle,
-            "cost": self.cost if is_priced else None,
-            "cost_used": max(self.cost - self.cost_idle, 0.0) if is_priced else None,
-            "cost_idle": self.cost_idle if is_priced else None,
-            "unpriced_pods": self.unpriced_pods,
-        }
+        return SumsAnswer(
+            pods=self.pods,
+            gpus=self.gpus,
+            gpus_idle=self.gpus_idle,
+            mig_instances=self.instances,
+            mig_instances_idle=self.instances_idle,
+            gpu_hours=self.gpu_hours,
+            gpu_hours_used=max(self.gpu_hours - self.gpu_hours_idle, 0.0),
+            gpu_hours_idle=self.gpu_hours_idle,
+            cost=self.cost if is_priced else None,
+            cost_used=max(self.cost - self.cost_idle, 0.0) if is_priced else None,
+            cost_idle=self.cost_idle if is_priced else None,
+            unpriced_pods=self.unpriced_pods,
+        )

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.holding import HeldDeviceAnswer, HolderAnswer, HoldersAnswer
 from extender.core.devices.readings import DeviceInfo, Signal
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Snapshot
@@ -16,13 +18,12 @@ from extender.core.prices import PriceList, card_share
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder, Sums
 from extender.insight.last_active import ACTIVE_FROM, SWEEP_SECONDS, Idleness
-from extender.insight.views import GIB, PRODUCT_LABEL, Json
+from extender.insight.views import GIB, PRODUCT_LABEL
 from extender.server.json_answers import chunks, moment, stream_answer
 from extender.server.query_parameters import (
-    check_parameters,
     read_boolean,
     read_number,
-    refusing,
+    serve,
 )
 from extender.server.redaction import of_pod, pod_name, sees
 
@@ -71,7 +72,6 @@ class Shared(Generic[Result]):
             del self._entries[key]
 
 
-_PATH = "/v1/holders"
 DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000
 DEFAULT_SECONDS, MAX_SECONDS = 3600, 30 * 86_400
 _PIECE_ROWS = 1000
@@ -115,17 +115,17 @@ class Holders:
         self._found.clear()
 
     @property
-    def watched_since(self) -> float | None:
-        """Start of the activity watch, seconds since the epoch; None before the first sweep."""
-        return self._idleness.began_at
+    def watched_since(self) -> str | None:
+        """Start of the activity watch; None before the first sweep."""
+        began_at = self._idleness.began_at
+        return None if began_at is None else moment(began_at)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/holders."""
-        return [web.get(_PATH, refusing(self._answer))]
+        return [serve(routes.HOLDERS, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"namespace", "limit", "idle_for", "some"}))
         namespace = query.get("namespace")
         limit = read_number(query, "limit", default=DEFAULT_HOLDERS, low=1, high=MAX_HOLDERS)
         idle_for = read_number(query, "idle_for", default=DEFAULT_SECONDS, low=0, high=MAX_SECONDS)
@@ -138,17 +138,18 @@ class Holders:
             [self._view(one, snapshot) for one in longest[start : start + PIECE_SHOWN]]
             for start in range(0, len(longest), PIECE_SHOWN)
         )
-        rest = {
-            "at": moment(self._clock()),
-            "watched_since": moment(self.watched_since),
-            "idle_for_seconds": seconds,
-            "active_from_ratio": ACTIVE_FROM,
-            "total": len(found),
-            "unknown": await self.unknown(namespace),
-            "is_priced": bool(self.prices),
-            "sums": (await _sum_seen(found)).view(),
-        }
-        return await stream_answer(request, "holders", pieces, rest)
+        answer = HoldersAnswer(
+            holders=[],
+            at=moment(self._clock()),
+            watched_since=self.watched_since,
+            idle_for_seconds=seconds,
+            active_from_ratio=ACTIVE_FROM,
+            total=len(found),
+            unknown=await self.unknown(namespace),
+            is_priced=bool(self.prices),
+            sums=(await _sum_seen(found)).view(),
+        )
+        return await stream_answer(request, answer, "holders", pieces)
 
     async def find(
         self, seconds: float, namespace: str | None = None, *, is_any: bool = False
@@ -301,38 +302,38 @@ class Holders:
             await asyncio.sleep(0)
         return counts
 
-    def _view(self, holder: Holder, snapshot: Snapshot) -> Json:
+    def _view(self, holder: Holder, snapshot: Snapshot) -> HolderAnswer:
         record, hidden = holder.record, holder.record.namespace
         devices = [
             _device_view(device, snapshot, self._processes(device.row)) for device in holder.devices
         ]
-        memory = _sum_known(device["memory_used_bytes"] for device in devices)
+        memory = _sum_known(device.memory_used_bytes for device in devices)
         is_at_least = any(device.is_at_least for device in holder.idle)
-        return {
-            "pod": pod_name(record.namespace, record.name),
-            "uid": of_pod(hidden, record.uid),
-            "owner": of_pod(hidden, record.owner or None),
-            "node": record.node,
-            "resources": dict(record.resources),
-            "gpus": holder.gpus,
-            "gpus_idle": holder.gpus_idle,
-            "gpus_in_use": holder.gpus - holder.gpus_idle,
-            "mig_instances": holder.instances,
-            "mig_instances_idle": holder.instances_idle,
-            "mig_instances_in_use": holder.instances - holder.instances_idle,
-            "bound_at": moment(record.bound_at or record.created_at),
-            "held_seconds": holder.held_seconds,
-            "idle_seconds": holder.idle_seconds,
-            "is_at_least": is_at_least,
-            "gpu_hours": holder.gpu_hours,
-            "gpu_hours_idle": holder.gpu_hours_idle,
-            "cost": of_pod(hidden, holder.cost),
-            "cost_used": of_pod(hidden, holder.cost_used),
-            "cost_idle": of_pod(hidden, holder.cost_idle),
-            "memory_used_bytes": memory,
-            "why": _why(holder, devices, is_at_least=is_at_least),
-            "devices": devices,
-        }
+        return HolderAnswer(
+            pod=pod_name(record.namespace, record.name),
+            uid=of_pod(hidden, record.uid),
+            owner=of_pod(hidden, record.owner or None),
+            node=record.node,
+            resources=dict(record.resources),
+            gpus=holder.gpus,
+            gpus_idle=holder.gpus_idle,
+            gpus_in_use=holder.gpus - holder.gpus_idle,
+            mig_instances=holder.instances,
+            mig_instances_idle=holder.instances_idle,
+            mig_instances_in_use=holder.instances - holder.instances_idle,
+            bound_at=moment(record.bound_at or record.created_at),
+            held_seconds=holder.held_seconds,
+            idle_seconds=holder.idle_seconds,
+            is_at_least=is_at_least,
+            gpu_hours=holder.gpu_hours,
+            gpu_hours_idle=holder.gpu_hours_idle,
+            cost=of_pod(hidden, holder.cost),
+            cost_used=of_pod(hidden, holder.cost_used),
+            cost_idle=of_pod(hidden, holder.cost_idle),
+            memory_used_bytes=memory,
+            why=_why(holder, devices, is_at_least=is_at_least),
+            devices=devices,
+        )
 
     def _processes(self, row: int) -> int | None:
         """Return the number of processes on a device, None if unknown or stale."""
@@ -366,32 +367,32 @@ def _own_share(device: HeldDevice) -> float:
     return card_share(device.info.model, device.info.mig_profile) / max(device.tenants, 1)
 
 
-def _device_view(device: HeldDevice, snapshot: Snapshot, processes: int | None) -> Json:
+def _device_view(device: HeldDevice, snapshot: Snapshot, processes: int | None) -> HeldDeviceAnswer:
     telemetry, row = snapshot.telemetry, device.row
     is_there = row < len(telemetry.latest)
     used = None
     if is_there and telemetry.memory_freshness[row] and telemetry.memory_total_bytes[row]:
         used = int(telemetry.memory_used[row] * telemetry.memory_total_bytes[row])
     is_known = is_there and bool(telemetry.freshness[row])
-    return {
-        "index": device.info.index,
-        "uuid": device.info.uuid,
-        "gpu_instance_id": device.info.gpu_instance_id,
-        "utilization_ratio": float(telemetry.latest[row]) if is_known else None,
-        "memory_used_bytes": used,
-        "processes": processes,
-        "idle_seconds": device.idle_seconds,
-        "tenants": device.tenants,
-    }
+    return HeldDeviceAnswer(
+        index=device.info.index,
+        uuid=device.info.uuid,
+        gpu_instance_id=device.info.gpu_instance_id,
+        utilization_ratio=float(telemetry.latest[row]) if is_known else None,
+        memory_used_bytes=used,
+        processes=processes,
+        idle_seconds=device.idle_seconds,
+        tenants=device.tenants,
+    )
 
 
-def _sum_known(values: Iterable[object]) -> int | None:
+def _sum_known(values: Iterable[int | None]) -> int | None:
     """Sum the known values, None if there is none."""
-    known = [one for one in values if isinstance(one, int)]
+    known = [one for one in values if one is not None]
     return sum(known) if known else None
 
 
-def _why(holder: Holder, devices: list[Json], *, is_at_least: bool) -> str:
+def _why(holder: Holder, devices: list[HeldDeviceAnswer], *, is_at_least: bool) -> str:
     """Describe in one line the observations that a pod does not use its devices."""
     if not holder.idle:
         return "uses its GPUs" if holder.gpus else "uses its MIG instances"
@@ -405,14 +406,14 @@ def _why(holder: Holder, devices: list[Json], *, is_at_least: bool) -> str:
         if all_of
     ]
     parts = [f"no activity on {' and '.join(unused)} for {least}{span(holder.idle_seconds)}"]
-    processes = [one["processes"] for one in devices]
+    processes = [one.processes for one in devices]
     if None not in processes:
         # On a shared device the processes may belong to another pod.
         count = _sum_known(processes) or 0
         parts.append(
             {0: "no process there", 1: "1 process there"}.get(count, f"{count} processes there")
         )
-    memory = _sum_known(one["memory_used_bytes"] for one in devices)
+    memory = _sum_known(one.memory_used_bytes for one in devices)
     if memory is None:
         parts.append("memory unknown")
     elif memory < _EMPTY_BYTES * len(devices):

@@ -2,23 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from itertools import islice
 
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.pending import LastDecision, PendingAnswer, ReasonCount, Waiting
 from extender.core.nodes.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.insight.last_decisions import Last, LastDecisions, LastReported
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.scheduler_message import CountedReason, hints, of_nodes, read_message
-from extender.insight.views import Json
 from extender.placement.history import DecisionHistory
 from extender.server.json_answers import moment, stream_answer
-from extender.server.query_parameters import check_parameters, read_number, refusing
-from extender.server.redaction import OfPod, of_pod, pod_name, sees
+from extender.server.query_parameters import read_number, serve
+from extender.server.redaction import of_pod, pod_name, redactable, sees
 
-_PATH = "/v1/pending"
 DEFAULT_PODS, MAX_PODS = 200, 1000
 PIECE_SCANNED = 2000
 """Pods to scan between two yields to the event loop."""
@@ -53,10 +52,9 @@ class Pending:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/pending."""
-        return [web.get(_PATH, refusing(self._answer))]
+        return [serve(routes.PENDING, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"namespace", "limit"}))
         namespace = request.query.get("namespace")
         limit = read_number(request.query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS)
         found = await self._waiting(namespace)
@@ -64,8 +62,10 @@ class Pending:
         shown = sorted(found, key=lambda record: (record.created_at, record.key))[:limit]
         pieces = ([self.view(one, replies) for one in some] for some in _pieces(shown))
         nodes = {name for pool in self._fleet.snapshot().pools.values() for name in pool.nodes}
-        rest = {"total": len(found), "nodes": len(nodes), "unreachable": replies.unreachable}
-        return await stream_answer(request, "pods", pieces, rest)
+        answer = PendingAnswer(
+            pods=[], total=len(found), nodes=len(nodes), unreachable=list(replies.unreachable)
+        )
+        return await stream_answer(request, answer, "pods", pieces)
 
     async def _waiting(self, namespace: str | None) -> list[PodRecord]:
         """Return the waiting pods, of one namespace if given."""
@@ -80,7 +80,7 @@ class Pending:
             await asyncio.sleep(0)
         return found
 
-    def view(self, record: PodRecord, others: LastReported) -> Json:
+    def view(self, record: PodRecord, others: LastReported) -> Waiting:
         """Describe a waiting pod.
 
         Args:
@@ -97,26 +97,26 @@ class Pending:
         reasons = (*parsed.by_scheduler, *by_us)
         assumed = self._fleet.ledger.get(record.uid)
         hidden = record.namespace
-        return {
-            "pod": pod_name(record.namespace, record.name),
-            "uid": of_pod(hidden, record.uid),
-            "owner": of_pod(hidden, record.owner or None),
-            "scheduler": record.scheduler_name,
-            "created_at": moment(record.created_at),
-            "waiting_seconds": max(self._clock() - record.created_at, 0.0),
-            "resources": dict(record.resources),
-            "gpu_memory_bytes": of_pod(hidden, record.memory_bytes),
-            "nominated_node": record.nominated_node or None,
-            "assumed_node": assumed.node if assumed else None,
-            "state": state,
-            "nodes": parsed.nodes,
-            "by_scheduler": _counted(hidden, parsed.by_scheduler),
-            "by_us": _counted(hidden, by_us),
-            "message": of_pod(hidden, record.message or None),
-            "preemption": of_pod(hidden, parsed.preemption or None),
-            "hints": OfPod(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
-            "decision": None if decided is None else _brief(decided),
-        }
+        return Waiting(
+            pod=pod_name(record.namespace, record.name),
+            uid=of_pod(hidden, record.uid),
+            owner=of_pod(hidden, record.owner or None),
+            scheduler=record.scheduler_name,
+            created_at=moment(record.created_at),
+            waiting_seconds=max(self._clock() - record.created_at, 0.0),
+            resources=dict(record.resources),
+            gpu_memory_bytes=of_pod(hidden, record.memory_bytes),
+            nominated_node=record.nominated_node or None,
+            assumed_node=assumed.node if assumed else None,
+            state=state,
+            nodes=parsed.nodes,
+            by_scheduler=_counted(hidden, parsed.by_scheduler),
+            by_us=_counted(hidden, by_us),
+            message=of_pod(hidden, record.message or None),
+            preemption=of_pod(hidden, parsed.preemption or None),
+            hints=redactable(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
+            decision=None if decided is None else _brief(decided),
+        )
 
     def _state(self, record: PodRecord, decided: Last | None) -> str:
         """Return a pod's state in a word, such as gated, nominated or refused."""
@@ -150,12 +150,14 @@ def _help(reasons: Iterable[CountedReason], state: str) -> list[str]:
     return hints(reasons) or [text for name, text in _SELF_EVIDENT.items() if name == state]
 
 
-def _counted(namespace: str, reasons: Iterable[CountedReason]) -> OfPod:
+def _counted(namespace: str, reasons: Iterable[CountedReason]) -> list[ReasonCount]:
     """Return reasons for an answer, redacted: some contain names from the pod's namespace."""
     every = tuple(reasons)
-    return OfPod(
-        namespace, [asdict(one) for one in every], [asdict(one) for one in of_nodes(every)]
+    shown, instead = (
+        [ReasonCount(count=one.count, reason=one.reason) for one in some]
+        for some in (every, of_nodes(every))
     )
+    return redactable(namespace, shown, instead)
 
 
 def waits(record: PodRecord) -> bool:
@@ -164,17 +166,17 @@ def waits(record: PodRecord) -> bool:
     return asks and not record.node and not record.phase.is_terminal
 
 
-def _brief(decided: Last) -> Json:
-    return {
-        "id": decided.id,
-        "replica": decided.replica,
-        "number": decided.number,
-        "at": moment(decided.at),
-        "verb": decided.verb,
-        "candidates": decided.candidates,
-        "feasible": decided.feasible,
-        "node": decided.node,
-    }
+def _brief(decided: Last) -> LastDecision:
+    return LastDecision(
+        id=decided.id,
+        replica=decided.replica,
+        number=decided.number,
+        at=moment(decided.at),
+        verb=decided.verb,
+        candidates=decided.candidates,
+        feasible=decided.feasible,
+        node=decided.node,
+    )
 
 
 def _pieces(records: Iterable[PodRecord]) -> Iterable[list[PodRecord]]:

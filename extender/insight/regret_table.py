@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, product
 from typing import Final
 
@@ -13,15 +12,15 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from extender.answers import routes
+from extender.answers.regret import OutcomeAnswer, Regret, RegretMeans
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
 from extender.insight.replica_answers import AnswerFormat, query_replicas
 from extender.insight.replicas import ONE, Replicas
-from extender.insight.views import Json
 from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer, moment
-from extender.server.query_parameters import check_parameters, read_number, refusing
+from extender.server.query_parameters import check_parameters, read_number, refusing, serve
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees
 
-PATH = "/v1/regret"
 DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
 
 PEERS_PATH = "/v1/peers/regret"
@@ -66,31 +65,6 @@ class _PeerAnswer(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _FORM = AnswerFormat(msgspec.json.Decoder(_PeerAnswer).decode, _VERSION)
-
-
-@dataclass(frozen=True, slots=True)
-class _Means:
-    """Means over placements, None if there are none."""
-
-    placements: int
-    got: float | None
-    choice: float | None
-    best: float | None
-    got_then: float | None
-    choice_then: float | None
-
-    @classmethod
-    def of(cls, outcomes: Sequence[PlacementOutcome]) -> "_Means":
-        """Compute the means over the placements whose first choice has a known activity."""
-        both = [one for one in outcomes if one.choice_since is not None]
-        return cls(
-            placements=len(both),
-            got=_mean([one.got for one in both]),
-            choice=_mean([one.choice_since for one in both]),
-            best=_mean([one.best_since for one in both]),
-            got_then=_mean([one.got_then for one in both]),
-            choice_then=_mean([one.choice_then for one in both]),
-        )
 
 
 class RegretMetrics(Collector):
@@ -169,14 +143,13 @@ class RegretTable:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/regret."""
-        return [web.get(PATH, refusing(self._answer))]
+        return [serve(routes.REGRET, self._answer)]
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas query outcomes."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"limit", "namespace"}))
         namespace = request.query.get("namespace")
         limit = read_number(
             request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
@@ -192,20 +165,20 @@ class RegretTable:
             for one in known
             if namespace is None or (sees(namespace) and one.pod.namespace == namespace)
         ]
-        means: Json = {}
+        means: dict[str, RegretMeans] = {}
         for name, wanted in _KINDS.items():
-            means[name] = _means_view([one for one in shown if wanted(one)])
+            means[name] = _means([one for one in shown if wanted(one)])
             await asyncio.sleep(0)
         return json_answer(
-            {
-                "after_seconds": watching.after_seconds,
-                "watched": len(watching) + sum(each.watched for each in answers),
-                "left_out": watching.left_out + sum(each.left_out for each in answers),
-                "total": len(shown),
+            Regret(
+                after_seconds=watching.after_seconds,
+                watched=len(watching) + sum(each.watched for each in answers),
+                left_out=watching.left_out + sum(each.left_out for each in answers),
+                total=len(shown),
                 **means,
-                "placements": [_view(one) for one in shown[:limit]],
-                "unreachable": replies.unreachable,
-            }
+                placements=[_view(one) for one in shown[:limit]],
+                unreachable=list(replies.unreachable),
+            )
         )
 
     async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
@@ -248,39 +221,40 @@ async def _newest(outcomes: Iterable[PlacementOutcome]) -> list[PlacementOutcome
     return sorted(last.values(), key=lambda one: -(one.bound_at + one.seconds))
 
 
-def _view(one: PlacementOutcome) -> Json:
-    return {
-        "pod": pod_name(one.pod.namespace, one.pod.name),
-        "uid": of_pod(one.pod.namespace, one.pod.uid),
-        "bound_at": moment(one.bound_at),
-        "seconds": one.seconds,
-        "node": one.node,
-        "choice": one.choice or None,
-        "best": one.best,
-        "is_followed": one.is_followed,
-        "is_shadow": one.is_shadow,
-        "is_known": one.is_known,
-        "gpus": one.gpus,
-        "got_ratio": one.got,
-        "choice_ratio": one.choice_since,
-        "best_ratio": one.best_since,
-        "got_then_ratio": one.got_then,
-        "choice_then_ratio": one.choice_then,
-        "regret_ratio": one.regret,
-        "hindsight_ratio": one.hindsight,
-    }
+def _view(one: PlacementOutcome) -> OutcomeAnswer:
+    return OutcomeAnswer(
+        pod=pod_name(one.pod.namespace, one.pod.name),
+        uid=of_pod(one.pod.namespace, one.pod.uid),
+        bound_at=moment(one.bound_at),
+        seconds=one.seconds,
+        node=one.node,
+        choice=one.choice or None,
+        best=one.best,
+        is_followed=one.is_followed,
+        is_shadow=one.is_shadow,
+        is_known=one.is_known,
+        gpus=one.gpus,
+        got_ratio=one.got,
+        choice_ratio=one.choice_since,
+        best_ratio=one.best_since,
+        got_then_ratio=one.got_then,
+        choice_then_ratio=one.choice_then,
+        regret_ratio=one.regret,
+        hindsight_ratio=one.hindsight,
+    )
 
 
-def _means_view(outcomes: Sequence[PlacementOutcome]) -> Json:
-    means = _Means.of(outcomes)
-    return {
-        "placements": means.placements,
-        "got_ratio": means.got,
-        "choice_ratio": means.choice,
-        "best_ratio": means.best,
-        "got_then_ratio": means.got_then,
-        "choice_then_ratio": means.choice_then,
-    }
+def _means(outcomes: Sequence[PlacementOutcome]) -> RegretMeans:
+    """Compute the means over the placements whose first choice has a known activity."""
+    both = [one for one in outcomes if one.choice_since is not None]
+    return RegretMeans(
+        placements=len(both),
+        got_ratio=_mean([one.got for one in both]),
+        choice_ratio=_mean([one.choice_since for one in both]),
+        best_ratio=_mean([one.best_since for one in both]),
+        got_then_ratio=_mean([one.got_then for one in both]),
+        choice_then_ratio=_mean([one.choice_then for one in both]),
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

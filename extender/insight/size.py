@@ -1,19 +1,16 @@
 """The route POST /v1/size: what similar pods were measured to use."""
 
-from typing import Final
-
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.holding import MeasuredUse, Size
 from extender.core.nodes.pod_owners import kin_of, owner_key, similarity_of
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
-from extender.insight.views import Json
 from extender.insight.what_if import read_pod
-from extender.server.json_answers import document_answer
-from extender.server.query_parameters import check_parameters, refusing
+from extender.server.json_answers import json_answer
+from extender.server.query_parameters import serve
 from extender.server.redaction import VIEWER, sees
-
-_PATH: Final = "/v1/size"
 
 
 class SizeRoute:
@@ -28,10 +25,9 @@ class SizeRoute:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route POST /v1/size."""
-        return [web.post(_PATH, refusing(self._answer))]
+        return [serve(routes.SIZE, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"owner"}))
         pod = await read_pod(request)
         if isinstance(pod, web.Response):
             return pod
@@ -42,19 +38,14 @@ class SizeRoute:
         if owner:
             kin = (owner_key(namespace, owner, ""), *kin[1:])
         await VIEWER.get().learn({namespace})
-        return await document_answer(
-            request, {"measured": self._measured(kin) if sees(namespace) else None}
-        )
+        return json_answer(Size(measured=self._measured(kin) if sees(namespace) else None))
 
-    def _measured(self, kin: tuple[str, ...]) -> Json | None:
+    def _measured(self, kin: tuple[str, ...]) -> MeasuredUse | None:
         """Return what the most similar pods used; None if none was measured."""
         found = self._fleet.measured_like(kin)
         if found is None:
             return None
         key, used = found
-        return {
-            "by": similarity_of(key),
-            "pods": len(used),
-            "memory_bytes": max(used),
-            "least_bytes": min(used),
-        }
+        return MeasuredUse(
+            by=similarity_of(key), pods=len(used), memory_bytes=max(used), least_bytes=min(used)
+        )

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from statistics import median_high
 from typing import Final, NamedTuple
 
+from extender.answers.advice import HostAmounts, StrandedGpus, StrandedHolder
 from extender.core.nodes.host_resources import NAMES, NONE, HostResources
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.nodes.snapshot import PoolRow
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.insight.views import Json
 from extender.server.redaction import namespace_of, of_pod, pod_key
 from extender.sources.kubernetes.host_use import PlacedPod
 
@@ -69,21 +69,21 @@ class StrandedNode:
     is_assumed: bool
     holders: tuple[Holder, ...] = ()
 
-    def view(self) -> Json:
+    def view(self) -> StrandedGpus:
         """Describe the node for an answer."""
-        return {
-            "node": self.node,
-            "resource": self.resource,
-            "stranded_gpus": self.gpus,
-            "free_gpus": self.free,
-            "lacks": list(self.lacks),
-            "left": _json(self.left),
-            "need": _json(self.need),
-            "is_need_assumed": self.is_assumed,
-            "holders_total": len(self.holders),
-            "holders": [_holder_view(one) for one in self.holders[:_MOST_HOLDERS]],
-            "remedy": self._remedy(),
-        }
+        return StrandedGpus(
+            node=self.node,
+            resource=self.resource,
+            stranded_gpus=self.gpus,
+            free_gpus=self.free,
+            lacks=list(self.lacks),
+            left=_json(self.left),
+            need=_json(self.need),
+            is_need_assumed=self.is_assumed,
+            holders_total=len(self.holders),
+            holders=[_holder_view(one) for one in self.holders[:_MOST_HOLDERS]],
+            remedy=self._remedy(),
+        )
 
     def _remedy(self) -> str:
         if not self.holders:
@@ -267,12 +267,12 @@ def _with_holders(
     return replace(found, holders=tuple(kept))
 
 
-def _json(resources: HostResources) -> Json:
-    return {
-        "cpus": resources.millicores / 1000,
-        "memory_bytes": resources.memory_bytes,
-        "storage_bytes": resources.storage_bytes,
-    }
+def _json(resources: HostResources) -> HostAmounts:
+    return HostAmounts(
+        cpus=resources.millicores / 1000,
+        memory_bytes=resources.memory_bytes,
+        storage_bytes=resources.storage_bytes,
+    )
 
 
 def _words(need: HostResources) -> str:
@@ -283,11 +283,11 @@ def _words(need: HostResources) -> str:
     return ", ".join(words)
 
 
-def _holder_view(holder: Holder) -> Json:
+def _holder_view(holder: Holder) -> StrandedHolder:
     namespace = namespace_of(holder.key)
-    return {
-        "pod": pod_key(holder.key),
-        "gpus": holder.gpus,
-        "part": holder.part,
-        "requests": of_pod(namespace, _json(holder.needs)),
-    }
+    return StrandedHolder(
+        pod=pod_key(holder.key),
+        gpus=holder.gpus,
+        part=holder.part,
+        requests=of_pod(namespace, _json(holder.needs)),
+    )

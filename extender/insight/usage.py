@@ -9,18 +9,20 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.holding import Usage as UsageAnswer
+from extender.answers.holding import UsageFigures, UsageGroup
 from extender.core.devices.gpu_models import model_name, short_model
 from extender.fleet.fleet import Fleet
 from extender.insight.holder_sums import HeldDevice, Holder
 from extender.insight.holders import PIECE_PODS, Holders
 from extender.runtime.metrics import Metrics
 from extender.server.json_answers import chunks, json_answer, moment
-from extender.server.query_parameters import check_parameters, read_number, refusing
+from extender.server.query_parameters import read_number, serve
 from extender.server.redaction import sees
 
 logger = logging.getLogger(__name__)
 
-_PATH: Final = "/v1/usage"
 SWEEP_SECONDS: Final = 60.0
 HOUR: Final = 3600
 _KEPT_HOURS: Final = 31 * 24 + 1
@@ -149,7 +151,7 @@ class UsageRecord:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/usage."""
-        return [web.get(_PATH, refusing(self._answer))]
+        return [serve(routes.USAGE, self._answer)]
 
     async def run(self) -> None:
         """Sweep periodically until cancelled."""
@@ -255,7 +257,6 @@ class UsageRecord:
         return found
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"since", "namespace"}))
         seconds = read_number(
             request.query, "since", default=_DEFAULT_SINCE, low=HOUR, high=(_KEPT_HOURS - 1) * HOUR
         )
@@ -271,11 +272,11 @@ class UsageRecord:
         for _, usage in seen:
             total.add(usage)
         return json_answer(
-            {
-                "at": moment(self._clock()),
-                "since": moment(first),
-                "is_priced": bool(self._holders.prices),
-                "usage": [group._asdict() | asdict(usage) for group, usage in seen],
-                "sums": asdict(total),
-            }
+            UsageAnswer(
+                at=moment(self._clock()),
+                since=moment(first),
+                is_priced=bool(self._holders.prices),
+                usage=[UsageGroup(**group._asdict(), **asdict(usage)) for group, usage in seen],
+                sums=UsageFigures(**asdict(total)),
+            )
         )

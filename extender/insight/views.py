@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import islice
 
+import msgspec
 import numpy as np
 
+from extender.answers.decisions import Domain, Group, NodeSummary, Request
+from extender.answers.fleet import Gpu, Node, NodeAnswer, ResourceCounts, SourceAnswer
+from extender.answers.verdicts import DeviceAnswer, FactorAnswer, PartAnswer, VerdictAnswer
 from extender.core.decision.assessment import DeviceRequest, assess
 from extender.core.decision.evaluation import estimates
 from extender.core.decision.filtering import Code
@@ -22,7 +26,7 @@ from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest_values import MEMORY_SIGNALS
 from extender.insight.device_order import order_of
-from extender.insight.gpu_state import GpuState, counts, foreign_view, shown_state
+from extender.insight.gpu_state import counts, foreign_view, shown_state
 from extender.placement.history import DecisionRecord
 from extender.server.json_answers import moment
 from extender.server.redaction import OfPod, namespace_of, of_pod, pod_key, pod_name
@@ -34,9 +38,6 @@ PIECE_VERDICTS = 16
 PIECE_SHORT = 1000
 """Nodes in short form to convert between two yields: one millisecond."""
 
-_VERDICT = tuple(one.name for one in fields(NodeVerdict))
-_DEVICE = tuple(one.name for one in fields(DeviceVerdict) if one.name != "row")
-
 GIB = 1 << 30
 _OUTSIDE = "; a process outside Kubernetes uses it"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -44,9 +45,9 @@ _DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
 """Labels of gpu-feature-discovery, used if telemetry lacks the value."""
 
 
-def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[GpuState]]:
+def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[Gpu]]:
     """Return the devices of each node, in the order of `order_of`."""
-    by_node: dict[str, list[GpuState]] = {node: [] for node in nodes}
+    by_node: dict[str, list[Gpu]] = {node: [] for node in nodes}
     for pool in snapshot.pools.values():
         here = [node for node in by_node if node in pool.row_of]
         if not here:
@@ -73,7 +74,7 @@ def _gpu(
     where: tuple[str, str],
     at: tuple[PoolRow, int],
     verdict: tuple[str, float],
-) -> GpuState:
+) -> Gpu:
     """Build the state of one device.
 
     Args:
@@ -93,9 +94,9 @@ def _gpu(
     freshness = freshness_word(max(fresh, memory_fresh))
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
     signals = _signals(fleet, snapshot, row)
-    activity = signals.get("utilization", {})
+    activity = signals.get("utilization")
     besides = _OUTSIDE if telemetry.is_foreign[row] and state != "foreign" else ""
-    return GpuState(
+    return Gpu(
         node=node,
         resource=resource,
         index=info.index if info.uuid else None,
@@ -119,17 +120,17 @@ def _gpu(
         xid=_whole(store.value(Signal.XID, row)),
         freshness=freshness,
         age_seconds=_age(fleet, snapshot, row),
-        source=str(activity.get("source") or store.source(row) or "none"),
+        source=(activity.source if activity else "") or store.source(row) or "none",
         replicas=pool_row.replicas,
         replicas_used=pool_row.used[slot],
         assumed=pool_row.assumed[slot],
-        tenants=tuple(map(pod_key, fleet.tenants_of(row))),
+        tenants=list(map(pod_key, fleet.tenants_of(row))),
         signals=signals,
         foreign_processes=foreign_view(fleet.foreign_on(info)),
     )
 
 
-def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
+def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, SourceAnswer]:
     """Return source and age of a device's activity, memory and health readings."""
     causes = snapshot.telemetry.cause
     sources = {
@@ -138,7 +139,7 @@ def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
         "health": fleet.store.reported(*shown_by(int(causes[row]), row, causes)),
     }
     return {
-        name: {"source": one[0], "age_seconds": max(snapshot.at - one[1], 0.0)}
+        name: SourceAnswer(source=one[0], age_seconds=max(snapshot.at - one[1], 0.0))
         for name, one in sources.items()
         if one is not None
     }
@@ -212,52 +213,55 @@ def _why_unknown(freshness: float, age: float | None) -> str:
     return f"it has no usable reading since its tenants changed; the last is {age:.0f} s old"
 
 
-def node_views(fleet: Fleet, snapshot: Snapshot, names: Iterable[str], *, gpus: bool) -> list[Json]:
-    """Build the records of nodes, in their order, optionally with their devices."""
+def node_views(
+    fleet: Fleet, snapshot: Snapshot, names: Iterable[str]
+) -> list[tuple[Node, list[Gpu]]]:
+    """Build the records of nodes, in their order, and of their devices."""
     overlays = fleet.ledger.overlays(without="")
     views = []
-    for name, states in gpus_of(fleet, snapshot, names).items():
+    for name, gpus in gpus_of(fleet, snapshot, names).items():
         assumed = {
             resource: sum(tenant.count for tenant in overlay.get(name, ()))
             for resource, overlay in overlays.items()
         }
-        view = _node_view(fleet, snapshot, name, states, assumed)
-        if gpus:
-            view["gpus"] = [asdict(state) for state in states]
-        views.append(view)
+        views.append((_node_view(fleet, snapshot, name, gpus, assumed), gpus))
     return views
 
 
+def node_with_gpus(fleet: Fleet, snapshot: Snapshot, name: str) -> NodeAnswer:
+    """Build the record of one node with its devices."""
+    ((node, gpus),) = node_views(fleet, snapshot, [name])
+    return NodeAnswer(**msgspec.structs.asdict(node), gpus=gpus)
+
+
 def _node_view(
-    fleet: Fleet,
-    snapshot: Snapshot,
-    name: str,
-    states: list[GpuState],
-    assumed: Mapping[str, int],
-) -> Json:
+    fleet: Fleet, snapshot: Snapshot, name: str, gpus: list[Gpu], assumed: Mapping[str, int]
+) -> Node:
     record = fleet.nodes[name]
-    return {
-        "name": name,
-        "model": next((state.model for state in states if state.model), ""),
-        "driver_version": _driver_version(fleet, name),
-        "is_ready": record.is_ready,
-        "is_unschedulable": record.is_unschedulable,
-        "resources": {
-            resource: {
-                "capacity": record.capacity.get(resource, 0),
-                "allocatable": record.allocatable.get(resource, 0),
-                "held": pool.rows[pool.row_of[name]].held,
-                "assumed": assumed.get(resource, 0),
-            }
+    whole, instances = counts(gpus)
+    return Node(
+        name=name,
+        model=next((gpu.model for gpu in gpus if gpu.model), ""),
+        driver_version=_driver_version(fleet, name),
+        is_ready=record.is_ready,
+        is_unschedulable=record.is_unschedulable,
+        resources={
+            resource: ResourceCounts(
+                capacity=record.capacity.get(resource, 0),
+                allocatable=record.allocatable.get(resource, 0),
+                held=pool.rows[pool.row_of[name]].held,
+                assumed=assumed.get(resource, 0),
+            )
             for resource, pool in sorted(snapshot.pools.items())
             if name in pool.row_of
         },
-        **counts(states),
-        "utilization_mean_ratio": _mean([state.utilization_ratio for state in states]),
-        "memory_used_mean_ratio": _mean([state.memory_used_ratio for state in states]),
-        "early_failures": fleet.early_failures(name),
-        "pods": [pod_key(key) for key in sorted(pod.key for pod in fleet.pods_on(name))],
-    }
+        gpu_states=whole,
+        mig_states=instances,
+        utilization_mean_ratio=_mean([gpu.utilization_ratio for gpu in gpus]),
+        memory_used_mean_ratio=_mean([gpu.memory_used_ratio for gpu in gpus]),
+        early_failures=fleet.early_failures(name),
+        pods=[pod_key(key) for key in sorted(pod.key for pod in fleet.pods_on(name))],
+    )
 
 
 def _driver_version(fleet: Fleet, name: str) -> str:
@@ -290,7 +294,7 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
         "pod": pod_name(pod.namespace, pod.name),
         "uid": of_pod(pod.namespace, pod.uid),
         # Annotations are visible only to callers who may read the pod.
-        "request": OfPod(pod.namespace, wishes, {"resources": wishes["resources"]}),
+        "request": OfPod(pod.namespace, wishes, {"resources": wishes.resources}),
         "candidates": len(names),
         "feasible": decision.feasible,
         "node": decision.best,
@@ -300,12 +304,12 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
         "is_shadow": record.is_shadow,
         "snapshot": record.snapshot_version,
         "duration_seconds": record.seconds,
-        "group": decision.group and OfPod(pod.namespace, group_view(decision.group)),
+        "group": decision.group and of_pod(pod.namespace, group_view(decision.group)),
     }
     if brief:
         return view
     details = yield from record.details_in_steps()
-    explained: list[Json] = []
+    explained: list[VerdictAnswer] = []
     for verdict in details:
         explained.append(verdict_view(verdict))
         if len(explained) % PIECE_VERDICTS == 0:
@@ -317,39 +321,40 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
     while some := list(islice(rows, PIECE_SHORT)):
         yield
         nodes |= {
-            name: {"score": round(score, 7), "rejection": texts[code]} for name, score, code in some
+            name: NodeSummary(score=round(score, 7), rejection=texts[code])
+            for name, score, code in some
         }
     return view | {"explained": explained, "nodes": nodes}
 
 
-def request_view(request: GpuRequest) -> Json:
+def request_view(request: GpuRequest) -> Request:
     """Build the record of a pod's request."""
-    return {
-        "resources": dict(request.resources),
-        "gpu_memory_bytes": request.memory_bytes,
-        "gpu_memory_share": request.memory_share or None,
-        "gpu_memory_from": request.memory_source or None,
-        "require_idle": request.requires_idle,
-        "max_utilization_ratio": request.thresholds.utilization,
-        "max_memory_ratio": request.thresholds.memory,
-        "strategy": request.strategy.value,
-        "prefer_models": list(request.preferred_models),
-        "require_models": list(request.required_models),
-        "targets": list(map(str, request.targets)),
-        "target_policy": request.target_policy.value,
-    }
+    return Request(
+        resources=dict(request.resources),
+        gpu_memory_bytes=request.memory_bytes,
+        gpu_memory_share=request.memory_share or None,
+        gpu_memory_from=request.memory_source or None,
+        require_idle=request.requires_idle,
+        max_utilization_ratio=request.thresholds.utilization,
+        max_memory_ratio=request.thresholds.memory,
+        strategy=request.strategy.value,
+        prefer_models=list(request.preferred_models),
+        require_models=list(request.required_models),
+        targets=list(map(str, request.targets)),
+        target_policy=request.target_policy.value,
+    )
 
 
-def group_view(group: GroupFit) -> Json:
+def group_view(group: GroupFit) -> Group:
     """Build the record of a pod's group: its size, where its pods are, and where the rest fits."""
-    return {
-        "name": group.name,
-        "size": group.size,
-        "placed": dict(sorted(group.placed.items())),
-        "rest": group.rest,
-        "fitting": [asdict(domain) for domain in group.fitting],
-        "too_few": group.too_few,
-    }
+    return Group(
+        name=group.name,
+        size=group.size,
+        placed=dict(sorted(group.placed.items())),
+        rest=group.rest,
+        fitting=[Domain(**asdict(domain)) for domain in group.fitting],
+        too_few=group.too_few,
+    )
 
 
 def veiled(view: Mapping[str, object]) -> Json:
@@ -364,28 +369,64 @@ def veiled(view: Mapping[str, object]) -> Json:
     }
 
 
-def verdict_view(verdict: NodeVerdict) -> Json:
+def verdict_view(verdict: NodeVerdict) -> VerdictAnswer:
     """Build the record of a node's verdict with its devices."""
-    # Not `asdict`, which takes five times as long: there may be thousands of nodes.
-    view: Json = {name: getattr(verdict, name) for name in _VERDICT}
-    return view | {
-        "model": model_name(verdict.model),
-        "rejection": verdict.rejection or None,
-        "devices": [_device_view(device) for device in verdict.devices],
-        "parts": [asdict(part) for part in verdict.parts],
-        "factors": [asdict(factor) for factor in verdict.factors],
-    }
+    return VerdictAnswer(
+        node=verdict.node,
+        resource=verdict.resource,
+        rejection=verdict.rejection or None,
+        score=verdict.score,
+        landing=verdict.landing,
+        idle=verdict.idle,
+        needed=verdict.needed,
+        taken=verdict.taken,
+        chance=verdict.chance,
+        is_agreed=verdict.is_agreed,
+        suspicion=verdict.suspicion,
+        model=model_name(verdict.model),
+        devices=[_device_view(device) for device in verdict.devices],
+        parts=[
+            PartAnswer(name=part.name, share=part.share, value=part.value, adds=part.adds)
+            for part in verdict.parts
+        ],
+        factors=[
+            FactorAnswer(name=factor.name, value=factor.value, keeps=factor.keeps)
+            for factor in verdict.factors
+        ],
+        is_late=verdict.is_late,
+        band=verdict.band,
+        reason=verdict.reason,
+    )
 
 
-def _device_view(device: DeviceVerdict) -> Json:
+def _device_view(device: DeviceVerdict) -> DeviceAnswer:
     """Build the record of a device as the pod's decision saw it, without its internal row."""
-    view: Json = {name: getattr(device, name) for name in _DEVICE}
-    return view | {
-        "freshness": freshness_word(device.freshness),
-        "source": device.source or "none",
-        "signals": {
-            name: {"source": origin.source, "age_seconds": origin.age_seconds}
-            | ({"signal": origin.signal} if origin.signal else {})
+    return DeviceAnswer(
+        can_land=device.can_land,
+        state=device.state,
+        utilization_ratio=device.utilization_ratio,
+        memory_used_ratio=device.memory_used_ratio,
+        free_bytes=device.free_bytes,
+        freshness=freshness_word(device.freshness),
+        assumed=device.assumed,
+        used=device.used,
+        memory_total_bytes=device.memory_total_bytes,
+        memory_free_bytes=device.memory_free_bytes,
+        declared_bytes=device.declared_bytes,
+        others_bytes=device.others_bytes,
+        index=device.index,
+        uuid=device.uuid,
+        gpu_instance_id=device.gpu_instance_id,
+        source=device.source or "none",
+        age_seconds=device.age_seconds,
+        health=device.health,
+        temperature_celsius=device.temperature_celsius,
+        memory_temperature_celsius=device.memory_temperature_celsius,
+        throttling=device.throttling,
+        signals={
+            name: SourceAnswer(
+                source=origin.source, age_seconds=origin.age_seconds, signal=origin.signal
+            )
             for name, origin in device.signals.items()
         },
-    }
+    )

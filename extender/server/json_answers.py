@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
+from extender.answers.answer import Answer, ErrorAnswer
 from extender.core.nodes.node_names import near_names
 from extender.runtime.cooperative import yield_to_loop
 from extender.server.redaction import write_json
@@ -39,7 +40,10 @@ NOT_KEPT = {hdrs.CACHE_CONTROL: "no-store"}
 """Headers that forbid caching: an answer contains only what its caller may see."""
 
 
-def json_answer(document: Mapping[str, object], status: int = 200) -> web.Response:
+Document = Answer | Mapping[str, object]
+
+
+def json_answer(document: Document, status: int = 200) -> web.Response:
     """Return a document as a JSON response, redacted for the caller."""
     return web.Response(
         body=write_json(document), status=status, content_type=CONTENT_TYPE, headers=NOT_KEPT
@@ -52,7 +56,7 @@ _NEAR: Final = 4
 
 def error_answer(status: int, message: str) -> web.Response:
     """Return an error as a JSON response."""
-    return json_answer({"error": message}, status)
+    return json_answer(ErrorAnswer(error=message), status)
 
 
 def unknown_node(name: str, nodes: Iterable[str]) -> str:
@@ -70,33 +74,35 @@ def unknown_decision(wanted: str) -> str:
 
 async def stream_answer(
     request: web.Request,
+    answer: Answer,
     name: str,
-    pieces: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
-    rest: Mapping[str, object] | None = None,
+    pieces: Iterable[Sequence[Document]] | AsyncIterable[Sequence[Document]],
 ) -> web.StreamResponse:
-    """Stream `{"name": [...], **rest}` while the list is being built, redacted for the caller.
+    """Stream an answer while one of its lists is being built, redacted for the caller.
 
     Args:
         request: the HTTP request.
-        name: name of the list.
+        answer: the answer; its other fields are written after the list.
+        name: field of the list, which is empty in `answer`.
         pieces: batches of the list's items; the event loop runs between two batches.
-        rest: other fields of the document, written last.
     """
-    return await _stream(request, _listed(name, pieces, rest))
+    return await _stream(request, _listed(answer, name, pieces))
 
 
-async def document_answer(
-    request: web.Request, document: Mapping[str, object]
-) -> web.StreamResponse:
+async def document_answer(request: web.Request, document: Document) -> web.StreamResponse:
     """Return a document redacted for the caller; stream it if it contains long lists."""
-    if not any(map(_is_long, document.values())):
+    if not any(_is_long(value) for _, value in _fields(document)):
         return json_answer(document)
     return await _stream(request, _one_by_one(write_in_pieces(document, write_json)))
 
 
-def write_in_pieces(
-    document: Mapping[str, object], write: Callable[[object], bytes]
-) -> Iterator[bytes]:
+def _fields(document: Document) -> Iterable[tuple[str, object]]:
+    if isinstance(document, Answer):
+        return ((name, getattr(document, name)) for name in document.__struct_fields__)
+    return document.items()
+
+
+def write_in_pieces(document: Document, write: Callable[[object], bytes]) -> Iterator[bytes]:
     """Encode a document in parts; long lists are emptied while they are written.
 
     Freeing thousands of records at once would take as long as encoding some hundred.
@@ -107,7 +113,7 @@ def write_in_pieces(
     """
     yield b"{"
     separator = b""
-    for name, value in document.items():
+    for name, value in _fields(document):
         yield b"%b%b:" % (separator, write(name))
         separator = b","
         if isinstance(value, msgspec.Raw):
@@ -145,24 +151,24 @@ async def _one_by_one(
 
 
 async def _listed(
+    answer: Answer,
     name: str,
-    pieces: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
-    rest: Mapping[str, object] | None,
+    pieces: Iterable[Sequence[Document]] | AsyncIterable[Sequence[Document]],
 ) -> AsyncGenerator[bytes, None]:
     """Encode the parts of a `stream_answer`."""
     yield b"{%b:[" % write_json(name)
     separator = b""
     async for piece in _one_by_one(pieces):
         for item in piece:
-            if isinstance(item, dict) and any(map(_is_long, item.values())):
+            if any(_is_long(value) for _, value in _fields(item)):
                 yield separator
                 async for part in _one_by_one(write_in_pieces(item, write_json)):
                     yield part
             else:
                 yield separator + write_json(item)
             separator = b","
-    tail = write_json(rest or {})[1:]
-    yield b"]," + tail if rest else b"]" + tail
+    rest = {other: value for other, value in _fields(answer) if other != name}
+    yield b"]," + write_json(rest)[1:] if rest else b"]}"
 
 
 async def _stream(request: web.Request, parts: AsyncGenerator[bytes, None]) -> web.StreamResponse:
@@ -200,13 +206,11 @@ def chunks(items: Iterable[Item], size: int) -> Iterable[list[Item]]:
         yield chunk
 
 
-def moment(at: float | None) -> str | None:
+def moment(at: float) -> str:
     """Format a time as RFC 3339 with milliseconds, in UTC.
 
     Example:
         >>> moment(0.5)
         '1970-01-01T00:00:00.500+00:00'
     """
-    if at is None:
-        return None
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

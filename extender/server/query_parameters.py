@@ -1,11 +1,13 @@
 """Parse and check query parameters; an error names the value and what is allowed."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
 
 from aiohttp import web
 from multidict import MultiMapping
 
+from extender.answers.routes import Route
 from extender.core.request.annotations import BOOLEAN_ALLOWED, parse_boolean
 from extender.server.json_answers import error_answer
 
@@ -29,6 +31,16 @@ class QueryError(ValueError):
         super().__init__(f"{name}={shown!r} {problem}")
 
 
+def serve(route: Route[Any], handler: Handler) -> web.RouteDef:
+    """Return the definition of a route; other parameters than the route's get status 400."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, route.parameters)
+        return await handler(request)
+
+    return web.route(route.method, route.path, refusing(handle))
+
+
 def refusing(handler: Handler) -> Handler:
     """Wrap a handler: answer a `QueryError` with status 400 and its message."""
 
@@ -41,7 +53,7 @@ def refusing(handler: Handler) -> Handler:
     return handle
 
 
-def check_parameters(query: MultiMapping[str], known: frozenset[str]) -> None:
+def check_parameters(query: MultiMapping[str], known: Collection[str]) -> None:
     """Check that all parameters are known and given once.
 
     Raises:

@@ -1,16 +1,19 @@
 """Redaction: what a caller may see of pods in an answer.
 
-A record names a pod by `pod_name` or `pod_key`, and wraps other data about it in `of_pod`. These
-return placeholders, not JSON. `write_json` replaces them when it encodes the answer, depending on
-the caller. Any other encoder fails on a placeholder, so that a mistake is an error and not a leak.
+An answer names a pod by `pod_name` or `pod_key`, and wraps other data about it in `of_pod`. These
+return placeholders, which only for type checkers are of the type that the caller receives.
+`write_json` replaces them when it encodes the answer, depending on the caller. Any other encoder
+fails on a placeholder, so that a mistake is an error and not a leak.
 """
 
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Final, Protocol, final
+from typing import Final, Protocol, TypeVar, cast, final
 
-import orjson
+import msgspec
 from typing_extensions import override  # in typing from Python 3.12 on
+
+_T = TypeVar("_T")
 
 ANOTHER_POD: Final = "another pod"
 """Replacement for the name of a pod that the caller may not read."""
@@ -135,19 +138,24 @@ def sees(namespace: str) -> bool:
     return VIEWER.get().sees(namespace)
 
 
-def pod_name(namespace: str, name: str) -> OfPod:
+def redactable(namespace: str, value: _T, instead: _T) -> _T:
+    """Wrap data about a pod for an answer; other callers see `instead`."""
+    return cast("_T", OfPod(namespace, value, instead))
+
+
+def pod_name(namespace: str, name: str) -> str:
     """Return a pod's redactable `namespace/name`."""
-    return OfPod(namespace, f"{namespace}/{name}", ANOTHER_POD)
+    return redactable(namespace, f"{namespace}/{name}", ANOTHER_POD)
 
 
-def pod_key(key: str) -> OfPod:
+def pod_key(key: str) -> str:
     """Return a redactable pod name from a `namespace/name` key."""
-    return OfPod(namespace_of(key), key, ANOTHER_POD)
+    return redactable(namespace_of(key), key, ANOTHER_POD)
 
 
-def of_pod(namespace: str, value: object) -> OfPod:
+def of_pod(namespace: str, value: _T | None) -> _T | None:
     """Wrap data about a pod, such as UID, owner or annotations; other callers see null."""
-    return OfPod(namespace, value)
+    return redactable(namespace, value, None)
 
 
 def namespace_of(key: str) -> str:
@@ -163,12 +171,12 @@ def namespace_of(key: str) -> str:
 
 def write_json(document: object) -> bytes:
     """Encode a document as JSON, redacted for the current caller."""
-    return orjson.dumps(document, default=_show)
+    return _REDACTED.encode(document)
 
 
 def write_json_in_full(document: object) -> bytes:
     """Encode a document as JSON without redaction, for another replica, which redacts it."""
-    return orjson.dumps(document, default=_show_all)
+    return _IN_FULL.encode(document)
 
 
 def _show(value: object) -> object:
@@ -181,3 +189,7 @@ def _show_all(value: object) -> object:
     if isinstance(value, OfPod):
         return value._value  # noqa: SLF001 - the one that may
     raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
+
+
+_REDACTED: Final = msgspec.json.Encoder(enc_hook=_show)
+_IN_FULL: Final = msgspec.json.Encoder(enc_hook=_show_all)

@@ -8,9 +8,9 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from extender.api.page.device_index import (
     MEMORY_UNIT_BYTES,
@@ -76,7 +76,7 @@ class FleetFeed:
         self._looked: Looked = {}
         self._looked_all_at = 0.0
         self._policy: Policy | None = None
-        self._fixed: Mapping[str, orjson.Fragment] = {}
+        self._fixed: Mapping[str, msgspec.Raw] = {}
         self._delta = b""
         self._encoded: dict[str, tuple[int, bytes]] = {}
 
@@ -210,20 +210,20 @@ class FleetFeed:
         )
 
 
-def _encoded_in_steps(device_index: DeviceIndex) -> Steps[dict[str, orjson.Fragment]]:
+def _encoded_in_steps(device_index: DeviceIndex) -> Steps[dict[str, msgspec.Raw]]:
     """Encode the columns of the device index as JSON, one per step."""
     fixed = {}
     for name in ("nodes", "models", "profiles", "resources"):
-        fixed[name] = orjson.Fragment(orjson.dumps(getattr(device_index, name)))
+        fixed[name] = msgspec.Raw(msgspec.json.encode(getattr(device_index, name)))
         yield
     labels = {
         label: {"values": values, "of": _packed(numbers)}
         for label, (values, numbers) in device_index.labels.items()
     }
-    fixed["labels"] = orjson.Fragment(orjson.dumps(labels))
+    fixed["labels"] = msgspec.Raw(msgspec.json.encode(labels))
     yield
     for name in _PACKED:
-        fixed[name] = orjson.Fragment(orjson.dumps(_packed(getattr(device_index, name))))
+        fixed[name] = msgspec.Raw(msgspec.json.encode(_packed(getattr(device_index, name))))
         yield
     return fixed
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlencode
 
+import msgspec
 import orjson
 from aiohttp import hdrs, web
 
@@ -338,19 +339,23 @@ def _node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
     if name not in fleet.nodes:
         return None
     snapshot = fleet.snapshot()
-    (view,) = node_views(fleet, snapshot, [name], gpus=True)
+    ((node, states),) = node_views(fleet, snapshot, [name])
     record = fleet.nodes[name]
-    view["labels"] = dict(record.labels)
-    view["taints"] = [asdict(taint) for taint in record.taints]
-    gpus = view["gpus"]
-    assert isinstance(gpus, list)  # noqa: S101 - asked for above
+    gpus: list[Json] = []
     rows = rows_of(fleet, snapshot, name)
-    for at, (gpu, row) in enumerate(zip(gpus, rows, strict=True)):
+    for at, (state, row) in enumerate(zip(states, rows, strict=True)):
         if at % _PIECE_DEVICES == 0:
             yield
-        gpu["readings"] = _readings(fleet, snapshot, row)
-        gpu["throttling"] = _throttling(fleet.store.value(Signal.CLOCK_EVENT_REASONS, row))
-    return view
+        gpus.append(
+            msgspec.structs.asdict(state)
+            | {
+                "readings": _readings(fleet, snapshot, row),
+                "throttling": _throttling(fleet.store.value(Signal.CLOCK_EVENT_REASONS, row)),
+            }
+        )
+    taints = [asdict(taint) for taint in record.taints]
+    own: Json = {"gpus": gpus, "labels": dict(record.labels), "taints": taints}
+    return msgspec.structs.asdict(node) | own
 
 
 def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:

@@ -3,9 +3,9 @@
 import click
 from rich.console import RenderableType
 
+from extender.answers.advice import Advice, CardAdvice, HostAmounts, PodAdvice, StrandedGpus
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES, NODES
-from extender.cli.remote.advice import Advice, CardAdvice, HostAmounts, PodAdvice, StrandedGpus
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 

@@ -3,10 +3,10 @@
 import click
 from rich.console import RenderableType
 
+from extender.answers.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.cli import formatting
 from extender.cli.commands.holders import IDLE_MIG, idle_of, summed
 from extender.cli.name_completion import NAMESPACES
-from extender.cli.remote.holding import CostGroup, Costs, Usage, UsageFigures
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 

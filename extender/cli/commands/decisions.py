@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import click
 from rich.console import RenderableType
 
+from extender.answers.decisions import DecisionAnswer, Decisions
 from extender.cli import formatting
 from extender.cli.name_completion import PODS
-from extender.cli.remote.answers import DecisionAnswer, Decisions
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 

@@ -7,8 +7,8 @@ import click
 from rich.console import RenderableType
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.answers.fleet import Defrag, MovePlan
 from extender.cli import formatting
-from extender.cli.remote.answers import Defrag, MovePlan
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 

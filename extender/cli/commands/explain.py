@@ -1,7 +1,7 @@
 """`idlegpu explain`: explain a pod's placement, or predict that of a manifest."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -10,21 +10,15 @@ from rich.console import RenderableType
 from rich.text import Text
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.answers.decisions import DecisionAnswer, Group, Request
+from extender.answers.explanation import Explanation, ReasonNodes
+from extender.answers.pending import Waiting
+from extender.answers.verdicts import DeviceAnswer, VerdictAnswer
 from extender.cli import formatting
 from extender.cli.commands.best import COLUMNS, row
 from extender.cli.formatting import Whole
 from extender.cli.manifests import read_pods
 from extender.cli.name_completion import NODES, PODS
-from extender.cli.remote.answers import (
-    DecisionAnswer,
-    DeviceAnswer,
-    Explanation,
-    Group,
-    ReasonCount,
-    Request,
-    VerdictAnswer,
-    Waiting,
-)
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import FILE, Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
@@ -210,7 +204,7 @@ def _left(answer: Explanation, limit: int) -> Text | None:
     return line(f"and {left} more (--limit)", "dim") if left > 0 else None
 
 
-def _reasons(heading: str, counted: list[ReasonCount]) -> Iterable[RenderableType]:
+def _reasons(heading: str, counted: list[ReasonNodes]) -> Iterable[RenderableType]:
     for one in counted:
         names = formatting.listed(one.nodes, _MOST_NAMES)
         more = one.count - len(one.nodes)
@@ -221,7 +215,7 @@ def _reasons(heading: str, counted: list[ReasonCount]) -> Iterable[RenderableTyp
         yield line(f"{heading}: {one.count} {one.reason}: {names}")
 
 
-def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[VerdictAnswer]:
+def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> Sequence[VerdictAnswer]:
     """Select the nodes to show in detail."""
     if node is not None:
         return [verdict for verdict in answer.nodes if verdict.node == node]
@@ -247,8 +241,9 @@ def _detail(verdict: VerdictAnswer, *, has_scores: bool) -> Iterable[RenderableT
         f"{verdict.node}, {verdict.resource}: {verdict.idle} idle of {verdict.landing} GPUs that "
         f"the pod could land on, {verdict.needed} needed"
     )
-    if verdict.assumed:
-        title += f", {verdict.assumed} assumed on them"
+    assumed = sum(device.assumed for device in verdict.devices)
+    if assumed:
+        title += f", {assumed} assumed on them"
     if verdict.taken:
         title += f", {verdict.taken} taken by pods on unknown GPUs"
     yield line(title, "bold")

@@ -3,9 +3,9 @@
 import click
 from rich.console import RenderableType
 
+from extender.answers.fleet import ForeignProcessAnswer, Gpu
 from extender.cli import formatting
 from extender.cli.name_completion import NODES
-from extender.cli.remote.answers import ForeignProcess, Gpu
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 
@@ -75,11 +75,10 @@ def _row(gpu: Gpu, *, is_wide: bool, has_processes: bool) -> list[Cell]:
     return row
 
 
-def _process(one: ForeignProcess) -> str:
-    """Describe a process that uses a GPU without holding it."""
+def _process(one: ForeignProcessAnswer) -> str:
     place = f"in pod {one.pod}" if one.pod else "outside Kubernetes"
     parts = [
-        f"{formatting.gib(one.memory_bytes)} GiB by {one.name or 'a _process'}",
+        f"{formatting.gib(one.memory_bytes)} GiB by {one.name or 'a process'}",
         f"PID {one.pid}",
         f"{place} ({one.container})" if one.container else place,
         f"since {formatting.since(one.started_at)}" if one.started_at else "",

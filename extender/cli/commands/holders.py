@@ -3,9 +3,9 @@
 import click
 from rich.console import RenderableType
 
+from extender.answers.holding import HolderAnswer, HoldersAnswer, SumsAnswer
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES
-from extender.cli.remote.holding import HolderAnswer, HoldersAnswer, SumsAnswer
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack
 

@@ -4,8 +4,8 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from extender.answers.fleet import Node, Nodes, StateCounts
 from extender.cli import formatting
-from extender.cli.remote.answers import Node, Nodes, StateCounts
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, sheet, word
 

@@ -3,9 +3,9 @@
 import click
 from rich.console import RenderableType
 
+from extender.answers.regret import OutcomeAnswer, Regret, RegretMeans
 from extender.cli import formatting
 from extender.cli.name_completion import NAMESPACES
-from extender.cli.remote.regret import PlacementOutcome, Regret, RegretMeans
 from extender.cli.session import Session, connected
 from extender.cli.tables import Cell, line, sheet, stack, word
 
@@ -80,7 +80,7 @@ def _mean_row(name: str, means: RegretMeans) -> list[Cell]:
     ]
 
 
-def _row(one: PlacementOutcome, *, is_wide: bool) -> list[Cell]:
+def _row(one: OutcomeAnswer, *, is_wide: bool) -> list[Cell]:
     row: list[Cell] = [
         one.pod,
         one.node,

@@ -10,11 +10,11 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from extender.answers.fleet import Gpu
 from extender.cli.commands.gpus import STATES, table
 from extender.cli.formatting import UNKNOWN, Number
 from extender.cli.keys import pressed_keys
 from extender.cli.name_completion import NODES
-from extender.cli.remote.answers import Gpu
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
 from extender.cli.tables import STYLES, line, stack

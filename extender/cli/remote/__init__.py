@@ -1,1 +1,1 @@
-"""Client of the API: typed answers, transports, errors."""
+"""Client of the API: transports, errors."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from extender.answers.fleet import SourceAnswer
 from extender.core.decision.filtering import Code
 from extender.core.devices.readings import NO_INSTANCES, DeviceInfo, Signal
 from extender.core.policy import Policy
@@ -201,7 +202,8 @@ def test_newer_evidence_beside_an_agents_activity_does_not_name_its_source(agent
 
     (gpu, _) = gpus_of(made.fleet, made.fleet.snapshot(), ["node"])["node"]
     assert gpu.source == "agent"
-    assert gpu.signals["utilization"] == {"source": "agent", "age_seconds": pytest.approx(1.0)}
+    assert gpu.signals["utilization"].source == "agent"
+    assert gpu.signals["utilization"].age_seconds == pytest.approx(1.0)
 
 
 def test_used_and_free_memory_come_from_one_source(agents: Agents) -> None:
@@ -223,8 +225,8 @@ def test_the_api_names_source_and_age_of_activity_and_memory(agents: Agents) -> 
     (gpu, _) = gpus_of(made.fleet, made.fleet.snapshot(), ["node"])["node"]
 
     assert (gpu.source, gpu.age_seconds) == ("agent", 2.0)
-    assert gpu.signals["utilization"] == {"source": "agent", "age_seconds": 2.0}
-    assert gpu.signals["memory"] == {"source": "agent", "age_seconds": 2.0}
+    measured = SourceAnswer(source="agent", age_seconds=2.0)
+    assert (gpu.signals["utilization"], gpu.signals["memory"]) == (measured, measured)
 
 
 def test_two_descriptions_of_a_device_do_not_alternate(agents: Agents) -> None:

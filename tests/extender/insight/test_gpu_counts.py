@@ -3,13 +3,13 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
-from extender.insight.gpu_state import KINDS
 from extender.insight.views import gpus_of, node_views
 from testkit.cards import CARD_BYTES
 from testkit.world import World
@@ -39,19 +39,17 @@ def test_each_device_counts_once_and_mig_instances_count_apart(
     names = [f"node-{at}" for at in range(len(nodes))]
     snapshot = world.fleet.snapshot()
 
-    views = node_views(world.fleet, snapshot, names, gpus=True)
+    views = node_views(world.fleet, snapshot, names)
 
-    for cards, view in zip(nodes, views, strict=True):
+    for cards, (node, _) in zip(nodes, views, strict=True):
         whole = sum(not isinstance(card, list) for card in cards)
         instances = sum(len(card) for card in cards if isinstance(card, list))
-        counts: Any = (view["gpu_states"], view["mig_states"])
-        assert [sum(one.values()) for one in counts] == [whole, instances]
-        assert all(set(one) == set(KINDS) for one in counts)
+        assert [node.gpu_states.total, node.mig_states.total] == [whole, instances]
     shown = [gpu for gpus in gpus_of(world.fleet, snapshot, names).values() for gpu in gpus]
     total: Counter[str] = Counter()
-    for view in views:
-        for one in (view["gpu_states"], view["mig_states"]):
-            total.update(one)  # type: ignore[call-overload] # a node's record is plain JSON
+    for node, _ in views:
+        for one in (node.gpu_states, node.mig_states):
+            total.update(msgspec.structs.asdict(one))
     held = [gpu for gpu in shown if gpu.state == "idle" and gpu.replicas_used]
     assert total["held_idle"] == len(held)
     for state in ("busy", "foreign", "unhealthy"):

@@ -9,9 +9,9 @@ from aiohttp import web
 from click.testing import Result
 from prometheus_client import CollectorRegistry
 
+from extender.answers.routes import REGRET
 from extender.cli.commands.regret import command
 from extender.insight.regret_table import (
-    PATH,
     PEERS_PATH,
     PIECE_OUTCOMES,
     RegretMetrics,
@@ -47,7 +47,7 @@ async def test_the_newest_come_first_with_means_of_those_that_can_be_compared(
 ) -> None:
     client = await aiohttp_client(app_for(watch))
 
-    answer = await get(client, PATH)
+    answer = await get(client, REGRET.path)
 
     assert [one["pod"] for one in answer["placements"]] == [
         "team/third",
@@ -60,10 +60,10 @@ async def test_the_newest_come_first_with_means_of_those_that_can_be_compared(
     assert answer["all"]["choice_ratio"] == pytest.approx(0.15)
     assert answer["followed"]["got_ratio"] == pytest.approx(0.1)
     assert answer["not_followed"]["got_ratio"] == pytest.approx(0.5)
-    limited = await get(client, PATH, limit="1")
+    limited = await get(client, REGRET.path, limit="1")
     assert (len(limited["placements"]), limited["total"]) == (1, 3)
-    assert (await get(client, PATH, namespace="other"))["total"] == 0
-    assert "must be a whole number" in (await get(client, PATH, 400, limit="0"))["error"]
+    assert (await get(client, REGRET.path, namespace="other"))["total"] == 0
+    assert "must be a whole number" in (await get(client, REGRET.path, 400, limit="0"))["error"]
 
 
 async def test_who_may_not_read_the_pods_sees_no_names(
@@ -71,10 +71,10 @@ async def test_who_may_not_read_the_pods_sees_no_names(
 ) -> None:
     client = await aiohttp_client(app_for(watch, SeesNone()))
 
-    answer = await get(client, PATH)
+    answer = await get(client, REGRET.path)
 
     assert {(one["pod"], one["uid"]) for one in answer["placements"]} == {("another pod", None)}
-    assert (await get(client, PATH, namespace="team"))["total"] == 0
+    assert (await get(client, REGRET.path, namespace="team"))["total"] == 0
 
 
 def test_metrics_count_each_placement(watch: RegretWatch) -> None:
@@ -145,7 +145,7 @@ async def test_pods_may_be_judged_while_very_many_are_listed(aiohttp_client: Mak
     client = await aiohttp_client(app)
 
     async with meanwhile(lambda: watch.outcomes.append(numbered(next(numbers)))):
-        answer = await get(client, PATH)
+        answer = await get(client, REGRET.path)
         reported = await get(client, PEERS_PATH)
 
     assert answer["total"] == MANY

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from extender.answers.routes import REGRET
 from extender.core.request.request import PodRef
-from extender.insight.regret_table import PATH, PEERS_PATH, RegretTable
+from extender.insight.regret_table import PEERS_PATH, RegretTable
 from extender.insight.regret_watch import PlacementOutcome, RegretWatch
 from extender.insight.replicas import NoReplicas, Replicas
 from extender.server.redaction import SEES_ALL, Viewer
@@ -67,7 +68,7 @@ async def test_placements_of_all_replicas_are_compared(
 ) -> None:
     client = await aiohttp_client(replica("near", OURS, far=far))
 
-    answer = await get(client, PATH)
+    answer = await get(client, REGRET.path)
 
     pods = [one["pod"] for one in answer["placements"]]
     assert pods[0] == "team/theirs"  # was judged last
@@ -76,7 +77,7 @@ async def test_placements_of_all_replicas_are_compared(
     assert answer["all"]["got_ratio"] == pytest.approx((0.5 + 0.1 + 0.4) / 3)
     assert answer["left_out"] == 2
     assert answer["unreachable"] == []
-    assert (await get(client, PATH, namespace="team"))["total"] == 2
+    assert (await get(client, REGRET.path, namespace="team"))["total"] == 2
 
 
 async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_decision(
@@ -85,7 +86,7 @@ async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_de
     earlier = _with(THEIRS, choice="elsewhere", decided_at=THEIRS.decided_at - 1)
     client = await aiohttp_client(replica("near", earlier, far=far))
 
-    placements = (await get(client, PATH))["placements"]
+    placements = (await get(client, REGRET.path))["placements"]
 
     (theirs,) = [one for one in placements if one["pod"] == "team/theirs"]
     assert theirs["choice"] == THEIRS.choice
@@ -96,7 +97,7 @@ async def test_another_replicas_pods_are_hidden_from_callers_who_may_not_read_th
 ) -> None:
     client = await aiohttp_client(replica("near", OURS, far=far, viewer=LearnsTeam()))
 
-    text = await (await client.get(PATH)).text()
+    text = await (await client.get(REGRET.path)).text()
 
     assert "team/theirs" in text
     assert "secret" not in text
@@ -113,7 +114,7 @@ async def test_replicas_that_do_not_answer_are_named(
     far = Far({FAR: None}, garbage=garbage)
     client = await aiohttp_client(replica("near", OURS, far=far))
 
-    answer = await get(client, PATH)
+    answer = await get(client, REGRET.path)
 
     assert [one["pod"] for one in answer["placements"]] == ["team/ours"]
     assert answer["unreachable"] == [FAR]
@@ -124,7 +125,7 @@ async def test_our_own_address_adds_nothing_twice(aiohttp_client: MakeClient) ->
     client = await aiohttp_client(replica("near", OURS, far=far))
     far.clients = {NEAR: client}
 
-    assert (await get(client, PATH))["left_out"] == 1
+    assert (await get(client, REGRET.path))["left_out"] == 1
 
 
 async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:

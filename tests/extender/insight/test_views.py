@@ -8,7 +8,13 @@ from extender.core.devices.readings import DeviceInfo, Readings, Signal
 from extender.core.nodes.inventory import NodeRecord
 from extender.core.policy import Policy
 from extender.core.request.request import PodRef, parse_request
-from extender.insight.views import decision_view, freshness_word, gpus_of, node_views
+from extender.insight.views import (
+    decision_view,
+    freshness_word,
+    gpus_of,
+    node_views,
+    node_with_gpus,
+)
 from extender.placement.history import DecisionRecord
 from extender.server.redaction import write_json_in_full
 from testkit.builders import GPU
@@ -208,7 +214,7 @@ def test_a_decision_says_what_speaks_against_a_gpu(world: World) -> None:
 def test_an_assumed_pod_shows_on_its_node(world: World) -> None:
     place(world, "idle", "busy")
 
-    (node,) = node_views(world.fleet, world.fleet.snapshot(), ["idle"], gpus=False)
+    node = node_with_gpus(world.fleet, world.fleet.snapshot(), "idle")
 
     assert json.loads(write_json_in_full(node))["resources"][GPU] == {
         "capacity": 2,
@@ -235,7 +241,7 @@ def test_a_node_without_gpus_has_none(world: World) -> None:
 
 def _counts(world: World, name: str) -> list[dict[str, int]]:
     """Return the counts of a node's GPUs, and those of its MIG instances."""
-    (node,) = node_views(world.fleet, world.fleet.snapshot(), [name], gpus=True)
+    node = node_with_gpus(world.fleet, world.fleet.snapshot(), name)
     shown = json.loads(write_json_in_full(node))
     return [shown["gpu_states"], shown["mig_states"]]
 
@@ -245,9 +251,9 @@ def test_the_driver_is_reported_by_telemetry_else_by_labels(world: World) -> Non
     world.register_node("labelled", gpus=1, labels=label)
     world.register_node("idle", gpus=2, labels=label)
 
-    views = node_views(world.fleet, world.fleet.snapshot(), ["labelled", "idle"], gpus=False)
+    views = node_views(world.fleet, world.fleet.snapshot(), ["labelled", "idle"])
 
-    assert [view["driver_version"] for view in views] == ["570.1.2", "580.95.05"]
+    assert [node.driver_version for node, _ in views] == ["570.1.2", "580.95.05"]
 
 
 def test_a_decision_shows_what_was_asked_and_each_verdict(world: World) -> None:
@@ -299,7 +305,7 @@ def test_no_value_of_telemetry_breaks_a_view(world: World) -> None:
         {"odd": [odd, Gpu(busy=-1.0, used_gib=-1.0, xid=-3.0), Gpu(busy=None, used_gib=None)]}
     )
 
-    (node,) = node_views(world.fleet, world.fleet.snapshot(), ["odd"], gpus=True)
+    node = node_with_gpus(world.fleet, world.fleet.snapshot(), "odd")
 
     text = write_json_in_full(node).decode()
     assert "NaN" not in text

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
+from extender.answers.fleet import Gpus
 from extender.server.json_answers import stream_answer
 from testkit.webhook_questions import MakeClient
 
@@ -18,13 +19,13 @@ async def test_a_client_that_does_not_read_is_disconnected(
     monkeypatch.setattr("extender.server.json_answers.ANSWER_SECONDS", 0.5)
     ended = asyncio.Event()
 
-    def pieces() -> Iterator[list[str]]:
+    def pieces() -> Iterator[list[dict[str, str]]]:
         while True:
-            yield ["x" * 65536]
+            yield [{"x": "x" * 65536}]
 
     async def endless(request: web.Request) -> web.StreamResponse:
         try:
-            return await stream_answer(request, "items", pieces())
+            return await stream_answer(request, Gpus(gpus=[]), "gpus", pieces())
         finally:
             ended.set()
 

@@ -13,8 +13,9 @@ from urllib.request import Request, urlopen
 import msgspec
 import pytest
 
-from extender.cli.remote import advice, answers, holding, regret
-from extender.cli.remote.answers import Answer
+from extender.answers import routes
+from extender.answers.answer import Answer
+from extender.answers.routes import Route
 from extender.core.devices.readings import DeviceKey, ForeignProcess
 from extender.core.nodes.pod_owners import likeness_of
 from extender.insight.bypassed_pods import BypassedPodsTable
@@ -31,31 +32,32 @@ from tests.extender.cli.advised import build as build_advising
 
 Seen = set[tuple[type[Answer], str]]
 
-QUESTIONS: Final[dict[str, type[Answer]]] = {
-    "/v1/nodes": answers.Nodes,
-    "/v1/nodes/node-1": answers.Node,
-    "/v1/gpus": answers.Gpus,
-    "/v1/best?gpus=2": answers.Best,
-    "/v1/best?gpus=4&model=H100": answers.Best,
-    "/v1/defrag?gpus=4": answers.Defrag,
-    "/v1/decisions": answers.Decisions,
-    "/v1/decisions?brief=true": answers.Decisions,
-    "/v1/pending": answers.PendingAnswer,
-    "/v1/holders?idle_for=0": holding.HoldersAnswer,
-    "/v1/costs": holding.Costs,
-    "/v1/costs?by=pod": holding.Costs,
-    "/v1/explain?pod=fresh": answers.Explanation,
-    "/v1/explain?pod=big": answers.Explanation,
-    "/v1/explain?pod=team/short": answers.Explanation,
-    "/v1/explain?pod=team/short&node=node-3": answers.Explanation,
-    "/v1/unasked": answers.BypassedAnswer,
-    "/v1/regret": regret.Regret,
-    "/v1/usage": holding.Usage,
-    "advising/v1/advice": advice.Advice,
-    "asking/v1/size": answers.Size,
-    "asking/v1/explain": answers.Explanation,
+QUESTIONS: Final[dict[str, Route[Any]]] = {
+    "/v1/nodes": routes.NODES,
+    "/v1/nodes/node-1": routes.NODE,
+    "/v1/gpus": routes.GPUS,
+    "/v1/best?gpus=2": routes.BEST,
+    "/v1/best?gpus=4&model=H100": routes.BEST,
+    "/v1/defrag?gpus=4": routes.DEFRAG,
+    "/v1/decisions": routes.DECISIONS,
+    "/v1/decisions?brief=true": routes.DECISIONS,
+    "/v1/decisions/1": routes.DECISION,
+    "/v1/pending": routes.PENDING,
+    "/v1/holders?idle_for=0": routes.HOLDERS,
+    "/v1/costs": routes.COSTS,
+    "/v1/costs?by=pod": routes.COSTS,
+    "/v1/explain?pod=fresh": routes.EXPLAIN,
+    "/v1/explain?pod=big": routes.EXPLAIN,
+    "/v1/explain?pod=team/short": routes.EXPLAIN,
+    "/v1/explain?pod=team/short&node=node-3": routes.EXPLAIN,
+    "/v1/unasked": routes.UNASKED,
+    "/v1/regret": routes.REGRET,
+    "/v1/usage": routes.USAGE,
+    "advising/v1/advice": routes.ADVICE,
+    "asking/v1/size": routes.SIZE,
+    "asking/v1/explain": routes.FORESEE,
 }
-"""Every route that the client reads, with the type of its answer."""
+"""Questions, with their routes."""
 
 
 class Bypassed:
@@ -138,12 +140,12 @@ def walk(kind: Any, value: Any, at: str, seen: Seen) -> Iterator[str]:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_type_has_each_field_of_the_answer(documents: dict[str, Any], question: str) -> None:
-    assert list(walk(QUESTIONS[question], documents[question], question, set())) == []
+    assert list(walk(QUESTIONS[question].answer, documents[question], question, set())) == []
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_each_value_is_of_its_type(documents: dict[str, Any], question: str) -> None:
-    typed = msgspec.convert(documents[question], QUESTIONS[question], strict=True)
+    typed = msgspec.convert(documents[question], QUESTIONS[question].answer, strict=True)
 
     again = json.loads(msgspec.json.encode(typed))
     assert list(differences(documents[question], again)) == []
@@ -163,15 +165,13 @@ def differences(sent: Any, typed: Any, at: str = "") -> Iterator[str]:
 
 def test_the_server_sends_every_field_of_the_types(documents: dict[str, Any]) -> None:
     seen: Seen = set()
-    for question, kind in QUESTIONS.items():
-        list(walk(kind, documents[question], question, seen))
+    for question, route in QUESTIONS.items():
+        list(walk(route.answer, documents[question], question, seen))
 
-    never = {
+    kinds = {kind for kind, _ in seen}
+    assert {
         f"{kind.__name__}.{field.encode_name}"
-        for module in (answers, advice, regret)
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Answer) and kind is not Answer
+        for kind in kinds
         for field in msgspec.structs.fields(kind)
         if (kind, field.encode_name) not in seen
-    }
-    assert never == set()
+    } == set()

@@ -1,0 +1,1 @@
+"""The JSON API's answers: one schema for server, client and documentation."""

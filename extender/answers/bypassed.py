@@ -1,0 +1,59 @@
+"""The answer about pods that were bound without the extender."""
+
+from extender.answers.answer import Answer
+
+
+class BypassedGroup(Answer):
+    """Similar pods that were bound without the extender's answer.
+
+    Attributes:
+        scheduler: name of their scheduler.
+        resources: GPU resources that they request.
+        verdict: judgement of the bindings, such as `asked` or `not-asked`.
+        count: number of pods.
+        example: one of them, as `namespace/name`.
+        first_age_seconds: time since the first binding.
+        last_age_seconds: time since the last binding.
+    """
+
+    scheduler: str
+    resources: list[str]
+    verdict: str
+    count: int
+    example: str
+    first_age_seconds: float
+    last_age_seconds: float
+
+
+class Cause(Answer):
+    """Likely cause of bindings without the extender's answer.
+
+    Attributes:
+        field: field of kube-scheduler's configuration to look at.
+        text: the cause in one sentence.
+        pods: number of pods that it explains.
+        kind: the cause in one word, such as `http-timeout`.
+    """
+
+    field: str
+    text: str
+    pods: int = 0
+    kind: str = ""
+
+
+class BypassedAnswer(Answer):
+    """Pods that were bound without the extender's answer, and the schedulers that call it.
+
+    Each replica judges every pod that it saw waiting; replicas exchange their requests.
+
+    Attributes:
+        unjudged: bindings that could not be judged.
+        bound: groups of pods.
+        likely_causes: likely causes.
+        asked_by: schedulers that call the extender, as far as this replica knows.
+    """
+
+    unjudged: int
+    bound: list[BypassedGroup]
+    likely_causes: list[Cause]
+    asked_by: list[str] = []

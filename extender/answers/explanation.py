@@ -1,0 +1,144 @@
+"""Answer that explains a placement."""
+
+from extender.answers.answer import Answer
+from extender.answers.decisions import DecisionAnswer
+from extender.answers.pending import ReasonCount, Waiting
+from extender.answers.verdicts import RankedVerdict, VerdictAnswer
+
+
+class ReasonNodes(ReasonCount):
+    """Number of nodes with one reason, and some of them.
+
+    Attributes:
+        nodes: names of some of the nodes.
+    """
+
+    nodes: list[str] = []
+
+
+class Other(Answer):
+    """Candidate whose evaluation is not recorded in full.
+
+    Attributes:
+        node: name of the node.
+        score: score from 0 to 1.
+        rejection: null, because it passed.
+    """
+
+    node: str
+    score: float
+    rejection: str | None = None
+
+
+class StoredAnswer(Answer):
+    """How much of a decision is recorded.
+
+    Attributes:
+        in_full: candidates that are recorded in full.
+        in_short: candidates of which only score and reason are recorded.
+        note: the same in words.
+    """
+
+    in_full: int
+    in_short: int
+    note: str
+
+
+class AskedNode(Answer):
+    """What is recorded of the node that the caller asked for.
+
+    Attributes:
+        node: name of the node.
+        kept: `in-full` (the node is in `nodes`), `in-short` (rank and score, or the reason against
+            it), `not-asked` (it was no candidate) or `unknown` (no such node).
+        rank: rank among the nodes that passed, from 1.
+        score: score from 0 to 1.
+        rejection: why it was refused; null if it passed.
+        why: why no more is recorded.
+        now: for `in-short`, its evaluation with current readings.
+    """
+
+    node: str
+    kept: str
+    rank: int | None = None
+    score: float | None = None
+    rejection: str | None = None
+    why: str | None = None
+    now: list[VerdictAnswer] = []
+
+
+class ProblemAnswer(Answer):
+    """An invalid annotation, variable or argument.
+
+    Attributes:
+        kind: what is invalid.
+        annotation: its name.
+        value: its value.
+        allowed: values that are allowed.
+        default_used: value that counts instead.
+        message: the same in words.
+    """
+
+    kind: str
+    annotation: str
+    value: str
+    allowed: str
+    default_used: str
+    message: str
+
+
+class Explanation(Answer):
+    """Why a pod was placed where it is, or waits; or what would happen to a pod.
+
+    `others` and `rejected` refer to the filter call if any replica remembers it, because prioritize
+    only sees what filter left.
+
+    Attributes:
+        pod: the pod, as `namespace/name`.
+        uid: its UID.
+        is_hypothetical: whether the pod does not exist (POST).
+        state: `bound`, `gone`, `placeable`, `unplaceable`, or the state of a waiting pod.
+        bound_node: its node.
+        is_followed: whether that is the first choice.
+        pending: for a waiting pod, what it waits for.
+        decision: the latest decision about it.
+        filter: the filter decision of the same attempt, of any replica.
+        kept: how much of the decision is recorded.
+        nodes: nodes that are recorded in full, best first, including the one that the pod was bound
+            to. If few pass, some refused nodes follow, also those that filter refused.
+        others: the other candidates that passed, best first.
+        others_left: number of those beyond the limit.
+        rejected: the refused candidates by reason, with up to 20 names each, or up to `limit` if it
+            is above 100.
+        closed: POST only: nodes that kube-scheduler would not offer, as far as idlegpu knows:
+            cordoned, not ready, excluded by the pod's `nodeSelector` or required node affinity,
+            tainted without a toleration, or with too few free GPUs by the API's count, or too
+            little CPU, memory or ephemeral storage left.
+        problems: POST only: invalid annotations.
+        not_checked: POST only: parts of the pod that only kube-scheduler judges, as far as the pod
+            uses them: `affinity` except required node affinity, labels of node feature discovery,
+            topology spread, volumes, quotas; `nodeSelector` and `affinity` as a whole if they name
+            more than 100 labels.
+        asked_node: what is recorded of the node that the caller asked for.
+        gpus: indexes of the GPUs that the pod holds, as far as a source shows them.
+    """
+
+    pod: str
+    uid: str | None
+    is_hypothetical: bool
+    state: str
+    bound_node: str | None
+    is_followed: bool | None
+    pending: Waiting | None
+    decision: DecisionAnswer | None
+    filter: DecisionAnswer | None
+    kept: StoredAnswer | None
+    nodes: list[RankedVerdict]
+    others: list[Other]
+    others_left: int
+    rejected: list[ReasonNodes]
+    closed: list[ReasonNodes] = []
+    problems: list[ProblemAnswer] = []
+    not_checked: list[str] = []
+    asked_node: AskedNode | None = None
+    gpus: list[int] = []
