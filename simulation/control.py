@@ -29,11 +29,11 @@ def _store() -> ObjectServer:
 
 
 class ConflictError(ValueError):
-    """The object already exists, or the pod is already bound."""
+    """Error: the object already exists, or the pod is already bound."""
 
 
 class AbsentError(LookupError):
-    """The object does not exist."""
+    """Error: the object does not exist."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Answer where kube-scheduler alone would have put the demo's pods."""
+"""Predict the nodes that kube-scheduler alone would choose for the demo's pods."""
 
 import random
 from collections import Counter

@@ -1,6 +1,7 @@
 """Schedule pods as kube-scheduler does without an extender, on a fleet of its own.
 
-A model: its resource fit and its default scores. The pods' fates are those of the simulated GPUs.
+The model covers its resource fit and its default scores. The pods' fates are those of the simulated
+GPUs.
 """
 
 import random
@@ -70,7 +71,7 @@ def balanced(cpu: Shares, memory: Shares) -> Shares:
 
 
 class DefaultScheduler:
-    """Schedules one stock pod at a time.
+    """Scheduler that places one pod without annotations at a time.
 
     Args:
         fleet: the fleet; the pods are placed on it.

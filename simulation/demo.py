@@ -1,4 +1,4 @@
-"""Run the demo: send stock pods to a real extender, exactly as kube-scheduler would.
+"""Run the demo: send pods without annotations to a real extender, as kube-scheduler would.
 
 GPUs, kubelets, API server and Prometheus are simulated. The extender and its sources are real, and
 unaware of the simulation.
@@ -41,7 +41,7 @@ _STYLES = {Fate.GOOD: "green", Fate.WAITING: "yellow"}
 
 
 class Demo:
-    """Shows the fleet, schedules the pods of each scene with and without us, and sums them up."""
+    """Demo that schedules pods with and without the extender, and compares their fates."""
 
     def __init__(
         self, cluster: SimulatedCluster, url: str, session: aiohttp.ClientSession, console: Console
@@ -82,13 +82,13 @@ class Demo:
         await self._watcher.wait_shown(placements)
 
     def _outcome(self, placement: Placement) -> Outcome:
-        """Return the outcome of one of our placements."""
+        """Return the outcome of one of the extender's placements."""
         if placement.node:
             return outcome_of(self._cluster.fleet, placement.uid)
         return Outcome(node="", fate=Fate.WAITING, reason="")
 
     def _print_row(self, pod: str, ours: Outcome, alone: Outcome) -> None:
-        """Print a pod's two nodes, and its fate without us."""
+        """Print a pod's node with and without the extender, and its fate without."""
         row = Text(f"   {pod:<13} ", style="bold")
         row.append(f"{ours.node or 'waits':<16} ", style=_STYLES.get(ours.fate, "red"))
         row.append("without: ", style="dim")
@@ -99,7 +99,7 @@ class Demo:
     def _print_tally(
         self, ours: Sequence[Outcome], alone: Sequence[Outcome], mean: Mapping[Fate, float]
     ) -> None:
-        """Print how many pods had each fate, with and without us."""
+        """Print the number of pods with each fate, with and without the extender."""
         with_us = Counter(outcome.fate for outcome in ours)
         without = Counter(outcome.fate for outcome in alone)
         say = self._console.print
@@ -202,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="end after the run")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.ERROR)  # the demo shows what the log would
+    logging.basicConfig(level=logging.ERROR)  # the demo prints the same information
     try:
         asyncio.run(run(once=arguments.once))
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ GPU_RESOURCE: Final = "nvidia.com/gpu"
 
 
 class FleetError(ValueError):
-    """The node or device does not exist, or a pod cannot be placed."""
+    """Error: the node or device does not exist, or a pod cannot be placed."""
 
 
 class Sharing(StrEnum):

@@ -1,6 +1,6 @@
-"""Say what a make target will do and how long that takes: `python -m tests.announce TARGET`.
+"""Print the steps and the duration of a make target: `python -m tests.announce TARGET`.
 
-Runs before the virtual environment exists, so it needs the standard library alone.
+It runs before the virtual environment exists, so it uses only the standard library.
 """
 
 import sys
@@ -15,11 +15,11 @@ START_MINUTES: Final = 1
 CHECK_MINUTES: Final = 4
 REAL_MINUTES: Final = 10
 NEIGHBOUR_MINUTES: Final = 5
-"""Measured on two cores; `bench/results/make-test.md` has the runs."""
+"""Duration on two cores; `bench/results/make-test.md` has the measurements."""
 
 
 def steps(target: str) -> list[tuple[str, int]]:
-    """List what a target will do, and the minutes that each step takes.
+    """List the steps of a target and the minutes of each.
 
     Args:
         target: `check`, `test`, `test-neighbours` or `cluster`.

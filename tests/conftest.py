@@ -1,4 +1,4 @@
-"""Fixtures that more than one folder of tests uses."""
+"""Fixtures and hooks that several folders of tests use."""
 
 import asyncio
 import gc
@@ -23,25 +23,25 @@ pytest_plugins = ["testkit.controlplane.fixtures"]
 
 SCENARIOS: Final = "tests/e2e/"
 ALL_IS_SEARCHED_AFTER: Final = 300
-"""Tests from one thorough search for garbage to the next."""
+"""Number of tests between two full garbage collections."""
 
 _tests: Final = count(1)
 
-# hypothesis asks for the current loop, and asyncio makes one that nobody closes unless told that
-# there is none: each async test brings its own.
+# hypothesis asks for the current event loop, and asyncio would create one that is never closed.
+# Each async test has its own loop.
 asyncio.set_event_loop(None)
 
-# A shell's background jobs ignore SIGINT, and so would the programs that tests interrupt.
+# A shell's background jobs ignore SIGINT, and programs that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 trust_no_authority()
-# As the extender sets it for itself and its worker process.
+# The extender sets the same for itself and its worker process.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# How long an example takes says how busy the machine is, not whether the code is right. The same
-# examples each time: a change is not blamed for what chance finds; `--hypothesis-profile=random`
-# looks for more. `quick` is for `make check ROOM=...`.
+# No deadline: the duration of an example depends on the load of the machine. Derandomized: a
+# failure is then due to the change under test; `--hypothesis-profile=random` searches for more.
+# `quick` is for `make check ROOM=...`.
 settings.register_profile(
     "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
@@ -51,10 +51,10 @@ settings.load_profile("idlegpu")
 
 
 class FilesAndScenarios(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no types
-    """Has one process run all tests of a file, which may share what they start; not of scenarios.
+    """xdist scheduler that runs the tests of a file in one process, but each scenario separately.
 
-    Each process has what scenarios need running anyway. They go one by one, after all files: so no
-    process has much left to do when the others are done.
+    Tests of a file may share what they start; all scenarios share the same processes anyway.
+    Scenarios run after all files, one by one, so that all processes finish at about the same time.
     """
 
     @override
@@ -64,10 +64,10 @@ class FilesAndScenarios(LoadScopeScheduling):  # type: ignore[misc] # xdist ship
 
 @pytest.fixture(autouse=True)
 def _garbage_is_searched_in_what_is_new() -> None:
-    """Keep thousands of collected tests out of the search that each extender begins with.
+    """Exclude thousands of collected tests from the garbage collection at each extender's start.
 
-    Now and then all is searched nevertheless: what tests leave behind must not pile up, and tells
-    here what was not closed.
+    After every `ALL_IS_SEARCHED_AFTER` tests a full collection runs. It frees the garbage of these
+    tests, and warns of resources that they did not close.
     """
     if next(_tests) % ALL_IS_SEARCHED_AFTER == 0:
         gc.unfreeze()
@@ -77,14 +77,14 @@ def _garbage_is_searched_in_what_is_new() -> None:
 
 @pytest.fixture(autouse=True)
 def _log_level_is_restored() -> Iterator[None]:
-    """Fail the test that leaves another log level behind: later tests would see other records."""
+    """Fail a test that changes the log level, because later tests would log other records."""
     level = logging.getLogger().level
     yield
     assert logging.getLogger().level == level
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
-    """Go so wherever tests of a file stay together."""
+    """Use `FilesAndScenarios` with `--dist loadfile`."""
     return FilesAndScenarios(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -92,7 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 def pytest_collect_file(
     file_path: Path,
 ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Leave out modules without an example: importing them all takes a worker two seconds."""
+    """Skip modules without a doctest: importing them all would take a worker two seconds."""
     found = yield
     if any(isinstance(one, DoctestModule) for one in found) and ">>>" not in file_path.read_text():
         return [one for one in found if not isinstance(one, DoctestModule)]
@@ -100,12 +100,12 @@ def pytest_collect_file(
 
 
 def pytest_sessionfinish() -> None:
-    """Have pytest's own last search find all."""
+    """Unfreeze all objects, so that pytest's last garbage collection includes them."""
     gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the scenarios that may take longest."""
+    """Run scenarios last, those with the longest timeout first."""
     scenarios = [item for item in items if item.nodeid.startswith(SCENARIOS)]
     others = [item for item in items if not item.nodeid.startswith(SCENARIOS)]
     items[:] = [*others, *sorted(scenarios, key=_limit_seconds, reverse=True)]

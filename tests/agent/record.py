@@ -1,8 +1,8 @@
 """Record the answers of a real GPU for `testkit.agent.replay`: `python -m tests.agent.record FILE`.
 
-Reads the first card through NVML: constant values once, changing values five times a second under
-loads of known duty cycle. Needs Hopper or later, because GPM is the reference for the loads, and
-exclusive use of the card. Replaces the card's UUID.
+It reads the first card through NVML: constant values once, changing values five times a second
+under loads of known duty cycle. Needs Hopper or later, because GPM is the reference for the loads,
+and exclusive use of the card. Replaces the card's UUID.
 """
 
 import argparse

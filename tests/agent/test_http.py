@@ -188,7 +188,7 @@ async def test_open_connections_close_with_the_server() -> None:
 
 
 async def deaf_client(address: Address) -> socket.socket:
-    """Ask for more than the kernel buffers, and read none of it."""
+    """Request more data than the kernel buffers, and read none of it."""
     client = socket.create_connection(address)
     client.setblocking(False)
     await asyncio.get_running_loop().sock_sendall(client, b"GET /huge HTTP/1.1\r\nHost: a\r\n\r\n")

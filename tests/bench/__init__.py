@@ -1,1 +1,1 @@
-"""Tests of the benchmarks: of what they reckon, not of how fast anything is."""
+"""Tests of the benchmarks' calculations; they do not measure speed."""

@@ -1,4 +1,4 @@
-"""Forecasts of the next hour, as `bench.picks` judges them."""
+"""Forecasts of the next hour and their evaluation in `bench.picks`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The head start is measured by one clock, with the questions that came before the event."""
+"""Head starts by one clock, including filter calls that come before the event."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The pages of a benchmark read the stream, and report its size."""
+"""Simulated pages of a benchmark: they read the stream, and report its size."""
 
 import asyncio
 import time
@@ -35,10 +35,10 @@ async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() ->
         read = await asyncio.to_thread(look)
 
         async with asyncio.timeout(30):
-            while len(server.page.broadcaster):  # nothing tells of it
+            while len(server.page.broadcaster):  # no event signals it
                 await asyncio.sleep(0.01)
 
-    assert read.bytes > 3 * 500  # each received the fleet
+    assert read.bytes > 3 * 500  # each page received the fleet
 
 
 @pytest.mark.page
@@ -75,7 +75,7 @@ async def test_pages_ask_what_the_real_ones_ask(browser: Browser) -> None:
 
 
 def _paths(server: Server) -> set[str]:
-    """Return what was asked of the API."""
+    """Return the requested paths of the API."""
     return {path for path in server.asked if path.startswith("GET /v1/")}
 
 

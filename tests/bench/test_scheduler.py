@@ -1,4 +1,4 @@
-"""The Prometheus beside kube-scheduler shows the cluster that the benchmark makes."""
+"""Simulated Prometheus of the benchmark with kube-scheduler, compared with its cluster."""
 
 from typing import Any
 

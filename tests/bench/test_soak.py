@@ -1,4 +1,4 @@
-"""The soak notices work that has stopped, and memory that grows."""
+"""The soak test detects stopped background work and growing memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The world of the benchmarks at a hundredth of its size: what is measured is what happens."""
+"""The benchmarks' world at a hundredth of its size: measurements agree with the events."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def gpus(world: World) -> list[dict[str, object]]:
 
 
 def follows(world: World) -> None:
-    """Wait until the extender knows as many nodes and GPU pods as there are."""
+    """Wait until the extender knows all nodes and GPU pods of the cluster."""
 
     def is_so() -> bool:
         known, state = world.metrics(), world.state()
@@ -124,7 +124,7 @@ def test_what_pods_wish_for_counts(world: World) -> None:
 
     wishful, plain = (Scheduler(world, wishes=[wish]).place() for wish in (too_much, Wish()))
 
-    assert wishful.feasible < plain.feasible  # nodes of which no size is known do for both
+    assert wishful.feasible < plain.feasible  # nodes of unknown size suffice for both
 
 
 def test_no_two_distinct_wishes_are_alike() -> None:

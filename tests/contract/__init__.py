@@ -1,1 +1,1 @@
-"""Both sides of the wire read the same recorded messages."""
+"""Recorded messages that both sides of a protocol must read."""

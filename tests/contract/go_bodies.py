@@ -1,6 +1,6 @@
-"""Questions as kube-scheduler never writes them, as bytes: Hypothesis strategies.
+"""Hypothesis strategies of unusual request bodies, which kube-scheduler never writes.
 
-Leaves are bytes, so that anything can stand there. A key stands once in an object: see
+Leaves are bytes, so that they can be anything. Keys are unique within an object: see
 `test_of_two_objects_under_one_key_we_take_the_last_and_go_merges_them`.
 """
 
@@ -32,7 +32,9 @@ _SPACE: Final = st.sampled_from([b"", b"", b"", b" ", b"\n\t", b"\r"])
 
 
 def _key(name: str) -> Body:
-    """Write a field's name, mostly as Go does; in any case, and with letters that fold to ASCII."""
+    """Draw a field's name: mostly as Go writes it, otherwise in other case and with letters that
+    fold to ASCII.
+    """
     likeness = {"s": "\u017f", "S": "\u017f", "k": "\u212a", "K": "\u212a"}
     other = "".join(likeness.get(letter, letter) for letter in name)
     escaped = f"\\u{ord(name[0]):04x}{name[1:]}"
@@ -55,7 +57,7 @@ def _mostly(usual: Body) -> Body:
 
 
 def _object(fields: Mapping[str, Body]) -> Body:
-    """Write an object with some of the fields, in any order, and with fields that no one knows."""
+    """Draw an object with some of the fields and unknown ones, in any order."""
     pairs = st.one_of(
         *(st.tuples(_key(name), _mostly(value)).map(b":".join) for name, value in fields.items()),
         st.tuples(_key("unknown"), _UNUSUAL).map(b":".join),
@@ -66,7 +68,7 @@ def _object(fields: Mapping[str, Body]) -> Body:
 
 
 def _field(pair: bytes) -> str:
-    """Return the name of a pair's field: of two objects under one key we take the last."""
+    """Return the field's name in a key-value pair; the extender takes the last of equal keys."""
     return str(ast.literal_eval(pair.partition(b":")[0].decode())).casefold()
 
 
@@ -135,7 +137,7 @@ args: Final = _object(
         "NodeNames": _list(_NAMES),
     }
 )
-"""Bodies like an ExtenderArgs."""
+"""Bodies similar to ExtenderArgs."""
 
 _META_VICTIMS: Final = _object(
     {
@@ -151,4 +153,4 @@ preemption: Final = _object(
         "NodeNameToVictims": _map(("a", "B", "b"), _VICTIMS),
     }
 )
-"""Bodies like an ExtenderPreemptionArgs."""
+"""Bodies similar to ExtenderPreemptionArgs."""

@@ -1,4 +1,4 @@
-"""How Go reads kube-scheduler's questions, for comparison: `extenderargs` of testkit."""
+"""Go's decoding of kube-scheduler's requests, by the program `extenderargs` of testkit."""
 
 import struct
 import subprocess
@@ -15,25 +15,25 @@ _HEAD: Final = struct.Struct(">cI")
 
 
 class Rewritten(NamedTuple):
-    """A question as Go writes what it has read of it, or why Go cannot read it."""
+    """Request as Go writes it after decoding it, or the reason why Go cannot decode it."""
 
     body: bytes = b""
     error: str = ""
 
 
 class GoDecoder:
-    """Asks the program, which is running."""
+    """Client of the running Go program."""
 
     def __init__(self, to_program: IO[bytes], from_program: IO[bytes]) -> None:
         self._to = to_program
         self._from = from_program
 
     def rewrite(self, kind: bytes, body: bytes) -> Rewritten:
-        """Have Go read a question and write it again.
+        """Let Go decode a request and encode it again.
 
         Args:
             kind: `ARGS` or `PREEMPTION_ARGS`.
-            body: the question.
+            body: the request.
         """
         self._to.write(_HEAD.pack(kind, len(body)) + body)
         self._to.flush()
@@ -46,7 +46,7 @@ class GoDecoder:
 
 @contextmanager
 def running_decoder(program: Path) -> Iterator[GoDecoder]:
-    """Run the program until the block ends."""
+    """Run the program while the context is open."""
     with subprocess.Popen(
         leashed([str(program)]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

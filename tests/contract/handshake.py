@@ -1,7 +1,7 @@
-"""How agent and extender greet and leave each other on a connection, as bytes.
+"""Bytes with which agent and extender open and close a connection.
 
-What the agent says is recorded from the agent, and what the extender answers from the extender,
-each over a plain socket.
+The agent's bytes are recorded from the agent and the extender's from the extender, each over a
+plain socket.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from testkit.agent.report_server import ReportServer, raw_connection, report_ser
 from testkit.agent.reviews import token
 
 REQUEST: Final = "request.http"
-"""What the agent asks."""
+"""The agent's request."""
 GRANT: Final = "grant.http"
-"""What the extender answers where updates may follow."""
+"""The extender's answer if updates may follow."""
 REFUSAL: Final = "refusal.http"
-"""What it answers to a token that is for somebody else."""
+"""The extender's answer to a token for another audience."""
 FAREWELL: Final = "farewell.bin"
-"""Its last words to an agent whose updates it took until then."""
+"""The extender's last bytes to an agent whose updates it accepted until then."""
 
 SERVICE: Final = "idlegpu-agents.idlegpu.svc:9401"
 PLACEHOLDER: Final = b"TOKEN"
-"""In place of the token, which is another each time."""
+"""Replacement of the token, which differs each time."""
 HEAD_ENDS: Final = b"\r\n\r\n"
 TIMEOUT_SECONDS: Final = 30.0
 
 
 async def handshake(folder: Path) -> dict[str, bytes]:
-    """Return what this checkout's programs say, by the names of the files.
+    """Return the bytes that this checkout's programs send, by file name.
 
     Args:
-        folder: for what the extender needs.
+        folder: folder for the extender's files.
     """
     async with asyncio.timeout(TIMEOUT_SECONDS):
         request = await agents_request()
@@ -47,12 +47,12 @@ async def handshake(folder: Path) -> dict[str, bytes]:
 
 
 def with_token(request: bytes, text: str) -> bytes:
-    """Return a recorded request with a token that is good today."""
+    """Return a recorded request with a token that is valid now."""
     return request.replace(PLACEHOLDER, text.encode())
 
 
 async def agents_request() -> bytes:
-    """Return what the agent of this checkout asks."""
+    """Return the request of this checkout's agent."""
     asked: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,6 +68,6 @@ async def agents_request() -> bytes:
 
 
 async def granted_and_ended(server: ReportServer, request: bytes) -> tuple[bytes, bytes]:
-    """Return what the extender says to an agent that then speaks for another node."""
+    """Return the extender's bytes to an agent that then reports for another node."""
     reader, _ = await raw_connection(server, request, frame(update("gpu-2")))
     return await reader.readuntil(HEAD_ENDS), await reader.read()

@@ -1,6 +1,6 @@
-"""What an agent says on a connection, recorded for each release: bytes, and what they mean.
+"""Bytes that an agent sends on a connection, recorded for each release with their meaning.
 
-`python -m tests.contract.reports` records what this checkout's agent says, as its version.
+`python -m tests.contract.reports` records this checkout's agent under its version.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def _report(sequence: int, devices: Sequence[Device], **changes: Any) -> Report:
 
 
 def reports() -> list[Report]:
-    """Return what an agent says one after another: all that a report can hold is in one of them."""
+    """Return reports that together use every field."""
     held = Device(
         uuid="GPU-aaaa",
         index=0,
@@ -158,7 +158,7 @@ def reports() -> list[Report]:
 
 
 def stream() -> bytes:
-    """Return what this checkout's agent sends of these reports on one connection."""
+    """Return the bytes in which this checkout's agent sends these reports on one connection."""
     updates = UpdateBuilder()
     key = ("GPU-aaaa", "")
     said = b""
@@ -170,7 +170,7 @@ def stream() -> bytes:
 
 
 def frames(content: bytes) -> Iterator[bytes]:
-    """Return the messages of a stream, without their lengths."""
+    """Yield the messages of a stream, without their length prefixes."""
     while content:
         length = int.from_bytes(content[:LENGTH_BYTES], "big")
         yield content[LENGTH_BYTES : LENGTH_BYTES + length]
@@ -178,13 +178,13 @@ def frames(content: bytes) -> Iterator[bytes]:
 
 
 def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
-    """Return what the extender makes of each message: its state after it, as readings."""
+    """Return the extender's state after each message, as readings."""
     state = AgentState(NODE)
     told = []
     for message in messages:
         state.is_news = False
         update = decode_update(message)
-        state.apply(update, update.sent_at + 100.0)  # the extender's clock is another
+        state.apply(update, update.sent_at + 100.0)  # the extender has another clock
         readings = readings_of([state], ForeignPolicy(), state.at)
         own = readings.own
         assert own is not None
@@ -214,7 +214,7 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: NaN as null, keys as text."""
+    """Return a value as JSON types: NaN as null, keys as text."""
     if isinstance(value, dict):
         return {
             "/".join(key) if isinstance(key, tuple) else key: plain(each)
@@ -226,12 +226,12 @@ def plain(value: Any) -> Any:
 
 
 def rest_report() -> bytes:
-    """Return the first report as `GET /v1/report` and `--json` give it."""
+    """Return the first report in the form of `GET /v1/report` and `--json`."""
     return encode(reports()[0])
 
 
 def main() -> int:
-    """Record what this checkout's agent says, and how it and the extender greet each other."""
+    """Record the bytes of this checkout's agent and extender."""
     folder = RECORDINGS / project_version()
     folder.mkdir(parents=True, exist_ok=True)
     content = stream()

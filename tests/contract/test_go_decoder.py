@@ -1,4 +1,4 @@
-"""We read kube-scheduler's questions as an extender in Go would, or refuse them."""
+"""Requests that the extender reads as Go would, or refuses."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.contract.go_decoder import (
     running_decoder,
 )
 
-pytestmark = pytest.mark.e2e  # the program is built as the control plane is
+pytestmark = pytest.mark.e2e  # the program is built like the control plane
 
 GOLDEN: Final = Path(__file__).with_name("golden")
 EXAMPLES: Final = 200
@@ -31,16 +31,17 @@ STRICTER: Final = re.compile(
     r"is not UTF-8|surrogate|hex escape|truncated|out of range|nested too deeply|has no UID"
     r"|\$ is null"
 )
-"""Our refusals of what Go reads: bytes and halves of surrogate pairs (Go puts U+FFFD there,
-so that an answer would have other names), numbers that no double holds, victims without a UID."""
+"""Refusals of bodies that Go accepts: invalid UTF-8 and lone surrogates (Go substitutes U+FFFD, so
+that an answer would have other names), numbers that no double holds, victims without a UID."""
 
 UNREAD: Final = re.compile(
     r"unmarshal .* into Go (struct field|value of type) "
     r"(Pod|Node|Object|Container|Resource|Meta)\w*\."
     r"|quantities must match|unable to parse quantity|v1\.(Node|Pod|Container)\b"
-    r"|(ExtenderPreemptionArgs|Victims)\.NodeNameToVictims"  # where the other form is there as well
+    r"|(ExtenderPreemptionArgs|Victims)\.NodeNameToVictims"  # when the other form is present, too
 )
-"""Go's refusals of what we read: a value of another type in a Pod or a Node counts as absent."""
+"""Go's refusals of bodies that the extender accepts: a value of another type in a Pod or a Node
+counts as missing."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def go() -> Iterator[GoDecoder]:
 
 
 def read(kind: bytes, body: bytes) -> object:
-    """Return all that a question says to us."""
+    """Return all values that the extender reads from a request."""
     if kind == ARGS:
         question = wire.decode_question(body)
         names, is_whole = tuple(question.nodes), question.node_objects is not None
@@ -65,7 +66,7 @@ def read(kind: bytes, body: bytes) -> object:
 
 
 class Refusal(str):
-    """Our reason not to read a question."""
+    """The extender's reason to refuse a request."""
 
     __slots__ = ()
 
@@ -78,7 +79,7 @@ def read_or_refuse(kind: bytes, body: bytes) -> object:
 
 
 def compare(go: GoDecoder, kind: bytes, body: bytes) -> None:
-    """Fail where Go and we read a question differently."""
+    """Fail if Go and the extender read a request differently."""
     ours = read_or_refuse(kind, body)
     rewritten = go.rewrite(kind, body)
     if rewritten.error:
@@ -93,7 +94,7 @@ def compare(go: GoDecoder, kind: bytes, body: bytes) -> None:
 
 @given(body=go_bodies.args)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@example(body=b'{"NodeName\xc5\xbf":["a"]}')  # a long s
+@example(body=b'{"NodeName\xc5\xbf":["a"]}')  # the letter long s
 @example(body=b'{"nodenames":["a"],"NODENAMES":["b"]}')
 @example(body=b'{"NodeNames":["a"],"NodeNames":null}')
 @example(body=b'{"NodeNames":["a"]} {}')
@@ -127,7 +128,7 @@ def test_what_kube_scheduler_sends_is_read_alike(go: GoDecoder, path: Path) -> N
 
 
 def test_of_two_objects_under_one_key_we_take_the_last_and_go_merges_them(go: GoDecoder) -> None:
-    # kube-scheduler writes each key once: nothing is to be gained from merging.
+    # kube-scheduler writes each key once, so merging would be useless.
     body = b'{"Pod":{"metadata":{"name":"a","uid":"1"}},"Pod":{"metadata":{"name":"b"}}}'
 
     ours, theirs = wire.decode_question(body), wire.decode_question(go.rewrite(ARGS, body).body)

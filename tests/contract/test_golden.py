@@ -1,4 +1,4 @@
-"""The extender takes what the real kube-scheduler sends: see golden/README.md."""
+"""Recorded requests of the real kube-scheduler: see golden/README.md."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def nodes_of(name: str) -> list[str]:
 
 
 def victims_of(name: str) -> dict[str, Any]:
-    """Return the question's candidates, whole pods reduced to their UIDs."""
+    """Return the candidates of a request, with victims reduced to their UIDs."""
     question = json.loads(read(name))
     whole = question["NodeNameToVictims"] or {}
     return question["NodeNameToMetaVictims"] or {
@@ -46,7 +46,9 @@ async def post(client: Client, verb: str, body: bytes) -> Any:
 
 @pytest.fixture
 def world() -> World:
-    """The first node is idle, the GPUs of the second are dead, no telemetry shows the third."""
+    """Return a world whose first node is idle, second node has lost its GPUs, and third node has no
+    telemetry.
+    """
     world = World()
     first, second, third = sorted(nodes_of("filter-names"))
     world.register_node(third, gpus=8)

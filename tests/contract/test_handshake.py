@@ -1,4 +1,4 @@
-"""A connection between an agent and an extender of which one is of an earlier or later release."""
+"""Connections between an agent and an extender of different releases."""
 
 import json
 from collections.abc import AsyncIterator
@@ -38,7 +38,9 @@ releases = pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder
 
 
 def of_another_release(head: bytes) -> bytes:
-    """Return a head as a later release may write it: other case and order, and more in it."""
+    """Return a request head as a later release may write it: other case and order, and more
+    headers.
+    """
     first, *rest = head.removesuffix(HEAD_ENDS).split(b"\r\n")
     named = [line.partition(b":") for line in reversed(rest)]
     lines = [name.upper() + colon + b"  " + value.strip() for name, colon, value in named]
@@ -118,7 +120,7 @@ async def test_an_agent_understands_the_last_words_of_an_extender_of_that_releas
     other_side.answer = (folder / GRANT).read_bytes() + (folder / FAREWELL).read_bytes()
 
     async with reporting(other_side.port, tmp_path) as running:
-        # It hears that a connection has ended when it has something to say.
+        # The agent notices a closed connection when it sends something.
         def has_heard() -> bool:
             running.look()
             return any(link.refusals for link in running.pusher.links.values())

@@ -1,4 +1,4 @@
-"""Agents of earlier releases are understood, and so will those of later ones be."""
+"""Reports of agents of earlier and later releases."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ releases = pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder
 
 
 def of_a_later_release(messages: Iterator[bytes]) -> Iterator[bytes]:
-    """Add to each message what no reader knows yet: fields everywhere, and a row of values."""
+    """Add unknown fields and an unknown row to each message."""
     devices = 0
     for message in messages:
         update: dict[str, Any] = msgspec.msgpack.decode(message)

@@ -1,4 +1,4 @@
-"""A pod of which the API server has told before is not read again in the question."""
+"""Pods that the watch has already delivered, which are not parsed again from the request."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from testkit.webhook_questions import Client, MakeClient
 from testkit.world import World
 
 BODY = (Path(__file__).parent / "golden" / "filter-names.json").read_bytes()
-"""What the real kube-scheduler has sent."""
+"""Request of the real kube-scheduler."""
 QUESTION: dict[str, Any] = json.loads(BODY)
 NODES = sorted(QUESTION["NodeNames"])
 ROLL = NodeIndex(NODES, {})
@@ -34,7 +34,7 @@ def decode(body: bytes, *records: PodRecord) -> wire.ExtenderRequest:
 
 
 def written(pod: dict[str, Any]) -> bytes:
-    """Return the question about another pod, as Go writes it."""
+    """Return the request for another pod, as Go writes it."""
     return json.dumps(QUESTION | {"Pod": pod}, separators=(",", ":")).encode()
 
 
@@ -90,7 +90,7 @@ def test_a_question_that_go_would_not_write_so_is_read(body: bytes) -> None:
 
 @pytest.fixture
 def world() -> World:
-    """The first node is idle; no telemetry shows the others."""
+    """Return a world whose first node is idle; the others have no telemetry."""
     world = World()
     for name in NODES[1:]:
         world.register_node(name, gpus=8)

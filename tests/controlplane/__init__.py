@@ -1,1 +1,1 @@
-"""A real control plane without machines: etcd, kube-apiserver, kube-scheduler, Prometheus, kwok."""
+"""Tests of the real control plane: etcd, kube-apiserver, kube-scheduler, Prometheus, kwok."""

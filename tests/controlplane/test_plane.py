@@ -104,7 +104,7 @@ async def test_golden_requests_have_the_shape_that_the_scheduler_sends(
     form: str,
     node_cache_capable: bool,
 ) -> None:
-    del cluster  # only its being empty matters
+    del cluster  # only the emptiness is compared
     golden = Path(__file__).parents[1] / "contract" / "golden"
 
     recorded = await record(control_plane, node_cache_capable=node_cache_capable)
@@ -116,7 +116,7 @@ async def test_golden_requests_have_the_shape_that_the_scheduler_sends(
 
 
 def shape(question: Object) -> Object:
-    """Keep what does not differ from run to run: which fields there are, and which are null."""
+    """Reduce a request to what is equal in every run: its fields, and which of them are null."""
     pod_fields = {"Pod.spec": sorted(question["Pod"]["spec"])}
     return pod_fields | {name: type(value).__name__ for name, value in question.items()}
 
@@ -145,7 +145,7 @@ async def test_the_extender_may_do_what_it_was_granted_and_no_more(
     async def may_list(client: ApiClient) -> bool:
         try:
             await client.request("GET", "/api/v1/nodes")
-        except ApiError:  # until the API server's RBAC cache has seen the grant
+        except ApiError:  # until the API server's RBAC cache has the grant
             return False
         return True
 
@@ -181,7 +181,7 @@ async def test_prometheus_scrapes_one_exporter_as_if_it_were_one_on_each_node(
 
 
 async def both_hosts(url: str) -> dict[str, str] | None:
-    """Read the label `instance` by host name, once both hosts are there."""
+    """Return the label `instance` by host name, None until both hosts exist."""
     query = {"query": "DCGM_FI_DEV_GPU_UTIL == 7"}
     async with (
         aiohttp.ClientSession() as session,
@@ -230,6 +230,6 @@ def pid_in(path: Path) -> int:
 
 
 def is_gone(pid: int) -> bool:
-    """Tell whether a process has ended; nobody may have collected its exit status yet."""
+    """Return whether a process has ended, even if its exit status was not collected."""
     status = Path(f"/proc/{pid}/stat")
     return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,4 +1,4 @@
-"""Ports for servers that run side by side."""
+"""Ports for servers that run at the same time."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ def test_nobody_is_given_a_port_that_another_was_given() -> None:
         "from testkit.controlplane import process\n"
         f"process.PORTS = range(19_000, 19_000 + {TAKERS * EACH * 2})\n"
         f"print(*[process.free_port() for _ in range({EACH})], flush=True)\n"
-        "input()\n"  # keeps what it was given until it is told to end
+        "input()\n"  # keeps its port until its input ends
     )
     takers = [
         subprocess.Popen(

@@ -36,7 +36,7 @@ exit 1
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and nothing installed."""
+    """Return an empty cache, without installed tools."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("IDLEGPU_CACHE", str(folder))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")

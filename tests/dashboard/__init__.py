@@ -1,1 +1,1 @@
-"""Grafana's dashboard, described in Python; a panel is a line of the JSON."""
+"""Grafana's dashboard, defined in Python; each panel is one line of the JSON."""

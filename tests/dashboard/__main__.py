@@ -18,11 +18,11 @@ VARIABLES: Final = {
     "node": f"label_values(idlegpu_agent_passes_total{{{HERE}}}, node)",
     "model": f"label_values(idlegpu_pool_gpus{{{HERE}}}, model)",
 }
-"""Query of the values of each variable; `All` also takes series without the label."""
+"""Query for the values of each variable; `All` also matches series without the label."""
 
 
 def variable(name: str, query: str) -> Json:
-    """Return a variable of the dashboard."""
+    """Build a variable of the dashboard."""
     return {
         "name": name,
         "type": "query",
@@ -38,7 +38,7 @@ def variable(name: str, query: str) -> Json:
 
 
 def panels() -> Iterable[Json]:
-    """Yield rows and panels with their places, from left to right and top to bottom."""
+    """Yield rows and panels with their positions, from left to right and top to bottom."""
     number, y = 0, 0
     for title, members in ROWS.items():
         is_collapsed = title == list(ROWS)[-1]
@@ -66,7 +66,7 @@ def panels() -> Iterable[Json]:
 
 
 def dashboard() -> Json:
-    """Return the dashboard as Grafana takes it."""
+    """Build the dashboard as Grafana's JSON."""
     source = {
         "name": "datasource",
         "label": "Prometheus",
@@ -92,7 +92,7 @@ def dashboard() -> Json:
 
 
 def text() -> str:
-    """Return the dashboard's file, a line for each panel and variable."""
+    """Return the content of the dashboard's file, with a line for each panel and variable."""
     found = dashboard()
     parts = [f" {json.dumps(key)}: {_value(key, value)}" for key, value in found.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"

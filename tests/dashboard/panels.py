@@ -19,7 +19,7 @@ RATE: Final = "[$__rate_interval]"
 
 GREEN: Final = "green"
 WARN: Final = ((None, GREEN), (1, "orange"))
-"""Orange from one on."""
+"""Orange from 1 on."""
 BAD: Final = ((None, GREEN), (1, "red"))
 SLOW: Final = ((None, GREEN), (0.5, "orange"), (1, "red"))
 """Red from kube-scheduler's usual timeout on, in seconds."""
@@ -42,7 +42,7 @@ def once(metric: str, by: str, where: str = HERE, *, labels: str = "") -> str:
     """Return a query for a metric's sum over clusters, each replica's count taken once.
 
     Args:
-        metric: its name, or a function of it with WHERE for its selector.
+        metric: name of the metric, or an expression with WHERE for its selector.
         by: labels of the result.
         where: selector.
         labels: further labels of the metric.
@@ -83,18 +83,18 @@ class Panel:
     """A panel of the dashboard.
 
     Attributes:
-        kind: Grafana's type.
-        title: its title.
-        text: what it shows, for its tooltip.
-        queries: queries by their legend, or by the name of their column.
-        width: of 24.
-        height: in rows of Grafana's grid.
+        kind: Grafana's panel type.
+        title: title.
+        text: description in its tooltip.
+        queries: queries by legend, or by name of the column.
+        width: width in Grafana's grid of 24 columns.
+        height: height in rows of Grafana's grid.
         unit: Grafana's unit.
         steps: thresholds with colors, the first without a value.
-        options: Grafana's options of the type.
-        custom: Grafana's options of the type's fields.
+        options: options of the panel type.
+        custom: options of the panel type's fields.
         rest: further properties.
-        is_table: whether queries ask for one moment and fill a table.
+        is_table: whether queries are instant queries that fill a table.
     """
 
     kind: str
@@ -111,10 +111,10 @@ class Panel:
     is_table: bool = False
 
     def json(self, number: int, x: int, y: int) -> Json:
-        """Return the panel as Grafana takes it.
+        """Return the panel as Grafana's JSON.
 
         Args:
-            number: its id.
+            number: ID of the panel.
             x: column of the grid.
             y: row of the grid.
         """
@@ -146,7 +146,7 @@ class Panel:
         }
 
     def _color(self) -> str:
-        """Return what decides the color: the series in graphs, the value in all others."""
+        """Return the color mode: by series in graphs, by value in other panels."""
         return "palette-classic" if self.kind == "timeseries" else "thresholds"
 
     def _target(self, ref: str, name: str, expr: str) -> Json:
@@ -163,7 +163,7 @@ class Panel:
 
 
 def thresholds(steps: Steps) -> Json:
-    """Return thresholds as Grafana takes them."""
+    """Return thresholds as Grafana's JSON."""
     return {
         "mode": "absolute",
         "steps": [{"value": value, "color": color} for value, color in steps],
@@ -226,11 +226,11 @@ def table(
 
     Args:
         title: title.
-        text: what it shows.
+        text: description in its tooltip.
         queries: queries by column.
         first: column to sort by, the highest value first.
         colors: unit and thresholds by column.
-        width: of 24.
+        width: width in Grafana's grid of 24 columns.
     """
     names = {f"Value #{chr(ord('A') + at)}": name for at, name in enumerate(queries)}
     if len(queries) == 1:

@@ -1,6 +1,6 @@
-"""Rows of Grafana's dashboard: what an operator asks first comes first.
+"""Rows of Grafana's dashboard, the most urgent ones first.
 
-No panel above the last row has a series for each GPU.
+Only the last row has panels with a series for each GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ USED: Final = "idlegpu_agent_gpu_utilization_ratio"
 
 
 def held(kind: str, by: str) -> str:
-    """Return a query for the GPUs and MIG instances that pods hold, by namespace or in all."""
+    """Return a query for the GPUs and MIG instances that pods hold, by namespace or in total."""
     labels = f"{'' if by else 'namespace, '}owner_kind, model, device"
     return once(f"idlegpu_held_{kind}gpus", by, HELD, labels=labels)
 
@@ -228,4 +228,4 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
               }),
     ),
 }  # fmt: skip
-"""Panels by the title of their row, the first things first; the last row is collapsed."""
+"""Panels by title of their row, in order; the last row is collapsed."""

@@ -1,1 +1,1 @@
-"""The real descheduler beside idlegpu, on a control plane of its own."""
+"""Tests with the real descheduler, on a separate control plane."""

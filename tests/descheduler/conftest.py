@@ -1,4 +1,4 @@
-"""A control plane where ReplicaSets replace the pods that are evicted, and budgets are counted."""
+"""Control plane with controllers that replace evicted pods and count disruption budgets."""
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
@@ -22,14 +22,16 @@ _numbers = count(1)
 
 @pytest.fixture(scope="package")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """A control plane of its own: the descheduler looks at every pod of a cluster."""
+    """Yield services on a separate control plane, because the descheduler evaluates every pod of a
+    cluster.
+    """
     with services_on(ControlPlane(tmp_path_factory.mktemp("plane"))) as running:
         yield running
 
 
 @pytest.fixture(scope="package")
 def controllers(services: Services) -> Iterator[ServerProcess]:
-    """Who makes pods anew and counts budgets; the first case starts it."""
+    """Run the controllers for ReplicaSets and disruption budgets."""
     process = kube_controller_manager(services.plane, CONTROLLERS)
     yield process
     process.kill()
@@ -37,7 +39,7 @@ def controllers(services: Services) -> Iterator[ServerProcess]:
 
 @pytest_asyncio.fixture
 async def world(services: Services, controllers: ServerProcess) -> AsyncIterator[World]:
-    """An empty cluster, with nodes and pods that no case had before."""
+    """Yield an empty cluster with new names of nodes and pods."""
     async with open_world(services, f"d{next(_numbers)}") as opened:
         if not controllers.is_running:
             await controllers.start()

@@ -1,4 +1,4 @@
-"""What the descheduler is told: the shipped examples, with what a case has otherwise."""
+"""Policies of the descheduler: the shipped examples, with changes of the test."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +10,12 @@ from testkit.controlplane.objects import Object
 
 EXAMPLES: Final = Path(__file__).parents[2] / "manifests" / "examples" / "descheduler"
 KEEPS: Final = {"descheduler.alpha.kubernetes.io/prefer-no-eviction": "true"}
-"""A pod's annotation: whoever has it would rather not be evicted."""
+"""Annotation of a pod that prefers not to be evicted."""
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def example(name: str) -> Object:
-    """Read a policy of manifests/examples/descheduler."""
+    """Read an example policy from manifests/examples/descheduler."""
     item = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     policy: Object = yaml.safe_load(item["data"]["policy.yaml"])
     return policy
@@ -28,13 +28,13 @@ def policy(
     evictor: Mapping[str, object] | None = None,
     point: str = "balance",
 ) -> Object:
-    """Describe a policy with one plugin, and no care for anything else.
+    """Build a policy with one plugin and no restrictions.
 
     Args:
-        plugin: its name.
-        arguments: what it is told.
-        evictor: what DefaultEvictor, which every plugin asks, is told.
-        point: where the plugin has its say.
+        plugin: name of the plugin.
+        arguments: arguments of the plugin.
+        evictor: arguments of DefaultEvictor, which every plugin consults.
+        point: extension point of the plugin.
     """
     return {
         "apiVersion": "descheduler/v1alpha2",
@@ -53,7 +53,7 @@ def policy(
 
 
 def by_affinity(**evictor: object) -> Object:
-    """Describe a policy that evicts pods from nodes which their required affinity excludes."""
+    """Build a policy that evicts pods from nodes which their required affinity excludes."""
     return policy(
         "RemovePodsViolatingNodeAffinity",
         {"nodeAffinityType": [REQUIRED]},
@@ -63,6 +63,6 @@ def by_affinity(**evictor: object) -> Object:
 
 
 def affinity(label: str, value: str) -> Object:
-    """Describe the affinity of a pod that must be on a node with a label."""
+    """Build a required affinity to nodes with a label."""
     term = {"matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}
     return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}}

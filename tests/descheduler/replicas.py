@@ -1,4 +1,4 @@
-"""Pods that are made anew when they are evicted: a ReplicaSet, and what became of its pods."""
+"""ReplicaSet that replaces evicted pods, and the nodes of its pods."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,18 +11,18 @@ from testkit.controlplane.world import World
 SETS: Final = "/apis/apps/v1/namespaces/default/replicasets"
 MERGE: Final = "application/merge-patch+json"
 MAY_MOVE: Final = {"example.com/may-move": "true"}
-"""What the policies of manifests/examples/descheduler want to see on a pod."""
+"""Label that the example policies require of pods."""
 
 Nodes = dict[str, str]
-"""Where each pod is, by its UID; "" for one that waits."""
+"""Node of each pod by its UID; "" for a waiting pod."""
 
 
 class Replicas:
-    """One ReplicaSet.
+    """ReplicaSet of a test.
 
     Attributes:
-        name: its name, and the label `app` of its pods.
-        count: how many pods it keeps.
+        name: name of the ReplicaSet, and value of the label `app` of its pods.
+        count: number of its pods.
     """
 
     def __init__(self, world: World, name: str, count: int) -> None:
@@ -38,12 +38,12 @@ class Replicas:
         annotations: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> Nodes:
-        """Create it, wait until all of its pods run, and return their nodes.
+        """Create the ReplicaSet, wait until all of its pods run, and return their nodes.
 
         Args:
-            gpus: what each pod asks for.
-            labels: of each pod, besides `app`.
-            annotations: of each pod.
+            gpus: GPU request of each pod.
+            labels: labels of each pod, besides `app`.
+            annotations: annotations of each pod.
             **spec: further fields of each pod's spec.
         """
         template = pod(
@@ -65,7 +65,7 @@ class Replicas:
         return await self.bound()
 
     async def pods(self) -> list[Object]:
-        """Return its pods that are not on their way out."""
+        """Return its pods that are not terminating."""
         return [
             item
             for item in await self._world.client.list_pods()
@@ -74,13 +74,13 @@ class Replicas:
         ]
 
     async def nodes(self) -> Nodes:
-        """Return where its pods are now."""
+        """Return the current nodes of its pods."""
         return {
             item["metadata"]["uid"]: item["spec"].get("nodeName", "") for item in await self.pods()
         }
 
     async def bound(self) -> Nodes:
-        """Wait until it has all of its pods, each of them on a node and ready, and return where."""
+        """Wait until all of its pods are bound and ready, and return their nodes."""
 
         async def are_ready() -> Nodes:
             pods = await self.pods()
@@ -91,10 +91,10 @@ class Replicas:
         return await wait_for(are_ready, f"all {self.count} pods of {self.name} are ready")
 
     async def new(self, before: Nodes) -> list[Object]:
-        """Wait until it has all of its pods, and return those that came since.
+        """Wait until it has all of its pods, and return the new ones.
 
         Args:
-            before: its pods of then.
+            before: its earlier pods.
         """
 
         async def are_there() -> list[Object]:
@@ -106,7 +106,7 @@ class Replicas:
 
 
 async def dissolve_all(client: ApiClient) -> None:
-    """Remove all ReplicaSets; afterwards nobody makes pods anew."""
+    """Delete all ReplicaSets, so that pods are no longer replaced."""
     for item in (await client.request("GET", SETS))["items"]:
         path = address({"kind": "ReplicaSet", **item})
         none = {"spec": {"replicas": 0}}

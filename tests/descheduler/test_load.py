@@ -1,4 +1,4 @@
-"""The descheduler that goes by the GPUs' own load, as Prometheus has it: docs/beside.md."""
+"""The descheduler with GPU load from Prometheus: docs/beside.md."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from tests.descheduler.replicas import Replicas
 pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 INTERVAL_SECONDS: Final = 3.0
-"""Longer than it takes until Prometheus shows that a pod has moved, so that one run is enough."""
+"""Longer than Prometheus needs to show that a pod has moved, so that one run is enough."""
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=2 * GIB)
 TOKEN: Final[Object] = {
     "apiVersion": "v1",
@@ -31,12 +31,13 @@ TOKEN: Final[Object] = {
     "metadata": {"name": "prometheus-token", "namespace": "default"},
     "data": {"prometheusAuthToken": base64.b64encode(b"anything").decode()},
 }
-"""In a cluster it shows its service account's token; outside of one it must be told of a token."""
+"""Token for Prometheus: in a cluster the descheduler uses its service account's, outside of one it
+needs a Secret."""
 
 
 @asynccontextmanager
 async def descheduling(world: World, folder: Path) -> AsyncIterator[ServerProcess]:
-    """Run the descheduler by the shipped policy for the GPUs' load while the context is open."""
+    """Run the descheduler with the shipped load policy while the context is open."""
     policy = example("by-load")
     prometheus = policy["metricsProviders"][0]["prometheus"]
     prometheus["url"] = world.services.prometheus.url
@@ -54,7 +55,7 @@ async def descheduling(world: World, folder: Path) -> AsyncIterator[ServerProces
 
 
 async def nothing_to_do(process: ServerProcess) -> None:
-    """Wait until it has seen every node's load, and none that is idle."""
+    """Wait until it has read every node's load, and found no idle node."""
 
     async def is_told() -> bool:
         return "No node is underutilized" in process.log.read_text()

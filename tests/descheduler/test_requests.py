@@ -1,4 +1,4 @@
-"""What becomes of pods that the descheduler evicts by requests and labels: docs/beside.md."""
+"""Pods that the descheduler evicts by requests and labels: docs/beside.md."""
 
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ ZONE: Final = "example.com/zone"
 HELD: Final = {GPU: 30}
 TOO_MUCH: Final = {GPU: 60}
 LEVELLING: Final = policy("LowNodeUtilization", {"thresholds": HELD, "targetThresholds": TOO_MUCH})
-"""As the example by requests, without its cares."""
+"""The example by requests, without its restrictions."""
 GUARANTEED: Final = {"cpu": "1", "memory": "1Gi", GPU: "1"}
 TAINTED: Final[Object] = {"taints": [{"key": "example.com/in-foreign-use", "effect": "NoSchedule"}]}
 UNTAINTED: Final[Object] = {"taints": None}
@@ -31,13 +31,13 @@ CORDONED: Final[Object] = {"unschedulable": True}
 
 
 async def join(world: World, name: str, cards: int, *, is_taken: bool = False) -> str:
-    """Add a node while all runs, wait until everybody has heard of it, and return its name.
+    """Add a node while everything runs, wait until all programs know it, and return its name.
 
     Args:
         world: the cluster.
-        name: what it is to the case.
-        cards: how many GPUs it has.
-        is_taken: whether somebody outside Kubernetes uses them.
+        name: name within the test.
+        cards: number of GPUs.
+        is_taken: whether a process outside Kubernetes uses them.
     """
     node = world.add(name, cards)
     for index in range(cards if is_taken else 0):
@@ -52,13 +52,13 @@ async def join(world: World, name: str, cards: int, *, is_taken: bool = False) -
 
 
 async def relabel(world: World, node: str, zone: str) -> None:
-    """Give a node another zone."""
+    """Change the zone label of a node."""
     labels = {"metadata": {"labels": {ZONE: zone}}}
     await world.client.patch({"kind": "Node", "metadata": {"name": node}}, labels)
 
 
 async def change(world: World, node: str, spec: Object) -> None:
-    """Change a node, and wait until kube-scheduler has heard of it."""
+    """Change a node, and wait until kube-scheduler's cache has the change."""
     await world.client.patch({"kind": "Node", "metadata": {"name": node}}, {"spec": spec})
     await world.heard(node)
 
@@ -68,14 +68,14 @@ def stayed(before: Nodes, after: Nodes) -> set[str]:
     return before.keys() & after.keys()
 
 
-# --- the evicted are placed by us -----------------------------------------------------------------
+# --- evicted pods are placed by the extender ------------------------------------------------------
 
 
 async def test_pods_that_it_evicts_are_placed_where_gpus_are_idle(
     world: World, tmp_path: Path
 ) -> None:
     full = world.add("full", 4)
-    await world.start({"strategy": "spread"})  # it evens out what is held
+    await world.start({"strategy": "spread"})  # it balances requests
     replicas = Replicas(world, "held", 4)
     before = await replicas.start(annotations={UTILIZATION_ANNOTATION: "0.9"})
     assert set(before.values()) == {full}
@@ -89,7 +89,7 @@ async def test_pods_that_it_evicts_are_placed_where_gpus_are_idle(
     assert [after[uid] for uid in stayed(before, after)] == [full, full]
     for item in await replicas.new(before):
         assert (await world.decisions(item))[0]["node"] == quiet
-    # All is even now: it leaves them alone.
+    # All nodes are balanced now: it evicts no pod.
     await deschedule(world.services.plane, tmp_path, example("by-requests"))
     assert await replicas.nodes() == after
 
@@ -110,7 +110,8 @@ async def test_emptying_nodes_comes_to_an_end_only_where_we_pack(
     before = await replicas.start()
     nodes["fuller"] = await join(world, "fuller", 4)
     await world.tenants(nodes["fuller"], 3)
-    await world.burden(nodes[goes_to])  # kube-scheduler by itself would choose the other one
+    # without the extender kube-scheduler would choose the other one
+    await world.burden(nodes[goes_to])
     emptying = policy("HighNodeUtilization", {"thresholds": HELD}, evictor={"nodeFit": True})
 
     await deschedule(world.services.plane, tmp_path, emptying)
@@ -118,7 +119,7 @@ async def test_emptying_nodes_comes_to_an_end_only_where_we_pack(
     after = await replicas.bound()
     assert not stayed(before, after)
     assert list(after.values()) == [nodes[goes_to]]
-    # The next run evicts it again, unless it is where both want it.
+    # The next run evicts it again, unless both prefer its node.
     await deschedule(world.services.plane, tmp_path, emptying)
     last = await replicas.bound()
     assert bool(stayed(after, last)) == (strategy == "pack")
@@ -147,7 +148,7 @@ async def test_pods_without_gpus_are_evicted_for_held_gpus_unless_a_label_decide
     assert len(stayed(held, await holding.nodes())) == 1
 
 
-# --- it does not know whom we refuse --------------------------------------------------------------
+# --- the descheduler does not know the extender's refusals ----------------------------------------
 
 
 async def test_towards_a_node_that_we_refuse_it_evicts_again_and_again_until_the_node_says_so(
@@ -163,7 +164,7 @@ async def test_towards_a_node_that_we_refuse_it_evicts_again_and_again_until_the
         await deschedule(world.services.plane, tmp_path, example("by-requests"))
         evicted = await replicas.bound()
         assert len(stayed(pods, evicted)) == 1
-        assert set(evicted.values()) == {full}  # back where it was, started anew for nothing
+        assert set(evicted.values()) == {full}  # back on its node, restarted without benefit
         pods = evicted
 
     for said in (TAINTED, UNTAINTED | CORDONED):
@@ -174,7 +175,7 @@ async def test_towards_a_node_that_we_refuse_it_evicts_again_and_again_until_the
 
 
 async def zoned(world: World, cards: int) -> str:
-    """Start with one node, in zone a, and return its name."""
+    """Start with one node in zone a, and return its name."""
     node = world.add("left", cards)
     await world.start()
     await relabel(world, node, "a")
@@ -183,9 +184,10 @@ async def zoned(world: World, cards: int) -> str:
 
 
 async def exclude(world: World, left: str, cards: int) -> str:
-    """Have another node in zone a, which we refuse, and the first one in zone b; return the other.
+    """Add a second node in zone a, which the extender refuses, and move the first to zone b; return
+    the second.
 
-    Pods of the first one that want zone a may not be there anymore.
+    Pods on the first node that require zone a then violate their affinity.
     """
     taken = await join(world, "taken", cards, is_taken=True)
     await relabel(world, taken, "a")
@@ -217,7 +219,7 @@ async def test_a_pod_is_evicted_and_waits_unless_a_mandatory_mark_or_a_taint_kee
     await deschedule(plane, tmp_path, by_affinity(nodeFit=True))
     (waiting,) = await marked.new(before)
     assert REFUSED in await world.client.wait_unschedulable(waiting)
-    # The other one has no controller that would make it anew.
+    # The other pod has no controller that would replace it.
     assert (await world.client.get(alone))["metadata"]["uid"] == uid
     world.fleet.set_foreign(taken, 0, None)
     assert list((await marked.bound()).values()) == [taken]

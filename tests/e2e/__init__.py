@@ -1,1 +1,1 @@
-"""End-to-end tests: the real control plane, a real Prometheus, the real extender."""
+"""End-to-end tests with a real control plane, a real Prometheus and the real extender."""

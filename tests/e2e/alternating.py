@@ -1,4 +1,4 @@
-"""Stands before two extenders, as a Service does: every other pod's questions go to the other."""
+"""Proxy in front of two extenders that sends the requests of every other pod to the second."""
 
 import asyncio
 import ssl
@@ -13,20 +13,21 @@ from aiohttp import web
 
 MAX_BYTES = 64 << 20
 PACE_SECONDS = 0.02
-"""With 5,000 nodes kube-scheduler needs 20 to 40 ms for a pod."""
+"""Time that kube-scheduler needs for a pod with 5,000 nodes is 20 to 40 ms."""
 
 
 @asynccontextmanager
 async def alternating(
     urls: Sequence[str], port: int, certificates: Path | None = None
 ) -> AsyncIterator[str]:
-    """Serve on a port, and yield the URL. Each question takes as long as in a large cluster.
+    """Run the proxy on a port and yield its URL; each request takes as long as in a large cluster.
 
     Args:
-        urls: where the extenders are asked.
-        port: to serve on.
-        certificates: a folder for each side, None for plain HTTP: an extender to who asks, it is
-            kube-scheduler to the extenders.
+        urls: base URLs of the extenders.
+        port: port to serve on.
+        certificates: folder with the certificates of extender and kube-scheduler, None for plain
+            HTTP. The proxy acts as the extender to its client, and as kube-scheduler to the
+            extenders.
     """
     serving = asking = None
     if certificates is not None:
@@ -61,7 +62,7 @@ async def alternating(
 
 
 def _context(folder: Path, purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Return how one side shows its certificate, and asks for another of the same CA."""
+    """Return a TLS context of one side, which requires a peer certificate of the same CA."""
     context = ssl.create_default_context(purpose, cafile=folder / "ca.crt")
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.verify_mode = ssl.CERT_REQUIRED

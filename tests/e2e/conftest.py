@@ -1,7 +1,7 @@
 """Fixtures of the scenarios.
 
-`E2E_WAY` says how extender and kube-scheduler are run: see ways. With `E2E_WITHOUT_EXTENDER=1`
-most scenarios must fail: see services.
+`E2E_WAY` selects the configuration of extender and kube-scheduler: see `testkit.controlplane.ways`.
+With `E2E_WITHOUT_EXTENDER=1` most scenarios must fail: see `testkit.controlplane.services`.
 """
 
 import asyncio
@@ -25,26 +25,28 @@ _numbers = count(1)
 
 @pytest.fixture(scope="package")
 def services(control_plane: ControlPlane) -> Iterator[Services]:
-    """Everything but the control plane; gone before another package's tests begin."""
+    """Yield all processes but the control plane, and stop them after this package's tests."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         setup = runner.run(set_up(control_plane, chosen_way()))
         running = Services(control_plane, setup)
         yield running
         running.stop()
-        runner.run(running.ensure_plane())  # a scenario that failed may have left it dead
+        runner.run(running.ensure_plane())  # a failed scenario may have left it stopped
         runner.run(take_down(control_plane, setup))
 
 
 @pytest_asyncio.fixture
 async def world(services: Services) -> AsyncIterator[World]:
-    """An empty cluster, with nodes and pods that no scenario had before."""
+    """Yield an empty cluster with new names of nodes and pods."""
     async with open_world(services, f"s{next(_numbers)}") as opened:
         yield opened
 
 
 @pytest_asyncio.fixture
 async def cluster(services: Services) -> AsyncIterator[ApiClient]:
-    """An empty cluster, for tests that bring a kube-scheduler of their own: ours are stopped."""
+    """Yield an empty cluster for tests with their own kube-scheduler: the shared processes are
+    stopped.
+    """
     services.stop()
     await services.ensure_plane()
     await services.plane.reset()
@@ -56,7 +58,7 @@ async def cluster(services: Services) -> AsyncIterator[ApiClient]:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the end of the logs where a scenario fails."""
+    """Add the end of the logs to a failed scenario's report."""
     report = yield
     services = getattr(item, "funcargs", {}).get("services") if report.failed else None
     if isinstance(services, Services):

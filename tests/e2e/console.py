@@ -1,4 +1,4 @@
-"""`idlegpu` and `kubectl idlegpu` as a user runs them, against the cluster of a scenario."""
+"""Command lines `idlegpu` and `kubectl idlegpu` as a user runs them, for a scenario's cluster."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from testkit.controlplane.world import World
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command came to."""
+    """Result of a command."""
 
     status: int
     out: str
@@ -29,11 +29,11 @@ class Done:
 
 
 class CommandLine:
-    """Runs `idlegpu` as a user does: a process of its own.
+    """Runner of `idlegpu` in a separate process.
 
     Args:
-        program: what is run, and what stands before the arguments.
-        **environment: variables besides those of this process.
+        program: program and its first arguments.
+        **environment: environment variables besides those of this process.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class CommandLine:
 
     @property
     def path(self) -> str:
-        """Where programs are looked for."""
+        """Value of PATH."""
         return self._environment["PATH"]
 
     def with_program(self, *program: str) -> "CommandLine":
-        """Return what runs another program with the same environment."""
+        """Return a runner of another program with the same environment."""
         return CommandLine(program, **self._environment)
 
     async def __call__(self, *arguments: str, status: int = 0) -> Done:
-        """Run a command that is to end with a status."""
+        """Run a command and check its exit status."""
         done = await self.run(*arguments)
         assert done.status == status, f"{arguments}: {done}"
         return done
 
     async def run(self, *arguments: str) -> Done:
-        """Run a command, however it ends."""
+        """Run a command without checking its exit status."""
         process = await asyncio.create_subprocess_exec(
             *self._program, *arguments,
             env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -68,7 +68,7 @@ class CommandLine:
         return Done(process.returncode or 0, out.decode(), err.decode())
 
     async def until(self, words: str, *arguments: str) -> Done:
-        """Run a command until it shows these words."""
+        """Run a command repeatedly until its output contains these words."""
         last = Done(0, "", "")
 
         async def is_shown() -> bool:
@@ -102,7 +102,7 @@ def by_proxy(world: World, user: str = ADMIN, **environment: str) -> CommandLine
 
 
 def by_kubectl(world: World) -> CommandLine:
-    """Return what runs `kubectl idlegpu`: the real kubectl, which finds the script on PATH."""
+    """Return a runner of `kubectl idlegpu`: the real kubectl, which finds the script on PATH."""
     services, kubectl = world.services, binary("kubectl")
     return CommandLine(
         (str(kubectl), "idlegpu"),

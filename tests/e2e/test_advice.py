@@ -1,4 +1,4 @@
-"""`idlegpu advise` and `holders` in a real cluster, from what a real Prometheus remembers."""
+"""`idlegpu advise` and `holders` in a real cluster, with the past from a real Prometheus."""
 
 import time
 from datetime import UTC, datetime
@@ -17,14 +17,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 HOUR: Final = 3600.0
 LOOK_BACK_SECONDS: Final = 360.0
-"""A sample counts for five minutes: the past ends before, so that the exporter alone tells now."""
+"""End of the past before now: longer than Prometheus returns an old sample (five minutes), so that
+current values come only from the exporter."""
 GIB: Final = 1 << 30
 
 
 def past(uuid: str, *, percent: float, mib: float) -> list[Line]:
-    """Return what a card was like for two hours."""
+    """Return two hours of past samples of a card."""
 
-    def told(value: float) -> Any:  # of how long ago
+    def told(value: float) -> Any:  # seconds before now
         return lambda ago: value if ago > LOOK_BACK_SECONDS else None
 
     labels = {"UUID": uuid}
@@ -35,7 +36,7 @@ def past(uuid: str, *, percent: float, mib: float) -> list[Line]:
 
 
 async def bound_long_ago(world: World, *pods: Object) -> None:
-    """Have the API server say that pods were bound three hours ago."""
+    """Set the binding of pods to three hours ago in the API server."""
     at = datetime.fromtimestamp(time.time() - 3 * HOUR, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
     for item in pods:
@@ -43,7 +44,7 @@ async def bound_long_ago(world: World, *pods: Object) -> None:
 
 
 async def remember(world: World, lines: list[Line]) -> None:
-    """Have Prometheus remember something, and a fresh extender that was not there."""
+    """Store a past in Prometheus, and restart the extender."""
     prometheus = world.services.prometheus.process
     await prometheus.stop()
     data = world.services.plane.folder / prometheus.name
@@ -53,7 +54,7 @@ async def remember(world: World, lines: list[Line]) -> None:
 
 
 async def furnished(world: World) -> tuple[str, str]:
-    """Return a node whose shared card was full for two hours, and one of a calm card."""
+    """Return a node whose shared card was full for two hours, and one with a calm card."""
     shared, whole = world.add_shared("shared", 1, replicas=4), world.add("whole", 1)
     await world.start(kubelets=False)
     tenants = await world.tenants(shared, 2, utilization=0.5, memory="4Gi")
@@ -119,7 +120,7 @@ async def test_a_pod_is_idle_since_before_the_extender_was_there(world: World) -
         return next((one for one in found if one["pod"].endswith("-small")), None)
 
     holder = await wait_for(is_idle, "what was before the extender's start is known")
-    assert 1.5 * HOUR < holder["idle_seconds"] < 2.1 * HOUR  # longer ago nothing is known
+    assert 1.5 * HOUR < holder["idle_seconds"] < 2.1 * HOUR  # the past before that is unknown
     assert holder["is_at_least"]
     assert "for at least " in holder["why"]
 
@@ -139,7 +140,7 @@ async def test_without_a_past_nothing_is_said_of_use(world: World) -> None:
 async def test_gpus_without_cpu_are_stranded_by_the_pods_that_hold_it(world: World) -> None:
     node = world.add("filled", 8)
     await world.start(kubelets=False)
-    await world.burden(node, requests={"cpu": "110"})  # of 128, and 8 are assumed for a GPU
+    await world.burden(node, requests={"cpu": "110"})  # of 128, and 8 are assumed for each GPU
     command = by_url(world)
 
     async def is_found() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Node agents in place of Prometheus, and beside it: real wire, real tokens, invented GPUs."""
+"""Node agents with and without Prometheus: real protocol and tokens, simulated GPUs."""
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -28,15 +28,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 HOLD_SECONDS = 3.0
 
 ONLY_NEWS = replace(REPORTS, heartbeat_seconds=300.0)
-"""No heartbeat comes before a wait is given up: what is seen is told as news."""
+"""No heartbeat comes during a test: every observed change was reported as an update."""
 PATIENT: Object = {"hold_seconds": 600, "silence_seconds": 600}
-"""What an extender needs to believe agents that say nothing for so long."""
+"""Settings with which an extender accepts agents that are silent for so long."""
 
 REFUSALS = "idlegpu_agent_refusals_total{"
 
 
 def taking(tokens: Tokens, **changes: object) -> Object:
-    """Return settings of an extender that agents report to."""
+    """Return settings of an extender that receives agents' reports."""
     return {
         "agents": {
             **tokens.settings,
@@ -55,7 +55,7 @@ async def sources(world: World) -> set[str]:
 
 
 async def led_by(world: World, source: str) -> None:
-    """Wait until every GPU is told of by a source."""
+    """Wait until a source is the origin of every GPU's data."""
 
     async def is_so() -> bool:
         return await sources(world) == {source}
@@ -64,7 +64,7 @@ async def led_by(world: World, source: str) -> None:
 
 
 async def refusals(world: World) -> dict[str, float]:
-    """Return what the extender has refused so far, by reason."""
+    """Return the number of refused agents by reason."""
     async with (
         world.services.extender.session() as session,
         session.get("/metrics") as response,
@@ -81,7 +81,7 @@ async def refusals(world: World) -> dict[str, float]:
 def agents_again(
     world: World, tokens: Tokens, *nodes: str
 ) -> AbstractAsyncContextManager[Mapping[str, SimulatedAgent]]:
-    """Run agents whose tokens are there already."""
+    """Run agents whose tokens exist already."""
     return run_agents(world.fleet, nodes, tokens.address, tokens.file, reports=tokens.reporting())
 
 
@@ -96,7 +96,7 @@ async def test_agents_alone_are_enough(world: World, tmp_path: Path) -> None:
         placed = await world.place(pod("wanted"))
 
         assert placed == idle
-        await world.settled()  # with the pod on its GPU, by the agent's word
+        await world.settled()  # with the pod on its GPU, as the agent reports
 
 
 async def test_each_of_both_may_fail_and_the_other_goes_on(world: World, tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ async def test_each_of_both_may_fail_and_the_other_goes_on(world: World, tmp_pat
             assert await world.place(pod("without-prometheus")) == second
 
             await world.services.ensure_prometheus()
-        # From here on the agents are gone.
+        # From here on no agent runs.
         await led_by(world, "prometheus")
         for index in range(2):
             world.fleet.set_utilization(first, index, 0.0)
             world.fleet.set_utilization(second, index, 0.9)
-        for index in range(2):  # nobody's use of it is over
+        for index in range(2):  # the former foreign use has ended
             await world.wait_state(first, index, "idle")
         await world.settled()
         assert await world.place(pod("without-agents")) == first
@@ -138,7 +138,7 @@ async def test_a_gpu_that_turns_busy_outside_kubernetes_is_avoided_before_any_he
         await world.start({**WITHOUT_PROMETHEUS, **taking(tokens, **PATIENT)})
         before = pod("before")
         assert await world.place(before) == preferred
-        await world.settled()  # a pod that ends before an agent has seen it is no news to it
+        await world.settled()  # the agent did not notice a pod that ended before its pass
         await world.end(before)
 
         world.fleet.set_foreign(preferred, 0, Load(utilization=0.8, memory_bytes=20 * GIB))
@@ -167,7 +167,7 @@ async def test_a_pod_that_waits_is_bound_once_an_agent_has_seen_its_gpu_idle(
 
         world.fleet.set_foreign(node, 0, None)
 
-        # kube-scheduler by itself would not try it again for minutes.
+        # kube-scheduler alone would retry it only after minutes.
         assert await world.bound([patient]) == [node]
 
 
@@ -252,7 +252,7 @@ async def test_agents_report_over_tls_and_to_nobody_else(world: World, tmp_path:
 
 
 async def has_looked(agent: SimulatedAgent) -> bool:
-    """Tell whether an agent has had the time of several tries."""
+    """Return whether an agent has had time for several attempts."""
     return agent.sequence >= 12
 
 

@@ -1,6 +1,6 @@
-"""Pods and nodes as what lives beside us leaves them: gates, nodes that were just added.
+"""Pods and nodes as other programs leave them: scheduling gates, nodes that were just added.
 
-docs/beside.md tells what of it the real programs do.
+docs/beside.md describes the real programs.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ GATE: Final = {"name": "kueue.x-k8s.io/admission"}
 
 
 async def open_gates(world: World, item: Object) -> None:
-    """Let a pod go, as a queue does once it has admitted it."""
+    """Remove a pod's scheduling gates, as a queue does after admitting it."""
     await world.client.request(
         "PATCH",
         address(item),
@@ -56,7 +56,7 @@ async def test_a_node_that_was_just_added_passes_before_anything_is_known_of_it(
     await world.client.create(waiting)
     await world.client.wait_unschedulable(waiting)
 
-    # Its exporter has not been scraped yet, and no agent has reported.
+    # Its exporter was not scraped yet, and no agent has reported.
     await world.client.create(node("added", 1))
 
     assert await world.bound([waiting]) == ["added"]

@@ -1,4 +1,4 @@
-"""Many pods at once, while no reading shows any of them yet."""
+"""Bursts of pods, none of which any reading shows yet."""
 
 import pytest
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 async def four_frozen_nodes(
     world: World, *, kubelets: bool = True, ignorable: bool = True
 ) -> set[str]:
-    """Start with four equal time-sliced nodes whose exporters repeat themselves from now on."""
+    """Start with four equal time-sliced nodes whose exporters' values do not change from now on."""
     nodes = [world.add_shared(f"equal-{number}", cards=2, replicas=8) for number in range(4)]
     await world.start(kubelets=kubelets, extender={"ignorable": ignorable})
     world.fleet.freeze()
@@ -38,13 +38,13 @@ async def test_a_burst_spreads_evenly_before_any_binding_is_seen(world: World) -
     pods = [pod(f"unseen-{number}") for number in range(32)]
     services = world.services
     scheduler, apiserver = services.scheduler, services.plane.apiserver
-    # Without an extender all pods get as far as kube-scheduler's queue, and stay there.
+    # First kube-scheduler cannot reach an extender, so that all pods stay in its queue.
     services.extender.process.kill()
     await world.client.create_all(pods)
     await wait_for(lambda: all_tried(world), "all pods were tried")
 
-    # Then only the extender answers: kube-scheduler places the pods in its own mind, while the
-    # API server hangs and nobody hears of it.
+    # Then only the extender answers: kube-scheduler assumes the pods in its own cache, while the
+    # API server hangs and sends no events.
     scheduler.pause()
     try:
         await services.extender.process.start()
@@ -60,7 +60,7 @@ async def test_a_burst_spreads_evenly_before_any_binding_is_seen(world: World) -
 
 
 async def all_tried(world: World) -> bool:
-    """Tell whether kube-scheduler has tried, in vain, to place each pod that asks for a GPU."""
+    """Return whether kube-scheduler has tried in vain to place each GPU pod."""
     return all(
         item["spec"].get("nodeName") or item["status"].get("conditions")
         for item in await world.client.list_pods()
@@ -68,7 +68,7 @@ async def all_tried(world: World) -> bool:
 
 
 async def all_decided(world: World, count: int) -> bool:
-    """Tell whether the extender has chosen nodes for so many pods since its start."""
+    """Return whether the extender has chosen nodes for `count` pods since its start."""
     answer = await world.services.extender.get("/v1/decisions", {"brief": "true"})
     chosen: set[str] = {
         decision["pod"] for decision in answer["decisions"] if decision["verb"] == "prioritize"
@@ -99,5 +99,5 @@ async def test_readings_take_over_from_what_was_assumed(world: World) -> None:
     await world.covered(quiet, loud)
     await world.burden(quiet)
 
-    # By what was assumed the node with fewer pods would be the better one.
+    # With assumed pods only, the node with fewer pods would be the better one.
     assert await world.place(pod("next")) == quiet

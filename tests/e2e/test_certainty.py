@@ -1,4 +1,4 @@
-"""What ranks first is how likely all GPUs that the pod gets are idle, clean and healthy."""
+"""Ranking by the probability that all assigned GPUs are idle, clean and healthy."""
 
 import pytest
 
@@ -22,7 +22,7 @@ async def break_cards(world: World, node: str, count: int) -> None:
 
 
 async def end_at_once(world: World, item: Object) -> None:
-    """End a pod; the next one may come before any reading shows its GPU idle."""
+    """End a pod without waiting until readings show its GPU as idle."""
     await world.client.delete(item)
     await world.gone(item)
 

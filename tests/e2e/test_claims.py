@@ -1,7 +1,7 @@
-"""GPUs that DRA serves: kube-scheduler allocates them, and claims tell who holds which.
+"""GPUs that DRA serves: kube-scheduler allocates them, and claims show their holders.
 
-No driver runs here. What it would publish is created in its place, and exporters tell of no pod, so
-that what pods hold is known from their claims alone.
+No driver runs here. The tests create its ResourceSlices, and the exporters report no pods, so that
+only claims show the pods' devices.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ WITHOUT_PODS: Final = ExporterBuild(has_pods=False)
 
 
 async def serve_by_dra(world: World, *nodes: str) -> None:
-    """Offer the GPUs of nodes by DRA, also for `nvidia.com/gpu`, in the device plugin's place."""
+    """Serve the GPUs of nodes by DRA instead of the device plugin, also for `nvidia.com/gpu`."""
     gone = {"status": {offer: {GPU: None} for offer in ("capacity", "allocatable")}}
     for node in nodes:
         await world.client.patch({"kind": "Node", "metadata": {"name": node}}, gone, "status")
@@ -58,7 +58,7 @@ async def create(world: World, plural: str, name: str, spec: Object, space: str 
 
 
 async def claim(world: World, name: str, node: str, index: int) -> Object:
-    """Have a claim for one GPU, and describe a pod that names it and asks for nothing else."""
+    """Create a claim for one GPU, and return a pod that uses only this claim."""
     uuid = world.fleet.card(node, index).uuid
     chosen = {"cel": {"expression": f"device.attributes[{DRIVER!r}].uuid == {uuid!r}"}}
     wanted = {"name": "gpu", "exactly": {"deviceClassName": DRIVER, "selectors": [chosen]}}
@@ -68,13 +68,13 @@ async def claim(world: World, name: str, node: str, index: int) -> Object:
 
 
 async def held(world: World, node: str, index: int, *pods: str) -> None:
-    """Wait until a GPU is known to be held by pods, and by no others."""
+    """Wait until exactly these pods hold a GPU in the extender's view."""
     wanted = [f"default/{name}" for name in pods]
     await world.wait_gpu(node, index, lambda gpu: gpu["tenants"] == wanted, f"is held by {wanted}")
 
 
 async def allocated(world: World, item: Object) -> str:
-    """Return the device that kube-scheduler chose for a pod that asks for `nvidia.com/gpu`."""
+    """Return the device that kube-scheduler allocated to a pod that requests `nvidia.com/gpu`."""
     made = (await world.client.get(item))["status"]["extendedResourceClaimStatus"]
     path = f"/apis/{API}/namespaces/default/resourceclaims/{made['resourceClaimName']}"
     claim = await world.client.request("GET", path)
@@ -87,7 +87,7 @@ async def test_a_pod_is_judged_by_the_gpus_that_claims_leave(world: World) -> No
     right = world.add("right", 2, exporter=WITHOUT_PODS)
     await world.start(kubelets=False)
     await serve_by_dra(world, left, right)
-    await world.burden(right)  # kube-scheduler by itself prefers the other one
+    await world.burden(right)  # without the extender kube-scheduler prefers the other one
 
     by_claim = await claim(world, "by-claim", left, 1)
     assert await world.place(by_claim) == left

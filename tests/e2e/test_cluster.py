@@ -1,4 +1,4 @@
-"""`make cluster`, as a newcomer uses it."""
+"""`make cluster`, as a new user runs it."""
 
 import asyncio
 import re
@@ -47,12 +47,12 @@ async def read_until(process: Process, text: str) -> str:
 
 
 def processes_that_know(folder: str) -> list[str]:
-    """Return the command lines of the processes that were told of a folder."""
+    """Return the command lines of the processes that contain a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if folder in command:
             found.append(command)

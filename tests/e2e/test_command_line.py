@@ -1,4 +1,4 @@
-"""The console commands against a real cluster: by URL, and through the API server's proxy."""
+"""Commands against a real cluster: by URL, and through the API server's proxy."""
 
 import json
 import re
@@ -27,15 +27,15 @@ SERVICE: Final = "idlegpu-extender"
 
 
 def service(port: int) -> Mapping[str, object]:
-    """Return the extender's Service as the manifests name it."""
+    """Return the extender's Service as in the manifests."""
     metadata = {"name": SERVICE, "namespace": NAMESPACE}
     ports = [{"name": "status", "port": 8889, "targetPort": port}]
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": ports}}
 
 
 def behind_service(address: str, port: int) -> Mapping[str, object]:
-    """Return what leads from the Service to an address, as the API server reads it from 1.37 on."""
-    # The proxy leads to addresses of pods alone.
+    """Return the Service's EndpointSlice for an address, which API servers read from 1.37 on."""
+    # The proxy only forwards to addresses of pods.
     target = {"kind": "Pod", "name": SERVICE, "namespace": NAMESPACE}
     labels = {"kubernetes.io/service-name": SERVICE}
     return {
@@ -49,13 +49,13 @@ def behind_service(address: str, port: int) -> Mapping[str, object]:
 
 
 def _is_plain(world: World) -> bool:
-    """Whether nothing of the manifests was applied but the extender's rights."""
+    """Return whether only the extender's rights of the manifests were applied."""
     return world.services.setup.way is Way.PLAIN
 
 
 @asynccontextmanager
 async def exposed(world: World) -> AsyncIterator[None]:
-    """Have the extender's Service, and a pod behind it, that leads to the extender that runs."""
+    """Create the extender's Service, and a pod behind it with the running extender's address."""
     address, plane = machine_address(), world.services.plane
     if not address:
         pytest.skip("this machine has no address that an EndpointSlice may have")
@@ -71,7 +71,7 @@ async def exposed(world: World) -> AsyncIterator[None]:
         serviceAccountName=SERVICE,
         securityContext={"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
     )
-    # The namespace takes no other pods.
+    # The namespace accepts no other pods.
     behind["spec"]["containers"][0]["securityContext"] = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -92,8 +92,8 @@ async def exposed(world: World) -> AsyncIterator[None]:
 
 
 async def placed(world: World) -> tuple[str, str, Object]:
-    """Start with an idle and a busy node, and have a pod placed; return all three."""
-    # One more, so that the idle one is still the better one when the pod is there.
+    """Start with an idle and a busy node, and place a pod; return all three."""
+    # One GPU more, so that the idle node stays the better one after the pod.
     idle, busy = world.add("idle", 3), world.add("busy", 2)
     await world.start({"strategy": "spread"})
     await world.tenants(busy, 1, utilization=0.9, memory="60Gi")
@@ -130,7 +130,8 @@ async def test_a_bound_pod_is_explained_and_told_of_in_one_event(world: World) -
     explained = await by_url(world)("explain", "default/mine")
     shown = await world.describe(item, "GPU placement: ")
 
-    assert explained.out.startswith(f"default/mine: is on {idle}")  # and which GPU, once it is read
+    # and its GPU, once readings show it
+    assert explained.out.startswith(f"default/mine: is on {idle}")
     assert ", our first choice\n" in explained.out
     assert busy in explained.out
     assert "prometheus" in explained.out
@@ -289,8 +290,7 @@ async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> 
         decisions = await idlegpu("decisions")
         missing = await idlegpu("gpus", "gone", status=1)
         foreseen = await idlegpu("explain", "-f", str(_manifest(world)))
-    # The Service; or, where it was installed, the slice that leads from it: the proxy tells no
-    # difference.
+    # The Service, or in an installed cluster its EndpointSlice: the proxy's error is the same.
     gone = await idlegpu("nodes", status=3)
 
     assert {node["name"] for node in nodes.json["nodes"]} == {idle, busy}

@@ -1,4 +1,4 @@
-"""What the real kubectl makes of our word for its completion; it needs no cluster for that."""
+"""kubectl's completion of `kubectl idlegpu`, by the real kubectl; it needs no cluster."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""GPUs that would not do: too little room, in use by others, dead; and parts of GPUs."""
+"""Unsuitable GPUs (too little memory, foreign use, dead), and parts of GPUs."""
 
 import pytest
 
@@ -17,14 +17,15 @@ FOREIGN = Load(utilization=0.85, memory_bytes=30 * GIB)
 
 async def test_a_pod_never_lands_where_its_memory_does_not_fit(world: World) -> None:
     tight, roomy = world.add_shared("tight"), world.add_shared("roomy")
-    # The API server keeps whole seconds: a pod may start one after the start that it shows.
+    # The API server stores whole seconds: a pod may start up to one second later than its status
+    # says.
     await world.start({"assumed": {"warm_up_seconds": 1}})
     await world.tenants(tight, 1, memory="12Gi")
     await world.tenants(roomy, 1, utilization=0.9)
     await world.covered(tight, roomy)
     await world.burden(roomy)
 
-    # Quiet, and with fewer requests, the tight node is the better one but for its memory.
+    # Idle and with fewer requests, the node with little memory would otherwise be the better one.
     little = {"idlegpu.io/gpu-memory": "2Gi"}
     assert await world.place(pod("small", annotations=little)) == tight
     assert await world.place(pod("large", annotations=ROOM_OF_20_GIB)) == roomy
@@ -151,7 +152,7 @@ async def test_a_node_where_pods_die_at_once_is_no_longer_first_choice(world: Wo
 
 
 def of_job(name: str, node: str) -> Object:
-    """Describe a pod of the Job `train` that its node is to run and that dies at once."""
+    """Build a pod of the Job `train` that runs on a node and fails at once."""
     dying = pod(name, annotations={ENDS_AFTER: "100ms", FAILS: "true"}, nodeName=node)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "train"}
     dying["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
@@ -159,7 +160,7 @@ def of_job(name: str, node: str) -> Object:
 
 
 async def die(world: World, *items: Object) -> None:
-    """Have pods run and die, and wait until the extender sees that they have."""
+    """Let pods start and fail, and wait until the extender knows."""
     await world.client.create_all(items)
     for item in items:
         await world.client.wait_pod(

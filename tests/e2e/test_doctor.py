@@ -1,4 +1,4 @@
-"""The doctor against a real cluster: nothing where all is well, and each fault where it is."""
+"""The doctor on a real cluster: no finding without a fault, and a finding for each fault."""
 
 import base64
 import json
@@ -34,17 +34,17 @@ TOO_NEW: Final = "cuda>=13.9"
 async def installed(
     world: World, *, certificate_days: int, extender: Mapping[str, object] | None = None
 ) -> AsyncIterator[None]:
-    """Have in the cluster what else an installation puts there.
+    """Create the other objects of an installation.
 
     Args:
         world: the cluster.
-        certificate_days: how long the certificates are still good.
-        extender: fields to change in kube-scheduler's configuration as the cluster shows it.
+        certificate_days: remaining days of the certificates.
+        extender: fields to change in the extender's entry of kube-scheduler's configuration.
     """
     plane = world.services.plane
     config = world.services.scheduler_config(extender)
     folder = plane.folder / f"certificates-{certificate_days}"
-    # They are made for a year.
+    # They are issued for a year.
     issue(folder, days_ago=365 - certificate_days)
     items = [
         {
@@ -88,7 +88,7 @@ def shown(report: Any) -> dict[str, str]:
 
 
 async def healthy(world: World) -> tuple[str, str]:
-    """Start a cluster with whole and shared GPUs, some of them in use; return both nodes."""
+    """Start a healthy cluster with whole and shared GPUs, some in use; return both nodes."""
     whole = world.add("whole", 4)
     shared = world.add(
         "shared",
@@ -99,7 +99,7 @@ async def healthy(world: World) -> tuple[str, str]:
         is_renamed=True,
         exporter=EXPORTER_4_8,
     )
-    # Series of other tests' nodes would be found: they are of nodes that are unknown.
+    # Remove series of other tests, whose nodes do not exist anymore.
     await world.services.prometheus.restart_empty()
     await world.start()
     share = pod("share", {SHARED: 1}, **_remembering())
@@ -112,7 +112,9 @@ async def healthy(world: World) -> tuple[str, str]:
 
 
 async def beat(plane: ControlPlane, name: str, at: datetime) -> None:
-    """Have a heartbeat written as by a kubelet whose clock says so; the API server notes when."""
+    """Write a kubelet's heartbeat with the given time; the API server records the real time of the
+    write.
+    """
     ready = {
         "type": "Ready",
         "status": "True",
@@ -147,7 +149,9 @@ def _is_running(item: Object) -> bool:
 
 
 async def broken_by_driver(world: World) -> None:
-    """Have a pod whose container the runtime does not start, as the kubelet would tell of it."""
+    """Create a pod whose container the runtime cannot start, with the status that the kubelet would
+    report.
+    """
     item = pod("new", 1)
     await world.place(item)
     await world.client.wait_pod(item, _is_running, "runs")
@@ -165,10 +169,10 @@ async def broken_by_driver(world: World) -> None:
 
 @asynccontextmanager
 async def faulty(world: World, whole: str, shared: str) -> AsyncIterator[None]:
-    """Plant faults in nodes, pods and rights while the context is open."""
+    """Create faults in nodes, pods and rights while the context is open."""
     client, plane = world.client, world.services.plane
     await broken_by_driver(world)
-    # A node that nothing measures, whose clock is late and that offers other GPUs than it says.
+    # A node without telemetry, whose clock is late and whose label names another model.
     bare = node("bare", {"nvidia.com/mig-9g.99gb": 1})
     bare["metadata"]["labels"]["nvidia.com/gpu.present"] = "true"
     empty = node("empty", 0, labels={"nvidia.com/gpu.present": "true"})
@@ -255,7 +259,7 @@ async def test_what_may_not_be_read_has_not_passed(world: World) -> None:
     plane = world.services.plane
     idlegpu = by_url(world)
 
-    # kube-scheduler's own account: it reads nodes and pods, and neither Secrets nor DaemonSets.
+    # kube-scheduler's own account reads nodes and pods, but neither Secrets nor DaemonSets.
     done = await idlegpu.run(
         "doctor", "-o", "json", "--kubeconfig", str(plane.kubeconfig("scheduler"))
     )
@@ -265,11 +269,11 @@ async def test_what_may_not_be_read_has_not_passed(world: World) -> None:
     why = {one["code"]: one["why"] for one in done.json["not_run"]}
     if world.services.setup.certificates is None:
         assert "forbidden" in why["IG402"]
-    else:  # an extender that has certificates tells of them itself
+    else:  # an extender with certificates reports their expiry itself
         assert "IG402" in done.json["passed"]
     assert "no readable ConfigMap holds one" in why["IG003"]
     assert "IG203" in done.json["passed"]
-    # The extender's account asks for its own rights.
+    # The extender's account checks its own rights.
     assert "IG403" in own.json["passed"]
     why = {one["code"]: one["why"] for one in alone.json["not_run"]}
     assert "cannot reach http://127.0.0.1:9" in why["IG106"]

@@ -1,4 +1,4 @@
-"""Pods that only work together, placed near each other by a real kube-scheduler."""
+"""Pods of a group, placed near each other by a real kube-scheduler."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ RACK = "topology.kubernetes.io/rack"
 
 
 def group(name: str, size: int, **annotations: str) -> list[Object]:
-    """Describe the pods of a Kueue group."""
+    """Build the pods of a Kueue group."""
     own = {f"idlegpu.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
     return [
         pod(
@@ -26,7 +26,7 @@ def group(name: str, size: int, **annotations: str) -> list[Object]:
 
 
 async def set_rack(world: World, rack: str, *nodes: str) -> None:
-    """Label nodes, and wait until kube-scheduler has seen the last label."""
+    """Label nodes with a rack, and wait until kube-scheduler's cache has the last label."""
     for name in nodes:
         await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
     probe = pod(f"probe-{rack}", 0, nodeSelector={RACK: rack, "kubernetes.io/hostname": nodes[-1]})
@@ -48,7 +48,7 @@ async def test_a_group_goes_to_the_one_rack_of_two_that_has_room_for_all_of_it(
     await world.start()
     await set_rack(world, "a", *small)
     await set_rack(world, "b", *large)
-    assert await world.place(pod("alone")) in small  # it leaves no GPU there
+    assert await world.place(pod("alone")) in small  # it leaves no GPU free there
     pods = group("train", 4)
 
     assert sorted(await world.place_all(pods)) == sorted([*large, *large])

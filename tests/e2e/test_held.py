@@ -1,7 +1,8 @@
-"""Pods that have a node and are held, as the coscheduling plugin holds those of a group (Permit).
+"""Pods that are assigned to a node but not bound yet, as the coscheduling plugin does for groups
+(Permit).
 
-The plugin does not run here. A binder holds the pods in its place: to kube-scheduler, which has
-given them their GPUs, and to us, who answered, it is the same.
+The plugin does not run here. A binder extender delays the bindings instead. For kube-scheduler,
+which has assumed the pods, and for the extender, which has answered, the effect is the same.
 """
 
 import asyncio
@@ -19,15 +20,15 @@ from testkit.controlplane.world import World
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 HELD: Final = "held-"
-"""How the names of pods begin that are held."""
+"""Prefix of the names of delayed pods."""
 
 
 class Binder:
-    """Binds pods in kube-scheduler's place; those of a group once it is whole.
+    """Extender that binds pods in kube-scheduler's place; those of a group when it is released.
 
     Attributes:
-        held: names of pods that have a node and are not bound.
-        is_whole: set it to let them go.
+        held: names of pods that are assigned and not bound.
+        is_whole: event that releases them.
     """
 
     def __init__(self, world: World) -> None:
@@ -36,7 +37,7 @@ class Binder:
         self._world = world
 
     async def bind(self, request: web.Request) -> web.Response:
-        """Answer kube-scheduler once the pod is bound."""
+        """Answer kube-scheduler after the pod is bound."""
         question = await request.json()
         name, namespace = question["PodName"], question["PodNamespace"]
         if name.startswith(HELD):
@@ -53,7 +54,7 @@ class Binder:
         return web.json_response({"Error": ""})
 
     async def holds(self, pods: list[Object]) -> None:
-        """Wait until it holds pods."""
+        """Wait until it delays the bindings of these pods."""
         names = {item["metadata"]["name"] for item in pods}
 
         async def are_held() -> bool:
@@ -64,7 +65,7 @@ class Binder:
 
 @asynccontextmanager
 async def holding(world: World) -> AsyncIterator[Binder]:
-    """Have kube-scheduler of a world that was started leave binding to another."""
+    """Run kube-scheduler of a started world with a binder."""
     binder = Binder(world)
     app = web.Application()
     app.router.add_post("/bind", binder.bind)
@@ -90,19 +91,19 @@ async def holding(world: World) -> AsyncIterator[Binder]:
 
 
 def group(node: str, count: int = 2) -> list[Object]:
-    """Describe pods of a group, which go to one node."""
+    """Build pods of a group for one node."""
     where = {"kubernetes.io/hostname": node}
     return [pod(f"{HELD}{number}", nodeSelector=where) for number in range(count)]
 
 
 async def assumed_on(world: World, node: str) -> int:
-    """Return how many GPUs of a node count as taken by pods that are not bound."""
+    """Return the number of a node's GPUs that assumed pods take."""
     shown = await world.services.extender.get(f"/v1/nodes/{node}")
     return int(shown["resources"][GPU]["assumed"])
 
 
 async def forgotten(world: World, node: str) -> None:
-    """Wait until nothing is assumed on a node."""
+    """Wait until no pod is assumed on a node."""
 
     async def is_so() -> bool:
         return await assumed_on(world, node) == 0
@@ -113,7 +114,7 @@ async def forgotten(world: World, node: str) -> None:
 async def test_others_keep_off_the_gpus_of_pods_that_are_held(world: World) -> None:
     left, right = world.add_shared("left"), world.add_shared("right")
     await world.start({"assumed": {"tentative_seconds": 600}})
-    await world.burden(right)  # kube-scheduler by itself prefers the other one
+    await world.burden(right)  # without the extender kube-scheduler prefers the other one
     pods = group(left)
     async with holding(world) as binder:
         await world.client.create_all(pods)

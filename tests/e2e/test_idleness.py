@@ -1,4 +1,6 @@
-"""Where pods go by load: each scenario makes kube-scheduler by itself prefer the other node."""
+"""Placement by load; kube-scheduler without the extender would prefer the other node in each
+scenario.
+"""
 
 from collections.abc import Mapping
 
@@ -14,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 async def quiet_and_busy(
     world: World, extender: Mapping[str, object] | None = None
 ) -> tuple[str, str]:
-    """Start with two nodes that have equally many pods, and load only on the second."""
+    """Start with two nodes with equally many pods, and load only on the second."""
     quiet, busy = world.add_shared("quiet"), world.add_shared("busy")
     await world.start(extender=extender)
     await world.tenants(quiet, 2, utilization=0.05)

@@ -28,7 +28,7 @@ SETTINGS = ReflectorSettings(page_size=100, backoff_first_seconds=0.1, backoff_m
 
 
 class Sink:
-    """Keeps what it is told."""
+    """Sink that stores the reported records."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeRecord] = {}
@@ -79,7 +79,7 @@ async def _now(value: object) -> object:
 
 
 async def differences(cluster: ApiClient, sink: Sink) -> list[str]:
-    """Return what a fresh list says otherwise than the sink."""
+    """Return the differences between a fresh list and the sink."""
     nodes: list[Object] = (await cluster.request("GET", "/api/v1/nodes"))["items"]
     pods: list[Object] = (await cluster.request("GET", "/api/v1/pods"))["items"]
     fresh_nodes = {record.name: record for raw in nodes if (record := reduce_node(raw, NAMES))}

@@ -1,7 +1,7 @@
-"""Nodes that come and go as Karpenter has them do: taints, GPUs that come late, pods that wait.
+"""Nodes that come and go as with Karpenter: taints, late GPUs, waiting pods.
 
-What Karpenter itself decides is in tests/karpenter. In which order a node becomes usable is
-played here; docs/beside.md tells the rest.
+tests/karpenter tests Karpenter's own decisions. These tests replay the steps in which a node
+becomes usable; docs/beside.md describes the rest.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ CHANGES: Final[Mapping[str, tuple[Object, str]]] = {
     "started": ({"spec": {"taints": None}}, ""),
     "plugged": ({"status": {"capacity": {GPU: "1"}, "allocatable": {GPU: "1"}}}, "status"),
 }
-"""What is done to a node until pods may go there."""
+"""Changes of a node until pods may run there, in order."""
 
 
 async def refused(world: World) -> Object:
-    """Start with one node, whose GPU somebody outside Kubernetes uses, and a pod that waits."""
+    """Start with one node, whose GPU a process outside Kubernetes uses, and a waiting pod."""
     taken = world.add("taken", 1)
     await world.start()
     world.fleet.set_foreign(taken, 0, FOREIGN)
@@ -44,18 +44,18 @@ async def refused(world: World) -> Object:
 
 
 async def change(world: World, name: str, what: str) -> None:
-    """Take a node one step further."""
+    """Apply one change to a node."""
     body, subresource = CHANGES[what]
     await world.client.request(
         "PATCH",
         f"/api/v1/nodes/{name}/{subresource}".rstrip("/"),
         body,
-        content_type="application/merge-patch+json",  # a strategic one keeps what it does not name
+        content_type="application/merge-patch+json",  # a strategic merge patch keeps unnamed fields
     )
 
 
 async def nodes_asked_about(world: World, item: Object) -> set[str]:
-    """Return the nodes that kube-scheduler has asked us about for a pod, or one of its name."""
+    """Return the nodes in kube-scheduler's requests for a pod, or for a pod of its name."""
     decisions = await world.decisions(item)
     return {row["node"] for decision in decisions for row in decision["explained"]}
 

@@ -1,4 +1,4 @@
-"""Memory of shared GPUs: what pods declared stays theirs, and no other pod is promised it."""
+"""Memory of shared GPUs: pods keep their declared memory, and no other pod gets it."""
 
 from typing import Any
 
@@ -15,17 +15,18 @@ from testkit.controlplane.world import World
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 BRIEF = {"assumed": {"warm_up_seconds": 1}}
-"""The API server keeps whole seconds: a pod may start one after the start that it shows."""
+"""Short warm-up. The API server stores whole seconds: a pod may start up to one second later than
+its status says."""
 NO_MEMORY = "1 node(s) had too little free GPU memory"
 
 
 def asking(name: str, gib: int, **spec: Any) -> Object:
-    """Describe a pod that asks for so much memory of each GPU."""
+    """Build a pod that declares `gib` GiB of memory of each GPU."""
     return pod(name, annotations={"idlegpu.io/gpu-memory": f"{gib}Gi"}, **spec)
 
 
 async def tenant(world: World, node: str, declared: int, used: str = "1Mi", **spec: Any) -> Object:
-    """Have a pod hold a share of a GPU that declared so many GiB, and uses other than that."""
+    """Create a pod that holds a share of a GPU, with declared and used memory."""
     item = asking(f"{node}-{declared}", declared, nodeName=node, **spec)
     item["metadata"]["annotations"][MEMORY_ANNOTATION] = used
     await world.client.create(item)
@@ -35,7 +36,7 @@ async def tenant(world: World, node: str, declared: int, used: str = "1Mi", **sp
 
 
 async def refused(world: World, item: Object) -> str:
-    """Create a pod that gets no node, and return what kube-scheduler says of it."""
+    """Create a pod that no node accepts, and return kube-scheduler's message."""
     await world.client.create(item)
     return await world.client.wait_unschedulable(item)
 
@@ -52,7 +53,7 @@ async def test_what_a_pod_declared_is_kept_for_it_though_it_has_not_loaded_it_ye
     extender = world.services.extender
 
     async def explained() -> Any:
-        # The extender records the devices only after its answer to kube-scheduler.
+        # The extender records devices only after its answer to kube-scheduler.
         return (await extender.get("/v1/explain", {"pod": "default/large"}))["nodes"]
 
     (device,) = (await wait_for(explained, "the decision is recorded in full"))[0]["devices"]
@@ -70,7 +71,7 @@ async def test_a_limit_of_vllm_counts_as_declared_memory(world: World) -> None:
         item["spec"]["containers"][0]["args"] = ["--gpu-memory-utilization", "0.7"]
     await world.covered(card, other)
 
-    # 0.7 of 24 GiB is too much beside 10 GiB, and beside another 0.7.
+    # 0.7 of 24 GiB does not fit beside 10 GiB, nor beside another 0.7.
     assert await world.place(first) == other
     assert NO_MEMORY.replace("1", "2", 1) in await refused(world, second)
     assert await world.place(asking("small", 6)) in {card, other}
@@ -83,7 +84,7 @@ async def test_what_foreign_processes_hold_is_not_room_once_a_pod_has_left(world
     short = await tenant(world, card, 1)
     await world.covered(card)
 
-    # Seconds after the pod's end no reading is newer than that.
+    # For some seconds after the pod's end, no reading is newer than the end.
     prometheus = world.services.prometheus.process
     prometheus.pause()
     try:
@@ -104,7 +105,7 @@ async def test_what_foreign_processes_hold_is_not_room_once_a_pod_has_left(world
 async def test_what_pods_processes_do_not_explain_is_foreign_though_pods_may_still_load(
     world: World,
 ) -> None:
-    """Newer exporters say of each pod what it holds of a GPU that it shares."""
+    """Newer exporters report each pod's memory on a shared GPU."""
     card = world.add_shared("card")
     await world.start(BRIEF)
     await tenant(world, card, 12)
@@ -148,8 +149,8 @@ async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(world: World
     assert NO_MEMORY in await refused(world, large)
 
     for _ in range(3):
-        # As Kueue and Karpenter do, and kube-scheduler itself before it binds. The name stays until
-        # kube-scheduler has tried again.
+        # Kueue and Karpenter set the nominated node, and so does kube-scheduler before binding. The
+        # nomination stays until kube-scheduler has retried the pod.
         tried = len(await world.decisions(large))
         await world.client.patch(large, {"status": {"nominatedNodeName": card}}, "status")
         await world.touch(card)

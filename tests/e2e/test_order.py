@@ -1,6 +1,6 @@
-"""What kube-scheduler wishes decides among equal nodes, and never between idle and busy.
+"""kube-scheduler's own scores decide among equal nodes, but never between idle and busy ones.
 
-docs/decision.md has the arithmetic: both directions, for nodes of every usual size.
+docs/decision.md has the arithmetic; the tests cover both directions for nodes of every usual size.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ def add(world: World, kind: str, name: str, cards: int) -> str:
 
 
 async def label(world: World, labels: dict[str, dict[str, str]]) -> None:
-    """Label nodes, and wait until kube-scheduler has heard of it."""
+    """Label nodes, and wait until kube-scheduler's cache has the labels."""
     for node, given in labels.items():
         item = {"kind": "Node", "metadata": {"name": node}}
         await world.client.patch(item, {"metadata": {"labels": given}})
@@ -44,7 +44,7 @@ async def label(world: World, labels: dict[str, dict[str, str]]) -> None:
 
 
 async def avoid(world: World, *nodes: str) -> None:
-    """Taint nodes that kube-scheduler had better avoid."""
+    """Taint nodes with PreferNoSchedule."""
     for node in nodes:
         item = {"kind": "Node", "metadata": {"name": node}}
         taints = [{"key": "test.idlegpu.io/avoid", "effect": "PreferNoSchedule"}]
@@ -57,12 +57,12 @@ def zones_of(nodes: Iterable[str], zones: dict[str, dict[str, str]]) -> dict[str
 
 
 def spreading(name: str, **more: Any) -> Object:
-    """Return a pod that its zones had better have few of."""
+    """Build a pod with a soft topology spread over zones."""
     return pod(name, labels=APP, topologySpreadConstraints=[SPREAD_ZONES], **more)
 
 
 def drawn_elsewhere(name: str) -> Object:
-    """Return a pod that all wishes draw to the favoured nodes and their zone."""
+    """Build a pod whose soft constraints all prefer the favoured nodes and their zone."""
     preferred = [
         {
             "weight": 100,
@@ -73,7 +73,7 @@ def drawn_elsewhere(name: str) -> Object:
     return spreading(name, affinity=affinity)
 
 
-# --- among equal nodes kube-scheduler's wishes decide -------------------------------------------
+# --- among equal nodes kube-scheduler's scores decide ---------------------------------------------
 
 
 @pytest.mark.parametrize("cards", SIZES)
@@ -130,7 +130,7 @@ async def test_a_small_difference_in_load_is_less_than_soft_zone_spread(world: W
     assert await world.place(spreading("second")) == other
 
 
-# --- what is material is ours -------------------------------------------------------------------
+# --- the extender decides material differences ----------------------------------------------------
 
 
 @pytest.mark.parametrize("cards", SIZES)
@@ -140,7 +140,7 @@ async def test_idle_against_busy_never_loses_to_all_wishes_together(
 ) -> None:
     idle, worse = add(world, kind, "z-idle", cards), add(world, kind, "a-worse", cards)
     if kind == "whole" and cards == 1:
-        world.fleet.silence(worse)  # one that others use would be refused
+        world.fleet.silence(worse)  # a node with foreign use would be refused
     elif kind == "whole":
         world.fleet.set_foreign(worse, 0, Load(utilization=0.9, memory_bytes=30 * GIB))
     await world.start(WARM)
@@ -187,7 +187,7 @@ async def test_a_clear_difference_in_load_outweighs_soft_zone_spread(world: Worl
     await world.tenants(calm, 1, utilization=0.0)
     await world.covered(calm, busy)
     await label(world, {calm: {ZONE: "a"}, busy: {ZONE: "b"}})
-    # To this pod both are idle: what is left is how much they do.
+    # Both nodes are idle for this pod, so their load decides.
     tolerant = {"idlegpu.io/max-utilization": "100"}
     assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == calm
 
@@ -225,7 +225,7 @@ async def test_gpus_that_their_node_cannot_serve_are_no_room(
 ) -> None:
     short, roomy = world.add("z-short", 8), world.add("a-roomy", 4)
     await world.start()
-    await world.burden(short, requests=burden)  # leaves enough for one such pod, and for no second
+    await world.burden(short, requests=burden)  # leaves room for one such pod
     item = pod("hungry")
     item["spec"]["containers"][0]["resources"]["requests"] = {**asked, GPU: "1"}
 

@@ -1,4 +1,4 @@
-"""Parts that fail in the middle of it: no pod is stranded, and none goes where it is known bad."""
+"""Failing parts: no pod stays without a node, and none goes to a node that is known to be bad."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,13 +15,13 @@ from testkit.controlplane.world import World, spread
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 BETWEEN_PODS_SECONDS = 0.05
-"""Pods of a burst come so far apart, so that something can happen in its middle."""
+"""Interval between pods of a burst, so that a fault can happen in its middle."""
 
 
 async def burst(
     world: World, pods: list[Object], after: int, disturb: Callable[[], Awaitable[None]]
 ) -> list[str]:
-    """Create pods one after another, disturb once some are bound; return all their nodes."""
+    """Create pods one after another, inject a fault once some are bound; return all their nodes."""
 
     async def create() -> None:
         for item in pods:
@@ -57,7 +57,7 @@ async def test_prometheus_killed_in_a_burst_costs_no_pod_and_hides_no_bad_node(
 
     first = [pod(f"first-{number}") for number in range(12)]
     placed = await burst(world, first, 4, kill_prometheus)
-    # No reading is fresh any more, and what was bad when last seen still is.
+    # No reading is fresh any more, and the last known faults still count.
     await world.wait_gpu(good[0], 0, lambda gpu: gpu["freshness"] == "stale", "is stale")
     placed += await world.place_all([pod(f"second-{number}") for number in range(12)])
 
@@ -96,7 +96,8 @@ async def test_pods_wait_for_an_extender_that_may_not_be_ignored(world: World) -
     await world.describe(patient, "connection refused")
     assert await world.count_bound([patient]) == 0
 
-    # A Service leads to no replica that is not ready; here kube-scheduler knows its address.
+    # A Service would not forward to a replica that is not ready; here kube-scheduler has its
+    # address.
     scheduler = world.services.scheduler
     scheduler.pause()
     try:

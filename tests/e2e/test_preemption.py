@@ -1,4 +1,4 @@
-"""Preemption through the extender: nobody is evicted for load, and victims' readings count not."""
+"""Preemption with the extender: load evicts no pod, and readings of victims do not count."""
 
 import pytest
 
@@ -108,8 +108,8 @@ async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
             victim, lambda item: item["metadata"].get("deletionTimestamp"), "is being deleted"
         )
 
-    # kube-scheduler looks again only once the victims are gone and readings newer than their end
-    # still show their memory.
+    # kube-scheduler retries only once the victims are gone, and readings newer than their end still
+    # show their memory.
     scheduler = world.services.scheduler
     scheduler.pause()
     try:
@@ -130,7 +130,7 @@ async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
 
 
 async def set_finalizers(world: World, item: Object, finalizers: list[str] | None) -> None:
-    """Let a pod that is deleted stay until its finalizers are taken away."""
+    """Set finalizers, with which a deleted pod stays until they are removed."""
     await world.client.request(
         "PATCH",
         address(item),

@@ -1,4 +1,4 @@
-"""Prices in the choice of a node, beside the soft wishes of kube-scheduler."""
+"""Prices in the choice of a node, together with kube-scheduler's soft constraints."""
 
 import pytest
 
@@ -20,7 +20,7 @@ async def test_the_cheaper_of_two_idle_nodes_is_taken_unless_the_pod_names_the_d
     assert await world.place(pod("any")) == cheap
     named = pod("named", annotations={"idlegpu.io/prefer-models": "A100"})
     assert await world.place(named) == dear
-    # The cheap node is full after this one, and a dear GPU is better than none.
+    # The cheap node is full after this pod, and an expensive GPU is better than none.
     assert await world.place(pod("last-cheap")) == cheap
     assert await world.place(pod("dear")) == dear
 

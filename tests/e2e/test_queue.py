@@ -1,7 +1,7 @@
-"""Pods that were refused and are tried again and again do not hold up others.
+"""Pods that are refused repeatedly do not delay other pods.
 
-From 1.37 on kube-scheduler tries every refused pod again whenever any pod is bound, changes or
-ends. The shipped configuration has them wait behind all pods that were not refused just now.
+From 1.37 on kube-scheduler retries every refused pod whenever any pod is bound, changed or deleted.
+With the shipped configuration they wait behind all other pods.
 """
 
 import asyncio
@@ -26,26 +26,27 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 WAITING: Final = 30
 ANSWER_SECONDS: Final = 0.4
-"""Trying all of them takes longer than kube-scheduler's usual longest back-off, 10 s."""
+"""Duration of an answer. With it, trying all pods takes longer than kube-scheduler's default
+longest back-off, 10 s."""
 STEADY_TRIES: Final = 3
-"""After so many tries of each the back-off is longer than that."""
+"""Number of tries of each pod after which the back-off is longer than that."""
 OTHERS: Final = 5
 MOST_BEFORE: Final = WAITING // 3
-"""Tries that may come before another pod: one that is under way, and those until its binding."""
+"""Largest number of tries before another pod: those under way, and those until its binding."""
 
 
 class Refusing:
-    """An extender that refuses every node, slowly.
+    """Extender that refuses every node, slowly.
 
     Attributes:
-        tries: by pod.
+        tries: number of filter calls by pod.
     """
 
     def __init__(self) -> None:
         self.tries: Counter[str] = Counter()
 
     async def filter(self, request: web.Request) -> web.Response:
-        """Refuse."""
+        """Refuse all nodes."""
         question = await request.json()
         self.tries[question["Pod"]["metadata"]["name"]] += 1
         await asyncio.sleep(ANSWER_SECONDS)
@@ -53,7 +54,7 @@ class Refusing:
         return web.json_response({"NodeNames": [], "FailedAndUnresolvableNodes": refused})
 
     def app(self) -> web.Application:
-        """Return what to serve."""
+        """Build the application."""
         app = web.Application()
         app.router.add_post("/filter", self.filter)
         return app
@@ -61,7 +62,7 @@ class Refusing:
 
 @asynccontextmanager
 async def busy_cluster(cluster: ApiClient) -> AsyncIterator[None]:
-    """Change a pod that runs, again and again, while the context is open."""
+    """Change a running pod repeatedly while the context is open."""
     tenant = pod("tenant", 0, nodeName="node")
     await cluster.create(tenant)
 
@@ -86,7 +87,7 @@ async def test_others_are_bound_before_pods_that_are_tried_again_and_again(
     await cluster.create(node("node"))
     async with serve(refusing.app()) as url, busy_cluster(cluster):
         config = scheduler_config(url, {"httpTimeout": "5s"})
-        # It would begin with 1 s and double it: this is soon the same, and sooner here.
+        # The default starts with 1 s and doubles it: soon this is the same.
         scheduler = kube_scheduler(control_plane, config | {"podInitialBackoffSeconds": 10})
         await scheduler.start()
         try:

@@ -1,4 +1,4 @@
-"""A real GPU in a real cluster: its agent reads it, and a real process outside Kubernetes uses it.
+"""A real GPU in a real cluster, read by an agent, with a real process outside Kubernetes.
 
 The cluster's node with the GPUs of this machine is called `a-real`; no kubelet runs on it.
 """
@@ -48,7 +48,7 @@ def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
 
 
 def hold(kubelet: FakeKubelet, item: Object) -> None:
-    """Have the kubelet give all GPUs to a pod that was bound."""
+    """Let the kubelet report that a bound pod holds all GPUs."""
     metadata = item["metadata"]
     (logs_of(kubelet) / "_".join(metadata[name] for name in ("namespace", "name", "uid"))).mkdir()
     kubelet.pods = [held(metadata["name"], container("main", *uuids()))]
@@ -63,7 +63,7 @@ def logs_of(kubelet: FakeKubelet) -> Path:
 async def agent_of(
     world: World, tokens: Tokens, node: str, kubelet: FakeKubelet
 ) -> AsyncIterator[str]:
-    """Run the agent of this machine as a node's; yield where it serves."""
+    """Run this machine's agent as that of a node; yield its URL."""
     await world.register()
     await tokens.issue_all([node])
     port = free_port()
@@ -90,7 +90,7 @@ async def agent_of(
 
 
 async def start(world: World, tokens: Tokens) -> None:
-    """Have extender and kube-scheduler run; only agents tell of GPUs."""
+    """Run extender and kube-scheduler with agents as the only source."""
     services = world.services
     told: Object = {
         "prometheus": {"url": ""},
@@ -107,13 +107,13 @@ async def start(world: World, tokens: Tokens) -> None:
 
 
 async def first_gpu(world: World, node: str) -> Object | None:
-    """Return what the extender knows of the first GPU of a node."""
+    """Return the extender's view of a node's first GPU."""
     found = [gpu for key, gpu in (await world.gpus()).items() if key[0] == node]
     return next((gpu for gpu in found if gpu["index"] == 0), None)
 
 
 async def waited_for(world: World, node: str, holds: Callable[[Object], bool]) -> float:
-    """Wait until something holds for the first GPU of a node; return how many seconds it took."""
+    """Wait until a node's first GPU meets a condition; return the seconds that it took."""
     started = time.monotonic()
     gpu: Object | None = None
 
@@ -138,7 +138,7 @@ def is_foreign(gpu: Object) -> bool:
 
 
 async def foreign_use(agent: str) -> Foreign | None:
-    """Return the use of the GPU that its agent accounts to no pod."""
+    """Return the use of the GPU that its agent attributes to no pod."""
     async with aiohttp.ClientSession() as session, session.get(f"{agent}/v1/report") as response:
         device = decode(await response.read()).devices[0]
     return device.foreign if device.foreign and device.foreign.memory_bytes else None
@@ -152,12 +152,12 @@ def say(text: str) -> None:
 async def cluster_with(
     world: World, tmp_path: Path, kubelet: FakeKubelet
 ) -> AsyncIterator[tuple[str, str, str]]:
-    """Have a cluster of this machine and a simulated node as large; yield their names.
+    """Create a cluster of this machine and a simulated node of the same size.
 
-    Besides, yields where the agent of this machine serves.
+    Yields both names, and the URL of this machine's agent.
     """
     real, other = (world.add(name, cards=len(uuids())) for name in ("a-real", "b-other"))
-    # Enough for idle GPUs of this machine to be preferred, and no foreign use.
+    # High enough thresholds for idle GPUs of this machine, without foreign use.
     for index in range(len(uuids())):
         world.fleet.set_utilization(other, index, 0.05)
     async with AsyncExitStack() as stack:

@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 BETWEEN_PODS_SECONDS = 0.05
 LAG_SECONDS = 1.0
-"""Every node knows so late that a replica is not ready any more."""
+"""Delay until every node knows that a replica is not ready any more."""
 DRAIN_SECONDS = 3
 GRACE_SECONDS = 40.0
 
 
 @asynccontextmanager
 async def two_replicas(world: World) -> AsyncIterator[Service]:
-    """Have kube-scheduler ask two replicas that know each other, and wait for an answer."""
+    """Run kube-scheduler with two replicas that know each other, and wait for an answer."""
     services = world.services
     second = services.replica("e2e-replica-2")
     replicas = (services.extender, second)
@@ -49,13 +49,13 @@ async def two_replicas(world: World) -> AsyncIterator[Service]:
             await wait_for(are_ready, "both replicas are ready")
             yield service
     finally:
-        # A drain at the end is nobody's: what comes next starts them anew.
+        # A drain would only delay the end: the next test restarts them.
         services.extender.process.kill()
         second.process.kill()
 
 
 async def attempts(scheduler: ServerProcess, result: str) -> float:
-    """Return how many attempts of kube-scheduler to place a pod had such a result."""
+    """Return the number of kube-scheduler's scheduling attempts with a result."""
     url = scheduler.ready_url.replace("/readyz", "/metrics")
     async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as answer:
         families = list(text_string_to_metric_families(await answer.text()))
@@ -75,8 +75,8 @@ async def placed_while(
     Args:
         world: the cluster.
         disturb: ends a replica, and returns when it has ended.
-        after: it is called when so many pods are bound.
-        beyond: so many come after it has returned.
+        after: number of bound pods before the disturbance.
+        beyond: number of pods after it.
     """
     pods: list[dict[str, Any]] = []
     disturbing: asyncio.Task[None] | None = None
@@ -109,7 +109,7 @@ async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World)
         ended = list[str]()
 
         async def node_index() -> None:
-            endpoint = service.asked  # the one that kube-scheduler has a connection to
+            endpoint = service.asked  # the replica to which kube-scheduler has a connection
             await service.delete(endpoint, GRACE_SECONDS)
             ended.append(endpoint.server.process.describe())
 
@@ -140,8 +140,8 @@ async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bo
 
             await wait_for(is_asked, "a call is in flight")
             request_tracker.append(endpoint.waiting)
-            # On a busy machine it is seconds until the kernel is done with it, and the Service,
-            # which is of this process, must go on meanwhile.
+            # On a busy machine the kernel needs seconds to end the process, and the Service in this
+            # process must go on meanwhile.
             await asyncio.to_thread(process.kill)
 
             async def is_withdrawn() -> bool:
@@ -152,11 +152,11 @@ async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bo
         placed = await placed_while(world, die)
         errors = await attempts(scheduler, "error")
 
-        # The call in flight; where the kernel takes a second to be done with the replica,
-        # kube-scheduler gives it up before, and those that it makes until then.
+        # The call in flight. If the kernel needs a second to end the replica, kube-scheduler times
+        # out before, and so do its calls until then.
         assert request_tracker[0] == 1
         assert service.broken == 1 or (service.broken == 0 and service.given_up)
-        # Until every node knew, the Service led new connections there, too.
+        # Until every node knows, the Service forwards new connections to it.
         assert errors <= service.failed
     assert spread(placed).keys() == set(nodes)
 

@@ -1,4 +1,6 @@
-"""In shadow kube-scheduler places pods as if it did not ask us, and all is decided and recorded."""
+"""Shadow mode: kube-scheduler places pods without the extender, which decides and records all the
+same.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,7 @@ SHADOW: Mapping[str, object] = {**SPREAD, "mode": "shadow", "wire": {"shortlist"
 
 
 async def alone(world: World) -> None:
-    """Have kube-scheduler ask nobody."""
+    """Run kube-scheduler without extenders."""
     config = {**world.services.scheduler_config(), "extenders": []}
     await world.services.ensure_scheduler(config)
 
@@ -32,7 +34,8 @@ async def removed(world: World, *items: Object) -> None:
 
 
 async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path: Path) -> None:
-    # What kube-scheduler likes least is what we like best: its nodes are full but for the GPUs.
+    # The nodes that the extender prefers are full except for their GPUs, so kube-scheduler likes
+    # them least.
     idle, busy = world.add("idle", 8), world.add("busy", 8)
     dead = world.add("dead", 4)
     log = tmp_path / "decisions"
@@ -58,11 +61,12 @@ async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path:
     for one in (filtered, scored):
         assert one["is_shadow"]
         assert one["node"] == idle
-        assert one["candidates"] == 3  # a shortlist of one would have left one to prioritize
+        # with a shortlist of one, kube-scheduler would not call prioritize
+        assert one["candidates"] == 3
     await wait_bound(world, shadow, busy)
 
     async def is_logged() -> bool:
-        # The file is there from its first lines on, which are written some time after the answer.
+        # The file appears with its first lines, some time after the answer.
         return log.exists() and any(isinstance(line, LoggedBinding) for line in read_log([log]))
 
     await wait_for(is_logged, "the binding is in the log of decisions")
@@ -75,7 +79,7 @@ async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path:
 
 
 async def wait_bound(world: World, item: Object, node: str) -> None:
-    """Wait until the extender has seen where a pod was bound, and says that it was not ours."""
+    """Wait until the extender knows that a pod was bound, and not to its choice."""
 
     async def is_told() -> bool:
         newest = max(await world.decisions(item), key=lambda one: int(one["number"]))

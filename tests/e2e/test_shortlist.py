@@ -1,4 +1,4 @@
-"""Filter names only a few of our best nodes: no pod is ever left without a node for that."""
+"""Shortlists: filter returns only some of the best nodes, and never leaves a pod without a node."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,14 +19,14 @@ REFUSED = "node(s) were refused by the other extender"
 
 
 async def start_scheduler(world: World, *others: Object, **changes: object) -> None:
-    """Start kube-scheduler anew with further extenders after ours, and with other settings."""
+    """Restart kube-scheduler with further extenders after idlegpu, and with other settings."""
     config = world.services.scheduler_config()
     config["extenders"] += others
     config |= {"podInitialBackoffSeconds": 1, "podMaxBackoffSeconds": 2, **changes}
     await world.services.ensure_scheduler(config)
 
 
-# --- kube-scheduler's own filters have run before us ----------------------------------------------
+# --- kube-scheduler's own filters run first -------------------------------------------------------
 
 
 def tolerant(name: str) -> Object:
@@ -51,7 +51,7 @@ async def test_where_our_best_nodes_are_ruled_out_the_pod_gets_the_next(world: W
     await world.start({**ONE, "strategy": "spread"})
     assert await world.place(pod("anywhere")) == best
 
-    # By affinity, then by CPU, then by a taint: each time more of our best nodes are left out.
+    # By affinity, by CPU, then by a taint: each filter removes more of the best nodes.
     assert await world.place(anywhere_but("picky", best)) == good
     await world.burden(best)
     assert await world.place(hungry("hungry")) == good
@@ -106,7 +106,7 @@ async def test_a_pod_preempts_although_it_is_offered_one_node(world: World) -> N
     assert await world.count_bound(victims) == 2
 
 
-# --- where none passes ----------------------------------------------------------------------------
+# --- if no node passes ----------------------------------------------------------------------------
 
 
 async def test_where_none_passes_each_node_is_counted_with_its_reason(world: World) -> None:
@@ -159,7 +159,7 @@ def other(url: str, *, ignorable: bool) -> Object:
 
 
 async def best_of_three(world: World, shortlist: int) -> tuple[str, str]:
-    """Start with three nodes; return our best and our second."""
+    """Start with three nodes; return the extender's best and second best."""
     best, second = world.add("best", 8), world.add("second", 4)
     world.add("third", 2)
     await world.start({"wire": {"shortlist": shortlist}, "strategy": "spread"})
@@ -178,7 +178,7 @@ async def test_without_a_shortlist_another_extender_may_refuse_our_best_node(wor
 async def test_an_extender_that_is_not_ignorable_is_asked_before_us(world: World) -> None:
     best, second = await best_of_three(world, 1)
     async with refusing(best) as url:
-        # It stands after ours in the configuration, and ours is ignorable.
+        # It comes after idlegpu in the configuration, and idlegpu is ignorable.
         await start_scheduler(world, other(url, ignorable=False))
 
         assert await world.place(pod("stock")) == second
@@ -193,5 +193,5 @@ async def test_with_a_shortlist_a_pod_waits_for_what_a_later_extender_refuses(wo
 
         message = await world.client.wait_unschedulable(stock)
 
-        # Those that we left out have no reason of their own, and preemption passes them over.
+        # Nodes outside the shortlist have no reason, and preemption skips them.
         assert message.startswith(f"0/3 nodes are available: 1 {REFUSED}. ")

@@ -1,4 +1,4 @@
-"""What readings say of GPUs: present and hour, power, use from outside, what no source tells."""
+"""Readings of GPUs: recent and hourly use, power, foreign use, missing signals."""
 
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from testkit.controlplane.world import World
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 MEASURED: Final = {"assumed": {"warm_up_seconds": 1, "loading_seconds": 0}}
-"""Pods count by what is measured of them, right after their start."""
+"""Short warm-up, so that measured values count right after a pod's start."""
 
 IDLE_ALONE: Final = {"idlegpu.io/require-idle": "true"}
 WITHOUT_PODS: Final = ExporterBuild(has_pods=False)
@@ -22,12 +22,12 @@ OUTSIDE: Final = "a process outside Kubernetes uses it"
 
 
 def room(memory: str) -> Object:
-    """Return the annotation by which a pod asks for so much memory."""
+    """Return the annotation that requests memory."""
     return {"annotations": {"idlegpu.io/gpu-memory": memory}}
 
 
 async def passed(world: World, seconds: float) -> None:
-    """Wait until so much time has passed in the fleet: what goes on there takes its time."""
+    """Wait until a time has passed on the fleet's clock."""
     until = world.fleet.clock() + seconds
 
     async def is_over() -> bool:
@@ -37,7 +37,7 @@ async def passed(world: World, seconds: float) -> None:
 
 
 async def hold(world: World, node: str, count: int, *, utilization: float, memory: str) -> None:
-    """Have pods hold GPUs of a node whose exporter knows of none."""
+    """Create pods that hold GPUs of a node whose exporter does not report pods."""
     annotations = {
         "simulation.idlegpu.io/utilization": str(utilization),
         "simulation.idlegpu.io/memory": memory,

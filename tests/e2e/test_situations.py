@@ -1,4 +1,4 @@
-"""Situations that need little of a cluster each: all in one world, each among its own nodes."""
+"""Small situations that share one world, each on its own nodes."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -30,12 +30,12 @@ NAMED: Final = {
     "internal-dns": DNS.partition(".")[0],
     "host": HOST,
 }
-"""By node, how its exporter calls it; braces stand for what the names of all nodes begin with."""
+"""Names of nodes in their exporters; braces stand for the prefix of all nodes' names."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(services: Services) -> AsyncIterator[World]:
-    """Everything runs but kubelets: here pods start and end when the tests say."""
+    """Yield a world without kwok: the tests set the phases of pods."""
     prefix = "one"
     async with open_world(services, prefix) as opened:
         for name in ("a-plain", "b-pulled", "end", "promised-foreign", "promised-broken"):
@@ -67,7 +67,7 @@ def of(world: World, name: str) -> str:
 
 
 async def describe_nodes(world: World) -> None:
-    """Give nodes what their kubelets and clouds say of them."""
+    """Set labels, taints and addresses of nodes as their kubelets and clouds do."""
 
     async def change(name: str, body: Object, subresource: str = "") -> None:
         item = {"kind": "Node", "metadata": {"name": of(world, name)}}
@@ -88,7 +88,7 @@ async def describe_nodes(world: World) -> None:
 
 
 def among(world: World, name: str, *nodes: str, gpus: int = 1, **more: Any) -> Object:
-    """Describe a pod that may go to some nodes alone."""
+    """Build a pod that may run only on some nodes."""
     hosts = [of(world, node) for node in nodes]
     term = {"key": "kubernetes.io/hostname", "operator": "In", "values": hosts}
     required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
@@ -97,7 +97,7 @@ def among(world: World, name: str, *nodes: str, gpus: int = 1, **more: Any) -> O
 
 
 async def tell(world: World, item: Object, phase: str, state: Object) -> None:
-    """Let the kubelet of a pod say how far it is."""
+    """Set the phase and container state of a pod, as its kubelet would."""
     statuses = [
         {
             "name": "main",
@@ -223,7 +223,7 @@ async def test_a_failure_with_an_xid_at_that_time_counts_at_once(world: World) -
     fails = pod("fails", nodeName=faulty)
     await world.client.create(fails)
     now = world.fleet.clock()
-    world.fleet.set_xid(faulty, 0, 74)  # which alone says nothing against it for one GPU
+    world.fleet.set_xid(faulty, 0, 74)  # which alone is no fault for one GPU
     await tell(world, fails, "Running", {"running": {"startedAt": timestamp(now)}})
 
     ended = {"startedAt": timestamp(now), "finishedAt": timestamp(now + 1), "exitCode": 1}

@@ -1,4 +1,6 @@
-"""Pods that a real kube-scheduler binds without asking, and replicas that tell each other."""
+"""Pods that a real kube-scheduler binds without calling the extender, and replicas that exchange
+their requests.
+"""
 
 import re
 from collections import Counter
@@ -27,20 +29,20 @@ MESSAGE: Final = "pods bound without our answer"
 
 
 class Watched:
-    """What one extender counted and wrote since it was last started."""
+    """Metrics and log of one extender since its last start."""
 
     def __init__(self, server: ExtenderServer) -> None:
         self._server = server
         self._written = 0
 
     async def restart(self) -> None:
-        """Have the next start be a fresh one."""
+        """Stop the extender, so that the next start is a fresh one."""
         await self._server.process.stop()
         log = self._server.process.log
         self._written = log.stat().st_size if log.exists() else 0
 
     async def counted(self) -> dict[str, int]:
-        """Return the counted pods by reason."""
+        """Return the number of pods bound without a call, by reason."""
         async with (
             self._server.session() as session,
             session.get("/metrics") as answer,
@@ -55,11 +57,11 @@ class Watched:
         return dict(counts)
 
     async def accused(self) -> dict[str, int]:
-        """Return the reasons for which any pod was counted, and how many."""
+        """Return the number of pods by reason, without reasons of no pod."""
         return {reason: count for reason, count in (await self.counted()).items() if count}
 
     async def judged(self, pods: int) -> Object:
-        """Wait until so many pods are judged; return what is said of them."""
+        """Wait until `pods` pods are classified; return the answer about them."""
         report: Object = {}
 
         async def are_judged() -> bool:
@@ -71,19 +73,19 @@ class Watched:
         return report
 
     async def chosen(self) -> set[str]:
-        """Return the pods that this replica gave scores for."""
+        """Return the pods that this replica has scored."""
         answer = await self._server.get("/v1/decisions", {"brief": "true"})
         return {it["pod"] for it in answer["decisions"] if it["verb"] == "prioritize"}
 
     def lines(self) -> list[Object]:
-        """Return the lines of the log about pods bound unasked."""
+        """Return the log lines about pods bound without a call."""
         with self._server.process.log.open("rb") as log:
             log.seek(self._written)
             written = [line for line in log if MESSAGE.encode() in line]
         return [orjson.loads(line) for line in written]
 
     async def told(self) -> list[Object]:
-        """Return the same once there is one: lines are written some time after what they tell."""
+        """Wait for such log lines and return them: they are written some time after the event."""
 
         async def is_told() -> bool:
             return bool(self.lines())
@@ -98,7 +100,7 @@ def watched(services: Services) -> Watched:
 
 
 async def without_extenders(world: World) -> None:
-    """Have kube-scheduler run with a configuration that does not name us."""
+    """Run kube-scheduler with a configuration without the extender."""
     config = world.services.scheduler_config()
     await world.services.ensure_scheduler({**config, "extenders": []})
 
@@ -156,7 +158,7 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
     await world.start(extender={"httpTimeout": "300ms", "ignorable": True})
     extender = world.services.extender.process
 
-    # It keeps the connection: over TLS a question on a new one would never get here.
+    # It keeps the connection: over TLS a request on a new connection would not get here.
     await world.place(pod("before"))
     extender.pause()
     try:
@@ -215,7 +217,7 @@ async def test_with_the_shipped_configuration_a_burst_counts_nothing(
 
 @asynccontextmanager
 async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[list[Watched]]:
-    """Run two extenders, and a kube-scheduler that asks the one about every other pod."""
+    """Run two extenders, and a kube-scheduler that calls the second for every other pod."""
     services = world.services
     other = services.replica("e2e-second-extender")
     servers = [services.extender, other]
@@ -228,21 +230,22 @@ async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[
         try:
             for each in watched:
                 await each.restart()
-            # On a busy machine kube-scheduler would give up after the shipped 1 s, and place a pod
-            # without an answer: then it is rightly accused.
+            # With the shipped 1 s kube-scheduler might time out on a busy machine, and place a pod
+            # without an answer; the count would then be right, but the test would fail.
             patient = {"urlPrefix": url, "httpTimeout": "30s"}
             await world.start(settings, kubelets=False, extender=patient)
             await other.ensure(services.extender.settings)
             await wait_for(lambda: hear_each_other(servers), "the replicas hear each other")
             for each in watched:
-                await each.chosen()  # who asks is known from now on, whatever the API server does
+                # requests are attributed from now on, whatever the API server does
+                await each.chosen()
             yield watched
         finally:
             await other.process.stop()
 
 
 async def hear_each_other(servers: list[ExtenderServer]) -> bool:
-    """Tell whether each of the replicas answers the other."""
+    """Return whether each replica has received a message of the other."""
     answering = []
     for server in servers:
         if not server.settings.get("peers"):
@@ -273,8 +276,8 @@ async def test_burst_asked_of_two_replicas_in_turn_is_spread(world: World) -> No
     async with two_replicas(world) as watched:
         world.fleet.freeze()
         scheduler, apiserver = world.services.scheduler, world.services.plane.apiserver
-        # kube-scheduler finds the pods in its watch when it wakes, and places them in its own mind
-        # while the API server hangs: no replica sees what the other did unless it is told.
+        # When kube-scheduler continues, it finds the pods in its watch and assumes them while the
+        # API server hangs: a replica knows the other's requests only from its messages.
         scheduler.pause()
         try:
             await world.client.create_all(pods)
@@ -292,13 +295,13 @@ async def test_burst_asked_of_two_replicas_in_turn_is_spread(world: World) -> No
 
 
 async def all_seen(world: World, pods: list[Object]) -> bool:
-    """Tell whether another watch, our fleet's, has shown all of these pods."""
+    """Return whether the fleet's own watch has shown all of these pods."""
     listed = await world.client.list_pods()
     names = {item["metadata"]["name"] for item in listed}
     return {item["metadata"]["name"] for item in pods} <= names
 
 
 async def all_decided(watched: list[Watched], count: int) -> bool:
-    """Tell whether the replicas together have chosen nodes for so many pods."""
+    """Return whether the replicas together have chosen nodes for `count` pods."""
     chosen = [await each.chosen() for each in watched]
     return len(set().union(*chosen)) >= count and all(chosen)

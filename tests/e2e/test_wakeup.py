@@ -1,6 +1,6 @@
-"""Pods that we refused are tried again once a node would do, although no Kubernetes object moves.
+"""Waiting pods that are retried once a node has room, although no Kubernetes object changed.
 
-A foreign process is what keeps them waiting: it comes and goes without any trace but in metrics.
+A foreign process keeps them waiting; only metrics show its start and end.
 """
 
 import json
@@ -32,7 +32,7 @@ LEASE: Final = "/apis/coordination.k8s.io/v1/namespaces/idlegpu/leases/idlegpu-w
 
 
 async def stays_waiting(world: World, patient: Object) -> None:
-    """Watch a pod for a while: nobody tries it."""
+    """Check for a while that kube-scheduler does not retry a pod."""
     tried = len(await world.decisions(patient))
     started = time.monotonic()
 
@@ -45,14 +45,14 @@ async def stays_waiting(world: World, patient: Object) -> None:
 
 
 def lines(server: ExtenderServer, start: int, event: str) -> list[Object]:
-    """Return the log lines of an event that an extender wrote since its log was so long."""
+    """Return the log lines of an event that an extender wrote after an offset."""
     text = server.process.log.read_bytes()[start:].decode()
     logged = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return [line for line in logged if line["event"] == event]
 
 
 async def woke(server: ExtenderServer, start: int) -> int:
-    """Return how often an extender logged that it woke pods, once it did: a line comes late."""
+    """Wait until an extender has logged that it woke pods; return how often it did."""
 
     async def is_told() -> int:
         return len(lines(server, start, "woke waiting pods"))
@@ -65,7 +65,7 @@ def log_length(server: ExtenderServer) -> int:
 
 
 async def holds_lease(world: World, server: ExtenderServer) -> None:
-    """Wait until an extender is the one that wakes."""
+    """Wait until an extender holds the lease for waking."""
 
     async def is_holder() -> bool:
         lease = await world.client.request("GET", LEASE)
@@ -77,7 +77,7 @@ async def holds_lease(world: World, server: ExtenderServer) -> None:
 
 @asynccontextmanager
 async def second_replica(world: World) -> AsyncIterator[ExtenderServer]:
-    """Run another extender with the same settings; kube-scheduler does not ask it."""
+    """Run another extender with the same settings; kube-scheduler does not call it."""
     other = world.services.replica("extender-2")
     try:
         await other.ensure(world.services.extender.settings)
@@ -88,7 +88,7 @@ async def second_replica(world: World) -> AsyncIterator[ExtenderServer]:
 
 async def test_a_waiting_pod_is_bound_soon_after_its_gpu_turns_idle(world: World) -> None:
     node = await start(world)
-    for name in ("first", "second"):  # kube-scheduler itself would wait for minutes
+    for name in ("first", "second"):  # kube-scheduler alone would wait for minutes
         await make_busy(world, node)
         patient = await refused(world, name)
         await make_idle(world, node)
@@ -112,7 +112,8 @@ async def test_a_new_node_takes_pods_at_once_and_waiting_ones_once_it_is_known_t
 
     stock = pod("stock", nodeSelector={"kubernetes.io/hostname": node})
     assert await world.place(stock) == node
-    await world.decided(patient, more_than=tried)  # kube-scheduler tries it for the new node
+    # kube-scheduler retries it because of the new node
+    await world.decided(patient, more_than=tried)
     assert await world.count_bound([patient]) == 0
     world.scrape()
 
@@ -148,7 +149,7 @@ async def test_without_waking_the_pod_waits_on(world: World) -> None:
 async def test_without_the_rights_the_log_says_so_once_and_the_rest_works(world: World) -> None:
     server = world.services.extender
     since = log_length(server)
-    node = await start(world, namespace="default")  # the rights are for another one
+    node = await start(world, namespace="default")  # the rights belong to another extender
     patient = await refused(world)
     await make_idle(world, node)
 
@@ -191,7 +192,7 @@ async def test_of_two_replicas_one_wakes_and_the_other_takes_over(world: World) 
 
         await make_busy(world, node)
         another = await refused(world, "another")
-        # What kube-scheduler asks is one thing, who wakes another: it gives the lease back.
+        # Calls and the lease are independent: this extender releases the lease.
         await first.process.stop()
         await holds_lease(world, second)
         await first.process.start()
@@ -218,7 +219,7 @@ async def test_a_nodes_annotation_wakes_as_well(world: World) -> None:
 
 @asynccontextmanager
 async def may_patch_pods(world: World) -> AsyncIterator[None]:
-    """Let the extender change pods, as the component `wake-pods` does."""
+    """Let the extender patch pods, as the component `wake-pods` does."""
     user = world.services.plane.users[EXTENDER]
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
     async with world.client.granted(user, rules):

@@ -27,7 +27,7 @@ async def make_idle(world: World, node: str) -> None:
 
 
 async def refused(world: World, name: str = "patient", **spec: Any) -> Object:
-    """Create a pod that is refused, and wait until kube-scheduler would try it again at once."""
+    """Create a pod that is refused, and wait until its back-off in kube-scheduler is over."""
     patient = pod(name, annotations=PATIENT, **spec)
     await world.client.create(patient)
     assert "node(s) had" in await world.client.wait_unschedulable(patient)
@@ -47,7 +47,7 @@ def _seconds(at: str) -> float:
 
 
 async def start(world: World, **wake: Any) -> str:
-    """Start with one node of one GPU that somebody outside Kubernetes uses."""
+    """Start with one node of one GPU that a process outside Kubernetes uses."""
     node = world.add("only", cards=1)
     await world.start({"wake": wake})
     await make_busy(world, node)

@@ -1,4 +1,4 @@
-"""The fleet that these tests look at, and the server that shows it."""
+"""Fleet of these tests, and the server that shows it."""
 
 import pytest
 

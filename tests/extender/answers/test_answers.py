@@ -61,7 +61,7 @@ QUESTIONS: Final[dict[str, Route[Any]]] = {
 
 
 class Bypassed:
-    """Reports a pod that was bound without us."""
+    """Stand-in that reports one pod that was bound without a call."""
 
     def report(self) -> BypassEvidence:
         group = BoundPods(

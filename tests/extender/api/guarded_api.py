@@ -1,4 +1,4 @@
-"""An API with one pod of each of two tenants, behind its access checks."""
+"""API with one pod of each of two tenants, behind its access checks."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 @dataclass
 class GuardedApi:
-    """An API with one pod in each namespace, and its clock."""
+    """API with one pod in each namespace, and its clock."""
 
     reviewers: Reviewers
     kube: KubeClient
@@ -40,7 +40,7 @@ class GuardedApi:
 
 @asynccontextmanager
 async def guarded_api(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[GuardedApi]:
-    """Build the API, with a stand-in of the API server; yields it."""
+    """Build the API with a stand-in for the API server, and yield it."""
     async with reviewing(tmp_path) as (reviewers, kube):
         reviewers.users[TOKEN] = "alice"
         metrics = Metrics()

@@ -1,4 +1,4 @@
-"""Who is let in, what they see, and what the API server is asked for it."""
+"""Access control: permitted callers, visible pods, and requests to the API server."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -81,12 +81,12 @@ async def test_health_the_pages_files_and_paths_that_look_after_themselves_need_
     client = await guarded.open()
 
     guarded.reviewers.rights["alice"] = {EVERYWHERE}
-    assert await shown(client) == ["blue/a", "red/b"]  # on the connection that is used again
+    assert await shown(client) == ["blue/a", "red/b"]  # on the reused connection
     for path in ("/healthz", "/page/app.js", "/webhook"):
         response = await client.get(path)
 
         assert response.status == 200
-        # The caller is unknown, so no pod may be in the answer.
+        # The caller is unknown, so the answer must contain no pod.
         assert (await response.json())["pods"] == ["another pod", "another pod"]
 
 
@@ -98,7 +98,7 @@ async def test_an_unknown_path_is_404_only_for_callers_who_may_read(guarded: Gua
 
 
 async def test_a_token_for_another_caller_is_refused(guarded: GuardedApi) -> None:
-    guarded.reviewers.knows_audiences = False  # as a token for the API server itself is answered
+    guarded.reviewers.knows_audiences = False  # answered like a token for the API server itself
     client = await guarded.open()
 
     response = await client.get("/v1/pods", headers=BEARER)
@@ -251,7 +251,7 @@ async def test_a_browser_shows_its_token_once_and_keeps_it_where_no_script_reads
     assert cookie.startswith(f"{COOKIE}={TOKEN};")
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
-    assert "Path" not in cookie  # that of the request: /v1, behind whatever proxy
+    assert "Path" not in cookie  # the path of the request: /v1, behind any proxy
     reported = await client.get("/v1/session", headers={"Cookie": f"{COOKIE}={TOKEN}"})
     assert await reported.json() == {"user": "alice", "sees_all": False, "namespaces": ["red"]}
     assert reported.headers["Cache-Control"] == "no-store"

@@ -1,4 +1,4 @@
-"""That no caller uses up what the API server answers for all, nor another site's page a browser."""
+"""Fair shares of the API server's reviews among callers, and protection from other sites."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def guarded(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[G
 
 
 async def guess(client: Client, guesses: int, source: str = "") -> list[int]:
-    """Send some unknown tokens at once; return the statuses of the answers."""
+    """Send unknown tokens concurrently; return the statuses of the answers."""
 
     async def one(number: int) -> int:
         headers = {"Authorization": f"Bearer guess{source}{number}"}
@@ -55,9 +55,9 @@ async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
     await shown(client)
 
     assert set(await guess(client, 50)) == {401, 429}
-    # One second's worth, of which alice had one, and what has become due since.
+    # One second's quota, minus alice's request, plus what accrued since.
     assert len(guarded.reviewers.tokens_asked) <= 5 + 5 * (clock() - begun) + 1
-    assert await shown(client) == ["blue/a", "red/b"]  # who is known is not kept out
+    assert await shown(client) == ["blue/a", "red/b"]  # known callers are not affected
 
 
 async def test_who_guesses_tokens_does_not_block_another_address(
@@ -88,8 +88,8 @@ async def test_who_guesses_tokens_does_not_block_another_address(
             task.cancel()
         await asyncio.wait(guessing)
 
-    # alice comes as soon as the one before her has had its turn: one after the other she would be
-    # the 21st.
+    # alice sends as soon as her previous request was served: one after the other she would be the
+    # 21st.
     assert TOKEN in after[:10]
 
 
@@ -126,13 +126,13 @@ async def test_a_users_questions_wait_for_each_other_and_not_others_for_them(
         return asyncio.create_task(client.get("/v1/pods", headers=headers))
 
     greedy = [get(f"mallory{number}") for number in range(8)]
-    await eventually(lambda: len(guarded.reviewers.rights_asked) == 2)  # as many as may
+    await eventually(lambda: len(guarded.reviewers.rights_asked) == 2)  # as many as permitted
     modest = get(TOKEN)
     await eventually(lambda: TOKEN in guarded.reviewers.tokens_asked)
     guarded.reviewers.hold.set()
     await asyncio.wait([modest, *greedy])
 
-    # alice's one question comes before those that mallory's other tokens have.
+    # alice's one request comes before those of mallory's other tokens.
     assert ("alice", "") in guarded.reviewers.rights_asked[:5]
 
 
@@ -205,7 +205,7 @@ async def test_a_pod_is_shown_at_once_in_a_namespace_that_has_just_come(
 
 
 def app_of(guarded: GuardedApi, settings: Settings, world: World | None = None) -> web.Application:
-    """Return the API as it is served by the settings."""
+    """Return the API as served with these settings."""
     world = world or World()
     access = make_access(
         guarded.kube, settings, world.fleet, world.history, world.metrics.api_requests

@@ -1,4 +1,4 @@
-"""How often the API server is asked about one caller, however often the caller asks."""
+"""Number of access reviews for one caller, independent of the caller's requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from aiohttp import StreamReader, web
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from extender.api.access import Access
 from extender.api.caller import RETRY_SECONDS, Caller
@@ -32,7 +32,7 @@ AT_ONCE = 20
 
 @dataclass
 class Server:
-    """The API server, and the clock; it answers a turn later, as a real one would."""
+    """API server and clock; it answers one loop iteration later, as a real one would."""
 
     now: float = 1000.0
     is_down: bool = False
@@ -88,7 +88,7 @@ async def test_questions_at_once_are_asked_for_together(server: Server, caller: 
 
 
 class Counted(frozenset[str]):
-    """Names that say how often they were looked through."""
+    """Set of names that counts its iterations."""
 
     looked = 0
 

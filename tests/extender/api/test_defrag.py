@@ -1,4 +1,4 @@
-"""Which pods to move so that a node has room for a large request."""
+"""Proposals of pods to move so that a node has room for a large request."""
 
 from dataclasses import replace
 from typing import Any

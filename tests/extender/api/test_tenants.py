@@ -30,7 +30,8 @@ ADMIN = {"X-Idlegpu-Token": "admin"}
 NAMESPACE = "hush-tenant"
 MEMORY_BYTES = 7_777_777_777
 HIDDEN = ("hush", "Hush", str(MEMORY_BYTES))
-"""In everything of that tenant's pods: namespaces, names, UIDs, owners, annotations, messages."""
+"""Texts that occur in everything about that tenant's pods: namespaces, names, UIDs, owners,
+annotations, messages."""
 
 HUSH_PROCESS = ForeignProcess(
     pid=4711,
@@ -42,10 +43,10 @@ HUSH_PROCESS = ForeignProcess(
 )
 
 VALUES = {"name": "node-a", "number": "1", "id": "1", "uid": "uid-hush-running", "path": "x"}
-"""What is put for a parameter in a route's path."""
+"""Values for parameters in a route's path."""
 
 ABOUT = ("hush-tenant/hush-running", "hush-waiting", "uid-hush-running", "uid-hush-waiting")
-"""Names and identities of another tenant's pods that a caller may know or guess."""
+"""Names and UIDs of another tenant's pods that a caller may know or guess."""
 
 MESSAGE = (
     '0/2 nodes are available: 1 persistentvolumeclaim "hush-data" not found, 1 node(s) had too few '
@@ -57,14 +58,14 @@ DEADLINE_SECONDS = 20.0
 
 @dataclass
 class Cluster:
-    """The real extender's application, with pods of two tenants."""
+    """Application of the real extender, with pods of two tenants."""
 
     client: Client
     extender: Extender
     app: web.Application
 
     def paths(self) -> list[str]:
-        """Return a path for each route that is read, but for the stream, which has no end."""
+        """Return a path for each route with GET, except the stream, which has no end."""
         found = set()
         for route in self.app.router.routes():
             if route.method == "GET" and route.resource is not None:
@@ -129,7 +130,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
 
 
 def _note_bypassed_pod(extender: Extender) -> None:
-    """Let a pod of the other tenant bypass the extender, as the example of a group."""
+    """Let a pod of the other tenant be bound without a call, as an example of a group."""
     bypassed_pods = extender.bypassed_pods
     record = hush_pod("hush-bypassed", "")
     bypassed_pods.see(record)
@@ -167,7 +168,7 @@ async def test_every_route_but_the_open_ones_refuses_callers_without_a_token(
 
     free = {path for path, status in answered.items() if status != 401}
     assert {"/healthz", "/readyz", "/metrics"} <= free
-    # Where replicas ask each other: its own test says whom it answers.
+    # The route of replicas: test_tls_replicas.py tests its callers.
     assert not [path for path in free if path.startswith("/v1/") and "/peers/" not in path]
 
 
@@ -176,7 +177,7 @@ async def test_no_route_names_another_tenants_pods(cluster: Cluster) -> None:
 
     assert {path: leaks(text) for path, (_, text) in seen.items() if leaks(text)} == {}
     reported = "".join(text for _, text in seen.values())
-    # What was looked at has pods in it: those of the caller, and others without a name.
+    # The answers do contain pods: the caller's, and others without a name.
     assert "team/mine" in reported
     assert "another pod" in reported
 
@@ -195,14 +196,15 @@ PARAMETERS = (
     "/v1/best?gpus=1&limit=5",
     "/v1/pending?limit=1000",
 )
-"""What shows more than a path alone does."""
+"""Queries that show more than a path alone."""
 
 
 async def test_no_parameter_has_another_tenants_pods_named(cluster: Cluster) -> None:
     cluster.extender.explain_routes.idleness.look()
     for path in PARAMETERS:
         status, text = await cluster.read(path, HOSTILE)
-        # A decision about another's pod is there for everybody, and explained to those who may.
+        # A decision about another tenant's pod is listed for all callers, and explained only to
+        # permitted ones.
         assert status == 200 or path == "/v1/explain?number=1", (path, text)
         assert leaks(text) == [], path
     own = {"spec": {"containers": [{"resources": {"limits": {GPU: "1"}}}]}}
@@ -268,7 +270,7 @@ async def test_asking_for_another_tenants_pod_is_answered_as_for_one_that_is_not
 
 
 def _timeless(text: str) -> str:
-    """Return an answer without its numbers: ages differ from one moment to the next."""
+    """Return an answer without its numbers, because ages change."""
     return re.sub(r"[0-9][-0-9.:eT]*", "0", text)
 
 

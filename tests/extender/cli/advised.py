@@ -1,4 +1,4 @@
-"""A world that advice is given for."""
+"""World with advice for its nodes."""
 
 from dataclasses import replace
 

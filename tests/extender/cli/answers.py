@@ -1,8 +1,8 @@
-"""Parts of answers of the API."""
+"""Helpers for answers of the API."""
 
 
 def missing(reported: object, typed: object, at: str = "") -> list[str]:
-    """Return where the typed answer lacks something, or says otherwise."""
+    """Return the paths at which the typed answer lacks or changes a value."""
     if isinstance(reported, dict) and isinstance(typed, dict):
         return [
             place

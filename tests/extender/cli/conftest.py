@@ -1,4 +1,4 @@
-"""A command line, and the extender that it asks."""
+"""Command line, and the extender that it queries."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A program at a terminal of its own, as a user sits before it."""
+"""Pseudo-terminal with a program, as a user sees it."""
 
 import contextlib
 import os
@@ -14,23 +14,23 @@ from typing import Any, Final
 LINES, COLUMNS = 24, 100
 WAIT_SECONDS: Final = 60.0
 END: Final = b"\0end"
-"""What no program writes."""
+"""Marker that no program writes."""
 CONTROL: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
-"""What moves the cursor, colours, or switches screens."""
+"""Escape sequences that move the cursor, set colors, or switch screens."""
 AT_TERMINAL: Final = (
     "import fcntl, os, sys, termios\n"
-    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C reaches it
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # a session of its own, so that Ctrl-C reaches it
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
 
 
 class Terminal:
-    """A terminal with a program at it.
+    """Terminal in which a program runs.
 
     Attributes:
-        process: the program.
-        before: how the terminal was set before it began.
-        raw: all that it has written.
+        process: process of the program.
+        before: the terminal's settings before the start.
+        raw: the program's whole output.
     """
 
     def __init__(
@@ -44,14 +44,16 @@ class Terminal:
 
     @property
     def settings(self) -> list[Any]:
-        """How the terminal is set."""
+        """Current settings of the terminal."""
         return termios.tcgetattr(self._descriptor)
 
     def press(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
 
     def read_until(self, words: str, *, since: int = 0, seconds: float = WAIT_SECONDS) -> str:
-        """Read until it has written these words after so many bytes; return what it wrote then."""
+        """Read until these words appear in the output after an offset; return the output from
+        there.
+        """
         until = time.monotonic() + seconds
         while words not in (text := CONTROL.sub(b"", self.raw[since:]).decode(errors="replace")):
             left = until - time.monotonic()
@@ -66,11 +68,11 @@ class Terminal:
         return text
 
     def wait(self, seconds: float = WAIT_SECONDS) -> int:
-        """Wait until it has ended, and read the rest; return its status."""
+        """Wait until the program has ended, and read the rest; return its exit status."""
         status = self.process.wait(seconds)
-        # Where its end has hung the terminal up, reading ends by an error once all of it is read.
+        # After its end has closed the terminal, a read fails once all output was read.
         with contextlib.suppress(OSError):
-            os.write(self._its, END)  # what it wrote comes before, however late
+            os.write(self._its, END)  # its output comes before the error, however late
         with contextlib.suppress(OSError):
             while END not in self.raw:
                 self.raw += os.read(self._descriptor, 1 << 16)
@@ -79,7 +81,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def at_terminal(*command: str, environment: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run a program at a terminal while the context is open."""
+    """Run a program in a terminal while the context is open."""
     mine, its = os.openpty()
     termios.tcsetwinsize(its, (LINES, COLUMNS))
     before = termios.tcgetattr(its)

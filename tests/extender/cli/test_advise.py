@@ -1,4 +1,4 @@
-"""Advice as people read it, and as programs do."""
+"""Output of `idlegpu advise` for people and for programs."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`idlegpu defrag`."""
+"""Output of `idlegpu defrag`."""
 
 import pytest
 

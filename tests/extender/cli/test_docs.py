@@ -1,4 +1,4 @@
-"""What the documentation shows works."""
+"""Commands in the documentation work."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`idlegpu doctor` as people call it."""
+"""`idlegpu doctor` as a command."""
 
 import json
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_an_extender_without_a_cluster_is_asked_all_the_same(run: Run) -> None:
     report = json.loads(result.stdout)
     why = {one["code"]: one["why"] for one in report["not_run"]}
     assert "kubeconfig /nowhere: no such file" in why["IG203"]
-    # The world behind this has no /v1/unasked.
+    # This server has no /v1/unasked.
     assert "IG101" not in why
 
 
@@ -97,7 +97,7 @@ def test_what_keeps_many_checks_from_running_is_reported_once(run: Run) -> None:
     why = "kubeconfig /nowhere: no such file: set another one with --kubeconfig (KUBECONFIG)"
     summary = next(line for line in lines if line.endswith(f" checks could not run: {why}"))
     assert int(summary.split()[0]) > 10
-    # A check that lacks something else, too, has a line of its own.
+    # A check that also lacks something else has its own line.
     assert [line for line in lines if why in line] == [f"(1) {why}", summary]
     assert "IG203 could not run" not in result.stdout
     assert "IG203 could not run" in run("doctor", "-o", "wide", KUBECONFIG="/nowhere").stdout

@@ -1,4 +1,4 @@
-"""`idlegpu explain` of several pods and decisions, and of what several replicas decided."""
+"""`idlegpu explain` for several pods, decisions and replicas."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ PODS = ("a", "b", "c")
 
 
 class Elsewhere(Far):
-    """Another replica whose answers are fetched by the client: it runs on another loop."""
+    """Another replica, whose answers a client fetches because it runs on another event loop."""
 
     def __init__(self, url: str) -> None:
         super().__init__({FAR: None})
@@ -36,7 +36,7 @@ class Elsewhere(Far):
 
 
 def decided(name: str, *pods: str, far: Far | None = None) -> World:
-    """Return a replica that has decided about some pods."""
+    """Return a replica that has decided about these pods."""
     world = replica_world(name=name, far=far or Far())
     for pod in pods:
         asyncio.run(ask(world, "prioritize", "a", "b", name=pod))
@@ -46,13 +46,13 @@ def decided(name: str, *pods: str, far: Far | None = None) -> World:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Ask a replica that decided about three pods."""
+    """Yield a command line for a replica that has decided about three pods."""
     with serving(decided("near", *PODS).build_app()) as url:
         yield runner(url)
 
 
 def heads(text: str) -> list[str]:
-    """Return the lines that begin an explanation."""
+    """Return the first lines of the explanations."""
     return [line.partition(":")[0] for line in text.splitlines() if line.startswith("team/")]
 
 
@@ -134,7 +134,7 @@ def test_the_wide_list_of_decisions_has_their_ids() -> None:
 
 
 def many_nodes() -> World:
-    """Return a fleet where a pod was decided about: more nodes of each kind than the table has."""
+    """Return a fleet with a decision over more nodes of each kind than the table has."""
     world = World()
     world.add({f"idle-{number:02}": [IDLE] for number in range(15)})
     world.add({f"dead-{number:02}": [Gpu(xid=79.0)] for number in range(25)})

@@ -123,7 +123,7 @@ def test_a_kubeconfig_that_is_none_is_reported(
 
 @pytest.fixture
 def odd() -> Iterator[str]:
-    """A server that gives odd answers, by the status that its path names."""
+    """Yield a server that answers with the status in the path."""
 
     async def answer(request: web.Request) -> web.Response:
         wanted = request.headers.get("Authorization", "").removeprefix("Bearer ")

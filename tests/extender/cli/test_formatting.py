@@ -1,4 +1,4 @@
-"""Values as people read them: the examples in the docstrings hold."""
+"""Formatting of values for people; the docstrings have the examples."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Keys are read where a terminal is ours alone, and nowhere else."""
+"""Keys are read only while the program owns the terminal."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Processes that use a GPU without holding it, for people and for programs."""
+"""Processes that use a GPU without holding it, as text and as JSON."""
 
 import json
 from datetime import datetime, timedelta

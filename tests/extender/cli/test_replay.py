@@ -1,4 +1,4 @@
-"""`idlegpu replay` decides a log again, in a table, as JSON and as a plot."""
+"""`idlegpu replay` repeats the decisions of a log, as a table, as JSON and as a plot."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ POOL = {"spread": (0.05, 0.26), "roomy": (0.29, 0.0)}
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Three pods, two of them bound where we would have put them."""
+    """Return a log of three pods, two of them bound to the extender's choice."""
     world = World()
     for name in ("node-a", "node-b"):
         world.add_node(name, 8)

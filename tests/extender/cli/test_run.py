@@ -1,4 +1,4 @@
-"""Stock Jobs and pods: printed, submitted, and nvidia-smi on a node."""
+"""Jobs and pods of `idlegpu run`: printed, submitted, and nvidia-smi on a node."""
 
 import json
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ Object = dict[str, Any]
 
 
 class FakeCluster:
-    """An API server that takes Jobs and pods, and runs each pod at once.
+    """API server that accepts Jobs and pods, and runs each pod at once.
 
     Attributes:
-        created: what was submitted, by path.
-        deleted: paths of what was deleted.
-        phase: how pods end; "" for never.
-        asked_by: schedulers that ask the extender; None where it does not answer.
-        log: what pods write; None where their kubelet does not answer.
+        created: submitted objects by path.
+        deleted: paths of deleted objects.
+        phase: final phase of pods; "" if they do not end.
+        asked_by: schedulers that call the extender; None if it does not answer.
+        log: log of the pods; None if their kubelet does not answer.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""GPUs that are proposed for a task, and what the proposal rests on."""
+"""Proposals of GPUs for a task, and their evidence."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people read, letter by letter."""
+"""Exact output of the commands."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 
 
 def shown(text: str) -> str:
-    """Return what was shown, the time of day and how long it took blotted out."""
+    """Return the output without times and durations."""
     return re.sub(r"\d+\.\d ms", "# ms", CLOCK.sub("##:##:##", text))
 
 
 def read_golden() -> dict[str, str]:
-    """Return what is to be shown, by the arguments of the command."""
+    """Return the expected outputs by arguments of the command."""
     text = (Path(__file__).parent / "golden.txt").read_text(encoding="utf-8")
     parts = re.split(r"^\$ idlegpu (.+)\n", text, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
@@ -108,7 +108,7 @@ def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run
     one = run("explain", "fresh", "--scores", "--node", "node-3").stdout
     plain = run("explain", "fresh", "--node", "node-3").stdout
 
-    assert text.count("PART OF THE SCORE") == 4  # also one that was refused
+    assert text.count("PART OF THE SCORE") == 4  # also for a refused pod
     assert one.count("PART OF THE SCORE") == 1
     assert plain.count("PART OF THE SCORE") == 0
     assert "\ncertain to land on 2 idle GPUs; leaves none of 2\n" in plain
@@ -234,7 +234,7 @@ train-
 012
 """,
 }
-"""A table by the columns of the terminal."""
+"""A table by the width of the terminal."""
 
 
 @pytest.mark.parametrize("width", NARROW)

@@ -1,4 +1,4 @@
-"""`idlegpu top` at a real terminal, while the fleet changes."""
+"""`idlegpu top` in a real terminal, while the fleet changes."""
 
 import re
 import signal
@@ -26,12 +26,12 @@ ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b
 
 @dataclass
 class Changing:
-    """An extender whose only GPU does something else when that is wanted."""
+    """Extender with one GPU whose load the test changes."""
 
     url: str
 
     def work(self, busy: str) -> None:
-        """Have the GPU be that busy; "off" has the extender answer nothing any more."""
+        """Set the load of the GPU; "off" makes the extender stop answering."""
         request = Request(f"{self.url}/load/{busy}", method="POST")
         with urlopen(request, timeout=10) as response:
             assert response.status == 200
@@ -137,7 +137,7 @@ def test_no_more_is_shown_than_the_screen_has_lines() -> None:
 def test_in_the_background_it_goes_on_writing(fleet: Changing, tmp_path: Path) -> None:
     file = tmp_path / "looks"
     command = f"{sys.executable} -m extender.cli top --interval 0.2 --url {fleet.url}"
-    # As an interactive shell runs it: what sets the terminal there is stopped.
+    # As an interactive shell runs a background job: setting the terminal stops it.
     shell = f"set -m; timeout 80 {command} > {file} & read key; kill %1; wait; echo over"
     with at_terminal("/bin/sh", "-c", shell, environment={}) as terminal:
         until = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""GPU-hours of all pods in a period, for people and for programs."""
+"""GPU-hours of all pods in a period, as text and as JSON."""
 
 import asyncio
 import json

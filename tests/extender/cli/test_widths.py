@@ -1,4 +1,4 @@
-"""Tables at any width: nothing is wider, and only what may be left out is."""
+"""Tables at any width: no line is wider, and only optional columns are dropped."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Pods that hold devices of a node, and the row of that node."""
+"""Pods that hold devices of a node, and the node's row."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ TENANCY = DeviceTenancy(
 
 
 def pod(name: str, count: int = 1, **changes: Any) -> PodRecord:
-    """Return a pod that has been running for long enough to show."""
+    """Return a pod that has been running long enough to appear in readings."""
     described = PodRecord(
         uid=name,
         namespace="ns",
@@ -53,13 +53,13 @@ def row_of(
     """Build a node with its devices.
 
     Args:
-        devices: how many, or per device the names of the pods that the mapping shows.
+        devices: number of devices, or the names of each device's pods in the mapping.
         pods: the pods on the node.
-        replicas: shares of each device.
-        tenancy: what is known of who holds devices.
-        measured_at: when every device was measured.
-        allocatable: all that there is, unless given.
-        serving: what else is expected of the node.
+        replicas: replicas of each device.
+        tenancy: known holders of devices.
+        measured_at: time of every device's measurement.
+        allocatable: number of allocatable devices; by default all.
+        serving: further expectations of the node.
     """
     shown = [()] * devices if isinstance(devices, int) else devices
     full = len(shown) * replicas

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 PLAIN = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='",\\')
-"""What Go writes into a list as it is, but for the comma; names of nodes are made of these."""
+"""Characters that Go writes into a list unescaped, except the comma; node names consist of these.
+"""
 
 
 node_names = st.integers(6, 40).flatmap(
@@ -17,9 +18,9 @@ node_names = st.integers(6, 40).flatmap(
         unique=True,
     )
 )
-"""Names of nodes of a cluster, about equally long."""
+"""Names of a cluster's nodes, of similar length."""
 
 
 def written(names: Sequence[str]) -> bytes:
-    """Return names as kube-scheduler lists them."""
+    """Return names as kube-scheduler writes them."""
     return json.dumps(list(names), separators=(",", ":")).encode()

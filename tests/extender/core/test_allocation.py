@@ -1,4 +1,4 @@
-"""Which pods hold the devices behind a resource."""
+"""Pods that hold the devices behind a resource."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What pods hold of a node's devices through ResourceClaims."""
+"""Devices of a node that pods hold through ResourceClaims."""
 
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What the landing devices are worth to a pod."""
+"""Assessment of the landing devices for a pod."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pods that we answered for and that the API server does not show as bound yet."""
+"""Assumed pods: answered, and not bound yet according to the API server."""
 
 from dataclasses import replace
 from typing import Any
@@ -137,7 +137,7 @@ def test_no_node_gets_more_pods_than_a_kubelet_runs_unless_nominated() -> None:
     made.assume(assumption("nominated", expires_at=None))
 
     assert len(counted(made)["node"]) == assumed_pods.MOST_ON_NODE + 1
-    made.assume(assumption("p0"))  # one that counts already may be answered again
+    made.assume(assumption("p0"))  # a pod that counts already may be answered again
     assert len(counted(made)["node"]) == assumed_pods.MOST_ON_NODE + 1
 
 

@@ -1,4 +1,4 @@
-"""The verdict on each candidate, and their order."""
+"""Verdict on each candidate, and the candidates' order."""
 
 from dataclasses import replace
 from typing import Any

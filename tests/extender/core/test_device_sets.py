@@ -35,7 +35,7 @@ def codes(decision: Decision) -> dict[str, int]:
     return rejected(decision)
 
 
-# --- which sets a node has ------------------------------------------------------------------------
+# --- sets of a node -------------------------------------------------------------------------------
 
 
 def cube() -> list[Place]:

@@ -1,4 +1,4 @@
-"""The examples of docs/decision.md come out as the page says, in the words that `explain` says."""
+"""Examples of docs/decision.md: their results, and the texts of `explain`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ FILLED = gpu(used=1, memory_used=0.5, declared_bytes=40 * GIB)
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A row of the page's table, and what it is about."""
+    """Row of the page's table, with its input."""
 
     texts: tuple[str, str, str]
     asked: GpuRequest

@@ -1,4 +1,4 @@
-"""Which devices stand behind which resource."""
+"""Expected devices behind each resource."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which nodes would do, and why the others would not."""
+"""Feasible nodes, and the reasons against the others."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_too_few_working_or_clean_devices_refuse_a_node(
 
 
 def in_use(count: int, of: int, held: int, **changes: Any) -> Node:
-    """Return a node of which no source says which devices the pods hold."""
+    """Return a node whose devices are held, without a source that reports by which pods."""
     devices = [gpu(is_in_use=index < count) for index in range(of)]
     return node(*devices, held=held, is_agreed=False, **changes)
 

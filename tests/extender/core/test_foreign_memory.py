@@ -1,4 +1,4 @@
-"""Whose memory is in use, by readings of the whole device."""
+"""Attribution of used memory to pods and foreign processes, from readings of whole devices."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ known = st.just(NAN) | amounts
 
 
 def held(declared: float, **changes: bool) -> MemoryTenancy:
-    """Return who may use one device."""
+    """Return the memory tenancy of one device."""
     flags = {"has_undeclared": False, "is_filling": False, "is_emptying": False, "is_free": False}
     columns = {name: np.array([value]) for name, value in {**flags, **changes}.items()}
     return MemoryTenancy(declared=np.array([declared]), **columns)
@@ -29,7 +29,7 @@ WHOLE = held(INF)
 def after(
     *readings: tuple[MemoryTenancy, float], reported: float = NAN, start: Occupancy | None = None
 ) -> tuple[float, float]:
-    """Return what others and foreign processes hold after readings of one device."""
+    """Return the memory of other pods and of foreign processes after readings of one device."""
     nothing = np.array([NAN])
     found = start or Occupancy(used=nothing, others=nothing, foreign=nothing)
     for tenancy, used in readings:

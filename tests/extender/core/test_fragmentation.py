@@ -1,4 +1,4 @@
-"""What a placement leaves usable for the requests seen so far."""
+"""Room that a placement leaves for the requests seen so far."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ PAIRS = SeenRequests.of({RequestKind(2): 1.0})
 
 
 def free(count: int, **rest: Any) -> Node:
-    """Return a node of 8 GPUs with so many free ones."""
+    """Return a node of 8 GPUs with `count` free ones."""
     return node(*[gpu(used=1)] * (8 - count), *[gpu()] * count, **rest)
 
 
@@ -36,7 +36,7 @@ def best(nodes: dict[str, Node], asked: GpuRequest | None = None, **how: Any) ->
 
 @pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.PACK])
 def test_a_node_that_stays_usable_comes_before_a_fuller_one(strategy: Strategy) -> None:
-    # After one GPU of four a pair still fits; of two a single one would be left.
+    # After one GPU of four a pair still fits; of two GPUs a single one would be left.
     nodes = {"a": free(2), "b": free(3)}
     asked = request(strategy=strategy)
 
@@ -103,7 +103,7 @@ def test_idle_gpus_come_first_whatever_is_stranded() -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_node_scores_alone_as_among_others(is_shared: bool) -> None:
-    # Shares of a sixteenth put differences on the border between two steps.
+    # Sixteenths put differences on the border between two steps.
     seen = SeenRequests.of({RequestKind(1 + at % 4, millicores=1000 * at): 1.0 for at in range(16)})
     nodes = {
         f"node-{at}": shared(*[gpu(used=at % 5)] * 4, replicas=4, free_millicores=900 * at)

@@ -1,4 +1,4 @@
-"""What two lists of names of GPU resources have in common."""
+"""Intersection of two lists of names of GPU resources."""
 
 import pytest
 

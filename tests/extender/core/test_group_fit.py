@@ -1,4 +1,4 @@
-"""The order of nodes for a pod of a group."""
+"""Order of nodes for a pod of a group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ BUSY = Gpu(utilization=0.9)
 
 
 def nodes_of(free: Mapping[str, int], cards: int = 8) -> dict[str, Node]:
-    """Describe nodes with so many cards, of which so many are free."""
+    """Return nodes with `cards` cards, of which the given numbers are free."""
     return {
         name: Node(gpus=tuple(Gpu(used=int(at >= left)) for at in range(cards)))
         for name, left in free.items()
@@ -50,7 +50,9 @@ def need(
     placed: Mapping[str, int] | None = None,
     **more: Any,
 ) -> GroupNeed:
-    """Describe a group of equal pods; a node's rack and zone are the first letters of its name."""
+    """Return the needs of a group of equal pods; the first letters of a node's name are its rack
+    and zone.
+    """
     names = sorted(nodes)
     topology = Topology.of(
         {"x/rack": [name[:2] for name in names], "x/zone": [name[0] for name in names]}
@@ -83,7 +85,7 @@ def decided(
 
 
 def test_the_first_pod_goes_to_the_rack_that_has_room_for_all() -> None:
-    # Alone the pod would go to a1-x, where it leaves none.
+    # Without the group the pod would go to a1-x, where it leaves no free GPU.
     nodes = nodes_of({"a1-x": 1, "a1-y": 2, "a2-x": 2, "a2-y": 2})
 
     assert ranking(decided(nodes, None))[0] == "a1-x"

@@ -1,4 +1,4 @@
-"""Whether a device can work."""
+"""Health of devices."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ def verdict(
     health: Health | None = None,
     /,
     *,
-    is_recent: float = True,  # truth is a number, too, and what comes by name is one
+    is_recent: float = True,  # booleans are numbers, too, and a signal is given by name
     is_suspect: float = False,
     **values: float,
 ) -> HealthColumns:
@@ -36,7 +36,7 @@ def verdict(
 
 
 def action(found: HealthColumns) -> HealthAction:
-    """Return which action shows in the columns."""
+    """Return the action in the columns."""
     if found.is_node_excluded[0]:
         return EXCLUDE_NODE
     if found.is_excluded[0]:
@@ -47,14 +47,14 @@ def action(found: HealthColumns) -> HealthAction:
 
 
 XIDS = {
-    # Engine and application level, and information: NVIDIA's catalog, "restart app" or "ignore".
+    # Application level and information in NVIDIA's catalog: "restart app" or "ignore".
     IGNORE: {
         *(0, 8, 11, 13, 14, 25, 31, 32, *range(37, 42), *range(43, 46), 60, *range(66, 73)),
         *(75, 76, 77, 80, *range(82, 87), 88, 89, 93, *range(96, 109), 121, *range(126, 136)),
         *(137, 139, 141, 152, 153, 157, 160, 161),
     },
     PENALTY: {63, 92, 94, 168},
-    # The catalog's "reset GPU", "contact support" and "restart VM", 54 (no power), 62 and 64.
+    # "Reset GPU", "contact support" and "restart VM" in the catalog, 54 (no power), 62 and 64.
     EXCLUDE: {
         *(46, 48, 54, 62, 64, 78, 95, 109, 110, 119, 120, 136, 140, 142, 143, 151, 154, 155),
         *(156, 158, 167, 171, 172),
@@ -68,7 +68,7 @@ XIDS = {
 def test_each_xid_means_what_its_class_does_and_only_the_others_are_unknown(
     unknown: HealthAction,
 ) -> None:
-    """With two meanings of the unknown, no row of the table can be missing unnoticed."""
+    """With two policies for unknown XIDs, no row can be missing in the table unnoticed."""
     health = Health(unknown_xid=unknown)
     listed = {xid: means for means, xids in XIDS.items() for xid in xids}
 

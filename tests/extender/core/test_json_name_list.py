@@ -1,4 +1,4 @@
-"""Parts of a list, cut out of the text that it stands in."""
+"""Parts of a JSON list, cut out of the text that contains it."""
 
 import numpy as np
 import pytest

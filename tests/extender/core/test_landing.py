@@ -1,4 +1,4 @@
-"""Where the kubelet could put a pod."""
+"""Landing sets of pods."""
 
 from typing import Any
 

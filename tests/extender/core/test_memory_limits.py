@@ -1,4 +1,4 @@
-"""GPU memory that variables and arguments of a pod limit its frameworks to."""
+"""GPU memory limits in environment variables and arguments of a pod's frameworks."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,10 +1,10 @@
-"""A pod goes where kube-scheduler's own filters would let it, as far as labels and taints say."""
+"""Node selection of pods by labels and taints, as in kube-scheduler's own filters."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from extender.core.nodes.inventory import NodeRecord, Taint
 from extender.core.nodes.node_affinity import may_go, selects, tolerates
@@ -23,7 +23,7 @@ NODE = NodeRecord(name="n", labels=LABELS, hostname="host-n")
 
 
 def having(*terms: dict[str, Any], **spec: object) -> Selection:
-    """Return what a pod says with these terms of required node affinity."""
+    """Return the selection of a pod with these terms of required node affinity."""
     required: dict[str, Any] = {
         "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms]}
     }
@@ -239,7 +239,7 @@ def test_the_size_grows_with_every_condition() -> None:
 
 
 class Unread(frozenset[str]):
-    """Fails when its values are read one by one."""
+    """Mapping that fails if its values are read one by one."""
 
     @override
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Nodes by number."""
+"""Index of nodes by number."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ NODES = [f"gpu-node-{number:05}" for number in range(2000)]
 
 
 def asked_of(node_index: NodeIndex, names: list[str]) -> NamesAt:
-    """Return the names of a question by their numbers."""
+    """Return the names of a request by their numbers."""
     text = written(names)
     numbered = node_index.find(text, 0, len(text))
     assert numbered is not None
@@ -88,7 +88,7 @@ def test_many_names_are_found_by_number_though_some_nodes_are_gone(
         rows = node_index.rows("gpu", numbered)
         assert rows is not None
         assert rows.tolist() == [row_of.get(node, -1) for node in asked]
-        # Numbers follow the names, whichever nodes are asked about: they decide ties.
+        # Numbers follow the names, independent of the candidates, because they decide ties.
         assert [numbered[at] for at in numbered.rows.argsort()] == sorted(asked)
 
 

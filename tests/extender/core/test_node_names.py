@@ -1,4 +1,4 @@
-"""Node names, found where they stand in a question."""
+"""Search of node names in the text of a request."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.extender.core.name_lists import PLAIN, node_names, written
 def found(
     table: NameTable, names: Sequence[str], around: tuple[bytes, bytes] = (b"", b"")
 ) -> object:
-    """Return the places of names that stand in a text; None where they are not read so."""
+    """Return the positions of names in a text; None if they are not found."""
     before, after = around
     text = before + written(names) + after
     answer = found_in(table, text, len(before), len(text) - len(after))
@@ -25,7 +25,7 @@ def found(
 
 
 def found_in(table: NameTable, text: bytes, begin: int, end: int) -> Found | None:
-    """Return the names of a list in a text; None where they are not found."""
+    """Return the names of a list in a text; None if they are not found."""
     pieces = JsonNameList.of(text, begin, end)
     return None if pieces is None else table.find(pieces)
 
@@ -127,7 +127,8 @@ def test_a_table_like_another_one_finds_as_much(names: list[str], gone: st.DataO
 
 def test_a_table_that_no_other_one_is_like_is_made_in_steps() -> None:
     nodes = [f"ip-10-64-0-{number}.eu-west-1.compute.internal" for number in range(200)]
-    ways = list(range(8, len(nodes[0]) + 2, 8))  # as many bytes of a name from its begin
+    # compares this many bytes of a name from its beginning
+    ways = list(range(8, len(nodes[0]) + 2, 8))
 
     assert len(list(NameTable.in_steps(nodes, None))) > len(ways)
 

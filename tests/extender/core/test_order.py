@@ -1,4 +1,4 @@
-"""The order of docs/decision.md, computed once more from its words: exactly, node by node."""
+"""The order of docs/decision.md, computed a second time with exact fractions, node by node."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -44,7 +44,7 @@ CHANCES: dict[Gpu, Fraction] = {
     gpu(is_excluded=True): Fraction(0),
     gpu(penalty=0.5): Fraction(1),
 }
-"""Devices, and the chance that each is good."""
+"""Devices, and the probability that each is good."""
 
 devices = st.sampled_from(list(CHANCES))
 ratios = st.fractions(0, 1, max_denominator=20)
@@ -119,7 +119,7 @@ def test_nodes_of_whole_devices_rank_as_the_order_is_written(
     asked = request(
         count, strategy=strategy, preferred_models=preferred, millicores=millicores * count
     )
-    # kube-scheduler asks about no node with fewer free devices, or too little CPU.
+    # kube-scheduler sends no node with fewer free devices or too little CPU.
     named = {
         f"node-{at}": one
         for at, one in enumerate(fleet)
@@ -161,7 +161,7 @@ def free_of(described: Node) -> list[Gpu]:
 
 
 def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]:
-    """Return where a node stands: band, model, certainty and health, fit."""
+    """Return a node's sort key: band, model, certainty and health, fit."""
     landing, k = free_of(described), asked.count
     if described.is_shared:
         landing, k = list(described.gpus), 1
@@ -187,7 +187,7 @@ def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]
 
 
 def of_shared(landing: list[Gpu], band: int) -> Fraction:
-    """Return how certain shared devices are: by the band, less the share that is broken."""
+    """Return the certainty of shared devices: from the band, minus the share of broken ones."""
     certain = Fraction(11 if band == Band.LIKELY else 5, STEPS)
     working = sum(not one.is_excluded for one in landing)
     if working == len(landing):
@@ -196,12 +196,12 @@ def of_shared(landing: list[Gpu], band: int) -> Fraction:
 
 
 def without_use(one: Gpu) -> Gpu:
-    """Return a device that no pod holds."""
+    """Return the device without tenants."""
     return replace(one, used=0)
 
 
 def fit(described: Node, landing: list[Gpu], asked: GpuRequest) -> Fraction:
-    """Return how well the pod fits; the more, the better."""
+    """Return how well the pod fits; higher is better."""
     if asked.strategy is Strategy.SPREAD:
         idle = sum((CHANCES[one] for one in landing if not one.used), Fraction(0))
         return Fraction(round(float(idle) * 4 + 1e-9))
@@ -287,7 +287,7 @@ def test_a_shared_card_is_no_worse_by_its_band_than_by_the_thresholds(
 
 
 def loaded(free_gib: float, utilization: float = 0.4, **changes: object) -> Gpu:
-    """Return a shared card with so much memory free, busy to every pod."""
+    """Return a shared card with this much free memory, busy by any threshold."""
     used = 1 - free_gib * GIB / (80 * GIB)
     return gpu(utilization=utilization, memory_used=used, used=1, **changes)
 

@@ -1,4 +1,4 @@
-"""Which group a pod belongs to, as the pod itself says it."""
+"""Group of a pod, from the pod's own labels and annotations."""
 
 from typing import Any
 

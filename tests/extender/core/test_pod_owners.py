@@ -1,4 +1,4 @@
-"""The owner of a pod is the object that lasts, not the one of each revision or run."""
+"""Owner of a pod: the lasting object, not that of a revision or run."""
 
 from typing import Any
 

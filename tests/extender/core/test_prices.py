@@ -1,4 +1,4 @@
-"""Prices of a GPU-hour, and what they mean for the choice of a node."""
+"""Prices of a GPU-hour, and their effect on the choice of a node."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What holds for every decision, whatever the fleet."""
+"""Properties of every decision on any fleet."""
 
 from dataclasses import fields, replace
 from functools import partial
@@ -37,7 +37,7 @@ from testkit.builders import (
 
 
 def decisions(data: st.DataObject, nodes: dict[str, Node], **how: Any) -> dict[str, Any]:
-    """Draw what a decision rests on besides the nodes."""
+    """Draw the inputs of a decision besides the nodes."""
     return {
         "asked": data.draw(fleet.requests()),
         "policy": data.draw(fleet.policies),
@@ -174,7 +174,7 @@ def test_an_updated_cache_entry_equals_an_evaluation_from_scratch(
         return EvaluationRequest(request=about, ask=ask, policy=Policy(), overlay=overlay)
 
     entry = evaluate_cached(snapshot, pool, question(before))
-    # Of some nodes the overlay is the same object, of the others another one.
+    # For some nodes the overlay is the same object, for the others a new one.
     overlay = {node: before.get(node, tenants) for node, tenants in overlay.items()}
     again = evaluate_cached(snapshot, pool, question(overlay), [entry])
     corrected = nominate(again.evaluation, snapshot, pool, question(overlay))
@@ -223,7 +223,9 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
 def test_what_was_worked_out_for_other_requests_makes_no_difference(
     nodes: dict[str, Node], data: st.DataObject
 ) -> None:
-    """Other memory alone shares all that a batch remembers; other settings and counts do not."""
+    """A different memory request shares the cached results of a batch; other settings and counts do
+    not.
+    """
     requests = data.draw(st.lists(fleet.requests(), min_size=2, max_size=6, unique=True))
     policies = [
         Policy(),

@@ -1,4 +1,4 @@
-"""What a score is made of."""
+"""Parts of a score."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Which of the nodes that would do is best."""
+"""Ranking of feasible nodes."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -31,12 +31,12 @@ from testkit.builders import (
 
 AUTO, SPREAD, PACK = STRATEGIES
 LIKELY, UNKNOWN = 2 / 3, 1 / 3
-"""Nodes score from here on that likely, or may, have idle devices for the pod."""
+"""Lowest scores of nodes that likely (or possibly) have idle devices for the pod."""
 IDLE_AT_MOST = gpu(utilization=0.29, memory_used=0.49, stress=1.0, spread=0.5)
 
 
 def best_first(nodes: dict[str, Node], asked: GpuRequest | None = None) -> list[str]:
-    """Return the nodes as they rank, asked about in the order that hides nothing."""
+    """Return the nodes by rank, with candidates in the opposite order, so that ties show."""
     return ranking(decide_on(nodes, asked, candidates=tuple(sorted(nodes, reverse=True))))
 
 
@@ -108,13 +108,13 @@ def test_nodes_score_by_the_chance_that_all_devices_are_idle(
 
 
 def chance_of(device: Gpu) -> float:
-    """Return the chance that one device is idle."""
+    """Return the probability that one device is idle."""
     if device.presumed:
         return 0.95
     return 0.5 if not device.freshness else float(device.utilization < 0.3)
 
 
-# --- certainty first: the situations --------------------------------------------------------------
+# --- certainty first: situations ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -265,7 +265,7 @@ def test_auto_puts_a_share_where_the_card_is_the_least_loaded() -> None:
 
 
 def test_of_cards_that_are_as_busy_the_one_with_fewer_tenants_comes_first() -> None:
-    """Activity ends at 100 %; the number of tenants that want more decides the share of each."""
+    """Activity is at most 100 %; the number of active tenants decides each tenant's share."""
     nodes = {
         "three": shared(busy(used=3), replicas=4),
         "one": shared(busy(utilization=1.0, used=1), replicas=4),
@@ -299,7 +299,7 @@ def test_among_as_many_idle_devices_the_lower_load_wins() -> None:
 
 
 def test_the_landing_devices_count_not_the_nodes_best_nor_its_mean() -> None:
-    """One idle GPU of eight free ones is a small chance; the mean says nothing either."""
+    """One idle GPU of eight free ones is a small chance; the mean is no evidence either."""
     nodes = {
         "lucky": node(gpu(), *[busy()] * 7),
         "sure": node(gpu(utilization=0.2), *[busy(used=1)] * 7),
@@ -363,7 +363,7 @@ def test_the_best_and_the_worst_node_stay_within_bounds(strategy: Strategy) -> N
     worst = score_of(node(*[worst_gpu] * 16), asked, models=models)
 
     assert 0.99 < best < 1.0
-    assert 0.0 <= worst < 0.02  # it has the room that the pod asks for: none
+    assert 0.0 <= worst < 0.02  # it has the requested memory: 0
 
 
 MODELS = ("", "nvidia h100 80gb hbm3", "nvidia a100 sxm4 40gb", "tesla v100 sxm2 16gb")
@@ -416,7 +416,7 @@ def test_a_node_that_is_full_by_our_count_comes_behind_one_with_room(strategy: S
 
 @pytest.mark.parametrize("readings", [10, 60, 1000])
 def test_a_window_without_its_one_idle_moment_scores_no_higher(readings: int) -> None:
-    """The mean rises and the spread falls; together they are no less load."""
+    """The mean rises and the spread falls; together the load is no lower."""
     loads = np.full(readings, 0.2)
     calmer = loads.copy()
     calmer[0] = 0.0

@@ -1,4 +1,4 @@
-"""What is learned of the pods' requests."""
+"""Table of the pods' requests."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ONE, EIGHT = RequestKind(1), RequestKind(8)
 
 
 def table_of(*counts: tuple[RequestKind, int]) -> RequestTable:
-    """Return a table that has seen each request so many times."""
+    """Return a table that has seen each request this many times."""
     table = RequestTable()
     for kind, times in counts:
         for _ in range(times):

@@ -50,7 +50,7 @@ def test_a_request_that_asks_for_other_memory_shares_the_rest(
 ) -> None:
     batch = batch_of(node(gpu(), busy()), node(busy(), busy()))
     assess(batch, ask(memory_bytes=GIB).columns, estimates(Policy()))
-    monkeypatch.setattr(assessment, "landing_set", None)  # a call fails
+    monkeypatch.setattr(assessment, "landing_set", None)  # any call fails
     monkeypatch.setattr(assessment, "_idleness", None)
 
     found = assess(batch, ask(memory_bytes=100 * GIB).columns, estimates(Policy()))

@@ -1,4 +1,4 @@
-"""Which of many nodes are named to kube-scheduler: its own wishes must find theirs among them."""
+"""Shortlists of nodes for kube-scheduler, which must contain nodes for its own constraints."""
 
 from collections import Counter
 from dataclasses import replace
@@ -45,7 +45,8 @@ def zones_of(decision: Decision, fleet: dict[str, Node], rows: Any) -> Counter[s
     ("zones", "expected"),
     [
         ("a" * 100 + "b" * 100 + "c" * 100, {"a": 4, "b": 4, "c": 4}),
-        ("a" * 290 + "b" * 2 + "c" * 8, {"a": 6, "b": 2, "c": 4}),  # the first is in any case
+        # the first node is always included
+        ("a" * 290 + "b" * 2 + "c" * 8, {"a": 6, "b": 2, "c": 4}),
         ("a" * 300, {"a": 12}),
         ("abc" * 100, {"a": 4, "b": 4, "c": 4}),
     ],
@@ -65,7 +66,7 @@ def test_of_equal_nodes_as_many_are_named_of_each_zone(
 
 def test_better_nodes_are_listed_from_any_zone() -> None:
     fleet = fleet_of("a" * 100 + "b" * 10)
-    for number in range(4):  # fewer GPUs are left together there
+    for number in range(4):  # fewer GPUs stay free together there
         fleet[f"n{number:03}"] = replace(fleet[f"n{number:03}"], gpus=(gpu(),))
     decision = decided(fleet)
 

@@ -203,7 +203,7 @@ def test_a_verdict_falls_and_is_lifted_by_as_many_readings() -> None:
 
 
 def evidence(count: int = 1, **changes: Any) -> SignalEvidence:
-    """Return what is held of idle, healthy H100s, measured just now."""
+    """Return the evidence of idle, healthy H100s, measured just now."""
     columns = {
         Signal.GRAPHICS_ACTIVE: np.zeros(count),
         Signal.MEMORY_USED: np.zeros(count),

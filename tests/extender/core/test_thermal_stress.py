@@ -1,4 +1,4 @@
-"""How hot or throttled a device is."""
+"""Heat and throttling of devices."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Why a node got its verdict."""
+"""Reasons of a node's verdict."""
 
 from collections import Counter
 from typing import Any

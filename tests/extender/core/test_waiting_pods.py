@@ -1,4 +1,4 @@
-"""What is kept of a pod that waits says what its own object says."""
+"""Records of waiting pods, compared with their objects."""
 
 from dataclasses import replace
 from typing import Any
@@ -76,7 +76,7 @@ def test_the_record_equals_the_parsed_object(raw: Object) -> None:
 
     assert of_record == of_object
     if of_object.request is not None and of_record.request is not None:
-        # These make no request another.
+        # These fields do not change the request.
         assert of_record.request.last_refusal == of_object.request.last_refusal
         assert of_record.request.own == of_object.request.own
 

@@ -1,4 +1,4 @@
-"""A window that is made longer or shorter keeps what still lies within it."""
+"""Resized windows keep the values that still lie within them."""
 
 from collections.abc import Generator
 
@@ -19,7 +19,7 @@ def windows(seconds: float = 600.0) -> Windows:
 
 
 def finish(steps: Generator[None, None, None]) -> int:
-    """Do all steps; return how many they were."""
+    """Run all steps; return their number."""
     return sum(1 for _ in steps)
 
 

@@ -1,1 +1,1 @@
-"""Tests of what the extender does outside."""
+"""Tests of the extender's writes: events, wakes, messages to other replicas."""

@@ -1,4 +1,4 @@
-"""An API server without rules, and two nodes of one busy GPU each."""
+"""API server without rules, and a world with two busy nodes."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,7 +25,7 @@ async def client(kube: FakeKube, tmp_path: Path) -> AsyncIterator[KubeClient]:
 
 @pytest.fixture
 def world() -> World:
-    """Two nodes of one busy GPU each; nobody waits yet."""
+    """Return a world with two nodes of one busy GPU each, and no waiting pod."""
     cluster = World()
     for name in ("x", "y"):
         cluster.add_node(name)

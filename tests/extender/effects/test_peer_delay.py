@@ -1,15 +1,15 @@
-"""How late messages of another replica come, by clocks that differ."""
+"""Delay of another replica's messages, measured with clocks that differ."""
 
 import pytest
 
 from extender.effects.peers import WINDOW_SECONDS, Delay
 
 APART = 12_345.0
-"""Our clock before theirs."""
+"""Offset of the local clock from the other replica's."""
 
 
 def told(delay: Delay, at: float, late: float, *, apart: float = APART) -> float:
-    """Have a message come that was sent at a time of ours."""
+    """Record a message that was sent at a local time; return the measured delay."""
     return delay.of(at - apart, at + late)
 
 
@@ -50,7 +50,7 @@ def test_after_a_long_silence_the_offset_is_estimated_again() -> None:
 
 def test_drifting_clocks_add_little_to_the_estimated_delay() -> None:
     delay = Delay()
-    drift = 0.001  # NTP's most, on both sides
+    drift = 0.001  # the largest drift that NTP corrects, on both sides
 
     found = [told(delay, at / 10, 0.001, apart=APART + drift * at / 10) for at in range(1000)]
 

@@ -1,4 +1,4 @@
-"""Telling one replica: what is kept, what is dropped, and what the replica may rely on."""
+"""Link to one replica: kept and dropped requests, and the receiver's guarantees."""
 
 import asyncio
 import logging
@@ -32,12 +32,12 @@ INTERVAL_SECONDS = 0.001
 
 @dataclass
 class Replica:
-    """Another replica, as far as a link sees it; and the link's clock.
+    """Another replica at the far end of a link, with the link's clock.
 
     Attributes:
-        messages: what it was told.
-        marks: how many receipts it gave.
-        answers: what it answers next, as (status, body); its instance where that is empty.
+        messages: received messages.
+        marks: number of its receipts.
+        answers: next answers as (status, body); if empty, it answers its instance.
     """
 
     instance: str = "them"
@@ -210,7 +210,7 @@ async def test_question_that_no_replica_would_take_is_left_out(
 
 
 class Timed(PeerLink):
-    """A link whose messages are taken at once; notes when it told which questions."""
+    """Link whose messages are delivered at once; records the times and requests of messages."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, list[str]]] = []

@@ -1,4 +1,4 @@
-"""What replicas write to each other."""
+"""Messages between replicas."""
 
 import json
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_a_message_has_the_faults_of_its_sender_or_none_if_not_ready(
 
 
 def test_a_message_without_faults_counts_as_not_ready() -> None:
-    assert decode_message(message()).faults is None  # as one of an older release
+    assert decode_message(message()).faults is None  # as in an older release
 
 
 def test_unknown_fields_are_ignored() -> None:

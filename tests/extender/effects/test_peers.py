@@ -1,4 +1,4 @@
-"""What is known of the other replicas by what they told last."""
+"""State of the other replicas, from their last messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -36,7 +36,7 @@ def clock() -> Clock:
 
 
 async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Tell]:
-    """Return what hears replicas, and a way to tell it what is wrong."""
+    """Return a receiver of messages, and a function that sends it a replica's faults."""
     peers = Peers(
         settings.PeersSettings(),
         lambda _: None,
@@ -147,7 +147,7 @@ async def test_after_a_failure_every_replica_is_told_again(
     failures = supervision.FAULTS["peers"]
     peers._addresses = fail  # type: ignore[method-assign] # as of a name that is none
     await eventually(lambda: supervision.FAULTS["peers"] > failures)
-    told.clear()  # also of what was said at the end
+    told.clear()  # also the messages at the end
 
     await eventually(lambda: told)
     running.cancel()

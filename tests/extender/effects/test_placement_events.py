@@ -1,4 +1,4 @@
-"""The one Event that tells what a pod got."""
+"""Event with the GPUs of a bound pod."""
 
 import asyncio
 import contextlib
@@ -150,7 +150,7 @@ def tapped(world: World, told: list[DecisionRecord]) -> InventoryTap:
 
 
 async def decide_and_bind(world: World, *, others: int, seconds: float) -> DecisionRecord:
-    """Decide about p, then about so many others, so long; bind p to its second choice."""
+    """Decide about p, then about other pods for a time; bind p to its second choice."""
     world.placer.detailed = 1
     await decide(world, "node-7", "node-8")
     record = world.history.last_of("uid-p")
@@ -188,7 +188,7 @@ async def test_the_event_describes_a_node_that_was_not_among_the_best(
     assert describe(record).startswith(f"GPU placement: {record.bound_node}, 2 of ")
     (verdict,) = (one for one in record.details if one.node == record.bound_node)
     assert verdict.is_late is is_late
-    # It is no neighbor of its own: its GPUs were free for it.
+    # A pod is no neighbor of its own: its GPUs were free for it.
     assert (verdict.landing, verdict.idle) == (2, 2)
 
 
@@ -232,7 +232,7 @@ async def test_one_event_is_written_at_the_binding(
         uid = placed.add_pod("p", "node-7", gpus=2)
         bound = placed.fleet.pods[uid]
         tap.apply_pod(replace(bound, node=""))  # it still waits, and changes
-        for _ in range(3):  # kubelet says more of it
+        for _ in range(3):  # the kubelet adds to its status
             tap.apply_pod(bound)
         await eventually(lambda: events.counts.written)
 
@@ -281,7 +281,7 @@ async def test_turned_off_nothing_is_written(
 
 
 def note_posts(events: EventWriter, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
-    """Return when an Event is posted, and about which pod; it grows."""
+    """Return a growing list of the times and pods of posted Events."""
     told: list[tuple[float, str]] = []
 
     def post(pod: PodRef, *_: object) -> None:
@@ -322,7 +322,7 @@ async def test_a_burst_of_bindings_gives_events_for_the_newest_and_counts_the_re
 
 
 async def at_once() -> None:
-    """Find no burst."""
+    """Detect no burst."""
 
 
 @pytest.mark.looptime

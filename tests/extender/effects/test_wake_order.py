@@ -1,4 +1,4 @@
-"""Every waiting pod gets its turn, however many others need something else."""
+"""Every waiting pod gets its turn, however many others have other needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -55,7 +55,7 @@ def little_memory(number: int) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the rests between steps: nothing else wants the event loop."""
+    """Remove the pauses between steps, because no other work uses the event loop."""
     monkeypatch.setattr("extender.effects.waker.REST", 0.0)
 
 
@@ -158,7 +158,8 @@ async def test_a_check_examines_a_limited_number_of_requests(
 async def test_pods_that_are_woken_in_vain_again_and_again_keep_no_other_waiting(
     kube: FakeKube, client: KubeClient
 ) -> None:
-    # A node for each of them is idle, and kube-scheduler never binds them: too little CPU, say.
+    # Each of them has an idle node, and kube-scheduler never binds them, for example for lack of
+    # CPU.
     world = World()
     count = 2 * MAX_NEEDS
     for number in range(count):
@@ -186,7 +187,7 @@ async def test_pods_that_are_woken_in_vain_again_and_again_keep_no_other_waiting
     assert "fits" in woken(kube)
 
 
-# --- whose turn it is ------------------------------------------------------------------------
+# --- order of turns -------------------------------------------------------------------------------
 
 
 def needs_of(uids: Sequence[str]) -> Mapping[object, Sequence[str]]:
@@ -195,7 +196,7 @@ def needs_of(uids: Sequence[str]) -> Mapping[object, Sequence[str]]:
 
 
 def take(order: LookOrder, needs: Mapping[object, Sequence[str]]) -> list[str]:
-    """Look once; return the pods whose turn it was."""
+    """Run one pass; return the pods that had their turn."""
     order.begin(uid for uids in needs.values() for uid in uids)
     taken = [uid for key in order.pick(needs) for uid in needs[key]]
     order.note(taken)
@@ -248,7 +249,7 @@ def test_no_pod_waits_for_longer_than_all_the_others_take(data: st.DataObject) -
     due = set(waiting)
 
     for number in range(len(waiting) // (MAX_NEEDS - MAX_PROMISING) + 1):
-        # New pods come, with other needs; those of the others change, and some are promising.
+        # New pods with other needs arrive; the needs of others change, and some are promising.
         pods = [*(f"new-{number}-{each}" for each in range(late)), *waiting]
         needs: dict[object, Sequence[str]] = {(number, uid): [uid] for uid in pods}
         promising = data.draw(st.lists(st.sampled_from(list(needs)), max_size=40))

@@ -35,7 +35,7 @@ def prospect(*nodes: str, pods: tuple[PodRef, ...] = (A,), **changes: Any) -> Pr
 
 
 class Planned:
-    """A plan, the pods that wait, and a clock."""
+    """Plan with waiting pods, and a clock."""
 
     def __init__(self, pace: WakePace = PACE, *waiting: PodRef) -> None:
         self.plan = WakePlan(0.25, pace)
@@ -43,14 +43,14 @@ class Planned:
         self.now = 1000.0
 
     def look(self, *prospects: Prospect) -> list[str]:
-        """Look once and wake at once; return who was woken for which node."""
+        """Run one pass and wake at once; return the woken pods with their nodes."""
         hopes = self.plan.next_wake(prospects, self.waiting, self.now)
         if hopes:
             self.plan.note_woken(hopes, self.now)
         return [f"{hope.pod.name} on {hope.node}" for hope in hopes]
 
     def wakes(self, seconds: float, *prospects: Prospect, step: float = 0.5) -> list[float]:
-        """Look every half second; return after how many seconds there was a wake."""
+        """Run a pass every half second; return the seconds at which there was a wake."""
         start, found = self.now, []
         while self.now < start + seconds:
             if self.look(*prospects):
@@ -86,7 +86,7 @@ def test_the_same_pod_is_not_woken_for_the_same_nodes_again_for_longer_and_longe
     woken = Planned().wakes(1000, prospect("x"))
 
     assert woken[:6] == [0, 10, 30, 70, 150, 310]
-    assert woken[6:] == [610, 910]  # no later than kube-scheduler would try by itself
+    assert woken[6:] == [610, 910]  # no later than kube-scheduler would retry by itself
     assert MAX_REPEAT_SECONDS == 300
 
 
@@ -129,13 +129,13 @@ def test_wakes_that_help_no_pod_become_rare_for_all_pods() -> None:
     pods = [pod_ref(f"p{number}") for number in range(200)]
     planned = Planned(PACE, *pods)
     woken: list[float] = []
-    for number, pod in enumerate(pods):  # one after another is found to fit somewhere
+    for number, pod in enumerate(pods):  # one pod after another is found to fit
         if planned.look(prospect(f"node-{number}", pods=(pod,))):
             woken.append(planned.now - 1000)
         planned.now += 1
 
     assert woken[:5] == [0, 4, 8, 16, 32]
-    # 200 waiting pods alone keep wakes 4 s apart, and the distance doubles to 30 s.
+    # 200 waiting pods keep wakes 4 s apart, and the distance doubles up to 30 s.
     assert [after - before for before, after in pairwise(woken[4:])] == [30] * 5
 
 
@@ -166,7 +166,7 @@ def test_a_deleted_pod_was_not_helped_and_delays_no_other_pod() -> None:
 
 def test_pods_that_are_deleted_and_created_again_keep_wakes_rare() -> None:
     planned, woken = Planned(), list[float]()
-    for number in range(100):  # each waits a second, under a UID of its own
+    for number in range(100):  # each waits a second, under its own UID
         pod = pod_ref(f"p{number}")
         planned.waiting = {pod.uid, B.uid}
         prospects = [prospect("x", pods=(pod,)), prospect("y", pods=(B,))]
@@ -185,7 +185,7 @@ def test_many_waiting_pods_make_wakes_rarer() -> None:
     planned = Planned(PACE, *(pod_ref(str(number)) for number in range(500)))
     planned.look(prospect("x", pods=(pod_ref("0"),)))
 
-    # Until it is measured a try takes 5 ms; all of them may take a quarter of the time.
+    # Until it is measured, a try counts 5 ms; all tries may take a quarter of the time.
     assert planned.wakes(60, prospect("y", pods=(pod_ref("1"),)))[0] == 10
 
 
@@ -243,7 +243,7 @@ def test_a_woken_pod_that_is_already_gone_is_ignored() -> None:
     WakePlan(0.25, PACE).note_woken([Hope(pod=A, node="x", nodes=frozenset({"x"}))], 0.0)
 
 
-# --- what waits, and where there is room --------------------------------------------------------
+# --- waiting pods, and nodes with room ------------------------------------------------------------
 
 
 def room(world: World, asked: GpuRequest, selection: Selection = ANYWHERE) -> tuple[str, ...]:

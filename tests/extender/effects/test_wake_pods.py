@@ -1,4 +1,4 @@
-"""Pods are woken one by one: no more than there came room for, in kube-scheduler's order."""
+"""Pods are woken one by one: only as many as have room, in kube-scheduler's order."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -25,18 +25,18 @@ def each(client: KubeClient, world: World, **named: Any) -> Waker:
 
 
 def woken(kube: FakeKube) -> list[str]:
-    """Return the names of the pods that were changed, in this order."""
+    """Return the names of the changed pods, in the order of the changes."""
     return [path.removeprefix(f"{PODS}/") for _, path, _ in kube.writes]
 
 
 def gated(world: World, name: str = "p", **changes: Any) -> PodRecord:
-    """Let the watch show a pod that only our gate keeps from being tried."""
+    """Report a pod that only idlegpu's gate keeps from being scheduled, as the watch would."""
     ours = {"is_unscheduled": False, "is_refused": False, "is_gated": True, "awaits_room": True}
     return waits(world, name, **{**ours, **changes})
 
 
 def bound(world: World, record: PodRecord, node: str) -> None:
-    """Let the watch show that a pod has got a node."""
+    """Report a pod as bound, as the watch would."""
     world.fleet.apply_pod(
         replace(record, node=node, bound_at=world.clock.now, is_unscheduled=False, is_refused=False)
     )
@@ -149,7 +149,7 @@ async def test_no_pod_is_woken_that_may_get_a_busy_gpu_beside_an_idle_one(
 
     await each(client, world).look()
 
-    # With it both cards hold one pod: the kubelet may give the next one the busy card.
+    # With it both cards hold one pod: the kubelet may assign the busy card to the next one.
     assert woken(kube) == ["p0"]
 
 
@@ -175,7 +175,7 @@ def test_a_node_to_which_no_pod_comes_is_tried_less_and_less_often() -> None:
     at, tried = list[float](), list[str]()
     for tick in range(4 * 3600):
         now = tick / 2
-        # What kube-scheduler has found by now: the node has too little CPU.
+        # kube-scheduler's result by now: the node has too little CPU.
         plan.note_waiting(uids, now, is_placed=lambda _: False, is_assumed=lambda _: False)
         for node in plan.confirm("need", ["node"], now):
             due = [uid for uid in uids if plan.may_try(uid, node, now)]
@@ -202,7 +202,7 @@ async def test_a_node_that_urgent_pods_do_not_come_to_is_offered_to_all_others_b
 
     while "last" not in woken(kube):
         await waking.look()
-        for pod in woken(kube):  # what kube-scheduler has found by now: too little CPU
+        for pod in woken(kube):  # kube-scheduler's result by now: too little CPU
             world.fleet.ledger.drop(f"uid-{pod}")
         clock.now += QUICK.max_interval_seconds
         assert len(woken(kube)) <= count + 1

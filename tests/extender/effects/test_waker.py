@@ -116,7 +116,7 @@ async def test_a_new_node_is_a_reason_once_its_readings_show_it_idle(
 async def test_a_full_node_is_no_reason_to_wake(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
-    waits(world, wishes=())  # refused for what is over by now
+    waits(world, wishes=())  # refused for a reason that is over
     world.bind("a", "x", on=[world.card("x")])
     world.bind("b", "y", on=[world.card("y")])
 
@@ -189,7 +189,8 @@ async def test_our_own_refusal_counts_until_kube_scheduler_says_why_the_pod_wait
     await waking.look()
     assert told(kube) == ["1 waiting pod may fit: ns/p on x"]
 
-    world.fleet.apply_pod(replace(fresh, is_unscheduled=True))  # for lack of CPU, it says
+    # for lack of CPU, according to its message
+    world.fleet.apply_pod(replace(fresh, is_unscheduled=True))
     await waking.look()
     assert waking.counts.waiting == 0
 

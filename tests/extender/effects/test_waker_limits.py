@@ -1,4 +1,4 @@
-"""A waker that is refused, fails, does not lead, or has much to do."""
+"""Waker that is refused, fails, does not lead, or has much work."""
 
 import time
 from functools import partial

@@ -1,4 +1,4 @@
-"""A cluster in which pods wait, and a waker that looks at them."""
+"""Cluster with waiting pods, and a waker for them."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ IDLE_ONLY = (("idlegpu.io/require-idle", "true"),)
 
 
 class Leading:
-    """Leads, or not, and counts how often it was asked."""
+    """Leader election whose result the test sets; counts its calls."""
 
     def __init__(self, *, leads: bool = True) -> None:
         self.leads = leads
@@ -48,7 +48,7 @@ class Clock:
 
 
 class Recorder(KubeClient):
-    """Notes what is asked of the API server, where the fake one knows no such object."""
+    """Recorder of requests to the API server for objects that the fake one lacks."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str]] = []
@@ -67,7 +67,7 @@ class Recorder(KubeClient):
 
 
 def waits(world: World, name: str = "p", **changes: Any) -> PodRecord:
-    """Let the watch show a pod that waits for idle GPUs because we refused it."""
+    """Report a pod that waits for idle GPUs because the extender refused it, as the watch would."""
     described = PodRecord(
         uid=f"uid-{name}",
         namespace="ns",
@@ -108,13 +108,13 @@ def waker(
 
 
 def told(kube: FakeKube) -> list[str]:
-    """Return what was written, without its time."""
+    """Return the written annotations, without their times."""
     texts = [body["metadata"]["annotations"]["idlegpu.io/state"] for _, _, body in kube.writes]
     return [text.rpartition("; ")[0] for text in texts]
 
 
 def count_ranks(world: World) -> list[object]:
-    """Note the request of each question to the placer from now on."""
+    """Record the GPU request of each later call of the placer."""
     asked: list[object] = []
     rank = world.placer.rank
 

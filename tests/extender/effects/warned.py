@@ -1,4 +1,4 @@
-"""A pod with an annotation problem."""
+"""Pod with an annotation problem."""
 
 from extender.core.request.annotations import AnnotationProblem
 from extender.core.request.request import PodRef

@@ -1,4 +1,4 @@
-"""A browser that all tests share, and the server that it looks at."""
+"""Browser that all tests of the page share, and the server that it opens."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,13 +25,13 @@ async def server(world: World) -> AsyncIterator[Server]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
-    """Each test opens a context of its own in it: nothing is kept from one test to the next."""
+    """Yield a browser; each test opens its own context, so tests share no state."""
     async with browsing() as browser:
         yield browser
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what uses the browser, or the server that it looks at, in the browser's event loop."""
+    """Run tests with the browser or its server in the browser's event loop."""
     here = (item for item in items if item.path.parent == Path(__file__).parent)
     for item in here:
         if not {"browser", "server"}.isdisjoint(getattr(item, "fixturenames", ())):

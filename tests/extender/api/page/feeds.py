@@ -1,4 +1,4 @@
-"""The page's feed, and pods that hold GPUs."""
+"""Feed of the page, and pods that hold GPUs."""
 
 import asyncio
 import json

@@ -40,7 +40,7 @@ async def test_the_page_says_of_each_gpu_what_the_api_says(aiohttp_client: MakeC
 
     looks = [LOOKS[state & 7] for state in column(document, "state")]
     for gpu, look in zip(gpus, looks, strict=True):
-        if look == "excluded":  # it works, but another GPU of its node does not
+        if look == "excluded":  # it is idle, but another GPU of its node is unhealthy
             assert gpu["why"] == "cannot work: GPU 0 of its node has XID 79: fallen off the bus"
         elif gpu["state"] in {"idle", "unhealthy", "foreign"}:
             assert look == gpu["state"]
@@ -181,7 +181,7 @@ def test_new_readings_may_change_the_state_of_every_device() -> None:
 
 
 def test_a_large_fleet_is_not_looked_at_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_feed, "LOOKED_A_SECOND", 1)  # and so 12 devices each 12 seconds
+    monkeypatch.setattr(fleet_feed, "LOOKED_A_SECOND", 1)  # so at most 12 devices each 12 seconds
     world = small_world()
     feed = fresh_feed(world)
 
@@ -194,7 +194,7 @@ def test_a_large_fleet_is_not_looked_at_again_at_once(monkeypatch: pytest.Monkey
     assert finish(feed.refresh_in_steps())
 
 
-# --- our own memory -------------------------------------------------------------------------------
+# --- memory of the process ------------------------------------------------------------------------
 
 
 def note(memory: ShortMemory) -> None:

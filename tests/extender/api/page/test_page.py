@@ -288,7 +288,7 @@ async def test_the_last_hour_is_plotted_from_our_own_memory(
     browser: Browser, server: Server, world: World
 ) -> None:
     async with asyncio.timeout(60):
-        while not server.page.memory._next:  # its own first note goes first
+        while not server.page.memory._next:  # only its own first entry is dropped
             await asyncio.sleep(0.01)
     for minute in range(61):
         world.now += 60.0

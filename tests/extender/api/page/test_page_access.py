@@ -1,4 +1,6 @@
-"""Where a token is needed the page asks for one, keeps it from scripts, and shows what it may."""
+"""The page with access checks: it asks for a token, hides it from scripts, and shows only permitted
+data.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,12 +24,12 @@ pytestmark = pytest.mark.page
 
 TOKEN = "token-of-alice"
 REFUSED = ("Failed to load resource: the server responded with a status of 401",)
-"""What the browser itself writes where a token is missing or wrong."""
+"""Console message of the browser for a missing or wrong token."""
 
 
 @asynccontextmanager
 async def guarding(world: World, tmp_path: Path) -> AsyncIterator[tuple[Server, Reviewers]]:
-    """Serve a world to those alone who show a token."""
+    """Serve a world only to callers with a token."""
     async with reviewing(tmp_path) as (reviewers, kube):
         reviewers.users[TOKEN] = "alice"
         reviewers.rights["alice"] = {"team"}
@@ -173,7 +175,7 @@ async def test_a_refusal_still_on_its_way_does_not_ask_for_a_token_after_a_sign_
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 99\r\n\r\n{")
         is_asked.set()
-        await reader.read()  # the rest of the body never comes
+        await reader.read()  # the rest of the body never arrives
         writer.close()
 
     slow = await asyncio.start_server(refuse_slowly, "127.0.0.1", 0)

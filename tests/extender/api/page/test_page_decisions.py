@@ -1,4 +1,4 @@
-"""The view of decisions after the page received nothing for a while."""
+"""The view of decisions after a time without data."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from testkit.world import World
 pytestmark = pytest.mark.page
 
 GONE = ("Failed to load resource: net::",)
-"""What the browser itself writes where no answer comes."""
+"""Console message of the browser for a failed request."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def server(world: World) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def away(page: Page, server: Server) -> AsyncIterator[None]:
-    """Let the extender be out of reach for a while."""
+    """Make the extender unreachable for a while."""
     await server.stop()
     await expect(page.locator("#status")).to_have_attribute("data-lamp", "old")
     server.world.now += 10.0

@@ -1,4 +1,4 @@
-"""All that a GPU's view says, and what a decision's line says, against the numbers behind them."""
+"""The texts of a GPU's view and of a decision's line, compared with their numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ GIB = 1 << 30
 
 
 def fact(detail: Locator, name: str) -> Locator:
-    """Return what stands beside a name in a list of facts."""
+    """Return the value beside a name in a list of facts."""
     return detail.locator(".gpu .facts div").filter(has_text=name).locator("dd").first
 
 
@@ -100,11 +100,11 @@ async def test_replicas_in_use_and_pods_just_placed_are_reported(browser: Browse
 
 @dataclass
 class FromPrometheus:
-    """A Prometheus that knows the last hour of every device.
+    """Prometheus with the last hour of every device.
 
     Attributes:
-        world: says what time it is.
-        error: why it answers nothing, "" if it answers.
+        world: world with the clock.
+        error: error of every query, "" for none.
     """
 
     world: World
@@ -143,7 +143,7 @@ async def test_the_last_hour_is_plotted_from_prometheus_where_it_reports(browser
         await expect(plots.get_by_role("img", name="memory")).to_have_attribute(
             "aria-label", "memory: now 50 %, at most 50 % in the last hour"
         )
-        # The line is the whole hour, a quarter high, and leaps up at its end.
+        # The line spans the hour, is a quarter high, and rises steeply at its end.
         line = await plots.locator("path.curve").first.get_attribute("d")
         assert line is not None
         assert line.startswith("M0.0 32.5L")

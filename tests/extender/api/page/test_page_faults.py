@@ -11,7 +11,7 @@ from testkit.page.small_world import CARDS, wait_for_gpus
 from testkit.world import World
 
 GONE = ("Failed to load resource: net::",)
-"""What the browser itself writes where no answer comes."""
+"""Console message of the browser for a failed request."""
 
 pytestmark = pytest.mark.page
 

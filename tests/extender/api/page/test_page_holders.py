@@ -1,4 +1,4 @@
-"""Idle holders: which device of a node is theirs, and who uses some of what they hold."""
+"""Idle holders: their devices on a node, and pods that use only part of their devices."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ WHOLE = DeviceInfo(node="n", uuid="GPU-1", index=1, model="NVIDIA H100 80GB HBM3
 
 
 def cut_world() -> World:
-    """Return a node whose first card is cut in seven; pods hold one of these and the other card."""
+    """Return a node whose first card has seven instances; pods hold one and the other card."""
     world = World()
     offered = {f"nvidia.com/mig-{PROFILE}": 7, "nvidia.com/gpu": 1}
     world.fleet.apply_node(NodeRecord(name="n", allocatable=offered, capacity=offered))
@@ -141,7 +141,8 @@ async def test_holders_are_sorted_by_the_column_that_the_reader_chooses(browser:
 
         await page.get_by_role("columnheader", name="GPU-hours").get_by_role("button").click()
 
-        await expect(names).to_have_text(["team/whole", "team/part"])  # a seventh of a GPU is less
+        # a seventh of a GPU costs less
+        await expect(names).to_have_text(["team/whole", "team/part"])
         await expect(page.locator("[aria-sort=descending]")).to_have_count(1)
 
         await page.get_by_role("columnheader", name="GPU-hours").get_by_role("button").click()

@@ -1,4 +1,4 @@
-"""A late answer does not overwrite newer state of the page."""
+"""Late answers do not overwrite newer state of the page."""
 
 from collections.abc import Generator
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.page
 
 
 def world_of_holders() -> World:
-    """Return two nodes, whose pods have held their GPU idle for two minutes."""
+    """Return two nodes whose pods have held an idle GPU for two minutes."""
     world = World()
     cards = {"a": [held_by("first", IDLE)], "b": [held_by("second", IDLE)]}
     world.add(cards, readings=1)
@@ -128,7 +128,7 @@ async def test_a_page_is_live_only_once_it_knows_the_fleet(
 
     monkeypatch.setattr(feed, "refresh_in_steps", look_slowly)
     async with looking(browser, server) as (page, _):
-        await until(lambda: "GET /v1/session" in server.asked)  # asked as the stream comes up
+        await until(lambda: "GET /v1/session" in server.asked)  # requested when the stream opens
         assert await page.locator("#status-text").inner_text() == "Connecting"
 
         is_slow = False

@@ -1,4 +1,4 @@
-"""Getting about the map: groups, zoom, theme; and where there is little room."""
+"""Navigation of the map: groups, zoom, theme, and small screens."""
 
 import re
 
@@ -34,7 +34,7 @@ GROUPS = {
 
 
 def world_of_groups() -> World:
-    """Return four nodes of a GPU each, that no two ways to group put together alike."""
+    """Return four one-GPU nodes that every grouping sorts differently."""
     world = World()
     infos = []
     for node, (zone, pool, model) in NODES.items():
@@ -66,7 +66,7 @@ def world_of_groups() -> World:
 
 
 async def _spoken(page: Page, keys: int) -> list[str]:
-    """Return the nodes that the arrow keys lead to, one after the other."""
+    """Return the nodes that the arrow keys select, one after the other."""
     nodes = []
     for _ in range(keys):
         before = await page.locator("#spoken").inner_text()
@@ -120,9 +120,9 @@ async def test_a_label_that_the_settings_name_is_the_first_to_group_by(browser: 
 
 
 async def _until_painted(page: Page, condition: str, than: int) -> int:
-    """Wait until the map shows more, or less, than so many pixels; return how many.
+    """Wait until the map has more (or fewer) painted pixels than a number; return their number.
 
-    Those of its commonest color do not count.
+    Pixels of the most common color do not count.
     """
     painted = await page.wait_for_function(
         """([condition, than]) => {
@@ -149,7 +149,7 @@ async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
         await live(page)
         first = await _until_painted(page, "more", 0)
 
-        # Each step is waited for: what is painted on the way is what another step paints, too.
+        # Each step is awaited, because an intermediate image may equal that of another step.
         smaller = first
         for _ in range(3):
             await page.locator("#zoom-out").click()
@@ -274,11 +274,11 @@ async def test_a_stale_figure_is_not_crossed_by_its_hatching(
                 }
             }"""
         )
-        await page.keyboard.press("t")  # draws everything again
+        await page.keyboard.press("t")  # redraws everything
         await page.wait_for_function("window.drawn.strokeText.length > 0")
         halos, figures = await page.evaluate("[window.drawn.strokeText, window.drawn.fillText]")
 
-    # In the bed's colour, below each figure of the one stale GPU.
+    # In the background color, below each figure of the only stale GPU.
     assert {text.split()[0] for text in halos} == {"50", "8.0"}
     assert set(halos) <= set(figures)
 
@@ -307,7 +307,7 @@ async def test_a_phone_shows_the_table_without_scrolling_it_sideways(
 
         await expect(memory).to_be_in_viewport()
         await expect(row.locator("[data-label='stale']")).to_have_text("1")
-        await expect(row.locator("[data-label='unhealthy']")).to_be_hidden()  # none is
+        await expect(row.locator("[data-label='unhealthy']")).to_be_hidden()  # no cell is drawn
         caption = await page.locator("#table caption").bounding_box()
         assert caption is not None
         assert caption["height"] < 40  # one line

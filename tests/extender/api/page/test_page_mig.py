@@ -1,4 +1,4 @@
-"""MIG instances stand inside their card, as wide as their part of it."""
+"""MIG instances on the map: inside their card, with a width by their share."""
 
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -10,22 +10,22 @@ from testkit.page.serving import looking, serving
 pytestmark = pytest.mark.page
 
 CELL = 70
-"""Pixels: a multiple of the seven slices of a card, so that no part is rounded."""
+"""Width of a cell in pixels: a multiple of a card's seven slices, to avoid rounding."""
 SLICES = (0, 3, 5, 6, 7)
-"""Where the instances begin and end."""
+"""Borders of the instances, in slices."""
 FOREIGN_COLOR = "122,63,208"
-"""Of the diamonds in the light theme."""
+"""Color of the diamonds in the light theme."""
 
 
 async def tip_at(page: Page, x: float, y: float) -> str:
-    """Return the title of the tip at a place of the map, empty without a tip."""
+    """Return the title of the tooltip at a point of the map, "" without a tooltip."""
     await page.mouse.move(x, y)
     tip = page.locator("#tip .tip-title span")
     return "" if await page.locator("#tip").is_hidden() else await tip.last.inner_text()
 
 
 async def card_of(page: Page) -> tuple[float, float]:
-    """Return where the card begins: the keyboard's pick frames its first instance."""
+    """Return the top left corner of the card: keyboard selection frames its first instance."""
     box = await page.locator("#map").bounding_box()
     assert box is not None
     for y in range(10, 160, 10):

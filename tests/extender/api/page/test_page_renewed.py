@@ -1,4 +1,4 @@
-"""What is shown is renewed under a reader's hand, and focus and opened details stay."""
+"""Updates of the page keep focus and opened details."""
 
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.page
 
 
 async def _ask_holders_for(page: Page, seconds: int) -> None:
-    """Change what is asked for without moving the focus."""
+    """Change the period of holders without moving the focus."""
     await page.evaluate(
         "async (idle) => (await import('./url.js')).go({ idle: String(idle) })", seconds
     )

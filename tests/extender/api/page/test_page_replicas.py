@@ -1,4 +1,4 @@
-"""The page of one replica shows what the others decide: real extenders, over one cluster."""
+"""The page of one replica shows decisions of the others: real extenders on one cluster."""
 
 import pytest
 from playwright.async_api import Browser, expect

@@ -151,7 +151,7 @@ async def test_waiting_pods_are_grouped_by_reason_and_searched(
 
 
 def _leave_idle(world: World) -> None:
-    """A pod has held a GPU for two hours, two minutes seen idle."""
+    """Let a pod hold a GPU for two hours, of which two minutes are measured as idle."""
     world.fleet.apply_pod(
         PodRecord(
             uid="uid-a",
@@ -170,11 +170,12 @@ def _leave_idle(world: World) -> None:
 
 
 COST = 2.5 * 7320 / 3600
-"""Of a GPU for as long as the pod has held it; it was idle for two minutes less the first look."""
+"""Cost of a GPU for the time that the pod has held it; it was idle for two minutes, less the first
+interval."""
 
 
 async def _figures(row: Locator) -> list[str]:
-    """Return the last figures of a row: hours, hours idle, cost used, cost idle."""
+    """Return the last values of a row: hours, idle hours, used cost, idle cost."""
     return (await row.locator("td.num").all_inner_texts())[-4:]
 
 

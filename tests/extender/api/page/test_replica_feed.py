@@ -1,4 +1,4 @@
-"""What the other replicas decide reaches the pages of this one, once, and to whom may see it."""
+"""Decisions of other replicas reach this replica's pages once, if the caller may see them."""
 
 import json
 from urllib.parse import parse_qs, urlsplit
@@ -23,7 +23,7 @@ from testkit.world import World
 
 @pytest.fixture
 async def other(aiohttp_client: MakeClient) -> Client:
-    """Another replica, that has decided about a pod already."""
+    """Return another replica that has already decided about a pod."""
     client = await aiohttp_client(application(*replica("far")))
     await decide(client, "before")
     return client
@@ -161,7 +161,7 @@ async def test_replicas_that_are_long_gone_are_asked_after_no_more(
     feed: FarFeed, far: Far, other: Client
 ) -> None:
     news: list[str] = []
-    for number in range(MOST_REPLICAS + 5):  # a replica that restarts again and again
+    for number in range(MOST_REPLICAS + 5):  # a replica that restarts repeatedly
         at = "2027-01-15T08:00:00+00:00"
         views = [{"id": f"gone{number}-1", "pod": f"team/p-{number}", "at": at}]
         reported = {"version": 1, "replica": f"gone{number}", "decisions": views}

@@ -1,4 +1,6 @@
-"""Why runners-up lost: as an explanation in full says, of any replica, to who may see it."""
+"""Reasons of runners-up equal those of the full explanation, from any replica, for permitted
+callers.
+"""
 
 import pytest
 from aiohttp import web

@@ -40,7 +40,7 @@ async def listening(server: Server) -> AsyncIterator[aiohttp.StreamReader]:
 
 
 async def event(content: aiohttp.StreamReader, name: str) -> dict[str, Any]:
-    """Return the next event of a name."""
+    """Return the next event with a name."""
     async with asyncio.timeout(30):
         while True:
             block = await content.readuntil(b"\n\n")
@@ -81,7 +81,7 @@ async def test_nothing_is_computed_without_viewers(world: World) -> None:
     known = broadcaster.fleet.is_there
 
     broadcaster.leave(viewer)
-    await asyncio.sleep(broadcaster_module.LOOK_SECONDS)  # a look that has begun ends
+    await asyncio.sleep(broadcaster_module.LOOK_SECONDS)  # lets a pass that has begun end
     left = await looks_of(broadcaster, 60.0)
 
     assert seen > 1
@@ -93,7 +93,7 @@ async def test_nothing_is_computed_without_viewers(world: World) -> None:
 
 
 async def looks_of(broadcaster: Broadcaster, seconds: float) -> int:
-    """Return how often a broadcaster refreshes the fleet in some time."""
+    """Return the number of times that a broadcaster refreshes the fleet in a period."""
     with mock.patch.object(
         broadcaster.fleet, "refresh_in_steps", wraps=broadcaster.fleet.refresh_in_steps
     ) as refresh:
@@ -165,7 +165,7 @@ async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
 
 @dataclass
 class Expiring(SeesNone):
-    """A caller whose token ends."""
+    """Caller whose token expires."""
 
     left: int = 2
     asked: list[int] = field(default_factory=list)
@@ -192,7 +192,7 @@ async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
     world = World()
     world.add({f"{'long-name-' * 200}{at:04}": [IDLE] * 2 for at in range(4_000)}, readings=1)
     async with serving(world) as server:
-        # A small window: what is reported soon fills it.
+        # A small window fills up quickly.
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
@@ -234,11 +234,11 @@ async def test_who_has_most_pages_open_gives_one_up_for_another_caller(
         async with other.get(server.url + STREAM) as response:
             assert response.status == 200
             async with asyncio.timeout(30):
-                await greedy[-1].read()  # the newest has ended
+                await greedy[-1].read()  # the newest viewer was closed
             assert await event(greedy[0], "fleet")
 
             async with other.get(server.url + STREAM) as more:
-                assert more.status == 503  # it would be left with more than the other
+                assert more.status == 503  # otherwise it would have more viewers than the other
             assert len(server.page.broadcaster) == 3
 
 

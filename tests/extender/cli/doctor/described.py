@@ -1,4 +1,4 @@
-"""Objects and answers that several of the doctor's checks read."""
+"""Objects and answers for several of the doctor's checks."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def bare(capacity: dict[str, str]) -> dict[str, Any]:
 def replica(
     suffix: str = "x", *, grace_seconds: int = 110, template: str = "1", **changes: Any
 ) -> dict[str, Any]:
-    """Return a pod of the extender; what changes is as for any pod."""
+    """Return a pod of the extender; changes as for any pod."""
     labels = {"app.kubernetes.io/name": "idlegpu-extender", "pod-template-hash": template}
     made = pod(f"idlegpu-extender-{suffix}", namespace="idlegpu", labels=labels, **changes)
     made["spec"]["terminationGracePeriodSeconds"] = grace_seconds
@@ -46,7 +46,7 @@ def service(address: str = "10.96.0.88") -> dict[str, Any]:
 
 
 def second_scheduler(version: str, **changes: Any) -> dict[str, Any]:
-    """Return a pod of the second scheduler; what changes is as for any pod."""
+    """Return a pod of the second scheduler; changes as for any pod."""
     image = f"registry.k8s.io/kube-scheduler:{version}"
     return pod("idlegpu-scheduler-x", namespace="idlegpu", image=image, **changes)
 

@@ -1,4 +1,4 @@
-"""A healthy cluster, and the same with one fault each."""
+"""Healthy cluster, and clusters with one fault each."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -95,7 +95,7 @@ def beside(*pods: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 
 def hungry(cpu: str) -> dict[str, Any]:
-    """Return a pod without GPUs that asks for CPU."""
+    """Return a pod without GPUs that requests CPU."""
     item = pod("web")
     item["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu, "memory": "1Gi"}
     return item
@@ -118,12 +118,12 @@ def waiting(reason: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and what the doctor is to say of it.
+    """Fault of a cluster, and the doctor's expected finding.
 
     Attributes:
-        code: of the finding.
-        remedy: what its remedy says.
-        changes: facts that are otherwise than in a healthy cluster.
+        code: code of the finding.
+        remedy: text in the finding's remedy.
+        changes: facts that differ from a healthy cluster.
     """
 
     code: str
@@ -357,4 +357,4 @@ FAULTS: Final[dict[str, Fault]] = {
         },
     ),
 }
-"""Every finding that there is, by what it is of."""
+"""A fault for every possible finding, by description."""

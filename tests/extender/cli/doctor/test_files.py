@@ -1,4 +1,4 @@
-"""Facts from files, by what is in them."""
+"""Facts from files, recognized by content."""
 
 import base64
 import json

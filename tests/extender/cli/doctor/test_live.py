@@ -1,4 +1,4 @@
-"""Facts from an API server and an extender, as far as these give them."""
+"""Facts from an API server and an extender, also if some are refused."""
 
 import json
 import time
@@ -27,11 +27,11 @@ SELF = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
 class Server:
-    """Answers by path; what it does not have it refuses.
+    """Server with answers by path, which refuses all other paths.
 
     Attributes:
-        asked: method and path of each question.
-        bodies: what was sent, by path.
+        asked: method and path of each request.
+        bodies: bodies of requests by path.
     """
 
     def __init__(self, answers: Mapping[str, Any], refusal: Failure = Failure.REFUSED) -> None:

@@ -1,4 +1,4 @@
-"""Rights by the objects of RBAC, offline."""
+"""Rights derived from RBAC objects, offline."""
 
 import json
 from copy import deepcopy
@@ -18,7 +18,7 @@ FILES: Final = ("cluster-role", "cluster-role-binding", "role", "role-binding")
 
 
 def granted() -> list[dict[str, Any]]:
-    """Return what the manifests grant, as it is in a cluster."""
+    """Return the RBAC objects of the manifests as a cluster has them."""
     return [yaml.safe_load((RBAC / f"{name}.yaml").read_text("utf-8")) for name in FILES]
 
 

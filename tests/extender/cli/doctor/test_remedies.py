@@ -1,4 +1,4 @@
-"""Remedies name the nodes, pods and DaemonSets that they are for, where these are known."""
+"""Remedies name the affected nodes, pods and DaemonSets if they are known."""
 
 import re
 from dataclasses import replace

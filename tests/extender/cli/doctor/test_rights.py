@@ -1,4 +1,4 @@
-"""The rights that are looked at are those that the manifests grant."""
+"""The doctor checks the rights that the manifests grant."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The table of checks, and what is documented of it."""
+"""Table of checks, compared with its documentation."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Facts to look at: every default is a healthy cluster with one node of eight H100."""
+"""Facts for tests of the doctor: by default a healthy cluster with one node of eight H100."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -8,13 +8,13 @@ from extender.cli.doctor.findings import Finding, examine
 from extender.cli.doctor.table import CHECKS
 
 NOW: Final = 1_800_000_000.0
-"""2027-01-15T08:00:00Z."""
+"""Time 2027-01-15T08:00:00Z."""
 NOON: Final = "2027-01-15T08:00:00Z"
 GPU: Final = "nvidia.com/gpu"
 
 
 def entry(**changes: object) -> dict[str, object]:
-    """Return our entry of a kube-scheduler configuration; None takes a field out."""
+    """Return the extender's entry of a kube-scheduler configuration; None removes a field."""
     fields = {
         "urlPrefix": "https://idlegpu-extender.idlegpu.svc:8888",
         "filterVerb": "filter",
@@ -32,18 +32,18 @@ def entry(**changes: object) -> dict[str, object]:
 def scheduler(
     *extenders: Object, profiles: Iterable[object] = ("default-scheduler",), source: str = "a.yaml"
 ) -> Scheduler:
-    """Return a configuration; profiles are names, or whole."""
+    """Return a configuration; profiles are names or whole objects."""
     reported = [{"schedulerName": one} if isinstance(one, str) else one for one in profiles]
     return Scheduler(source=source, config={"profiles": reported, "extenders": list(extenders)})
 
 
-def node(name: str = "node-1", **changes: Any) -> dict[str, Any]:  # parts of a node
+def node(name: str = "node-1", **changes: Any) -> dict[str, Any]:  # parameters are parts of a node
     """Return a node.
 
     Args:
-        name: its name.
-        **changes: `labels` over the defaults (None takes one out), `capacity`, `allocatable`,
-            `taints`, `beat` and `noted`: its heartbeat by its own clock and the API server's.
+        name: name of the node.
+        **changes: `labels` over the defaults (None removes one), `capacity`, `allocatable`,
+            `taints`, `beat` and `noted`: its heartbeat by its own clock and by the API server's.
     """
     capacity = changes.get("capacity", {GPU: "8"})
     labels = {
@@ -87,8 +87,8 @@ def pod(
     """Return a pod that runs on node-1.
 
     Args:
-        name: its name.
-        gpus: what it asks for.
+        name: name of the pod.
+        gpus: GPU request by resource, or the number of `nvidia.com/gpu`.
         **changes: `namespace`, `node`, `phase`, `ready`, `annotations`, `labels`, `scheduler`,
             `image`, `command`, `env`, `conditions`, `statuses`.
     """
@@ -139,7 +139,7 @@ def claim(holder: str, *, uid: str = "", driver: str = "gpu.nvidia.com") -> dict
 
 
 def kube_scheduler(version: str, *command: str) -> dict[str, Any]:
-    """Return the pod of kube-scheduler on a control plane's node."""
+    """Return the pod of kube-scheduler on a control plane node."""
     image = f"registry.k8s.io/kube-scheduler:{version}"
     where: dict[str, Any] = {"namespace": "kube-system", "node": "control-plane"}
     return pod("kube-scheduler-control-plane", image=image, command=list(command), **where)
@@ -162,12 +162,12 @@ def device(index: int = 0, **changes: object) -> dict[str, object]:
 
 
 def sample(name: str, value: float = 1.0, **labels: str) -> Sample:
-    """Return a line of an exposition."""
+    """Return a sample of an exposition."""
     return Sample(name=name, labels=labels, value=value)
 
 
 def found(code: str, facts: Facts) -> list[Finding]:
-    """Return what the check of a code finds; it has to be able to run."""
+    """Return the findings of the check with a code; the facts must suffice for it."""
     (check,) = (one for one in CHECKS if one.code == code)
     report = examine(facts, [check])
     assert not report.not_run, report.not_run
@@ -178,7 +178,7 @@ def found(code: str, facts: Facts) -> list[Finding]:
 
 
 def severities(code: str, facts: Facts) -> list[str]:
-    """Return how grave the findings are."""
+    """Return the severities of the findings."""
     return [str(finding.severity) for finding in found(code, facts)]
 
 

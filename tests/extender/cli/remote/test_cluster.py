@@ -1,4 +1,4 @@
-"""Test the path through the API server's proxy, with a kubeconfig."""
+"""Access through the API server's proxy, with a kubeconfig."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +13,13 @@ from testkit.cli_serving import serving
 
 
 class Proxy:
-    """Stands for the API server: remembers what it was asked.
+    """Stand-in for the API server that records its requests.
 
     Attributes:
-        ports: of every Service; None if it may not be read.
-        seen: path, Authorization and our own header of each question for the extender.
+        ports: ports of every Service; None if Services may not be read.
+        seen: path, Authorization and idlegpu's own header of each request for the extender.
         read: paths of Services that were read.
-        is_reached: whether the proxy comes through to the extender.
+        is_reached: whether the proxy reaches the extender.
     """
 
     def __init__(self) -> None:

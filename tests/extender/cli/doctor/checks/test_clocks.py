@@ -1,4 +1,4 @@
-"""Whether clocks agree."""
+"""Checks that clocks agree."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ CLOCKS: Final = [check for check in CHECKS if check.code == "IG104"]
         ("2027-01-15T08:00:30Z", "2027-01-15T08:00:00Z", "node-1: 30 s ahead"),
         ("2027-01-15T07:59:00Z", "2027-01-15T08:00:00Z", "node-1: 60 s behind"),
         ("2027-01-15T08:00:05Z", "2027-01-15T08:00:00Z", ""),
-        # A heartbeat may be older than the look, and that says nothing.
+        # A heartbeat older than the check proves nothing.
         ("2027-01-15T07:55:00Z", "2027-01-15T07:55:00Z", ""),
         ("2027-01-15T08:05:00Z", None, "node-1: 300 s ahead"),
     ],
@@ -36,7 +36,9 @@ def test_the_extenders_clock_is_reported() -> None:
 
 @pytest.mark.parametrize("beat", ["2027-01-15T07:00:00Z", "2027-01-15T08:00:00Z"])
 def test_without_the_api_servers_record_the_check_has_not_passed(beat: str) -> None:
-    """As kubectl writes nodes by default: an hour behind looks like a heartbeat an hour ago."""
+    """kubectl omits managed fields by default: a clock that is an hour behind then looks like an
+    old heartbeat.
+    """
     nodes = (node(), node("node-2", beat=beat, noted=None))
 
     report = examine(Facts(at=NOW, nodes=nodes), CLOCKS)

@@ -1,4 +1,4 @@
-"""Whether every GPU is measured."""
+"""Checks that every GPU has telemetry."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,11 +50,11 @@ def test_a_node_that_anything_measures_is_well() -> None:
     assert found("IG105", Facts(at=NOW, nodes=(node(),), pods=(EXPORTER,))) == []
     assert found("IG105", Facts(at=NOW, nodes=(node(),), pods=(agent,))) == []
     assert found("IG105", Facts(at=NOW, nodes=(no_gpu,), pods=())) == []
-    # A node that is gone measures nothing, and is no fault of the exporter's.
+    # A removed node has no telemetry, which is no fault of the exporter.
     gone = node()
     gone["status"]["conditions"][0]["status"] = "Unknown"
     assert found("IG105", Facts(at=NOW, nodes=(gone,), pods=())) == []
-    # An exporter that is no pod, as of some clouds.
+    # An exporter outside the cluster's pods, as on some clouds.
     assert found("IG105", Facts(at=NOW, nodes=(node(),), pods=(), devices=(device(),))) == []
 
 
@@ -65,7 +65,7 @@ def test_a_device_that_nothing_shows_measures_nothing() -> None:
 
 
 def unread(**changes: Any) -> Facts:
-    """Return a node with an exporter that runs, of whose GPUs nothing arrives."""
+    """Return a node with a running exporter, of whose GPUs no values arrive."""
     dark = tuple(device(index, uuid="", freshness="missing") for index in range(8))
     return replace(Facts(at=NOW, nodes=(node(),), pods=(EXPORTER,), devices=dark), **changes)
 

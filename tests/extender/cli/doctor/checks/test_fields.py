@@ -1,4 +1,4 @@
-"""Whether what decides is exported, of every GPU."""
+"""Checks that the exporter has the fields of the decision for every GPU."""
 
 from dataclasses import replace
 from pathlib import Path

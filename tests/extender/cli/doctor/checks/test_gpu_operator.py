@@ -1,4 +1,4 @@
-"""Whether the agent leaves when the GPU operator asks."""
+"""Checks that the agent stops when the GPU operator needs the GPUs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether nodes have the labels by which groups are placed."""
+"""Checks that nodes have the labels by which groups are placed."""
 
 from dataclasses import replace
 from typing import Any

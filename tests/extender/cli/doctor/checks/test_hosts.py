@@ -1,4 +1,4 @@
-"""GPU nodes that pods without GPUs fill."""
+"""Checks for GPU nodes that pods without GPUs fill."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who else places pods, and adds nodes."""
+"""Checks of other programs that place pods or add nodes."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_two_schedulers_on_one_node_are_reported() -> None:
     assert "node-1: pods of default-scheduler, idlegpu-scheduler" in evidence(
         "IG007", Facts(at=NOW, pods=pods, schedulers=both)
     )
-    # Which processes these are is not known.
+    # The processes' names are unknown.
     assert severities("IG007", Facts(at=NOW, pods=pods)) == ["warning"]
 
 

@@ -1,4 +1,4 @@
-"""Whether nodes offer what they have."""
+"""Checks that nodes offer their GPUs."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_what_is_alike_or_not_known_is_well() -> None:
     assert found("IG202", at(node())) == []
     assert found("IG202", at(part)) == []
     assert found("IG202", at(bare)) == []
-    # A node that offers nothing is another check's.
+    # Another check covers a node that offers no GPU.
     assert found("IG202", at(node(capacity={}))) == []
     assert found("IG202", at(shared("4", "32"), plugin_configs=configs)) == []
     assert found("IG202", at(shared("4", "32", **{CONFIG: "gone"}), plugin_configs=configs)) == []

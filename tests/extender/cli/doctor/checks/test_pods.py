@@ -1,4 +1,4 @@
-"""Whether pods can use the GPUs that they are given."""
+"""Checks that pods can use their assigned GPUs."""
 
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_gpus_that_are_chosen_by_hand_are_reported(
         ("CUDA_VISIBLE_DEVICES=$CARD python train.py", 2, ["error"]),
         ("CUDA_VISIBLE_DEVICES=0 python train.py", 2, ["warning"]),
         ("CUDA_VISIBLE_DEVICES=0,1 python train.py", 2, ["warning"]),
-        # Each process has its own.
+        # Each process has its own GPUs.
         ("CUDA_VISIBLE_DEVICES=0 python a.py & CUDA_VISIBLE_DEVICES=1 python b.py", 2, []),
         ("CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py", 2, []),
         ("CUDA_VISIBLE_DEVICES=$(cat /gpus) python train.py", 2, []),
@@ -160,7 +160,7 @@ SGLANG = ["python", "-m", "sglang.launch_server"]
         (["sh", "-c", "exec vllm serve model --tensor-parallel-size 8 | tee log"], 4, ["error"]),
         (["text-generation-launcher", "--num-shard", "2"], 1, ["error"]),
         (["python", "-m", "sglang.launch_server", "--tp", "8"], 4, ["error"]),
-        # As many as there are.
+        # Equal to the pod's GPUs.
         ([*VLLM, "--tensor-parallel-size", "4"], 4, []),
         ([*VLLM, "-tp", "2", "-pp", "2"], 4, []),
         ([*VLLM], 1, []),
@@ -173,7 +173,7 @@ SGLANG = ["python", "-m", "sglang.launch_server"]
         ([*SGLANG, "--tp-size", "8", "--dp-size", "8", "--enable-dp-attention"], 4, ["error"]),
         # The data parallel ranks share the GPUs of the tensor parallel ones.
         ([*SGLANG, "--tp-size", "8", "--dp-size", "8", "--enable-dp-attention"], 8, []),
-        # No number, no GPUs.
+        # Without a number, without GPUs.
         ([*VLLM, "--tensor-parallel-size", "$(TP)"], 4, []),
         ([*VLLM, "--tensor-parallel-size", "4"], 0, []),
     ],

@@ -1,4 +1,4 @@
-"""Whether the extender's own parts can do their work."""
+"""Checks that the extender's own parts work."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whether readings are there, name their node, and are young."""
+"""Checks that readings exist, name their node, and are recent."""
 
 import pytest
 

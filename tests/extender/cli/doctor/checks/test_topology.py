@@ -1,4 +1,4 @@
-"""Labels that name the policy of the kubelets' Topology Manager."""
+"""Checks of labels with the policy of the kubelets' Topology Manager."""
 
 from typing import Any
 
