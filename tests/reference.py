@@ -36,6 +36,7 @@ from extender.settings.section import Section
 from extender.settings.table import render_signs, render_table
 from testkit.agent.scripted import ScriptedBackend, ScriptedCard
 from tests.files import ROOT
+from tests.reference_api import render_answers, render_routes
 
 PROGRAMS: Final = {
     "python -m extender": "extender/__main__.py",
@@ -265,6 +266,8 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "agent-metrics": render_agent_metrics,
     "exit-statuses": render_exit_statuses,
     "checks": render_checks,
+    "routes": render_routes,
+    "answers": render_answers,
 }
 """Renders each generated part, by name."""
 
@@ -273,6 +276,7 @@ PAGES: Final = {
     "docs/metrics.md": ("metrics", "agent-metrics"),
     "docs/command-line.md": ("exit-statuses",),
     "docs/doctor.md": ("checks",),
+    "docs/api-routes.md": ("routes", "answers"),
 }
 """Generated parts of each page."""
 

@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 import yaml
 
+from extender.answers.routes import ROUTES
 from tests.files import ROOT, tracked
 from tests.reference import PAGES as PAGES_WITH_PARTS
 from tests.reference import PARTS, VALUES, api_routes, part_of, render_values
@@ -151,15 +152,5 @@ def test_the_charts_values_are_those_of_its_schema() -> None:
     assert VALUES.read_text(encoding="utf-8") == render_values(), "run: python -m tests.reference"
 
 
-def test_the_routes_of_the_api_are_documented_and_no_others() -> None:
-    text = (ROOT / "docs" / "api-routes.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
-    documented = set()
-    for row in rows:
-        method = "GET"
-        for name in re.findall(r"`((?:GET |POST |DELETE )?/[^`]*)`", row):
-            verb, _, path = name.rpartition(" ")
-            method = verb or method
-            documented.add(f"{method} {path.partition('?')[0]}")
-
-    assert documented == api_routes()
+def test_the_table_of_routes_has_the_routes_of_the_api_and_no_others() -> None:
+    assert {f"{route.method} {route.path}" for route in ROUTES} == api_routes()

@@ -183,6 +183,8 @@ class StrandedGpus(Answer):
 class Advice(Answer):
     """How to share cards, which pods request too much or too little, and stranded GPUs.
 
+    [advice.md](advice.md) explains the verdicts.
+
     Attributes:
         at: time of the answer.
         devices: devices with samples.

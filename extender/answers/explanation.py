@@ -90,8 +90,10 @@ class ProblemAnswer(Answer):
 class Explanation(Answer):
     """Why a pod was placed where it is, or waits; or what would happen to a pod.
 
-    `others` and `rejected` refer to the filter call if any replica remembers it, because prioritize
-    only sees what filter left.
+    The status is 404 if no decision about the pod is remembered and there is no such GPU pod. Other
+    replicas are asked for their decisions. A decision records at most `decisions.detailed_nodes`
+    nodes in full. `others` and `rejected` refer to the filter call if any replica remembers it,
+    because prioritize only sees what filter left.
 
     Attributes:
         pod: the pod, as `namespace/name`.

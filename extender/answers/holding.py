@@ -120,6 +120,8 @@ class SumsAnswer(Answer, kw_only=True):
 class HoldersAnswer(Answer):
     """Pods that hold GPUs without using them, longest idle first.
 
+    The same request within five seconds gets the same answer.
+
     Attributes:
         holders: the pods.
         at: time of the answer.

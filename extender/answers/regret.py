@@ -71,8 +71,9 @@ class OutcomeAnswer(Answer):
 class Regret(Answer):
     """Outcomes of placements, newest first.
 
-    The answer covers all replicas, at most the newest 10,000 placements of each. If two replicas
-    decided about a pod, the later decision counts.
+    [trusting.md](trusting.md#regret) says what this can show. The answer covers all replicas, at
+    most the newest 10,000 placements of each. If two replicas decided about a pod, the later
+    decision counts.
 
     Attributes:
         after_seconds: time after the binding at which a placement is compared.

@@ -89,7 +89,9 @@ class FactorAnswer(Answer):
 
 
 class VerdictAnswer(Answer):
-    """Evaluation of a node for a pod; a node has one for each resource that the pod requests.
+    """Evaluation of a node for a pod.
+
+    A node has one for each resource that the pod requests; the lowest score counts.
 
     Attributes:
         node: name of the node.

@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Counter
 
+from extender.answers import routes
 from extender.answers.service import Session
 from extender.api.caller import Caller
 from extender.api.caller_cache import HEADER, SESSION_PATH, Callers
@@ -31,8 +32,7 @@ from extender.settings.tls import is_loopback
 
 logger = logging.getLogger(__name__)
 
-_METRICS_PATH: Final = "/metrics"
-_OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", _METRICS_PATH})
+_OPEN_PATHS: Final = frozenset({routes.HEALTHZ.path, routes.READYZ.path, routes.METRICS.path})
 """Paths without pod data, which kubelet and Prometheus read without a token."""
 
 _PAGE_FILES: Final = ("/", "/page", "/page/")
@@ -110,7 +110,7 @@ class Access:
         """
         free = _OPEN_PATHS | frozenset(_PAGE_FILES) | frozenset(open_paths)
         if self._hosts:
-            free -= {_METRICS_PATH}  # it names nodes
+            free -= {routes.METRICS.path}  # it names nodes
 
         @web.middleware
         async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
