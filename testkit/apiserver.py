@@ -148,9 +148,7 @@ class ApiServer:
         return json_response(b"".join((head, body, b"]}\n")))
 
     async def watch(self, request: web.Request, kind: str) -> web.StreamResponse:
-        """Stream changes as JSON lines until `timeoutSeconds` have passed or the client
-        disconnects.
-        """
+        """Stream changes as JSON lines for `timeoutSeconds` or until the client disconnects."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         since = int(request.query.get("resourceVersion") or 0)

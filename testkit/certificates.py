@@ -13,9 +13,7 @@ WANTED = Wanted(names=("localhost", "idlegpu-extender.idlegpu.svc"), addresses=(
 
 
 def issue(folder: Path, *, days_ago: float = 0.0, files: Files | None = None) -> Files:
-    """Write the certificates of a CA, extender and kube-scheduler into a folder, issued some days
-    ago.
-    """
+    """Write a CA's certificates of extender and kube-scheduler, as if issued some days ago."""
     made = changed(files or {}, WANTED, "", datetime.now(UTC) - timedelta(days=days_ago))
     write_folder(folder, made)
     return made

@@ -195,9 +195,7 @@ async def _described(
 async def running(
     count: int, *, tls: Path | None = None
 ) -> AsyncIterator[tuple[SimulatedCluster, list[Replica]]]:
-    """Run replicas, and yield them once they receive each other's messages; arguments as in
-    `described`.
-    """
+    """Run replicas, and yield them once they exchange messages; arguments as in `described`."""
     async with described(count, tls=tls) as replicas, AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(replicas.start(number)) for number in range(count)

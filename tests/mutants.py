@@ -1,14 +1,13 @@
-"""Try which small faults the tests of a room would let pass: `make mutants ROOM=core`.
+"""Run mutation tests of a room's code with its own tests: `make mutants ROOM=core`.
 
-A sample of mutants of the room's code, each with one change, is tried on the room's own tests: on
-those that run the changed line, and, where it runs while a module is imported, on those that run
-anything of the file. Everything happens in a copy of the tree. A mutant that no test notices
-survives; one whose behavior cannot be told from the original's is no gap, and stands with the
-reason in `bench/data/equivalent_mutants.txt`.
+A sample of mutants of the room's code, each with one change, is run with the room's own tests:
+those that run the changed line, or, if it runs at import, those that run any line of the file.
+Everything happens in a copy of the tree. A mutant that no test detects survives. Mutants that are
+equivalent to the original are listed with the reason in `bench/data/equivalent_mutants.txt`.
 
-Mutants are written without comments and in Python's own layout, and so is the room's code in the
-copy when all tests are run once without a change. Tests that fail then judge no mutant, nor does a
-test that fails again when it is run alone without the mutant. Results are kept by room.
+Mutants are written by `ast.unparse`, without comments, and so is the room's code in the copy when
+all tests are run once without a change. Tests that fail then are not used, nor is a test that also
+fails alone without the mutant. Results are stored by room.
 """
 
 import argparse
@@ -61,10 +60,10 @@ MARKED: Final = "not prometheus and not e2e and not gpu and not page"
 OUTPUT: Final = "pytest-output.txt"
 LEAST_SHARE: Final = 0.9
 TESTS_SPEAK: Final = (0, 1, 2)
-"""Exit codes of pytest that judge: tests passed, one failed, one cannot be imported."""
+"""Exit codes of pytest with a verdict: tests passed, one failed, or one cannot be imported."""
 PYTEST_FAILED: Final = 70
 STANDARD_DEVIATIONS: Final = 1.96
-"""Of 95 % confidence."""
+"""Width of the 95 % confidence interval, in standard deviations."""
 HEAVY: Final = (
     "aiohttp",
     "cryptography.x509",
@@ -79,18 +78,18 @@ HEAVY: Final = (
     "pytest",
     "yaml",
 )
-"""Imported once, before the process of a new pytest is forked."""
+"""Imported once, before a new pytest is forked for each mutant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A part of the code, and its tests.
+    """Part of the code, and its tests.
 
     Attributes:
-        name: what it is called.
-        code: patterns of its files, from the root.
+        name: name of the room.
+        code: patterns of its files, relative to the root.
         tests: patterns of its tests.
-        without: patterns of files that are another room's.
+        without: patterns of files that belong to another room.
     """
 
     name: str
@@ -109,7 +108,7 @@ class Room:
 
     @property
     def arguments(self) -> list[str]:
-        """Return what pytest runs: its tests, and the examples in its code."""
+        """Return pytest's arguments: its tests, and the doctests in its code."""
         return [*_found(self.tests), *self.files]
 
 
@@ -140,7 +139,7 @@ def room_of(name: str) -> Room:
 
 
 def sample(files: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Return some mutants of files, the same for the same seed and code."""
+    """Draw some mutants of files; the same seed and code give the same mutants."""
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in files}
     sites = [site for path, text in texts.items() for site in sites_of(path, text)]
     chosen = random.Random(seed).sample(sites, min(count, len(sites)))
@@ -148,13 +147,13 @@ def sample(files: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 
 class Bench:
-    """A copy of the tree, in which mutants are tried.
+    """Copy of the tree in which mutants are tested.
 
     Args:
-        folder: where it goes.
-        room: whose mutants they are.
-        seconds: CPU time that the tests of one mutant may take.
-        only: stem of a file; only the tests named for it are run, where there are any.
+        folder: folder of the copy.
+        room: room of the mutants.
+        seconds: CPU time limit for the tests of one mutant.
+        only: stem of a file; only the tests named after it are run, if there are any.
     """
 
     def __init__(self, folder: Path, room: Room, seconds: float, *, only: str = "") -> None:
@@ -174,7 +173,7 @@ class Bench:
             (folder / path).write_text(plain(text), encoding="utf-8")
 
     def try_all(self, mutants: Sequence[Mutant], until: float) -> list[Outcome]:
-        """Try mutants in their order until the time is up.
+        """Test mutants in their order until the time is up.
 
         Raises:
             RuntimeError: the tests cannot be collected.
@@ -220,7 +219,7 @@ class Bench:
 
     @property
     def output(self) -> str:
-        """Return the last lines of pytest."""
+        """Last lines of pytest's output."""
         return (self._folder / OUTPUT).read_text(encoding="utf-8", errors="replace")[-9000:]
 
 
@@ -230,7 +229,8 @@ def _pytest(
     """Run pytest in a process forked from this one; return its exit code, None if it hangs."""
     result = folder / "exit-code"
     result.unlink(missing_ok=True)
-    once = "ignore::pytest.PytestAssertRewriteWarning"  # of what is imported before the fork
+    # frees nothing that was imported before the fork
+    once = "ignore::pytest.PytestAssertRewriteWarning"
     options = ["-q", "-p", "no:cacheprovider", "-W", once, "-m", MARKED]
 
     def run() -> None:
@@ -239,7 +239,7 @@ def _pytest(
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(folder)
         sys.path[:] = [str(folder), *(one for one in sys.path if one not in {"", str(ROOT)})]
-        sys.dont_write_bytecode = not plugins  # of a mutant none is kept
+        sys.dont_write_bytecode = not plugins  # a mutant's bytecode is not stored
         for name in list(sys.modules):
             if name.partition(".")[0] in COPIED and not name.startswith("tests.mutation"):
                 del sys.modules[name]
@@ -253,21 +253,21 @@ def _pytest(
             sys.stdout.flush()
             result.write_text(str(code), encoding="utf-8")
 
-    idle = math.inf if plugins else IDLE_SECONDS  # while those that it forks are at work
+    idle = math.inf if plugins else IDLE_SECONDS  # while its child processes are at work
     if not in_a_fork(run, limit_seconds=limit, idle_seconds=idle):
         return None
     return int(result.read_text(encoding="utf-8")) if result.exists() else PYTEST_FAILED
 
 
 def equivalent() -> dict[str, str]:
-    """Return the mutants that behave as the original, by key, and why."""
+    """Return the reasons of equivalent mutants, by key."""
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
     pairs = (line.split(" # ", 1) for line in lines if line and not line.startswith("#"))
     return dict(pairs)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """Return between which shares of all the true one lies, by Wilson, with 95 % confidence.
+    """Return the 95 % confidence interval of a share (Wilson).
 
     Example:
         >>> [round(share, 3) for share in wilson(6, 60)]
@@ -301,13 +301,13 @@ ROOMS: Final = (
     "agent",
     "worker_device",
 )
-"""In the order in which the result names them."""
+"""Rooms in the order of the result."""
 
 
 def result_of(
     room: str, seed: int, tried: Sequence[tuple[Mutant, Outcome]], known: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what is kept of a room."""
+    """Return the stored result of a room."""
     judged = [(mutant, outcome) for mutant, outcome in tried if outcome.verdict != "import"]
     survivors = [mutant for mutant, outcome in judged if outcome.verdict == "survives"]
     same = [mutant for mutant in survivors if mutant.key in known]
@@ -338,7 +338,7 @@ def result_of(
 
 
 def keep(result: dict[str, Any]) -> None:
-    """Keep a room's result in place of its last one, with those of the other rooms."""
+    """Store a room's result in place of its last one, beside those of other rooms."""
     file = RESULTS.with_suffix(".json")
     results = orjson.loads(file.read_bytes()) if file.exists() else {}
     results[result["row"]["room"]] = result
@@ -369,7 +369,7 @@ def rendered(results: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Try a sample, keep and print the result; return 1 where too many survive."""
+    """Test a sample, store and print the result; return 1 if too many survive."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument(
         "room", help="agent, worker_device, server, or a folder of extender such as core"

@@ -17,7 +17,7 @@ PICTURES: Final = {
     "page.png": ("?theme=light&group=model", 470),
     "decisions.png": ("?theme=light&view=decisions", 400),
 }
-"""Name of each picture, the view that it shows, and its height."""
+"""Name of each picture, its view, and its height."""
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""Write what is generated: parts of the reference pages, and the chart's values.yaml.
+"""Write the generated parts of the reference pages, and the chart's values.yaml.
 
     python -m tests.reference
 
@@ -43,7 +43,7 @@ PROGRAMS: Final = {
     "python -m agent": "agent/command_line.py",
     "idlegpu": "extender/cli/remote/errors.py",
 }
-"""Module that documents the exit statuses of each program."""
+"""Module with the documented exit statuses of each program."""
 
 CHECK_GROUPS: Final = {
     "IG0": "kube-scheduler and others",
@@ -104,7 +104,7 @@ def extender() -> Extender:
 
 
 def api_routes() -> set[str]:
-    """Return the routes for clients, such as `GET /v1/nodes`: none of replicas and the page."""
+    """Return the routes for clients, such as `GET /v1/nodes`, not those of replicas and page."""
 
     async def collect() -> set[str]:
         app = Extender(Settings(), KubeClient.__new__(KubeClient)).build_app()
@@ -157,7 +157,7 @@ def _render_metrics(registry: CollectorRegistry, more: Mapping[str, str] | None 
 
 def _labels_of(family: Metric, registry: CollectorRegistry) -> tuple[str, ...]:
     own: Any = getattr(family, "_labelnames", None)
-    if own is None:  # not of a collector: the metric itself knows them
+    if own is None:  # it belongs to no collector, so the metric itself has the labels
         own = getattr(registry._names_to_collectors[family.name], "_labelnames", ())
     return tuple(own)
 
@@ -269,7 +269,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "routes": render_routes,
     "answers": render_answers,
 }
-"""Renders each generated part, by name."""
+"""Function that renders each generated part, by name."""
 
 PAGES: Final = {
     "docs/settings.md": ("restart", "settings", "signs", "agent-settings"),

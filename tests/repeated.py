@@ -1,7 +1,7 @@
-"""Runs the tests with real parts several times in a row beside busy loops, and prints a table.
+"""Run the tests with real parts several times in a row beside busy loops, and print a table.
 
-`python -m tests.repeated RUNS -- COMMAND`: the command is pytest with its options. Ends with status
-1 if any run failed. What each run printed is kept in `out/`.
+`python -m tests.repeated RUNS -- COMMAND`: the command is pytest with its options. The exit status
+is 1 if any run failed. The output of each run is stored in `out/`.
 """
 
 import resource
@@ -50,7 +50,7 @@ def say(line: str) -> None:
 
 
 def _cpu_seconds() -> float:
-    """CPU of all children that ended, in seconds; servers count once their parent has ended."""
+    """Return the CPU seconds of all ended children; servers count once their parent has ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

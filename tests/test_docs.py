@@ -1,4 +1,4 @@
-"""Rules for the pages in Markdown: links resolve, the index is complete, so is the architecture."""
+"""Rules for the Markdown pages: links resolve, the index and the architecture are complete."""
 
 import re
 import tomllib
@@ -25,20 +25,20 @@ RUNBOOK: Final = re.compile(
     r"\n- \*\*Do:\*\* .+\n- \*\*Harmless\*\* .+\n+",
     re.DOTALL,
 )
-"""What a runbook says; exactly one command shows more."""
+"""Parts of a runbook; exactly one command shows more."""
 WITHOUT_DOCS: Final = {".lock", ".json", ".png", ".gz", ".zip"}
-"""Kinds of files that name no page of ours, and may be large."""
+"""Kinds of files that name no page and may be large."""
 
 PAGES: Final = sorted(tracked("*.md"))
 
 
 def prose(path: Path) -> str:
-    """Return a page without its blocks of code, in which nothing is a link or a heading."""
+    """Return a page without its code blocks, whose contents are neither links nor headings."""
     return BLOCK.sub("", path.read_text(encoding="utf-8"))
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub creates from a page's headings."""
     seen: dict[str, int] = {}
     found = set()
     for heading in HEADING.findall(prose(path)):
@@ -51,7 +51,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def relative_links(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield file and anchor of each link that stays in the repository."""
+    """Yield file and anchor of each link within the repository."""
     for target in LINK.findall(prose(path)):
         if not re.match(r"[a-z]+:", target):
             file, _, anchor = target.partition("#")

@@ -1,4 +1,4 @@
-"""Rules that every file of the repository keeps."""
+"""Rules for every file of the repository."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ def test_lock_files_pin_every_package_by_hash_and_name_no_host() -> None:
 def test_a_wheel_tells_type_checkers_that_the_client_is_typed(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for folder in ("extender", "extender/cli"):  # what else it holds takes its time
+    for folder in ("extender", "extender/cli"):  # the rest of the checkout would take time to copy
         (tmp_path / folder).mkdir()
         for path in (ROOT / folder).glob("*"):
             if path.is_file():

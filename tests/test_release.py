@@ -1,4 +1,4 @@
-"""The workflow that makes a release, and the versions that it is said to go with."""
+"""Workflow of a release, and the versions in its files."""
 
 import re
 import subprocess

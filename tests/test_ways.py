@@ -1,4 +1,4 @@
-"""The ways of a request and of readings in docs/architecture.md are those of the code."""
+"""Paths of a request and of readings in docs/architecture.md, compared with the code."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ Station = tuple[str, str]
 
 
 def ways() -> dict[str, list[Station]]:
-    """Return by title the path and the name of each function."""
+    """Return the file and name of each function of a path, by title of the path."""
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     return {
         section["title"]: stations
@@ -51,7 +51,7 @@ def test_every_function_on_a_way_exists() -> None:
 
 
 def question(world: World, name: str, nodes: list[str]) -> bytes:
-    """Create a waiting pod; return the filter request about it as kube-scheduler writes it."""
+    """Create a waiting pod; return its filter request as kube-scheduler writes it."""
     raw = pod(name)
     metadata: Any = raw["metadata"]
     raw["metadata"] = {
@@ -67,7 +67,7 @@ def question(world: World, name: str, nodes: list[str]) -> bytes:
 
 
 async def calls_of(client: TestClient[Any, Any], body: bytes) -> list[Station]:
-    """Answer a filter request; return the functions of ours that were called, each once."""
+    """Answer a filter request; return idlegpu's functions that were called, each once."""
     calls: dict[Station, None] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:

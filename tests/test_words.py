@@ -1,4 +1,4 @@
-"""Retired words: none in a room that is clean, and no more than listed in the others."""
+"""Retired words: none in most rooms, and no more than listed in the others."""
 
 import re
 from collections import defaultdict
@@ -41,11 +41,11 @@ LEFT: Final[dict[str, int]] = {
     "tests/extender/placement": 72,
     "tests/extender/server": 1,
 }
-"""Retired words that a room still holds. Lower a number as words go; never raise one."""
+"""Number of retired words that a room still holds. Lower a number as words go; never raise one."""
 
 SUFFIXES: Final = {".py", ".md", ".js", ".html", ".css", ".yaml", ".tpl", ".sh", ".toml", ".txt"}
 NOT_PROSE: Final = ("CHANGELOG.md", "requirements", "bench/data/", "bench/results/", "tests/data/")
-"""What happened, what others wrote, what was measured."""
+"""Records, text of others, and measurements."""
 
 _ANY: Final = re.compile(
     "|".join(rf"(?<![a-z])(?:{word})(?![a-z])" for word in RETIRED), re.IGNORECASE
@@ -64,7 +64,7 @@ def room(name: str) -> str:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Yield name and content of each file that people read."""
+    """Yield name and content of each text file for people."""
     for path in tracked("*"):
         name = str(path.relative_to(ROOT))
         is_text = path.suffix in SUFFIXES or path.name in {"Makefile", "Dockerfile"}
@@ -80,7 +80,7 @@ def retired(text: str) -> Iterator[tuple[int, str]]:
 
 
 def places() -> dict[str, list[str]]:
-    """Return by room where retired words are."""
+    """Return the places of retired words by room."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name, text in texts():
         found[room(name)] += [f"{name}:{number}: {word}" for number, word in retired(text)]

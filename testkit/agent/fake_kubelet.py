@@ -49,9 +49,7 @@ def pod(name: str, *containers: dict[str, Any], namespace: str = "default") -> d
 
 
 class FakeKubelet:
-    """Pod-resources server that answers `pods` and `allocatable`; `before` runs ahead of each
-    answer.
-    """
+    """Pod-resources server that answers `pods` and `allocatable`; it calls `before` first."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket

@@ -16,9 +16,7 @@ Gpus = Mapping[tuple[str, str, str], Object]
 
 
 def first_difference(fleet: SimulatedFleet, nodes: Iterable[str], seen: Gpus) -> str:
-    """Describe the first difference between the extender's view and the exporters of these nodes,
-    "" without one.
-    """
+    """Describe the first difference between the extender's view and exporters, "" without one."""
     for node in sorted(nodes):
         if fleet.node(node).silent_since is not None:
             continue

@@ -1,6 +1,4 @@
-"""Builds of Go programs with an installed or downloaded Go, which remove everything but the
-programs.
-"""
+"""Builds of Go programs with an installed or downloaded Go, which leave only the programs."""
 
 import hashlib
 import os

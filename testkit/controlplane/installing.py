@@ -1,6 +1,4 @@
-"""Installation of the shipped manifests on a real API server, with clients for their service
-accounts.
-"""
+"""Installation of manifests on a real API server, with clients for their service accounts."""
 
 import contextlib
 from collections.abc import Mapping
@@ -97,9 +95,7 @@ class Installation:
         return path
 
     async def add_kinds_of_others(self) -> None:
-        """Install the custom resources of Prometheus operator and cert-manager; they stay
-        installed.
-        """
+        """Install the custom resources of Prometheus operator and cert-manager for all tests."""
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         known = (await self.admin.request("GET", path))["items"]
         if len(known) == len(list(CRDS.iterdir())):

@@ -152,9 +152,7 @@ class ControlPlane:
 
 
 async def _create_default_account(client: ApiClient) -> bool:
-    """Create the default service account as kube-controller-manager would; return whether its
-    namespace exists.
-    """
+    """Create the default service account; return False if its namespace does not exist yet."""
     try:
         await client.create_default_account("default")
     except ApiError as error:

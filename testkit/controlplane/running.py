@@ -110,8 +110,7 @@ async def shipped_manner(
     variables: Mapping[str, str] | None = None,
     certify: Certify | None = None,
 ) -> Manner:
-    """Wait until the applied objects are in force, create certificates, and return the extender's
-    options.
+    """Wait for the applied objects, create certificates, and return the extender's options.
 
     Args:
         installation: installation of the base, and of the component certs-job unless `certify` is

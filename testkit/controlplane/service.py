@@ -174,9 +174,7 @@ class Service:
         return self._last
 
     async def delete(self, endpoint: Endpoint, grace_seconds: float) -> None:
-        """Delete a pod: its process gets SIGTERM at once, and nodes remove the endpoint after the
-        lag.
-        """
+        """Delete a pod: its process gets SIGTERM, and nodes remove the endpoint after the lag."""
         endpoint.is_terminating = True
         async with asyncio.TaskGroup() as group:
             group.create_task(self._withdraw(endpoint))

@@ -24,8 +24,7 @@ check of the scenarios themselves."""
 
 
 class Services:
-    """Prometheus, extender, kube-scheduler and kwok of one control plane; not bound to an event
-    loop.
+    """Prometheus, extender, kube-scheduler and kwok of one control plane, for any event loop.
 
     Attributes:
         plane: etcd and kube-apiserver.

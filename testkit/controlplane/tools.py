@@ -394,9 +394,7 @@ def _build(name: str, toolchain: GoToolchain) -> None:
 
 @contextmanager
 def _build_lock() -> Iterator[None]:
-    """Hold the lock of the builds while the context is open; the kernel frees it when the process
-    ends.
-    """
+    """Hold the lock of the builds while the context is open, at most until the process ends."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as lock:
         try:

@@ -95,9 +95,7 @@ class Setup:
         return self.manner.token if self.manner else ""
 
     def client(self, plane: ControlPlane) -> ApiClient:
-        """Return an administrator's client that creates pods and nodes for the scheduler under
-        test.
-        """
+        """Return an administrator's client that creates objects for the scheduler under test."""
         if self.way is Way.SECOND:
             return OptingIn(plane.server, plane.ca_file, plane.users[ADMIN])
         return plane.client()

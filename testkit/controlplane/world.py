@@ -118,9 +118,7 @@ class World:
         await self.settled()
 
     async def register(self, *, are_scraped: bool = True) -> None:
-        """Create the added nodes in the API server and, with `are_scraped`, as targets of
-        Prometheus.
-        """
+        """Create the added nodes in the API server and, if scraped, as targets of Prometheus."""
         new = self.fleet.nodes.keys() - self._registered
         await register_nodes(self.client, self.fleet, sorted(new))
         self._registered |= new

@@ -114,8 +114,9 @@ async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:
 
 
 class Faults:
-    """Faults of a page: errors, policy violations, requests to other hosts, and requests that
-    change anything but the page's own session.
+    """Faults of a page: errors, policy violations, and forbidden requests.
+
+    Forbidden are requests to other hosts, and requests that change anything but the session.
 
     Attributes:
         found: faults so far.

@@ -32,9 +32,7 @@ _SPACE: Final = st.sampled_from([b"", b"", b"", b" ", b"\n\t", b"\r"])
 
 
 def _key(name: str) -> Body:
-    """Draw a field's name: mostly as Go writes it, otherwise in other case and with letters that
-    fold to ASCII.
-    """
+    """Draw a field's name, sometimes in other case or with letters that fold to ASCII."""
     likeness = {"s": "\u017f", "S": "\u017f", "k": "\u212a", "K": "\u212a"}
     other = "".join(likeness.get(letter, letter) for letter in name)
     escaped = f"\\u{ord(name[0]):04x}{name[1:]}"

@@ -46,9 +46,7 @@ async def post(client: Client, verb: str, body: bytes) -> Any:
 
 @pytest.fixture
 def world() -> World:
-    """Return a world whose first node is idle, second node has lost its GPUs, and third node has no
-    telemetry.
-    """
+    """Return a world with an idle node, one with lost GPUs, and one without telemetry."""
     world = World()
     first, second, third = sorted(nodes_of("filter-names"))
     world.register_node(third, gpus=8)

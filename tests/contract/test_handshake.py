@@ -38,9 +38,7 @@ releases = pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder
 
 
 def of_another_release(head: bytes) -> bytes:
-    """Return a request head as a later release may write it: other case and order, and more
-    headers.
-    """
+    """Return a head as a later release may write it: other case and order, more headers."""
     first, *rest = head.removesuffix(HEAD_ENDS).split(b"\r\n")
     named = [line.partition(b":") for line in reversed(rest)]
     lines = [name.upper() + colon + b"  " + value.strip() for name, colon, value in named]

@@ -22,9 +22,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="package")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Yield services on a separate control plane, because the descheduler evaluates every pod of a
-    cluster.
-    """
+    """Yield services on a control plane of their own: the descheduler evaluates every pod."""
     with services_on(ControlPlane(tmp_path_factory.mktemp("plane"))) as running:
         yield running
 

@@ -184,10 +184,10 @@ async def zoned(world: World, cards: int) -> str:
 
 
 async def exclude(world: World, left: str, cards: int) -> str:
-    """Add a second node in zone a, which the extender refuses, and move the first to zone b; return
-    the second.
+    """Add a second node in zone a, which the extender refuses; return its name.
 
-    Pods on the first node that require zone a then violate their affinity.
+    The first node moves to zone b. Pods on the first node there that require zone a then violate
+    their affinity.
     """
     taken = await join(world, "taken", cards, is_taken=True)
     await relabel(world, taken, "a")

@@ -44,9 +44,7 @@ async def world(services: Services) -> AsyncIterator[World]:
 
 @pytest_asyncio.fixture
 async def cluster(services: Services) -> AsyncIterator[ApiClient]:
-    """Yield an empty cluster for tests with their own kube-scheduler: the shared processes are
-    stopped.
-    """
+    """Yield an empty cluster for tests with their own kube-scheduler: the shared one is stopped."""
     services.stop()
     await services.ensure_plane()
     await services.plane.reset()

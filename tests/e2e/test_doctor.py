@@ -112,9 +112,7 @@ async def healthy(world: World) -> tuple[str, str]:
 
 
 async def beat(plane: ControlPlane, name: str, at: datetime) -> None:
-    """Write a kubelet's heartbeat with the given time; the API server records the real time of the
-    write.
-    """
+    """Write a kubelet's heartbeat with the given time; the API server records the real time."""
     ready = {
         "type": "Ready",
         "status": "True",
@@ -149,9 +147,7 @@ def _is_running(item: Object) -> bool:
 
 
 async def broken_by_driver(world: World) -> None:
-    """Create a pod whose container the runtime cannot start, with the status that the kubelet would
-    report.
-    """
+    """Create a pod whose container cannot start, with the status that the kubelet would report."""
     item = pod("new", 1)
     await world.place(item)
     await world.client.wait_pod(item, _is_running, "runs")
@@ -172,7 +168,7 @@ async def faulty(world: World, whole: str, shared: str) -> AsyncIterator[None]:
     """Create faults in nodes, pods and rights while the context is open."""
     client, plane = world.client, world.services.plane
     await broken_by_driver(world)
-    # A node without telemetry, whose clock is late and whose label names another model.
+    # A node without telemetry, whose clock is late and whose resources contradict its labels.
     bare = node("bare", {"nvidia.com/mig-9g.99gb": 1})
     bare["metadata"]["labels"]["nvidia.com/gpu.present"] = "true"
     empty = node("empty", 0, labels={"nvidia.com/gpu.present": "true"})

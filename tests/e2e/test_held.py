@@ -1,5 +1,4 @@
-"""Pods that are assigned to a node but not bound yet, as the coscheduling plugin does for groups
-(Permit).
+"""Pods that have a node but are not bound yet, as the coscheduling plugin holds them (Permit).
 
 The plugin does not run here. A binder extender delays the bindings instead. For kube-scheduler,
 which has assumed the pods, and for the extender, which has answered, the effect is the same.

@@ -1,6 +1,4 @@
-"""Placement by load; kube-scheduler without the extender would prefer the other node in each
-scenario.
-"""
+"""Placement by load, where kube-scheduler without the extender would prefer the other node."""
 
 from collections.abc import Mapping
 

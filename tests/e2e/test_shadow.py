@@ -1,6 +1,4 @@
-"""Shadow mode: kube-scheduler places pods without the extender, which decides and records all the
-same.
-"""
+"""Shadow mode: kube-scheduler places pods alone; the extender only records its decisions."""
 
 from collections.abc import Mapping
 from pathlib import Path

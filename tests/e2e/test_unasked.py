@@ -1,6 +1,4 @@
-"""Pods that a real kube-scheduler binds without calling the extender, and replicas that exchange
-their requests.
-"""
+"""Pods that a real kube-scheduler binds without a call, and replicas that exchange requests."""
 
 import re
 from collections import Counter

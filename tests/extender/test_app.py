@@ -24,7 +24,7 @@ from testkit.yielding import makes_wait
 
 
 async def until(part: Running, path: str, is_so: Callable[[JsonObject], bool]) -> JsonObject:
-    """Ask until the answer is so; return it."""
+    """Poll until the answer meets a condition; return the answer."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         _, body = await part.get(path)
         while not is_so(body):
@@ -34,7 +34,7 @@ async def until(part: Running, path: str, is_so: Callable[[JsonObject], bool]) -
 
 
 async def until_degraded(part: Running, *words: str) -> JsonObject:
-    """Wait until these words, or none, say what is degraded; return the answer of /readyz."""
+    """Wait until /readyz reports these words, or none, as degraded; return its answer."""
 
     def is_so(body: JsonObject) -> bool:
         told = str(body["degraded"]) if body["degraded"] else ""
@@ -170,7 +170,7 @@ async def test_other_work_waits_from_the_first_bytes_of_kube_schedulers_next_que
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
         writer.write(head.encode() + question)
         await reader.readuntil(b'"Error":""}')
-        await request_tracker.yield_control()  # nobody waits any more
+        await request_tracker.yield_control()  # no request waits any more
 
         monkeypatch.setattr(in_flight_module, "MAX_YIELD_SECONDS", DEADLINE_SECONDS)
         writer.write(b"POST")

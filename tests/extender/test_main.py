@@ -44,7 +44,7 @@ def kubeconfig(tmp_path: Path) -> Path:
 
 @contextmanager
 def started(**environ: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the service as people do; what it writes comes through one pipe."""
+    """Start the service as users do, with its output in one pipe."""
     own = {name: text for name, text in os.environ.items() if not name.startswith("IDLEGPU_")}
     with subprocess.Popen(
         [sys.executable, "-m", "extender"],
@@ -60,14 +60,14 @@ def started(**environ: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def run(**environ: str) -> tuple[int, str]:
-    """Start the service and wait for its end; return status and what was written."""
+    """Run the service until it ends; return exit status and output."""
     with started(**environ) as process:
         written, _ = process.communicate(timeout=DEADLINE_SECONDS)
         return process.returncode, written
 
 
 def wait_for_serving(process: subprocess.Popen[str]) -> str:
-    """Read what the service writes until it serves; the test's time limit is the deadline."""
+    """Read the output until the service serves; the test's timeout is the deadline."""
     assert process.stdout is not None
     written = ""
     for line in process.stdout:
@@ -194,7 +194,7 @@ def test_a_signal_ends_the_service_with_status_0(kubeconfig: Path, ending: signa
 
 
 def asked(url: str, body: object = None) -> tuple[int, str, dict[str, object]]:
-    """Ask; return status, what is said of the connection, and the answer."""
+    """Send a request; return status, connection header, and answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data)
     try:

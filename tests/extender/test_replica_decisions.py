@@ -1,4 +1,4 @@
-"""Several real extenders: any of them tells what another decided, over HTTP and over TLS."""
+"""Several real extenders: each returns the decisions of the others, over HTTP and over TLS."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from testkit.replicas import Replica, described, running
 
 
 async def read(replica: Replica, path: str, status: int = 200) -> Any:
-    """Ask the API, at the address that was opened last."""
+    """Send a GET to the API, at the address that was opened last."""
     url = replica.extender.addresses[-1]
     async with aiohttp.ClientSession() as session, session.get(f"{url}{path}") as answer:
         assert answer.status == status, await answer.text()
@@ -54,7 +54,7 @@ async def test_over_tls_only_replicas_may_read(tmp_path: Path) -> None:
         await one.choose(cluster.control.create_pod(pod_object("a")))
 
         told = await read(other, "/v1/decisions")
-        # kube-scheduler's certificate opens the webhooks, and nothing of the replicas'.
+        # kube-scheduler's certificate is valid for the webhooks, but not for the replicas' routes.
         async with one.session.get(f"{one.url}/v1/peers/decisions") as answer:
             refused = answer.status
 

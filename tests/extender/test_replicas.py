@@ -1,4 +1,4 @@
-"""Several real extenders that tell each other what they were asked, over HTTP."""
+"""Several real extenders that report their requests to each other over HTTP."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from testkit.replicas import DEADLINE_SECONDS, NODES, PROOF, Replica, described,
 
 
 async def until_judged(*replicas: Replica, count: int = 1) -> None:
-    """Wait until so many pods are judged by each replica."""
+    """Wait until each replica has classified `count` pods."""
 
     def are_judged() -> bool:
         reports = [replica.extender.bypassed_pods.report() for replica in replicas]
@@ -35,9 +35,9 @@ async def until_judged(*replicas: Replica, count: int = 1) -> None:
 
 
 async def until_heard_for(seconds: float, *replicas: Replica) -> None:
-    """Wait until each replica has known for so long what any other is asked.
+    """Wait until each replica has received the others' requests for a period.
 
-    Before that kube-scheduler may have asked about a pod that is created now, unheard.
+    Before that, a request for a pod that is created now may be unknown.
     """
 
     def have_heard() -> bool:
@@ -80,7 +80,7 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
         await until_heard_for(WATCH_SECONDS, *replicas)
         cluster.control.create_pod(pod_object("silent"))
         one, _ = replicas
-        for each in replicas:  # whoever never saw it waiting does not judge it
+        for each in replicas:  # a replica that never saw it waiting does not classify it
             await eventually(
                 lambda: any(it.name == "silent" for it in each.extender.fleet.pods.values()),  # noqa: B023 - waited for
                 deadline_seconds=DEADLINE_SECONDS,
@@ -106,7 +106,7 @@ async def test_burst_asked_alternately_is_spread() -> None:
             chosen.append(await one.choose(pod))
             await other.until_assumed(pod)
 
-    # Each by itself would have chosen the same three nodes.
+    # Each alone would have chosen the same three nodes.
     assert sorted(Counter(chosen).values()) == [1, 1, 2, 2]
 
 
@@ -129,7 +129,7 @@ async def test_a_replica_that_starts_later_receives_earlier_requests() -> None:
 
 
 async def test_a_replica_that_ends_sends_its_last_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So long an interval that nothing but the end makes it tell.
+    # With so long an interval only the shutdown triggers a message.
     monkeypatch.setattr(module, "INTERVAL_SECONDS", 10.0)
     async with described(2) as replicas, replicas.start(0) as first:
         async with replicas.start(1) as second:

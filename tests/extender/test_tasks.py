@@ -1,4 +1,4 @@
-"""Whichever task fails, the extender goes on: every one that runs is made to fail."""
+"""The extender survives the failure of any task: every running task is made to fail."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from testkit.fake_kube import FakeKube, eventually, running_kube
 from testkit.kube_objects import node
 
 MOST_ROUNDS = 100
-"""Some tasks are there only now and then, or end with another before they fail."""
+"""Some tasks exist only now and then, or end with another one before they fail."""
 
 
 KINDS = ("nodes", "pods", "resourceclaims", "resourceslices")
@@ -47,15 +47,15 @@ TASKS = {
     *(f"watch {kind}" for kind in KINDS),
     *(f"resync {kind}" for kind in KINDS),
 }
-"""All that run: a new one belongs here."""
+"""All tasks that run; add new ones here."""
 
 
 class InjectedError(Exception):
-    """What a task gets from whatever it waits for."""
+    """Error raised in a task from whatever it waits for."""
 
 
 def fail(task: asyncio.Task[object]) -> bool:
-    """Have what a task waits for raise; tell whether it waits for anything that can."""
+    """Make a task fail at its current wait; return whether that is possible."""
     outermost = task.get_coro()
     awaited = getattr(outermost, "cr_await", None)
     names = [getattr(one, "__name__", "") for one in (outermost, awaited)]
@@ -73,7 +73,7 @@ def fail(task: asyncio.Task[object]) -> bool:
 
 
 def settings_file(folder: Path, kube: FakeKube) -> SettingsFile:
-    """Return settings by which every task runs."""
+    """Return settings with which every task runs."""
     issue(folder / "own")
     own = folder / "own" / "extender"
     (folder / "secret").write_text("s" * 32)

@@ -1,8 +1,8 @@
 """Fuzz every decoder, guided by coverage (Atheris): `make fuzz MINUTES=10`.
 
-Each target runs in a process of its own, from the corpus on. A body fails where the product raises
-anything but its typed errors, logs a fault, answers of nodes that were not asked about, or takes
-longer than `MOST_CPU_SECONDS` or more than `MOST_MIB`; it is kept in `.fuzz/`.
+Each target runs in its own process, starting from the corpus. A body fails if the product raises an
+untyped error, logs a fault, answers nodes outside the request, takes more CPU time than
+`MOST_CPU_SECONDS`, or more memory than `MOST_MIB`. Failed bodies are stored in `.fuzz/`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.fuzz.judging import MOST_CPU_SECONDS
 from tests.fuzz.targets import NAMES
 
 HANGS_SECONDS: Final = 600
-"""By the clock, which goes on while a busy machine does other work: the judge counts CPU time."""
+"""Timeout by the wall clock, long because of busy machines; the judge limits CPU time."""
 MOST_MIB: Final = 1024
 LONGEST_BODY: Final = 16384
 FAILED: Final = Path(".fuzz")
@@ -34,17 +34,17 @@ _COVERED: Final = re.compile(r"cov: (\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What came of fuzzing one target.
+    """Result of fuzzing one target.
 
     Attributes:
-        target: its name.
-        bodies: how many were judged.
-        seconds: how long that took.
-        covered: edges of the product's code that they reached.
-        slowest_seconds: of one body, rounded down.
-        peak_mib: memory of the process.
-        failed: the body did not pass; `output` says why.
-        output: of the process.
+        target: name of the target.
+        bodies: number of judged bodies.
+        seconds: duration.
+        covered: number of covered edges of the product's code.
+        slowest_seconds: longest time of a body, rounded down.
+        peak_mib: peak memory of the process.
+        failed: whether a body failed; `output` has the reason.
+        output: output of the process.
     """
 
     target: str
@@ -91,7 +91,7 @@ def fuzz(target: str, limits: Sequence[str]) -> Run:
 
 
 def keep(runs: Sequence[Run], folder: Path | None) -> None:
-    """Print the result, and write it into a folder."""
+    """Print the results, and write them into a folder."""
     rows: list[dict[str, object]] = [
         {
             "target": run.target,
@@ -124,7 +124,7 @@ def keep(runs: Sequence[Run], folder: Path | None) -> None:
 
 
 def main() -> int:
-    """Fuzz; return 1 where a body failed."""
+    """Fuzz all targets; return 1 if a body failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of all targets together")
     parser.add_argument("--bodies", type=int, help="of all targets together, in place of minutes")

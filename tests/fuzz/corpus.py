@@ -1,4 +1,4 @@
-"""Bodies to begin with: what honest parties send, and kinds that once brought something down."""
+"""Initial bodies: real messages, and variants that once caused failures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ OBJECTS: Final = {
 
 NESTED: Final = b"[" * 3000
 ODD: Final = (b"", b"null", b"[]", b"{}", b"\xff\xfe", b"\x00", NESTED, b'{"a":' * 1500, b"1e400")
-"""Go to every target."""
+"""Bodies for every target."""
 
 
 def corpus() -> Mapping[str, Sequence[bytes]]:

@@ -1,4 +1,4 @@
-"""What every body is held to, whichever target it goes to."""
+"""Checks of every body, for all targets."""
 
 import logging
 import resource
@@ -13,19 +13,20 @@ from extender.runtime.logs import JsonFormatter
 Target = Callable[[bytes], bool]
 
 MOST_LOGGED: Final = 64 << 10
-"""Characters that one body may have logged."""
+"""Largest number of characters logged for one body."""
 
 MOST_CPU_SECONDS: Final = 2.0
 MOST_GROWN_KIB: Final = 256 << 10
-"""What one body may cost: CPU time, so that a busy machine does not count, and peak memory."""
+"""Largest growth of peak memory by one body. CPU time is limited, not wall time, because of busy
+machines."""
 
 
 class FaultError(AssertionError):
-    """The product fails its promise; the message says which."""
+    """Error of a product that breaks a guarantee; the message names it."""
 
 
 class LogJudge(logging.Handler):
-    """Raises where a fault is logged, or too much."""
+    """Log handler that raises if a fault or too much is logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -40,7 +41,7 @@ class LogJudge(logging.Handler):
             self.trouble = self.trouble or self.format(record)
 
     def check(self) -> None:
-        """Judge what was logged since the last time."""
+        """Raise if a fault or too much was logged since the last call."""
         trouble, characters = self.trouble, self.characters
         self.trouble, self.characters = "", 0
         if trouble:
@@ -50,7 +51,7 @@ class LogJudge(logging.Handler):
 
 
 def judged(target: Target) -> Target:
-    """Return a target that fails where it logs a fault, or logs, computes or keeps too much."""
+    """Return a target that fails if it logs a fault, or uses too much log, CPU or memory."""
     judge = LogJudge()
     root = logging.getLogger()
 

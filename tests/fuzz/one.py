@@ -6,7 +6,7 @@ import sys
 
 
 def main(name: str, options: list[str]) -> None:
-    """Run until the options say that it is enough, or a body fails; Atheris ends the process."""
+    """Run until libFuzzer's options stop it or a body fails; Atheris ends the process."""
     import atheris  # noqa: PLC0415 - not every Python has it, and this module is imported by tests
 
     with atheris.instrument_imports(include=["agent", "extender"], enable_loader_override=False):

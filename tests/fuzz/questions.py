@@ -1,4 +1,4 @@
-"""Fuzzes the three verbs, and judges each answer by another reading of its question."""
+"""Fuzz targets of the three verbs, with checks of each answer by a second parser of the request."""
 
 import asyncio
 import json
@@ -18,13 +18,13 @@ REQUIRE_IDLE: Final = b"require-idle"
 
 
 def webhooks(verb: str, runner: asyncio.Runner) -> Target:
-    """Answer a question as the webhooks do, with a shortlist and without, and judge the answer."""
+    """Answer a request as the webhooks do, with and without a shortlist, and check the answer."""
     judge = {"filter": _judge_filter, "prioritize": _judge_scores, "preempt": _judge_preemption}
     asked = [(world, getattr(world.webhooks(), verb)) for world in map(_world, (0, SHORTLIST))]
 
     async def answered(ask: Callable[[bytes], Any], body: bytes) -> tuple[RequestOutcome, bytes]:
         outcome, response = await ask(body)
-        await asyncio.sleep(0)  # what follows once the answer is on its way
+        await asyncio.sleep(0)  # work that runs after the answer was sent
         return outcome, cast(bytes, response.body)
 
     def target(body: bytes) -> bool:
@@ -53,14 +53,14 @@ def _world(shortlist: int) -> World:
 
 
 def _judge_refusal(answer: bytes) -> None:
-    """What cannot be read is said to be so, and no node is named."""
+    """Check that an unreadable request gets an error without nodes."""
     document = msgspec.json.decode(answer)
     if not document.pop("Error") or any(document.values()):
         raise FaultError(f"a question that cannot be read is answered: {document}")
 
 
 def _judge_filter(body: bytes, answer: bytes, outcome: RequestOutcome, world: World) -> None:
-    """Each asked node passes or fails, once; those beyond the shortlist alone are left out."""
+    """Check that each candidate passes or fails once; only a shortlist may leave nodes out."""
     question, found = _Asked(body), _fields(answer)
     names, items = found["nodenames"], found["nodes"]
     if question.objects is None:
@@ -93,7 +93,7 @@ def _judge_filter(body: bytes, answer: bytes, outcome: RequestOutcome, world: Wo
 
 
 def _judge_scores(body: bytes, answer: bytes, outcome: RequestOutcome, world: World) -> None:
-    """Each asked node has a score, once; where one passes, one has the highest."""
+    """Check that each candidate has exactly one score, and that a feasible one has the highest."""
     scores, nodes = json.loads(answer), _Asked(body).nodes
     if [entry["Host"] for entry in scores] != nodes:
         raise FaultError(f"asked of {nodes}: {scores}")
@@ -109,7 +109,7 @@ def _judge_scores(body: bytes, answer: bytes, outcome: RequestOutcome, world: Wo
 
 
 def _judge_preemption(body: bytes, answer: bytes, outcome: RequestOutcome, _: World) -> None:
-    """Candidates are asked ones, with the very victims that were asked about."""
+    """Check that the answer has only candidates of the request, with the same victims."""
     asked = {node: victims for node, victims in _victims(body) if victims[0]}
     kept = dict(_victims(answer))
     if any(asked.get(node) != victims for node, victims in kept.items()):
@@ -119,11 +119,11 @@ def _judge_preemption(body: bytes, answer: bytes, outcome: RequestOutcome, _: Wo
 
 
 class _Asked:
-    """The nodes of a question as another reader finds them.
+    """Nodes of a request, as a second parser finds them.
 
     Attributes:
-        nodes: their names, each once.
-        objects: each node as it was sent, by name; None where names were sent.
+        nodes: unique names of the nodes.
+        objects: sent Node objects by name; None if names were sent.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -141,7 +141,7 @@ class _Asked:
 
 
 def _fields(text: bytes) -> dict[str, bytes]:
-    """Return the fields of an object as they stand, their names in lower case; null has none."""
+    """Return the raw values of an object's fields by lower-case name; {} for null."""
     return {name.casefold(): value for name, value in _raw(text).items()}
 
 
@@ -150,7 +150,7 @@ def _items(text: bytes) -> list[bytes]:
 
 
 def _keys(text: bytes) -> list[str]:
-    """Return the keys of an object, those that are there twice included."""
+    """Return the keys of an object, including duplicates."""
     return [key for key, _ in json.loads(text, object_pairs_hook=list)]
 
 
@@ -160,7 +160,7 @@ def _node_name(node: bytes) -> str:
 
 
 def _victims(text: bytes) -> Iterator[tuple[str, tuple[list[str], int]]]:
-    """Yield each candidate with its victims' UIDs and the disruption budgets that they violate."""
+    """Yield each candidate with its victims' UIDs and the number of violated disruption budgets."""
     fields = _fields(text)
     forms = (fields.get(form, b"null") for form in ("nodenametometavictims", "nodenametovictims"))
     by_node = next((found for form in forms if (found := _raw(form))), {})
@@ -176,6 +176,6 @@ def _victims(text: bytes) -> Iterator[tuple[str, tuple[list[str], int]]]:
 
 
 def _raw(text: bytes) -> dict[str, bytes]:
-    """Return the fields of an object, their names in their own case."""
+    """Return the raw values of an object's fields by name."""
     fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw] | None) or {}
     return {name: bytes(value) for name, value in fields.items()}

@@ -1,7 +1,7 @@
-"""What is fuzzed: each target feeds a body to the product and judges what comes of it.
+"""Fuzz targets: each passes a body to the product and checks the result.
 
-A target returns whether the body was understood. A typed error is an answer; any other exception, a
-fault that was logged and a wrong answer are raised.
+A target returns whether the body was valid. A typed error is a valid result; a target raises any
+other exception, logged faults and wrong answers.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class _FreshLease:
 
 
 def admission() -> Target:
-    """Judge an AdmissionReview: each is answered with leave, and a patch that can be applied."""
+    """Return the target of admission reviews: each is allowed, with a patch that can be applied."""
     policy = Policy()
     webhook = AdmissionWebhook(
         "idlegpu",
@@ -104,7 +104,7 @@ def admission() -> Target:
 
 
 def agent_updates(body: bytes) -> bool:
-    """Take one update of an agent after the other, as one connection does."""
+    """Apply the updates of one agent's connection."""
     state = AgentState("node")
     is_understood = False
     for content in body.split(b"\n--\n"):
@@ -124,7 +124,7 @@ def agent_updates(body: bytes) -> bool:
 
 
 def agent_report(body: bytes) -> bool:
-    """Read the report that an agent serves."""
+    """Parse an agent's report."""
     try:
         decode(body)
     except ReportError:
@@ -133,7 +133,7 @@ def agent_report(body: bytes) -> bool:
 
 
 def peers() -> Target:
-    """Hear a message between replicas."""
+    """Return the target of messages between replicas."""
     world = World()
     peers = Peers(PeersSettings(), world.request_log.note, Metrics(), monotonic=lambda: world.now)
 
@@ -152,7 +152,7 @@ def peers() -> Target:
 
 
 def settings(body: bytes) -> bool:
-    """Read a settings file."""
+    """Parse a settings file."""
     try:
         load_settings(Path("settings.yaml"), {}, body)
     except ConfigError:
@@ -161,7 +161,7 @@ def settings(body: bytes) -> bool:
 
 
 class _Answer(requests.adapters.HTTPAdapter):
-    """Answers every query with one body; which metrics there are, only a body of names tells."""
+    """Server that answers every query with one body, and metric names only from such a body."""
 
     body = b""
 
@@ -174,9 +174,9 @@ class _Answer(requests.adapters.HTTPAdapter):
 
 
 def prometheus(runner: asyncio.Runner) -> Target:
-    """Ask a Prometheus that answers anything: a round, the past, and who used what last.
+    """Return the target of a Prometheus with any answers: a round, the past, and last use.
 
-    What comes of them goes the way that it goes from the worker process into the fleet.
+    The results pass through the same code as from the worker process into the fleet.
     """
     http.PARALLEL_QUERIES = 1
     settings = Prometheus(url="http://prometheus.test")
@@ -221,13 +221,13 @@ def prometheus(runner: asyncio.Runner) -> Target:
 
 
 def _sent(answer: Iterable[Frame]) -> list[Frame]:
-    """Return frames as the extender gets them from the worker process."""
+    """Return frames as the extender receives them from the worker process."""
     pipe = io.BytesIO(b"".join(part for one in answer for part in frames.encode(one)))
     return list(iter(lambda: frames.read(pipe), None))
 
 
 class _ApiServer:
-    """Answers a list page by page, and tells a watch its events: a line each."""
+    """API server that answers a list page by page, and a watch with events: one per line."""
 
     lines: tuple[bytes, ...] = ()
 
@@ -250,7 +250,7 @@ def _reflector(resource: str) -> tuple[World, _ApiServer, Reflector]:
 
 
 def _collect_unread(reflector: Reflector) -> list[Exception]:
-    """Return a list that gets the cause of each object that cannot be read."""
+    """Return a list that gets the cause of each unreadable object."""
     unread: list[Exception] = []
     note = reflector._note_unreadable
 
@@ -263,13 +263,13 @@ def _collect_unread(reflector: Reflector) -> list[Exception]:
 
 
 def _check_unread(unread: list[Exception]) -> None:
-    """Fail unless all that could not be read was no JSON."""
+    """Fail unless all unreadable objects were invalid JSON."""
     if causes := [error for error in unread if not isinstance(error, KubeError)]:
         raise FaultError(f"an object could not be read: {causes[0]!r}")
 
 
 def watch(resource: str, runner: asyncio.Runner) -> Target:
-    """Take the events of a watch, a line each."""
+    """Return the target of watch events, one per line."""
     _, api, reflector = _reflector(resource)
     unread = _collect_unread(reflector)
 
@@ -285,7 +285,7 @@ def watch(resource: str, runner: asyncio.Runner) -> Target:
 
 
 def listing(resource: str, runner: asyncio.Runner) -> Target:
-    """Take a list, a page in each line; what a complete one does not have is gone."""
+    """Return the target of lists, with a page per line; a complete list removes other objects."""
     world, api, reflector = _reflector(resource)
     unread = _collect_unread(reflector)
 
@@ -320,7 +320,7 @@ def _texts(page: bytes) -> Iterator[str]:
 
 
 class _Wire(asyncio.Transport):
-    """The socket of an agent's connection; what is written is kept."""
+    """Transport of an agent's connection that stores the output."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.1", 1)})
@@ -343,13 +343,13 @@ class _Wire(asyncio.Transport):
 
     @override
     def pause_reading(self) -> None:
-        """Do nothing: what is sent waits in the target."""
+        """Do nothing: the target holds back further input."""
 
     resume_reading = pause_reading
 
 
 class _Agents(AgentSource):
-    """Takes what agents say, and knows one token."""
+    """Fleet that accepts agents' reports, with one valid token."""
 
     @override
     async def authenticate(self, connection: AgentConnection, token: str) -> Sender:
@@ -360,7 +360,7 @@ class _Agents(AgentSource):
 
 
 def agent_connection(runner: asyncio.Runner) -> Target:
-    """Take all that comes on one connection of an agent: its request, then its updates."""
+    """Return the target of an agent's connection: its request, then its updates."""
     world = World()
     world.register_node("node")
 
@@ -410,10 +410,10 @@ def agent_connection(runner: asyncio.Runner) -> Target:
 
 
 def targets(runner: asyncio.Runner) -> Mapping[str, Callable[[], Target]]:
-    """Return what makes each target, by name.
+    """Return the constructor of each target by name.
 
     Args:
-        runner: runs what is asynchronous.
+        runner: runner of asynchronous code.
     """
     return {
         **{verb: partial(webhooks, verb, runner) for verb in ("filter", "prioritize", "preempt")},

@@ -1,4 +1,4 @@
-"""Every decoder answers every body with a typed error or rightly: the corpus and the like."""
+"""Every target passes for the corpus and for variants of it."""
 
 import asyncio
 import json

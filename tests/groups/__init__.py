@@ -1,1 +1,1 @@
-"""Pod groups, which kube-scheduler places whole or not at all: behind gates of their own."""
+"""Tests of pod groups that kube-scheduler places all or none, behind feature gates."""

@@ -1,4 +1,4 @@
-"""A Kubernetes that knows pod groups, in place of the one that all other tests run with."""
+"""Control plane with feature gates for pod groups."""
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
@@ -13,7 +13,7 @@ from testkit.controlplane.services import Services
 from testkit.controlplane.world import World, open_world
 
 FEATURES: Final = ("GenericWorkload", "TopologyAwareWorkloadScheduling")
-"""Beta and alpha in the release that the tests run with, and off by default."""
+"""Beta and alpha features of the tested release, which are off by default."""
 API: Final = "scheduling.k8s.io/v1beta1"
 
 _numbers = count(1)
@@ -21,7 +21,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="package")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """A kube-scheduler that places groups, with everything else as it always is."""
+    """Yield services with a kube-scheduler that places groups."""
     with services_on(
         ControlPlane(tmp_path_factory.mktemp("groups"), features=FEATURES, apis=[API])
     ) as running:
@@ -30,6 +30,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest_asyncio.fixture
 async def world(services: Services) -> AsyncIterator[World]:
-    """An empty cluster, with nodes and pods that no case had before."""
+    """Yield an empty cluster with new names of nodes and pods."""
     async with open_world(services, f"g{next(_numbers)}") as opened:
         yield opened

@@ -1,6 +1,6 @@
-"""Groups that Kubernetes itself places whole or not at all: its PodGroup, beta and off by default.
+"""Kubernetes' own PodGroup (beta, off by default), whose pods are placed all or none.
 
-The coscheduling plugin, which is not built here, holds pods that have a node instead: see
+The coscheduling plugin, which is not built here, delays bindings instead: see
 tests/e2e/test_held.py.
 """
 
@@ -23,11 +23,11 @@ GROUPS: Final = f"/apis/{API}/namespaces/default/podgroups"
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
 RACK: Final = "topology.kubernetes.io/rack"
 GIVEN_BACK: Final = "pod group is unschedulable"
-"""What kube-scheduler says of a pod that has a node, in a group that has too few."""
+"""Message of kube-scheduler for a pod with a node whose group is incomplete."""
 
 
 async def counts_nowhere(world: World, name: str) -> None:
-    """Wait until nothing is assumed on a node."""
+    """Wait until no pod is assumed on a node."""
 
     async def is_so() -> bool:
         shown = await world.services.extender.get(f"/v1/nodes/{name}")
@@ -44,14 +44,14 @@ async def group(
     topology: Mapping[str, object] | None = None,
     **both: Any,
 ) -> list[Object]:
-    """Have a group that starts with so many pods, and describe these.
+    """Create a group whose minimum is `count`, and return its pods.
 
     Args:
-        world: where.
-        name: what it is called, and its pods before their numbers.
-        count: how many pods.
-        topology: the group's own constraints of topology.
-        **both: fields that the specs of the group and of its pods have to agree in.
+        world: cluster of the group.
+        name: name of the group, and prefix of its pods' names.
+        count: number of pods.
+        topology: topology constraints of the group.
+        **both: fields for the specs of both the group and its pods.
     """
     spec = {"schedulingPolicy": {"gang": {"minCount": count}}, **both}
     if topology is not None:
@@ -63,7 +63,7 @@ async def group(
 
 
 async def given_back(world: World, pods: list[Object]) -> list[str]:
-    """Wait until kube-scheduler has tried a group and none of it is placed; say why, sorted."""
+    """Wait until kube-scheduler has refused the whole group; return its messages, sorted."""
     return sorted([await world.client.wait_unschedulable(item) for item in pods])
 
 
@@ -80,7 +80,7 @@ async def test_a_group_is_asked_about_once_it_is_whole_and_spread_as_a_burst_is(
     await world.start()
     *first, last = await group(world, "whole", 6)
     await world.client.create_all(first)
-    await world.heard(nodes[0])  # and of these pods before
+    await world.heard(nodes[0])  # and of the earlier pods
     assert [await world.decisions(item) for item in first] == [[]] * 5
 
     await world.client.create(last)

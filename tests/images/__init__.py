@@ -1,1 +1,1 @@
-"""Tests of what the images are made of, without a Docker."""
+"""Tests of the images' contents, without Docker."""

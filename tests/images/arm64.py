@@ -1,7 +1,7 @@
-"""Gets what runs programs of arm64 on another machine: an emulator, and Debian's Python for arm64.
+"""Fetch an emulator and Debian's Python for arm64, to run arm64 programs on another machine.
 
-`python -m tests.images.arm64` fetches it into the cache, once. It comes from where apt gets this
-machine's packages, is unpacked into a folder of its own, and nothing is installed.
+`python -m tests.images.arm64` fetches both into the cache, once. They come from apt's sources of
+this machine and are unpacked into a folder; nothing is installed.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from testkit.controlplane.gobuild import say
 from testkit.controlplane.tools import cache_folder
 
 IMAGE_PACKAGES: Final = ("apt", "ca-certificates", "netbase", "tzdata", "python3.11")
-"""What Debian's slim image has (apt brings libstdc++), and the Python of the Dockerfiles."""
+"""Packages of Debian's slim image (apt brings libstdc++), and of the Python of the Dockerfiles."""
 BUILD_PACKAGES: Final = ("python3-pip-whl",)
 COMPILER_PACKAGES: Final = ("tcc", "libc6-dev")
-"""For what stands in for a driver. It compiles and links as one process; cc starts others."""
+"""Packages for compiling a fake driver. tcc compiles and links in one process; cc starts others."""
 EMULATOR_PACKAGE: Final = "qemu-user-static"
 EMULATORS: Final = ("qemu-aarch64-static", "qemu-aarch64")
 TIMEOUT_SECONDS: Final = 600
@@ -35,27 +35,27 @@ exec "$root/../emulator" -L "$root" -0 "$0" "$here/python3.11" "$@"
 
 
 class FetchError(RuntimeError):
-    """What runs programs of arm64 cannot be had; the message says what is missing."""
+    """Error if the emulator cannot be fetched; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was fetched.
+    """Fetched emulator and packages.
 
     Attributes:
-        folder: where it is.
+        folder: their folder.
     """
 
     folder: Path
 
     @property
     def python(self) -> Path:
-        """A Python of arm64, started as any other program."""
+        """Path of a Python for arm64, which runs like any other program."""
         return self.folder / "image" / "usr" / "bin" / "python"
 
     @property
     def compiler(self) -> tuple[str, ...]:
-        """A C compiler that runs on arm64, for arm64."""
+        """Command of a C compiler that runs on arm64, for arm64."""
         root = self.folder / "compiler"
         usr, triple = root / "usr", "aarch64-linux-gnu"
         return (
@@ -67,10 +67,10 @@ class Machine:
 
 
 def fetched() -> Machine:
-    """Return what was fetched.
+    """Return the machine in the cache.
 
     Raises:
-        FetchError: nothing was.
+        FetchError: the cache has none.
     """
     machine = _cached()
     if not machine.folder.exists():
@@ -79,10 +79,10 @@ def fetched() -> Machine:
 
 
 def fetch() -> Machine:
-    """Fetch what is not in the cache yet.
+    """Fetch the machine if it is not in the cache.
 
     Raises:
-        FetchError: something is missing.
+        FetchError: a program or package is missing.
     """
     machine = _cached()
     if machine.folder.exists():
@@ -103,7 +103,7 @@ def fetch() -> Machine:
 
 
 class _Apt:
-    """Asks apt of this machine, in folders of our own: what the machine has does not count."""
+    """apt with its own folders, independent of the machine's installed packages."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -113,7 +113,7 @@ class _Apt:
         options = {
             "APT::Architecture": "arm64",
             "APT::Architectures::": "arm64",
-            "APT::Sandbox::User": "root",  # the folders are for who calls alone
+            "APT::Sandbox::User": "root",  # folders that only this user may read
             "Dir::State": str(folder / "state"),
             "Dir::State::status": str(folder / "status"),
             "Dir::Cache": str(folder / "cache"),
@@ -121,11 +121,11 @@ class _Apt:
         self._command = ["apt-get", "--quiet=2"]
         for name, value in options.items():
             self._command += ["--option", f"{name}={value}"]
-        # A list that cannot be read matters only if a package is missing, which then is told.
+        # A failed update matters only if a package is missing, which is then reported.
         self._updated = _call([*self._command, "update"])
 
     def unpack(self, packages: Sequence[str], folder: Path) -> None:
-        """Unpack packages of arm64, with all that they depend on."""
+        """Unpack arm64 packages with all their dependencies."""
         folder.mkdir(parents=True)
         archives = self._folder / "cache" / "archives"
         command = [*self._command, "install", "--yes", "--no-install-recommends"]
@@ -140,9 +140,9 @@ class _Apt:
             archive.unlink()
 
     def unpack_native(self, package: str, folder: Path) -> None:
-        """Unpack one package of this machine's own platform, without what it depends on."""
+        """Unpack one package of this machine's platform, without its dependencies."""
         folder.mkdir(parents=True)
-        # By the lists that the machine has: ours are those of arm64.
+        # With the machine's own package lists: those in this folder are for arm64.
         result = _call(["apt-get", "--quiet=2", "download", package], folder)
         if result.returncode != 0:
             raise FetchError(
@@ -159,7 +159,7 @@ def _cached() -> Machine:
 
 
 def _make(folder: Path, apt: _Apt) -> None:
-    """Put everything together in a new folder."""
+    """Fetch all parts into a new folder."""
     image = folder / "image"
     apt.unpack([*IMAGE_PACKAGES, *BUILD_PACKAGES], image)
     apt.unpack(COMPILER_PACKAGES, folder / "compiler")
@@ -195,7 +195,7 @@ def _call(words: list[str], folder: Path | None = None) -> subprocess.CompletedP
 
 
 def main() -> int:
-    """Fetch everything, and say where it is."""
+    """Fetch the machine, and print its folder."""
     try:
         machine = fetch()
     except FetchError as error:

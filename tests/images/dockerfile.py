@@ -1,4 +1,4 @@
-"""Reads a Dockerfile, and does what its build stage does in a folder of the test's own."""
+"""Parser of Dockerfiles, and a build of their build stage in a folder of the test."""
 
 import os
 import shutil
@@ -15,16 +15,16 @@ IMAGES: Final = ROOT / "images"
 INSTALLED: Final = "/opt/idlegpu"
 BUILD_TIMEOUT_SECONDS: Final = 600
 RUN_TIMEOUT_SECONDS: Final = 120
-"""An emulator takes ten times as long."""
+"""Timeout of a step; an emulator takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One instruction of a Dockerfile.
+    """Instruction of a Dockerfile.
 
     Attributes:
         word: `FROM`, `COPY` and so on.
-        text: what stands behind it, arguments filled in.
+        text: its arguments, with build arguments filled in.
     """
 
     word: str
@@ -32,7 +32,7 @@ class Step:
 
 
 def stages(program: str) -> list[list[Step]]:
-    """Return the steps of each stage of a program's Dockerfile; each begins with its `FROM`."""
+    """Return the steps of each stage of a program's Dockerfile; each begins with `FROM`."""
     values: dict[str, str] = {}
     found: list[list[Step]] = []
     for line in (IMAGES / f"{program}.Dockerfile").read_text().splitlines():
@@ -52,18 +52,18 @@ def stages(program: str) -> list[list[Step]]:
 
 
 def texts(stage: list[Step], word: str) -> list[str]:
-    """Return what stands behind each instruction of a kind."""
+    """Return the arguments of each instruction of a kind."""
     return [step.text for step in stage if step.word == word]
 
 
 def fetch_wheels(platform: Platform, folder: Path) -> Path:
-    """Fetch what the lock files of both programs name, as a build would; return the folder.
+    """Fetch the packages in both programs' lock files, as a build would; return the folder.
 
-    A build takes most of its time to read the package index, which names every file of every
-    release: so that is done once.
+    It is done once, because reading the package index, which has every file of every release, takes
+    most of a build's time.
 
     Raises:
-        AssertionError: a package is not there as it is locked.
+        AssertionError: a locked package is not available.
     """
     options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--quiet"]
     for program in ("extender", "agent"):
@@ -74,18 +74,18 @@ def fetch_wheels(platform: Platform, folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What an image adds to Python.
+    """Files that an image adds to Python.
 
     Attributes:
-        platform: what runs it.
-        tree: the folder that the image has as `INSTALLED`.
+        platform: platform that runs it.
+        tree: folder that becomes `INSTALLED` in the image.
     """
 
     platform: Platform
     tree: Path
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run Python as the image does: our tree and Python's own modules, and nothing else."""
+        """Run Python as the image does: with the image's files and the standard library only."""
         return subprocess.run(
             self.command(*arguments),
             env=self.environment(**variables),
@@ -101,7 +101,7 @@ class Image:
         return [self.platform.python, "-S", *arguments]
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """Return the variables that the image sets, and the caller's."""
+        """Return the environment variables of the image and of the caller."""
         return {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(self.tree),
@@ -114,17 +114,17 @@ class Image:
 def build(
     program: str, platform: Platform, folder: Path, wheels: Path, *, is_private: bool = False
 ) -> Image:
-    """Run the steps of a program's build stage in a clean folder; return what they make.
+    """Run the steps of a program's build stage in an empty folder; return the result.
 
     Args:
         program: `extender` or `agent`.
-        platform: what it is built for.
-        folder: an empty one.
-        wheels: where the packages are.
-        is_private: whether the checkout is its owner's alone, as with umask 077.
+        platform: target platform.
+        folder: empty folder.
+        wheels: folder of the packages.
+        is_private: whether only the owner can read the checkout, as with umask 077.
 
     Raises:
-        AssertionError: the Dockerfile has a step that this cannot do, or a step failed.
+        AssertionError: the Dockerfile has an unsupported step, or a step failed.
     """
     source, made = folder / "src", folder / "made"
     source.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The platforms that images are for, and the Python that runs what they hold.
+"""Platforms of the images, and the Python that runs their contents.
 
-`IMAGES_PLATFORM=arm64` has the tests of the images run everything in an emulator (`make arm64`);
-otherwise this machine's own Python runs it.
+With `IMAGES_PLATFORM=arm64` the tests of the images run everything in an emulator (`make arm64`);
+otherwise with this machine's Python.
 """
 
 import os
@@ -20,13 +20,14 @@ ARM64_MACHINES: Final = {"aarch64", "arm64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """A platform, and what of it there is here.
+    """Platform, and the local programs for it.
 
     Attributes:
-        machine: what `platform.machine()` says there.
+        machine: value of `platform.machine()` there.
         builder: a Python with pip.
-        python: one that runs what was built; what it starts finds no packages of this machine, too.
-        compiler: the command of a C compiler for it; empty is this machine's own, if there is one.
+        python: Python that runs the built files; its child processes find no packages of this
+            machine either.
+        compiler: command of a C compiler for it; () for this machine's compiler, if there is one.
     """
 
     machine: str
@@ -36,9 +37,8 @@ class Platform:
 
 
 def native(folder: Path) -> Platform:
-    """Return this machine's own platform, with a Python of its own in the folder."""
-    # The virtual environment of the tests has their packages, and what that is made from may have
-    # others.
+    """Return this machine's platform, with a new virtual environment in the folder."""
+    # The tests' virtual environment has their packages, and its base may have others.
     base = str(getattr(sys, "_base_executable", sys.executable))
     subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True)
     return Platform(
@@ -50,14 +50,14 @@ def native(folder: Path) -> Platform:
 
 
 def chosen(folder: Path) -> Platform:
-    """Return the platform that the tests are to run for.
+    """Return the platform that `IMAGES_PLATFORM` selects.
 
     Args:
-        folder: an empty one, for a Python of this machine.
+        folder: empty folder, for a Python of this machine.
 
     Raises:
-        ValueError: the variable names none that we know.
-        arm64.FetchError: what runs programs of arm64 is not there.
+        ValueError: the variable names an unknown platform.
+        arm64.FetchError: the emulator was not fetched.
     """
     name = os.environ.get(VARIABLE, "")
     if name not in {"", "arm64"}:

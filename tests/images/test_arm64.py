@@ -1,4 +1,4 @@
-"""What who cannot run programs of arm64 is told."""
+"""Messages on a machine that cannot run arm64 programs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.images import arm64, platforms
 
 @pytest.fixture(autouse=True)
 def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is in the cache, and no program on the path."""
+    """Provide an empty cache, and no programs on PATH."""
     monkeypatch.setenv("IDLEGPU_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")

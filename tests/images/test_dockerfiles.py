@@ -1,4 +1,4 @@
-"""What the Dockerfiles and lock files say."""
+"""Contents of the Dockerfiles and lock files."""
 
 import importlib.metadata
 import re
@@ -14,13 +14,13 @@ from tests.images.dockerfile import IMAGES, INSTALLED, ROOT, stages, texts
 OURS: Final = ("extender", "agent")
 LOCK_ANEW: Final = "images/lock.sh writes the images' lock files anew"
 FOR_PEOPLE: Final = ("extender.cli",)
-"""Not in the image: what people ask an extender with."""
+"""Not in the image: the command line for people."""
 EXTENDER_ALONE: Final = {"aiohttp", "cryptography", "kubernetes-asyncio", "uvloop", "watchfiles"}
 AGENT_ALONE: Final = {"nvidia-ml-py", "grpclib", "protobuf", "rich"}
 
 
 def versions(path: Path) -> dict[str, set[str]]:
-    """Return the versions that a lock file has of each package; more than one by Python's."""
+    """Return the versions of each package in a lock file; several if they depend on Python's."""
     found: dict[str, set[str]] = {}
     for name, version in re.findall(r"^([a-z0-9-]+)==([^ ]+)", path.read_text(), re.MULTILINE):
         found.setdefault(name, set()).add(version)
@@ -32,7 +32,7 @@ def normalized(name: str) -> str:
 
 
 def imported(program: str) -> set[str]:
-    """Return the packages that a program, and what it takes of the other, import themselves."""
+    """Return the packages that a program, and its part of the other program, import."""
     graph = grimp.build_graph(*OURS, "worker_device", include_external_packages=True)
     own = {m for m in graph.modules if f"{m}.".startswith(f"{program}.")}
     own -= {m for m in own if m.startswith(FOR_PEOPLE)}
@@ -42,7 +42,7 @@ def imported(program: str) -> set[str]:
         m for m in tops if m.split(".")[0] in {*OURS, "worker_device", *sys.stdlib_module_names}
     }
     packages = importlib.metadata.packages_distributions()
-    # Of a name that several share (google), the one that is ours to name.
+    # For a name that several packages share (google), the directly required one.
     return {normalized(packages[top][0]) for top in tops}
 
 
@@ -57,7 +57,7 @@ def test_an_image_starts_from_a_python_that_cannot_change(program: str) -> None:
     assert texts(build, "FROM")[0].removesuffix(" AS build") == texts(final, "FROM")[0]
     assert python is not None
     assert stages("agent")[1][0] == stages("extender")[1][0]
-    # What the tests run with is what is shipped.
+    # The tests run with the shipped versions.
     assert f"python-version {python[1]} " in (IMAGES / "lock.sh").read_text()
 
 

@@ -1,4 +1,4 @@
-"""What the images hold, built as their Dockerfiles say, and run without anything else."""
+"""Contents of the images, built as in their Dockerfiles, and run without other files."""
 
 import hashlib
 import ssl
@@ -72,37 +72,37 @@ DEADLINE_SECONDS = 120.0
 
 
 def show(what: object) -> None:
-    """Print what was seen, for who runs it with `-s`."""
+    """Print an observation, for runs with `-s`."""
     print(f"\n{what}")  # noqa: T201 - kept in bench/results/arm64.md
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Platform:
-    """This machine's own, or the one that IMAGES_PLATFORM names."""
+    """Return this machine's platform, or the one that IMAGES_PLATFORM names."""
     return chosen(tmp_path_factory.mktemp("python"))
 
 
 @pytest.fixture(scope="module")
 def wheels(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheels of both lock files."""
+    """Return a folder with the packages of both lock files."""
     return fetch_wheels(platform, tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="module")
 def extender(platform: Platform, tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Image:
-    """What the extender's image has in its folder."""
+    """Return the extender's image."""
     return build("extender", platform, tmp_path_factory.mktemp("extender"), wheels)
 
 
 @pytest.fixture(scope="module")
 def agent(platform: Platform, tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Image:
-    """What the agent's image has in its folder."""
+    """Return the agent's image."""
     return build("agent", platform, tmp_path_factory.mktemp("agent"), wheels)
 
 
 @contextmanager
 def serving(image: Image, *arguments: str, **variables: str) -> Iterator[None]:
-    """Run a program of an image until the context ends."""
+    """Run a program of an image while the context is open."""
     process = subprocess.Popen(
         image.command(*arguments),
         env=image.environment(**variables),
@@ -118,7 +118,7 @@ def serving(image: Image, *arguments: str, **variables: str) -> Iterator[None]:
 
 
 async def until_answered(url: str, said: str = "", *, context: ssl.SSLContext | bool = True) -> str:
-    """Ask until the answer is 200 and says so; return it."""
+    """Poll until the status is 200 and the answer contains a text; return the answer."""
 
     async def answer() -> str | None:
         async with aiohttp.ClientSession() as session:
@@ -134,7 +134,7 @@ async def until_answered(url: str, said: str = "", *, context: ssl.SSLContext | 
 
 @pytest.fixture(scope="module")
 def certificates(extender: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the certificates that the extender's image made, for either side."""
+    """Return a folder with the certificates that the extender's image issued."""
     folder = tmp_path_factory.mktemp("certs")
     result = extender.run(
         "-m", "extender.server.certificates", "--folder", str(folder), "--address", "127.0.0.1"
@@ -144,14 +144,14 @@ def certificates(extender: Image, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def two_cards(image: Image, folder: Path) -> dict[str, str]:
-    """Return what makes a program of the image find a driver with an idle card and a busy one."""
+    """Return variables with which a program of the image finds an idle and a busy card."""
     driver = FakeDriver(folder, image.platform.compiler)
     driver.has(card(0), card(1, busy=90, used=60 * GIB))
     return {name: driver.environment[name] for name in ("FAKE_NVML", "LD_LIBRARY_PATH")}
 
 
 def hashes(tree: Path) -> dict[str, tuple[int, str]]:
-    """Return mode and hash ("" for a folder) of all in a tree, and nothing of when it was made."""
+    """Return mode and hash ("" for a folder) of all files in a tree, independent of times."""
     return {
         str(path.relative_to(tree)): (
             stat.S_IMODE(path.stat().st_mode),
@@ -192,7 +192,7 @@ async def test_the_extender_places_pods_over_tls_with_what_its_image_holds(
             metrics = await until_answered(f"https://127.0.0.1:{status}/metrics", context=context)
         show(placement)
 
-    assert placement.node in {"gpu-h200-01", "gpu-h100-01"}  # no other has idle GPUs of that size
+    assert placement.node in {"gpu-h200-01", "gpu-h100-01"}  # no other GPU of that size is idle
     assert placement.refused == {
         "gpu-a100-01": "node(s) had too few working GPUs",
         "gpu-v100-01": "node(s) had GPUs with less memory than the pod asks for",

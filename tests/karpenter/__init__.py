@@ -1,1 +1,1 @@
-"""The real Karpenter beside idlegpu, on a control plane of its own."""
+"""Tests with the real Karpenter, on a separate control plane."""

@@ -1,4 +1,4 @@
-"""A control plane with the real Karpenter, whose nodes are Node objects and no machines."""
+"""Control plane with the real Karpenter, whose nodes are Node objects without machines."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -63,7 +63,7 @@ CLASS_IS_READY: Final = {
     "message": "",
     "lastTransitionTime": "2026-01-01T00:00:00Z",
 }
-"""A cloud's provider says so of a class that it has found; the simulated one leaves that out."""
+"""Condition that a cloud provider sets on a NodeClass; the simulated provider does not."""
 NODE_POOL: Final[Object] = {
     "apiVersion": "karpenter.sh/v1",
     "kind": "NodePool",
@@ -90,7 +90,7 @@ _numbers = count(1)
 
 
 def _definition(group: str, version: str, kind: str) -> Object:
-    """Describe a kind of Karpenter's, without the schema that checks what people write."""
+    """Build a custom resource of Karpenter without a schema."""
     plural = f"{kind.lower()}s".replace("classs", "classes")
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
@@ -139,14 +139,14 @@ def karpenter(plane: ControlPlane, folder: Path) -> ServerProcess:
 
 @pytest.fixture(scope="package")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """A control plane of its own: Karpenter looks at every pod of a cluster."""
+    """Yield services on a control plane of their own: Karpenter evaluates every pod."""
     with services_on(ControlPlane(tmp_path_factory.mktemp("plane"))) as running:
         yield running
 
 
 @pytest_asyncio.fixture
 async def world(services: Services, tmp_path: Path) -> AsyncIterator[World]:
-    """An empty cluster, with Karpenter and one pool of nodes."""
+    """Yield an empty cluster with Karpenter and one node pool."""
     async with open_world(services, f"k{next(_numbers)}") as opened:
         for kind in KINDS:
             await _have(opened.client, DEFINITIONS, _definition(*kind))
@@ -168,7 +168,7 @@ async def world(services: Services, tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def _have(client: ApiClient, path: str, item: Object) -> None:
-    """Create what an earlier test may have created, once the API server knows its kind."""
+    """Create an object unless it exists, once the API server knows its kind."""
 
     async def is_there() -> bool:
         try:
@@ -181,7 +181,7 @@ async def _have(client: ApiClient, path: str, item: Object) -> None:
 
 
 async def _release(client: ApiClient) -> None:
-    """Let go of what Karpenter, which has ended, would have to let go of before it is deleted."""
+    """Remove Karpenter's finalizers after it has ended."""
     for path in (CLAIMS, "/api/v1/nodes"):
         for item in (await client.request("GET", path))["items"]:
             name = item["metadata"]["name"]

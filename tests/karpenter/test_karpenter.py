@@ -1,4 +1,4 @@
-"""What Karpenter makes of pods that wait, and of nodes that idlegpu refuses: docs/beside.md."""
+"""Karpenter's handling of waiting pods, and of nodes that idlegpu refuses: docs/beside.md."""
 
 from typing import Final
 
@@ -17,19 +17,19 @@ FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
 
 
 async def claims(world: World) -> list[Object]:
-    """Return the nodes that Karpenter has decided to add."""
+    """Return Karpenter's NodeClaims."""
     listed: list[Object] = (await world.client.request("GET", CLAIMS))["items"]
     return listed
 
 
 async def is_added(world: World, node: str) -> bool:
-    """Whether Karpenter says that it added a node, and no other."""
+    """Return whether Karpenter has added exactly this node."""
     names = [claim.get("status", {}).get("nodeName") for claim in await claims(world)]
     return names == [node]
 
 
 async def told(world: World, item: Object, text: str) -> None:
-    """Wait until an event of a pod says so."""
+    """Wait until an event of a pod has this text."""
 
     async def is_told() -> bool:
         return any(text in event["message"] for event in await world.client.events(item))
@@ -68,6 +68,6 @@ async def test_a_pod_for_which_there_is_no_room_goes_to_the_node_that_it_adds(
 
     assert node != full
     await wait_for(lambda: is_added(world, node), f"Karpenter says that it added {node}")
-    # It is unknown to telemetry, and unknown is not busy.
+    # It has no telemetry, and unknown is not busy.
     (decided, *_) = await world.decisions(waiting)
     assert decided["node"] == node

@@ -1,1 +1,1 @@
-"""Tests of what administrators apply: manifests/ and scheduler-config/."""
+"""Tests of files that administrators apply: manifests/ and scheduler-config/."""

@@ -1,4 +1,4 @@
-"""The shipped extender's API in a cluster with two tenants, and those who read it."""
+"""API of the shipped extender in a cluster with two tenants, and its callers."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,15 +18,15 @@ AUDIENCE = "idlegpu-api"
 BLUE, RED = "blue", "red"
 READER, CLUSTER_READER, STRANGER = "reader", "cluster-reader", "stranger"
 PROXY_USER: Final = "proxy-user"
-"""May use the API server's proxy to the extender, and read no pod."""
+"""Account that may use the API server's proxy to the extender, and may read no pod."""
 RBAC = "rbac.authorization.k8s.io"
 LISTS_PODS = "test-lists-pods"
-"""In the place of `view`, whose rules kube-controller-manager would have put together."""
+"""Cluster role in place of `view`, whose rules kube-controller-manager would aggregate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """An API with a pod of each of two tenants, and callers with different rights."""
+    """API with one pod of each of two tenants, and callers with different rights."""
 
     installation: Installation
     extender: RunningExtender
@@ -42,7 +42,7 @@ class Read:
 
 
 def binding(kind: str, account: str, namespace: str = "") -> Object:
-    """Return what lets an account of the first tenant view pods, somewhere or everywhere."""
+    """Build a binding that lets the first tenant's account view pods in one or all namespaces."""
     where = {"namespace": namespace} if namespace else {}
     return {
         "apiVersion": f"{RBAC}/v1",
@@ -57,7 +57,8 @@ async def ensure(admin: ApiClient, path: str, item: Object) -> None:
     try:
         await admin.request("POST", path, item)
     except ApiError as error:
-        if error.status != 409:  # there from another test: nobody here empties namespaces
+        # it exists from another test, because no controller here empties namespaces
+        if error.status != 409:
             raise
 
 
@@ -71,10 +72,10 @@ async def reading(
     """Run the shipped extender, with further variables, in a cluster with two tenants.
 
     Args:
-        installation: where it is applied.
-        tmp_path: an empty folder.
-        variables: of its environment, beside or in place of those that its container has.
-        folder: what is applied.
+        installation: installation to which it is added.
+        tmp_path: empty folder.
+        variables: environment variables that add to or replace those of its container.
+        folder: kustomization to apply.
     """
     admin = installation.admin
     for namespace in (BLUE, RED):

@@ -1,4 +1,4 @@
-"""The Helm chart, as the real helm renders it."""
+"""Helm chart, rendered by the real helm."""
 
 import json
 import subprocess
@@ -18,14 +18,14 @@ Values = Mapping[str, object]
 
 
 class HelmError(RuntimeError):
-    """helm refused; the message is its own."""
+    """Error of helm; the message is its output."""
 
 
 def helm(*arguments: str, folder: Path, kubeconfig: Path | None = None) -> str:
-    """Run the real helm, with its own files in a folder, and return what it prints.
+    """Run the real helm, with its own files in a folder, and return its output.
 
     Raises:
-        HelmError: it failed.
+        HelmError: helm failed.
     """
     places = {f"HELM_{name}_HOME": str(folder / name) for name in ("CACHE", "CONFIG", "DATA")}
     result = subprocess.run(
@@ -42,7 +42,7 @@ def helm(*arguments: str, folder: Path, kubeconfig: Path | None = None) -> str:
 
 
 def values_file(folder: Path, values: Values) -> Path:
-    """Write values where helm reads them."""
+    """Write a values file for helm."""
     path = folder / "values.yaml"
     path.write_text(json.dumps(values))
     return path
@@ -51,7 +51,7 @@ def values_file(folder: Path, values: Values) -> Path:
 def rendered(
     values: Values, folder: Path, kube_version: str = KUBERNETES_VERSION, chart: Path = CHART
 ) -> list[Object]:
-    """Return the objects that the chart renders with values, for an API server of a version."""
+    """Render the chart with values for an API server's version, and return the objects."""
     path = values_file(folder, values)
     options = ("--values", str(path), "--kube-version", kube_version)
     output = helm("template", RELEASE, str(chart), *options, folder=folder)

@@ -1,4 +1,4 @@
-"""A cluster in which manifests are applied, and from which they are removed again."""
+"""Cluster for applied manifests, which are removed after each test."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.manifests.releases import Release
 async def installation(
     control_plane: ControlPlane, cluster: ApiClient
 ) -> AsyncIterator[Installation]:
-    """Apply what is shipped; all of it but the namespaces is gone after the test."""
+    """Yield an installation, whose objects except namespaces are removed after the test."""
     opened = Installation(control_plane, cluster)
     yield opened
     await opened.remove()
@@ -32,7 +32,7 @@ async def controllers(
     control_plane: ControlPlane,
     installation: Installation,
 ) -> AsyncIterator[ServerProcess]:
-    """A kube-controller-manager for one test, that still sees what was applied go."""
+    """Run kube-controller-manager for one test, until the applied objects are removed."""
     process = kube_controller_manager(control_plane)
     try:
         await process.start()
@@ -44,7 +44,7 @@ async def controllers(
 
 @pytest_asyncio.fixture
 async def release(tmp_path: Path) -> AsyncIterator[Release]:
-    """A cluster of its own, with the controllers that delete what hangs on other objects."""
+    """Yield a separate cluster with controllers that delete dependent objects."""
     plane = ControlPlane(tmp_path)
     process = kube_controller_manager(plane, (*WORKLOADS, "namespace-controller"))
     try:
@@ -59,7 +59,7 @@ async def release(tmp_path: Path) -> AsyncIterator[Release]:
 
 @pytest.fixture(scope="module")
 def services(control_plane: ControlPlane) -> Iterator[Services]:
-    """Extender, kube-scheduler, Prometheus and kwok, for one module's tests."""
+    """Yield extender, kube-scheduler, Prometheus and kwok for one module's tests."""
     running = Services(control_plane)
     yield running
     running.stop()
@@ -67,7 +67,7 @@ def services(control_plane: ControlPlane) -> Iterator[Services]:
 
 @pytest_asyncio.fixture
 async def world(services: Services) -> AsyncIterator[World]:
-    """A simulated fleet in an empty cluster, with the real extender and its rights."""
+    """Yield a simulated fleet in an empty cluster, with the real extender and its rights."""
     async with open_world(services, "m") as opened:
         await grant_rights(services.plane)
         yield opened

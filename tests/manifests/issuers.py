@@ -1,4 +1,4 @@
-"""Secrets as others than the Job make them: cert-manager, of its objects alone, or one's own CA."""
+"""Secrets as cert-manager or an organization's own CA would create them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 SecretData = Mapping[str, bytes]
 
 DEFAULT_USAGES: Final = ("digital signature", "key encipherment")
-"""Of cert-manager, where a Certificate names none."""
+"""cert-manager's usages for a Certificate without `usages`."""
 
 _EXTENDED: Final = {
     "server auth": ExtendedKeyUsageOID.SERVER_AUTH,
@@ -39,12 +39,12 @@ _UNUSED: Final = (
 _CURVES: Final = {256: ec.SECP256R1(), 384: ec.SECP384R1(), 521: ec.SECP521R1()}
 _NAMES: Final = frozenset({"isCA", "commonName", "dnsNames", "usages", "duration", "privateKey"})
 _ELSEWHERE: Final = frozenset({"secretName", "issuerRef", "renewBefore"})
-"""Fields that say nothing of what is in the certificate."""
+"""Fields without an effect on the certificate's content."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Issued:
-    """A certificate, its key, and those between it and the root."""
+    """Certificate with its key, and the intermediate certificates below the root."""
 
     certificate: x509.Certificate
     key: Key
@@ -52,20 +52,20 @@ class Issued:
 
 
 def secrets_of_cert_manager(items: Iterable[Object]) -> dict[str, dict[str, bytes]]:
-    """Return the Secrets that cert-manager makes of Issuers and Certificates, by name.
+    """Return the Secrets that cert-manager would create from Issuers and Certificates, by name.
 
     Each holds `tls.crt`, `tls.key` and `ca.crt`, the issuer's certificate:
     https://cert-manager.io/docs/usage/certificate/#target-secret
 
     Raises:
-        ValueError: an object says what is not known here.
-        LookupError: an Issuer is not there.
+        ValueError: an object has an unsupported field.
+        LookupError: an Issuer is missing.
     """
     objects = list(items)
     made: dict[str, Issued] = {}
     secrets: dict[str, dict[str, bytes]] = {}
     waiting = [item for item in objects if item["kind"] == "Certificate"]
-    # The CA first: cert-manager tries again until the issuer's Secret is there.
+    # The CA first: cert-manager retries until the issuer's Secret exists.
     for certificate in sorted(waiting, key=lambda item: not item["spec"].get("isCA")):
         spec = certificate["spec"]
         issuer = find(objects, spec["issuerRef"]["kind"], spec["issuerRef"]["name"])
@@ -82,10 +82,10 @@ def secrets_of_cert_manager(items: Iterable[Object]) -> dict[str, dict[str, byte
 
 
 def issue(spec: Object, signer: Issued | None) -> Issued:
-    """Issue what a Certificate's spec asks for; by itself where nobody signs.
+    """Issue the certificate of a Certificate's spec; self-signed without a signer.
 
     Raises:
-        ValueError: the spec says what is not known here.
+        ValueError: the spec has an unsupported field.
     """
     unknown = spec.keys() - _NAMES - _ELSEWHERE
     if unknown:
@@ -125,7 +125,7 @@ def issue(spec: Object, signer: Issued | None) -> Issued:
 
 
 def secret_data(issued: Issued, authority: x509.Certificate) -> dict[str, bytes]:
-    """Return what the Secret of a certificate holds."""
+    """Return the content of a certificate's Secret."""
     pem = serialization.Encoding.PEM
     chain = (issued.certificate, *issued.chain)
     return {
@@ -140,11 +140,10 @@ def secret_data(issued: Issued, authority: x509.Certificate) -> dict[str, bytes]
 def secrets_of_ones_own(
     namespace_secrets: Mapping[str, Object],
 ) -> dict[str, dict[str, bytes]]:
-    """Return Secrets of an organization's own CA, which signs by another one between.
+    """Return Secrets of an organization's CA, which signs with an intermediate CA.
 
     Args:
-        namespace_secrets: what each Secret's certificate is for: `commonName`, `dnsNames` and
-            `usages`.
+        namespace_secrets: `commonName`, `dnsNames` and `usages` of each Secret's certificate.
     """
     common = {"duration": "720h", "privateKey": {"algorithm": "RSA", "size": 2048}}
     root = issue({**common, "isCA": True, "commonName": "example root"}, None)

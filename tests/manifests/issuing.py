@@ -1,4 +1,4 @@
-"""Certificates that cert-manager issues."""
+"""Certificates from the real cert-manager."""
 
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Mapping
@@ -32,7 +32,7 @@ async def create(installation: Installation, secrets: Mapping[str, Mapping[str, 
 
 @asynccontextmanager
 async def issuing(folder: Path, installation: Installation) -> AsyncIterator[None]:
-    """Run cert-manager, once it has issued what the objects that were applied ask for."""
+    """Run cert-manager, and yield once it has issued the certificates of the applied objects."""
     program = cert_manager(installation.plane, folder)
     await program.start()
 
@@ -43,13 +43,13 @@ async def issuing(folder: Path, installation: Installation) -> AsyncIterator[Non
         await wait_for(are_issued, "cert-manager has issued all certificates")
         yield
     finally:
-        await program.stop()  # else it would make anew what is deleted after the test
+        await program.stop()  # otherwise it would recreate objects that are deleted after the test
         # Nobody here deletes what belongs to Certificates that go; the next ones' has its names.
         await installation.admin.request("DELETE", f"{CERT_MANAGER_PATH}/certificaterequests")
 
 
 async def issued(installation: Installation) -> dict[str, dict[str, bytes]]:
-    """Return the Secrets that hold certificates by now."""
+    """Return the current Secrets with certificates."""
     listed = (await installation.admin.request("GET", SECRETS_PATH))["items"]
     return {
         item["metadata"]["name"]: {key: b64decode(text) for key, text in item["data"].items()}
@@ -73,4 +73,4 @@ ONES_OWN: Final[Mapping[str, Object]] = {
         "usages": ["digital signature", "client auth"],
     },
 }
-"""What docs/install.md asks of certificates that somebody brings."""
+"""Requirements of docs/install.md for an organization's own certificates."""

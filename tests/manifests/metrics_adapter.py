@@ -1,7 +1,7 @@
-"""Plays prometheus-adapter: the external metrics API, by the rule of the example and no other.
+"""Stand-in for prometheus-adapter: the external metrics API, with only the example's rule.
 
-The API server is told of it by an APIService, as of the real one, so that the controller that asks
-finds it where it always does.
+An APIService registers it at the API server, as for the real adapter, so that the autoscaler's
+controller finds it at the usual path.
 """
 
 import re
@@ -28,14 +28,14 @@ DEADLINE_SECONDS: Final = 30.0
 
 
 def query_of(rule: Object, labels: str) -> str:
-    """Return what the adapter asks Prometheus by a rule, with matchers of labels."""
+    """Return the adapter's PromQL query for a rule, with label matchers."""
     (series,) = re.findall(r'__name__="(\w+)"', rule["seriesQuery"])
     query: str = rule["metricsQuery"]
     return query.replace("<<.Series>>", series).replace("<<.LabelMatchers>>", labels)
 
 
 def registration(port: int) -> list[Object]:
-    """Return what leads from the API server to a port of this machine."""
+    """Return the objects that register a port of this machine at the API server."""
     metadata = {"name": SERVICE, "namespace": NAMESPACE}
     spec = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]}
     return [
@@ -57,11 +57,11 @@ def registration(port: int) -> list[Object]:
 
 
 def application(rules: list[Object], prometheus_url: str) -> web.Application:
-    """Return what answers as the adapter does.
+    """Build the application that answers like the adapter.
 
     Args:
         rules: `externalRules` of its configuration.
-        prometheus_url: where it asks.
+        prometheus_url: URL of its Prometheus.
     """
     known = {rule["name"]["as"]: rule for rule in rules}
 
@@ -125,7 +125,7 @@ def application(rules: list[Object], prometheus_url: str) -> web.Application:
 async def external_metrics(
     plane: ControlPlane, folder: Path, rules: list[Object], prometheus_url: str
 ) -> AsyncIterator[None]:
-    """Have the API server serve external metrics while the context is open."""
+    """Serve external metrics through the API server while the context is open."""
     issue(folder)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "extender" / "tls.crt", folder / "extender" / "tls.key")

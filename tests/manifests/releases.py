@@ -1,4 +1,4 @@
-"""A release of the chart on a real API server, and what of it is left there."""
+"""Release of the chart on a real API server, and the objects that it leaves."""
 
 import asyncio
 import shlex
@@ -16,15 +16,15 @@ OURS: Final = "idlegpu"
 
 
 def guide() -> str:
-    """Return docs/install.md."""
+    """Return the content of docs/install.md."""
     return (ROOT / "docs" / "install.md").read_text()
 
 
 def guides_commands(heading: str) -> list[list[str]]:
-    """Return the words of the commands that docs/install.md has first below a heading.
+    """Return the words of the first commands below a heading of docs/install.md.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the heading has no commands.
     """
     _, _, below = guide().partition(f"\n{heading}\n")
     block = below.split("```\n")[1]
@@ -35,7 +35,7 @@ def guides_commands(heading: str) -> list[list[str]]:
 
 
 class Release:
-    """The chart's release on one API server."""
+    """Release of the chart on one API server."""
 
     def __init__(self, plane: ControlPlane, admin: ApiClient, folder: Path) -> None:
         self.plane = plane
@@ -43,7 +43,7 @@ class Release:
         self.folder = folder
 
     async def helm(self, *arguments: str) -> str:
-        """Run helm against the API server."""
+        """Run helm against the API server, and return its output."""
         kubeconfig = self.plane.kubeconfig()
         run = partial(helm, *arguments, folder=self.folder, kubeconfig=kubeconfig)
         return await asyncio.to_thread(run)
@@ -54,7 +54,7 @@ class Release:
         return await self.helm(verb, RELEASE, str(CHART), "--values", path)
 
     async def get(self, item: Object) -> Object | None:
-        """Return an object as the API server has it, None where there is none."""
+        """Return an object from the API server, None if it does not exist."""
         try:
             return await self.admin.request("GET", address_of(item))
         except ApiError as error:
@@ -70,7 +70,7 @@ class Release:
         return spec
 
     async def left(self) -> list[str]:
-        """Return the names of all objects of ours, of every kind that can be listed."""
+        """Return the names of all of idlegpu's objects, of every kind that can be listed."""
         everywhere = await self._names(await self._kinds(), "-A")
         namespaced = await self._kinds("--namespaced=true")
         inside = [await self._names(namespaced, "-n", each) for each in (OURS, f"{OURS}-agent")]
@@ -78,7 +78,7 @@ class Release:
 
     async def _kinds(self, *choice: str) -> list[str]:
         kinds = await self.plane.kubectl("api-resources", "--verbs=list", "-o", "name", *choice)
-        # Events tell of what was, and go by themselves.
+        # Events describe the past, and expire.
         return [kind for kind in kinds.split() if not kind.startswith("events")]
 
     async def _names(self, kinds: list[str], *where: str) -> list[str]:

@@ -8,7 +8,7 @@ STORAGE, COORDINATION, EVENTS = "storage.k8s.io", "coordination.k8s.io", "events
 
 
 async def everybody(installation: Installation, namespace: str) -> frozenset[tuple[str, ...]]:
-    """Return what any service account may do."""
+    """Return the rights that every service account has."""
     account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes what a test serves."""
+"""Real Prometheus that scrapes metrics of a test."""
 
 import json
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ SCRAPE_SECONDS: Final = 0.25
 
 @asynccontextmanager
 async def serving(registry: CollectorRegistry) -> AsyncIterator[str]:
-    """Serve a registry as the programs do; yields host and port."""
+    """Serve a registry as the programs do; yield host and port."""
     app = web.Application()
     app.add_routes([web.get("/metrics", make_aiohttp_handler(registry=registry))])
     runner = web.AppRunner(app)
@@ -34,7 +34,7 @@ async def serving(registry: CollectorRegistry) -> AsyncIterator[str]:
 
 
 def prometheus(folder: Path, targets: dict[str, str]) -> tuple[ServerProcess, str]:
-    """Describe a Prometheus that scrapes each target under its job's name; return its URL, too."""
+    """Describe a Prometheus that scrapes each target by its job's name; return it and its URL."""
     interval = f"{round(SCRAPE_SECONDS * 1000)}ms"
     config = {
         "global": {"scrape_interval": interval, "scrape_timeout": interval},
@@ -60,7 +60,7 @@ def prometheus(folder: Path, targets: dict[str, str]) -> tuple[ServerProcess, st
 
 
 async def ask(session: aiohttp.ClientSession, url: str, query: str) -> list[Object]:
-    """Return a query's result now."""
+    """Return the result of an instant query."""
     async with session.get(f"{url}/api/v1/query", params={"query": query}) as response:
         answer: Object = await response.json()
         assert answer["status"] == "success", (query, answer)

@@ -1,4 +1,4 @@
-"""Runs the scripts that are shipped for an administrator."""
+"""Runner of the shipped scripts for administrators."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The admission webhook as shipped: a real API server asks it over TLS about real pods."""
+"""The shipped admission webhook: a real API server calls it over TLS for real pods."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ MERGE: Final = "application/merge-patch+json"
 
 @dataclass
 class SecondScheduler:
-    """Renews the Lease as kube-scheduler does, until it dies."""
+    """Stand-in for the second scheduler that renews its Lease until it is stopped."""
 
     admin: ApiClient
     is_alive: bool = True
@@ -81,14 +81,14 @@ class SecondScheduler:
 
 @dataclass(frozen=True, kw_only=True)
 class Admitting:
-    """A cluster in which the webhook is in force."""
+    """Cluster with the webhook in force."""
 
     admin: ApiClient
     extender: RunningExtender
     scheduler: SecondScheduler
 
     async def made(self, item: Object) -> Object:
-        """Return a pod as the API server would create it, without keeping it."""
+        """Return a pod as the API server would create it, by a dry run."""
         namespace = item["metadata"]["namespace"]
         path = f"/api/v1/namespaces/{namespace}/pods"
         return await self.admin.request("POST", path, item, parameters={"dryRun": "All"})
@@ -97,7 +97,7 @@ class Admitting:
         return str((await self.made(item))["spec"]["schedulerName"])
 
     async def until(self, scheduler: str) -> None:
-        """Wait until new GPU pods get a scheduler."""
+        """Wait until new GPU pods get this scheduler."""
 
         async def is_so() -> bool:
             return await self.scheduler_of(gpu_pod()) == scheduler
@@ -109,7 +109,7 @@ class Admitting:
 
 
 async def webhook_of(admin: ApiClient) -> Object:
-    """Return our one webhook as the API server knows it."""
+    """Return the only webhook from the API server."""
     (found,) = (await admin.request("GET", f"{WEBHOOK}/idlegpu-scheduler-name"))["webhooks"]
     return dict(found)
 
@@ -147,12 +147,12 @@ async def admitting(installation: Installation, tmp_path: Path) -> AsyncIterator
 async def in_force(
     installation: Installation, folder: Path, certify: Certify | None = None
 ) -> AsyncIterator[Admitting]:
-    """Run extender and second scheduler until new pods are given to that, and while it is used.
+    """Run extender and second scheduler; yield once new pods get that scheduler.
 
     Args:
-        installation: with one of the overlays applied.
-        folder: an empty one.
-        certify: has the Secrets made and the API server told of the CA; the Job unless given.
+        installation: installation of one of the overlays.
+        folder: empty folder.
+        certify: creates the Secrets and sets the CA in the webhook; by default as the Job does.
     """
     admin = installation.admin
     await ensure_namespace(admin, MANAGED, {"idlegpu.io/managed": "true"})
@@ -168,7 +168,7 @@ async def in_force(
         running_extender(installation, folder, variables, certify) as extender,
     ):
         found = Admitting(admin=admin, extender=extender, scheduler=scheduler)
-        # The test's API server has no network of Services to reach the extender by.
+        # The test's API server has no Service network to reach the extender.
         shipped = await found.webhook()
         shipped["clientConfig"] = {
             "url": f"https://localhost:{port}/admit",
@@ -268,7 +268,7 @@ async def test_a_new_ca_is_told_to_the_api_server_before_a_certificate_of_it_is_
     ca_file = admitting.extender.mounted / "extender" / "ca.crt"
 
     async def took_over(times: int) -> bool:
-        # Webhooks' and admission's port each say so.
+        # The webhooks' port and the admission port each log it.
         log = admitting.extender.process.log.read_text()
         return log.count("using new certificates") >= 2 * times
 
@@ -276,7 +276,7 @@ async def test_a_new_ca_is_told_to_the_api_server_before_a_certificate_of_it_is_
         before = ca_file.read_bytes()
         await admitting.extender.make_certificates(step)
         config = (await admitting.webhook())["clientConfig"]
-        assert config["url"].endswith("/admit")  # the rest is as it was
+        assert config["url"].endswith("/admit")  # the other fields are unchanged
         assert base64.b64decode(config["caBundle"]) == ca_file.read_bytes()
         if step == "--switch-ca":
             await wait_for(lambda: took_over(1), "the extender shows the new CA's certificate")
@@ -335,7 +335,7 @@ async def test_the_webhook_adds_the_right_to_look_at_one_lease_and_no_other(
         await wait_authorized(client, "create", "leases", **where)
         before = await rights(client, EXTENDER_NAMESPACE)
         assert not await may(client, "get", "leases", name=SCHEDULER, **where)
-        # As the guide says: a Job of a moment ago does not change.
+        # As the guide says: recent Jobs cannot be changed.
         await installation.admin.request(
             "DELETE",
             f"/apis/batch/v1/namespaces/{EXTENDER_NAMESPACE}/jobs/idlegpu-certs",

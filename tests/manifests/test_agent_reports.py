@@ -1,4 +1,4 @@
-"""Agents report as they are shipped: over TLS, with their own tokens, by the extender's rights."""
+"""Reports of agents as shipped: over TLS, with their own tokens, and with the extender's rights."""
 
 import shlex
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ LISTEN, REPORTS_TO = "IDLEGPU_AGENTS_LISTEN", "IDLEGPU_AGENT_REPORTS_SERVICE"
 
 
 def variables(folder: Path, kind: str, name: str) -> dict[str, str]:
-    """Return the variables that a workload is given, but for what the API server fills in."""
+    """Return the environment variables of a workload, except those that the API server fills in."""
     spec = find(built(folder), kind, name)["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     return {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
@@ -71,13 +71,13 @@ def test_agents_report_where_somebody_keeps_the_ca_that_they_trust(folder: Path)
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """An extender that takes reports as it is shipped.
+    """Extender that receives reports as shipped.
 
     Attributes:
-        extender: runs with its account's rights.
-        reports: how agents report, as the DaemonSet says, but for addresses and files.
-        tokens: has the API server issue tokens of the agents' account.
-        address: where the extender takes reports.
+        extender: extender with the rights of its account.
+        reports: the agents' options as in the DaemonSet, except for addresses and files.
+        tokens: issuer of tokens of the agents' account.
+        address: address at which the extender receives reports.
     """
 
     extender: RunningExtender
@@ -86,7 +86,7 @@ class Reporting:
     address: str
 
     async def metrics(self, name: str) -> dict[str, float]:
-        """Return what is not zero of one of the extender's metrics, by labels as written."""
+        """Return the nonzero series of one of the extender's metrics, by labels as written."""
         async with (
             self.extender.server.session() as session,
             session.get("/metrics") as answer,
@@ -100,7 +100,7 @@ class Reporting:
 
 
 async def with_ones_own(folder: Path, installation: Installation) -> None:
-    """Bring certificates, and tell agents the CA with the guide's commands."""
+    """Install an organization's certificates, and give agents the CA by the guide's commands."""
     await create(installation, secrets_of_ones_own(ONES_OWN))
     guide = [line.strip() for line in (ROOT / "docs" / "install.md").read_text().splitlines()]
     (reading,) = (line for line in guide if line.endswith("> ca.crt"))

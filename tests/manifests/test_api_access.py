@@ -1,4 +1,4 @@
-"""Who reads the shipped extender's API, by real tokens and rights of a real API server."""
+"""Access to the shipped extender's API with real tokens and rights of a real API server."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -69,7 +69,7 @@ async def test_a_browser_keeps_the_token_as_a_cookie_and_sees_what_its_owner_may
     read: Read,
 ) -> None:
     token = await read.token(READER)
-    # A browser keeps cookies by host; the library does so for addresses where it is told to.
+    # A browser keeps cookies by host; aiohttp needs an option to keep those of IP addresses.
     jar = aiohttp.CookieJar(unsafe=True)
     async with read.extender.server.session(cookie_jar=jar) as session:
         async with session.post("/v1/session", json={"token": token}) as answer:

@@ -45,11 +45,11 @@ def is_over_tls(read: Read) -> bool:
 
 @dataclass
 class Way:
-    """The way from the API server to the extender: what stands for the pod network here.
+    """Forwarding from the API server to the extender, in place of the pod network.
 
     Attributes:
-        address: of this machine, no loopback address.
-        seen: headers of what came along.
+        address: address of this machine that is not loopback.
+        seen: headers of forwarded requests.
     """
 
     address: str
@@ -57,7 +57,7 @@ class Way:
 
     @asynccontextmanager
     async def open(self, read: Read) -> AsyncIterator[int]:
-        """Lead to an extender; yields the port."""
+        """Forward to an extender; yield the port."""
         server = read.extender.server
         connector = aiohttp.TCPConnector(local_addr=(self.address, 0), ssl=server.trust)
         shown = None
@@ -89,7 +89,7 @@ class Way:
 
 @pytest.fixture
 def way() -> Way:
-    """Return the way over an address of this machine that is not loopback."""
+    """Return the forwarding at an address of this machine that is not loopback."""
     address = machine_address()
     if not address:
         pytest.skip("this machine has loopback addresses alone, and no API server proxies to these")
@@ -98,7 +98,7 @@ def way() -> Way:
 
 @asynccontextmanager
 async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
-    """Have the shipped Service lead to the extender, and let one account use the proxy to it."""
+    """Connect the shipped Service to the extender, and let one account use the proxy to it."""
     admin = read.installation.admin
     here = {"namespace": EXTENDER_NAMESPACE}
     named = {"name": SERVICE, **here}
@@ -150,7 +150,7 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
             ],
         },
     }
-    # The API server proxies to pods alone: to an address that one has.
+    # The API server only proxies to addresses of pods.
     target = {"kind": "Pod", **named}
     async with way.open(read) as port:
         endpoints: Object = {
@@ -164,7 +164,7 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
                 }
             ],
         }
-        # Either may be what the API server goes by, and no controller makes one of the other.
+        # The API server may read either object, and no controller derives one from the other.
         a_slice: Object = {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -213,7 +213,7 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
 async def through_proxy(
     read: Read, account: str, path: str, headers: Mapping[str, str] | None = None
 ) -> tuple[int, Object]:
-    """Ask through the API server as a service account of the first tenant."""
+    """Send a GET through the API server as a service account of the first tenant."""
     plane = read.installation.plane
     scheme = "https:" if is_over_tls(read) else ""
     user = await read.installation.user(BLUE, account)
@@ -239,17 +239,17 @@ async def test_where_the_api_servers_address_is_named_the_right_to_the_proxy_dec
     ):
         status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a")
 
-        assert (status, told["pods"]) == (200, ["blue/p", "red/p"])  # and it may read no pod
+        assert (status, told["pods"]) == (200, ["blue/p", "red/p"])  # it may read no pod
         (headers,) = way.seen
         assert "Authorization" not in headers, "the API server keeps its users' tokens to itself"
 
         status, told = await through_proxy(read, CLUSTER_READER, "/v1/nodes/a")
-        assert (status, told["reason"]) == (403, "Forbidden")  # whatever pods it may read
+        assert (status, told["reason"]) == (403, "Forbidden")  # independent of its rights for pods
         assert len(way.seen) == 1, "nothing of it came to the extender"
         status, _ = await read.extender.read("/v1/nodes/a")
         assert status == 401  # from another address than the API server's
 
-        # Whoever shows a token besides sees what that one's owner may.
+        # A caller that also sends a token sees what the token's owner may see.
         own = {HEADER: await read.token(READER)}
         _, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a", own)
         assert told["pods"] == ["blue/p", "another pod"]
@@ -264,7 +264,7 @@ async def test_the_command_lines_usual_way_is_open_with_the_components(
     (tmp_path / "overlay").mkdir()
     folder = with_components(tmp_path / "overlay", ["certs-job", *components])
     await installation.add_kinds_of_others()
-    # As an administrator fills it in, in place of the range that is nobody's.
+    # As an administrator fills it in, in place of the reserved range.
     filled_in = {"IDLEGPU_API_PROXIES": way.address}
     async with (
         reading(installation, tmp_path, filled_in, folder) as read,
@@ -284,7 +284,8 @@ async def test_the_command_lines_usual_way_is_open_with_the_components(
 
         assert [node.name for node in nodes.nodes] == ["a"]
         if is_over_tls(read):
-            # Unless it is told to, the proxy speaks plain HTTP, and that is what is hinted at then.
+            # The proxy uses plain HTTP unless the request names https, and the error then hints at
+            # that.
             plain = await asyncio.to_thread(Cluster.from_kubeconfig, str(mine))
             with pytest.raises(ClientError) as raised:
                 await asyncio.to_thread(plain.get, f"{SERVICES}/{SERVICE}:status/proxy/v1/nodes")
@@ -304,7 +305,7 @@ async def test_unless_its_address_is_named_the_proxy_opens_nothing_by_itself(
         for headers in ({HEADER: token}, {"Cookie": f"{COOKIE}={token}"}):
             status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a", headers)
             assert (status, told["pods"]) == (200, ["blue/p", "another pod"])
-        # A token in the usual place is for the API server, which has not been told of this one.
+        # The Authorization header is for the API server, which does not know this token.
         usual = {"Authorization": f"Bearer {token}"}
         status, _ = await through_proxy(read, PROXY_USER, "/v1/nodes/a", usual)
         assert status == 401

@@ -1,4 +1,4 @@
-"""Placeholders that keep GPU nodes warm, by clock and by demand, on a real control plane."""
+"""Placeholder pods that keep GPU nodes warm, by schedule and by demand, on a real control plane."""
 
 from math import ceil
 from pathlib import Path
@@ -44,7 +44,7 @@ def objects(name: str) -> list[Object]:
 
 
 def scale_arguments(name: str) -> list[str]:
-    """Return what a CronJob's kubectl is told."""
+    """Return the kubectl arguments of a CronJob."""
     job = find(objects("by-clock"), "CronJob", name)["spec"]["jobTemplate"]
     (container,) = job["spec"]["template"]["spec"]["containers"]
     found: list[str] = container["args"]
@@ -55,7 +55,7 @@ def scale_arguments(name: str) -> list[str]:
 
 
 async def placeholders(world: ClusterWorld) -> dict[str, str]:
-    """Return the nodes of the placeholders by pod, "" for one that waits."""
+    """Return the nodes of the placeholders by pod, "" for a waiting one."""
     return {
         item["metadata"]["name"]: item["spec"].get("nodeName", "")
         for item in await world.client.list_pods(NAMESPACE)
@@ -63,7 +63,7 @@ async def placeholders(world: ClusterWorld) -> dict[str, str]:
 
 
 async def placed(world: ClusterWorld, nodes: set[str]) -> dict[str, str]:
-    """Wait until there is a placeholder on each of these nodes and nowhere else."""
+    """Wait until exactly these nodes have a placeholder."""
 
     async def are_there() -> dict[str, str] | None:
         found = await placeholders(world)
@@ -111,7 +111,7 @@ async def test_a_real_pod_takes_a_placeholders_node_and_the_clock_scales_them(
 
         assert node in {one, two}
         left = await placed(world, {one, two} - {node})
-        # The one that gave way is made anew, and waits for a node: an autoscaler adds one.
+        # The preempted placeholder is recreated, and waits for a node: an autoscaler would add one.
         assert set(left) - set(warm)
         asked = await world.decisions(urgent)
         assert asked, "idlegpu was not asked"
@@ -143,11 +143,11 @@ async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it
                 path = str(FOLDER / f"{name}.yaml")
                 await plane.kubectl("apply", "--server-side", "--validate=strict", "-f", path)
             await placed(world, {one})
-            # One of them takes the placeholder's node, and so the other waits.
+            # One of them takes the placeholder's node, so the other one waits.
             await world.client.create_all([pod("first", 8), pod("second", 8)])
             await scaled_to(world, 2)
 
-            # As shipped it would be two minutes until fewer are enough.
+            # The shipped value would delay scaling down by two minutes.
             quick = '{"spec":{"behavior":{"scaleDown":{"stabilizationWindowSeconds":0}}}}'
             await plane.kubectl(
                 "patch", "hpa", "placeholder", "-n", NAMESPACE, "--type=merge", "-p", quick
@@ -163,10 +163,10 @@ async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it
 
 
 async def scaled_to(world: ClusterWorld, replicas: int) -> None:
-    """Wait until the autoscaler wants so many placeholders, they are there, and it is content.
+    """Wait until the autoscaler wants `replicas` placeholders, they exist, and it is stable.
 
     Raises:
-        TimeoutError: it does not; the message says what it last said.
+        TimeoutError: it does not in time; the message has its last status.
     """
     (item,) = objects("by-demand")
     last: Object = {}
@@ -174,11 +174,11 @@ async def scaled_to(world: ClusterWorld, replicas: int) -> None:
     async def is_scaled() -> bool:
         nonlocal last
         last = (await world.client.request("GET", address_of(item))).get("status", {})
-        # Without a value, before the first scrape, it says nothing of the metric.
+        # Without a value, before the first scrape, its status has no metric.
         told = [one.get("external", {}) for one in last.get("currentMetrics") or ()]
         found = [one.get("current", {}).get("averageValue") for one in told]
         wanted = last.get("desiredReplicas")
-        # The GPUs that pods wait for and a node's more, by placeholder.
+        # The GPUs that pods wait for plus one node, divided by the GPUs of a placeholder.
         return found == ["8"] and wanted == replicas == len(await placeholders(world))
 
     try:
@@ -191,17 +191,17 @@ async def scaled_to(world: ClusterWorld, replicas: int) -> None:
 
 
 def extender_of(*waiting: tuple[int, str, bool]) -> CollectorRegistry:
-    """Return what a replica of the extender exports while pods wait.
+    """Return the metrics of a replica of the extender while pods wait.
 
     Args:
-        *waiting: of each pod its GPUs, the model it asks for, and whether it is a placeholder.
+        *waiting: GPUs, requested model, and whether it is a placeholder, for each pod.
     """
     world = World()
     world.add({"idle": [IDLE, IDLE]})
     for number, (gpus, model, gives_way) in enumerate(waiting):
         world.add_waiting(
             f"pod-{number}",
-            resources={GPU: gpus, SHARED: 1},  # of shares others are asked for
+            resources={GPU: gpus, SHARED: 1},  # requests for shared GPUs do not count
             is_unscheduled=True,
             wanted_model=model,
             gives_way=gives_way,
@@ -220,7 +220,7 @@ def rules() -> list[Object]:
 
 
 def metric_query(**more: str) -> str:
-    """Return what prometheus-adapter asks for the autoscaler's metric, with further labels."""
+    """Return prometheus-adapter's query for the autoscaler's metric, with further labels."""
     (rule,) = rules()
     (metric,) = find(objects("by-demand"), "HorizontalPodAutoscaler", "placeholder")["spec"][
         "metrics"
@@ -231,7 +231,7 @@ def metric_query(**more: str) -> str:
 
 
 def replicas_for(metric: Object) -> int:
-    """Return how many replicas an AverageValue of an external metric makes, by Kubernetes' rule."""
+    """Return the replicas by Kubernetes' rule for an AverageValue of an external metric."""
     (wanted,) = objects("by-demand")[0]["spec"]["metrics"]
     return ceil(float(metric["value"][1]) / int(wanted["external"]["target"]["averageValue"]))
 
@@ -250,7 +250,7 @@ async def test_the_query_gives_the_gpus_that_pods_wait_for_once_for_all_replicas
         try:
 
             async def both_are_counted() -> list[Object]:
-                # In one round: a scrape that is late for once hides its replica's metrics.
+                # In one round, because one late scrape would hide its replica's metrics.
                 queries = (metric_query(), metric_query(model="h100"))
                 found = [item for query in queries for item in await ask(session, url, query)]
                 scraped = await ask(session, url, "up == 1")
@@ -290,7 +290,7 @@ def test_placeholders_give_way_to_any_pod_and_still_bring_nodes() -> None:
     priority = find(items, "PriorityClass", "gpu-placeholder")
     spec = find(items, "Deployment", "placeholder")["spec"]["template"]["spec"]
 
-    # Cluster Autoscaler adds no nodes for less than -10; pods that say nothing have 0.
+    # Cluster Autoscaler adds no nodes for priorities below -10; the default is 0.
     assert -10 <= priority["value"] < 0
     assert priority["preemptionPolicy"] == "Never"
     assert spec["priorityClassName"] == "gpu-placeholder"

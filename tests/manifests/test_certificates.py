@@ -1,4 +1,4 @@
-"""Each of three ways to certificates gives what extender and kube-scheduler are told to read."""
+"""Three ways to create certificates, each with the files that extender and kube-scheduler read."""
 
 import ssl
 import tempfile
@@ -27,7 +27,7 @@ from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
 from tests.manifests.issuing import EXTENDER, ONES_OWN, SCHEDULER
 
 TO_THE_CLUSTER: Final = ("--secrets", "--ca-namespace")
-"""Where the Job keeps them; the rest of its arguments says what is made."""
+"""Options that write to the cluster; the Job's other options describe the certificates."""
 KEYS: Final = {"tls.crt", "tls.key", "ca.crt"}
 SCHEDULER_FILES: Final = ("kube-scheduler.yaml", "second-scheduler/kube-scheduler.yaml")
 
@@ -36,7 +36,7 @@ Secrets = Mapping[str, Mapping[str, bytes]]
 
 
 def read(path: Path) -> Object:
-    """Return the one object of a file."""
+    """Return the only object of a file."""
     (item,) = yaml.safe_load_all(path.read_text())
     return dict(item)
 
@@ -48,7 +48,7 @@ def cert_manager_objects() -> list[Object]:
 
 
 def secrets_of_our_program() -> Secrets:
-    """Return what `python -m extender.server.certificates` makes, which the Job runs, too."""
+    """Return the Secrets of `python -m extender.server.certificates`, which the Job also runs."""
     (container,) = read(COMPONENTS / "certs-job" / "job.yaml")["spec"]["template"]["spec"][
         "containers"
     ]
@@ -91,7 +91,7 @@ def shipped_settings(changes: Object | None = None) -> Settings:
 
 
 def mounted(item: Object, secret: str) -> Path:
-    """Return where a workload's pods see a Secret, all of it and under its own keys' names."""
+    """Return the path at which a workload's pods mount a Secret, with all its keys."""
     spec = item["spec"]["template"]["spec"]
     (volume,) = (v for v in spec["volumes"] if v.get("secret", {}).get("secretName") == secret)
     assert "items" not in volume["secret"]
@@ -102,7 +102,7 @@ def mounted(item: Object, secret: str) -> Path:
 
 
 def tls_of(file: str) -> Object:
-    """Return how a shipped configuration has kube-scheduler ask."""
+    """Return the extender's `tlsConfig` in a shipped configuration."""
     (entry,) = read(SCHEDULER_CONFIG / file)["extenders"]
     assert entry["enableHTTPS"]
     return dict(entry["tlsConfig"])
@@ -206,7 +206,7 @@ def test_who_comes_over_a_port_forward_finds_its_name_in_the_extenders_certifica
 
 
 def write_mounted(secrets: Secrets, folder: Path) -> None:
-    """Write Secrets as volumes show them: a folder for each."""
+    """Write Secrets as mounted volumes: a folder for each."""
     for name, data in secrets.items():
         (folder / name).mkdir()
         for key, content in data.items():
@@ -215,7 +215,7 @@ def write_mounted(secrets: Secrets, folder: Path) -> None:
 
 @pytest_asyncio.fixture
 async def extender(secrets: Secrets, tmp_path: Path) -> AsyncIterator[Extender]:
-    """The extender with its shipped settings, but for where its files and others are."""
+    """Run the extender with its shipped settings, except for paths and addresses."""
     write_mounted(secrets, tmp_path)
     async with run_cluster(equal_nodes(), interval_seconds=0.5) as cluster:
         tls = yaml.safe_load(
@@ -228,7 +228,7 @@ async def extender(secrets: Secrets, tmp_path: Path) -> AsyncIterator[Extender]:
                 "status_listen": "127.0.0.1:0",
                 "kubeconfig": str(cluster.kubeconfig),
                 "prometheus": {"url": ""},
-                "peers": {"addresses": ["127.0.0.1:1"]},  # somebody to tell: the route is there
+                "peers": {"addresses": ["127.0.0.1:1"]},  # a peer, so that the route exists
                 "tls": here,
             }
         )
@@ -238,7 +238,7 @@ async def extender(secrets: Secrets, tmp_path: Path) -> AsyncIterator[Extender]:
 
 
 async def post(extender: Extender, folder: Path, path: str, *, shows: str | None, file: str) -> int:
-    """Ask as kube-scheduler does with a shipped configuration: its server name, CA, certificate."""
+    """Send a POST with the server name, CA and certificate of a shipped configuration."""
     tls = tls_of(file)
     context = ssl.create_default_context(cafile=folder / SCHEDULER / Path(tls["caFile"]).name)
     if shows is not None:
@@ -272,7 +272,7 @@ async def test_a_replica_is_let_in_where_replicas_tell_each_other_and_nowhere_el
 
     assert await post(extender, tmp_path, "/filter", shows=EXTENDER, file=file) == 403
     assert await post(extender, tmp_path, told, shows=SCHEDULER, file=file) == 403
-    # The right name; the message itself is none.
+    # The name is right, but the message is invalid.
     assert await post(extender, tmp_path, told, shows=EXTENDER, file=file) == 400
 
 

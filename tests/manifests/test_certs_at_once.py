@@ -1,4 +1,4 @@
-"""Several Jobs make certificates at once, at the real API server: one CA comes of it."""
+"""Several Jobs that issue certificates concurrently at the real API server create one CA."""
 
 import asyncio
 import base64
@@ -34,18 +34,18 @@ AT_ONCE: Final = 4
 WANTED: Final = Wanted(names=("idlegpu-extender",))
 
 Held = dict[str, dict[str, bytes]]
-"""What each Secret holds."""
+"""Content of each Secret."""
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Runs what the Job runs, with the rights of its account."""
+    """Runner of the Job's program with the rights of its account."""
 
     installation: Installation
     kubeconfig: Path
 
     async def run(self, *arguments: str, times: int = AT_ONCE) -> None:
-        """Run some at once; all of them go well."""
+        """Run several Jobs concurrently; all of them succeed."""
         given = [
             "--secrets",
             f"--namespace={EXTENDER_NAMESPACE}",
@@ -57,7 +57,7 @@ class Jobs:
         assert [one.result() for one in runs] == [0] * times
 
     async def held(self) -> Held:
-        """Return what the Secrets hold."""
+        """Return the content of the Secrets."""
         found: Held = {}
         for name in (CA_SECRET, *SECRETS.values()):
             secret = await self.installation.admin.request("GET", f"{SECRETS_PATH}/{name}")
@@ -65,12 +65,12 @@ class Jobs:
         return found
 
     async def names(self) -> set[str]:
-        """Return which of the Secrets there are."""
+        """Return the names of the existing Secrets."""
         listed = (await self.installation.admin.request("GET", SECRETS_PATH))["items"]
         return {item["metadata"]["name"] for item in listed} & {CA_SECRET, *SECRETS.values()}
 
     async def agree(self) -> Held:
-        """Return what the Secrets hold, once it is seen to fit together."""
+        """Check that the Secrets fit together, and return their content."""
         held = await self.held()
         authority = held[CA_SECRET]
         names = [name for name in ("ca.crt", "next.crt", "previous.crt") if name in authority]

@@ -41,9 +41,9 @@ DIGEST: Final = "sha256:" + "0" * 64
 
 
 def without_hash(items: list[Object]) -> list[Object]:
-    """Return objects with the name of the second scheduler's ConfigMap as it is written.
+    """Return objects without the hash in the name of the second scheduler's ConfigMap.
 
-    Both add a hash of what it holds, where it is and where it is referred to; not the same one.
+    Both programs add a hash of the content to the name and its references, but different ones.
     """
     names = {item["metadata"]["name"] for item in items if item["kind"] == "ConfigMap"}
     text = json.dumps(items)
@@ -79,7 +79,7 @@ def by_name(items: list[Object]) -> dict[tuple[str, str, str], Object]:
 
 
 def assert_same(values: Values, folder: Path, tmp_path: Path) -> None:
-    """Compare what both make, object by object."""
+    """Compare the objects of chart and kustomize."""
     expected = by_name([json.loads(json.dumps(item)) for item in built(folder)])
     given: Object = {**ADDRESSES, **values}
     if "kubelet-root" in given.get("components", ()):
@@ -102,7 +102,7 @@ def test_each_component_does_the_same_in_the_chart(name: str, tmp_path: Path) ->
 
 
 def test_all_components_do_the_same_together(tmp_path: Path) -> None:
-    names = [name for name in EVERY_COMPONENT if name != "cert-manager"]  # certs-job is there
+    names = [name for name in EVERY_COMPONENT if name != "cert-manager"]  # it contains certs-job
     (tmp_path / "overlay").mkdir()
 
     assert_same({"components": names}, with_components(tmp_path / "overlay", names), tmp_path)
@@ -169,7 +169,7 @@ def test_the_second_schedulers_values_change_it_and_start_it_anew(tmp_path: Path
 
 
 def scheduler_config(items: list[Object]) -> tuple[str, str]:
-    """Return name and content of the ConfigMap that the second scheduler's volume is made of."""
+    """Return name and content of the ConfigMap in the second scheduler's volume."""
     volumes = find(items, "Deployment", SCHEDULER)["spec"]["template"]["spec"]["volumes"]
     (name,) = [each["configMap"]["name"] for each in volumes if "configMap" in each]
     return name, find(items, "ConfigMap", name)["data"]["kube-scheduler.yaml"]
@@ -298,7 +298,8 @@ def test_agents_which_read_their_settings_once_start_anew_with_other_ones(tmp_pa
 
     assert templates[0] != templates[1] != templates[2] != templates[0]
     assert template(every[1]) == templates[1]
-    assert len({str(each["metadata"]["labels"]) for each in templates}) == 1  # of the selector
+    # labels of the selector
+    assert len({str(each["metadata"]["labels"]) for each in templates}) == 1
 
 
 def test_what_differs_from_cluster_to_cluster_is_a_value(tmp_path: Path) -> None:

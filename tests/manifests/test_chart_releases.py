@@ -1,4 +1,4 @@
-"""A release is installed, upgraded, rolled back and uninstalled on a real API server."""
+"""Install, upgrade, roll back and uninstall a release on a real API server."""
 
 import json
 from typing import Final
@@ -37,7 +37,7 @@ async def test_a_release_goes_its_way_and_leaves_nothing_behind(release: Release
     installed = await release.spec("Deployment", "idlegpu-extender")
     kept = {name: await identity(release, name) for name in ("Deployment", "Service")}
 
-    # Twice at once, and with another image: a Job that is still there must not be in the way.
+    # Twice in quick succession, and with another image: an existing Job must not be in the way.
     await release.apply("upgrade", CHANGED)
     await release.apply("upgrade", {**CHANGED, "images": {"extender": {"tag": "0.3.0"}}})
 
@@ -87,7 +87,7 @@ async def test_namespaces_that_are_there_already_stay_with_their_certificates(
 
 
 def of_scheduler(items: list[Object]) -> list[Object]:
-    """Return the objects of the second scheduler, those in other namespaces too."""
+    """Return the objects of the second scheduler, including those in other namespaces."""
     found = [item for item in items if item["metadata"]["name"].startswith("idlegpu-scheduler")]
     assert {"Deployment", "ConfigMap", "ClusterRoleBinding"} <= {item["kind"] for item in found}
     return found
@@ -101,14 +101,14 @@ async def gone(release: Release, item: Object) -> bool:
 
 
 async def identity(release: Release, kind: str) -> str:
-    """Return what would differ if the extender's object of a kind had been made anew."""
+    """Return the UID of the extender's object of a kind, which a new object would not have."""
     item = await release.get(find(rendered({}, release.folder), kind, "idlegpu-extender"))
     assert item is not None
     return json.dumps([item["metadata"]["uid"], item["spec"].get("clusterIP")])
 
 
 async def jobs(release: Release) -> set[str]:
-    """Return the names of the Jobs that are not on their way out."""
+    """Return the names of the Jobs that are not terminating."""
     path = "/apis/batch/v1/namespaces/idlegpu/jobs"
     items = (await release.admin.request("GET", path))["items"]
     return {

@@ -1,4 +1,4 @@
-"""The files fit each other and the programs: what would else be noticed on the cluster alone."""
+"""Consistency of the shipped files with each other and with the programs."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,7 @@ PAUSED: Final = {
     "nvidia.com/gpu.deploy.device-plugin": PAUSES,
     "nvidia.com/gpu.deploy.gpu-feature-discovery": PAUSES,
 }
-"""What NVIDIA's driver manager and MIG manager set while they work: k8s-driver-manager
+"""Labels that NVIDIA's driver manager and MIG manager set while they work: k8s-driver-manager
 `cmd/driver-manager/main.go`, mig-parted `pkg/mig/reconfigure/reconfigure.go`."""
 
 
@@ -123,8 +123,8 @@ def test_the_extender_has_time_to_take_leave_and_to_answer_what_it_accepted() ->
     spec = template("Deployment", EXTENDER)["spec"]
     settings = extender_settings()
 
-    assert settings.drain_seconds >= 5  # for its end to reach every node
-    assert settings.shutdown_seconds > 90  # when kube-scheduler closes what is idle
+    assert settings.drain_seconds >= 5  # until every node knows its end
+    assert settings.shutdown_seconds > 90  # after which kube-scheduler closes idle connections
     needed = settings.drain_seconds + settings.shutdown_seconds
     assert needed < spec["terminationGracePeriodSeconds"]
 
@@ -192,7 +192,8 @@ def test_every_client_with_a_certificate_reaches_the_webhooks_and_nothing_else()
     assert policy["metadata"]["namespace"] == "idlegpu"
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert policy["spec"]["policyTypes"] == ["Ingress"]
-    # No "from": under VXLAN, IPIP or Cilium no ipBlock matches a host network's kube-scheduler.
+    # No "from": under VXLAN, IPIP or Cilium no ipBlock matches a kube-scheduler on the host
+    # network.
     assert policy["spec"]["ingress"] == [{"ports": [{"port": "webhooks"}]}]
     assert extender_settings().tls.client_ca_file is not None
 
@@ -234,7 +235,7 @@ def test_the_threat_model_has_a_row_for_each_port() -> None:
 
 
 def pod_specs(item: Object) -> list[Object]:
-    """Return the pod templates' specs of a workload, none of what makes no pods."""
+    """Return the pod specs in a workload's templates, [] for other objects."""
     spec = item.get("spec", {})
     template = spec.get("jobTemplate", {"spec": spec})["spec"].get("template", {})
     return [template["spec"]] if "spec" in template else []
@@ -251,7 +252,7 @@ def test_every_namespace_refuses_what_no_policy_allows() -> None:
 
 
 def variables(component: str, workload: str) -> dict[str, str]:
-    """Return the variables of the environment that a component gives a workload."""
+    """Return the environment variables that a component adds to a workload."""
     kustomization = yaml.safe_load((COMPONENTS / component / "kustomization.yaml").read_text())
     (patch,) = (
         each
@@ -349,7 +350,7 @@ def test_plain_http_is_had_by_everybody_who_looks_where_it_is_asked_for(tmp_path
 
 
 def schemes(together: list[Object]) -> set[str]:
-    """Return by which schemes kubelet, Prometheus and the API server's proxy look."""
+    """Return the URL schemes of kubelet, Prometheus and the API server's proxy."""
     (container,) = find(together, "Deployment", EXTENDER)["spec"]["template"]["spec"]["containers"]
     probes = [container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
     (endpoint,) = find(together, "ServiceMonitor", EXTENDER)["spec"]["endpoints"]

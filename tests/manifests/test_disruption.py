@@ -1,4 +1,4 @@
-"""Drains and upgrades of nodes never take the last replica that can answer."""
+"""Drains and upgrades of nodes never remove the last ready replica."""
 
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from testkit.controlplane.waiting import wait_for
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(120),
-    pytest.mark.usefixtures("controllers"),  # makes the pods and counts them
+    pytest.mark.usefixtures("controllers"),  # creates and counts the pods
 ]
 
 NAME: Final = "idlegpu-extender"
@@ -28,7 +28,7 @@ TOO_MANY_REQUESTS: Final = 429
 
 
 async def replicas(installation: Installation) -> list[Object]:
-    """Return the extender's pods, by name."""
+    """Return the extender's pods, sorted by name."""
     found = [
         pod
         for pod in await installation.admin.list_pods(EXTENDER_NAMESPACE)
@@ -38,7 +38,7 @@ async def replicas(installation: Installation) -> list[Object]:
 
 
 async def set_ready(installation: Installation, pod: Object, *, is_ready: bool) -> None:
-    """Say of a pod what its kubelet would."""
+    """Set the readiness of a pod as its kubelet would."""
     condition = {"type": "Ready", "status": str(is_ready)}
     await installation.admin.patch(
         {"kind": "Pod", **pod}, {"status": {"conditions": [condition]}}, "status"
@@ -51,7 +51,7 @@ async def budget_allows(installation: Installation, count: int) -> bool:
 
 
 async def evict(installation: Installation, pod: Object) -> int:
-    """Ask for an eviction as a drain does; return the API server's answer."""
+    """Request an eviction as a drain does; return the API server's answer."""
     metadata = {name: pod["metadata"][name] for name in ("name", "namespace")}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
     try:
@@ -65,7 +65,7 @@ async def evict(installation: Installation, pod: Object) -> int:
 async def both(
     installation: Installation, kubelets: ServerProcess, start_scheduler: StartScheduler
 ) -> list[Object]:
-    """The extender's pods, both ready; from here on the test says who is."""
+    """Return the extender's two pods, both ready; the test changes their readiness."""
     await start_scheduler(scheduler_config())
     await installation.admin.create_all([node("a", 0), node("b", 0)])
     await installation.apply(MANIFESTS)

@@ -1,4 +1,4 @@
-"""What each example shows is in it, by the names that Kubernetes and the frameworks know."""
+"""Details of the examples, by the names that Kubernetes and the frameworks use."""
 
 import ast
 from typing import Final
@@ -36,7 +36,7 @@ def container_of(name: str) -> Object:
 
 
 def script_of(name: str) -> str:
-    """Return the Python program that an example runs, if that is one."""
+    """Return the Python program that an example runs, "" if it runs none."""
     interpreter, option, script = container_of(name)["command"]
     assert (interpreter, option) == ("python", "-c")
     ast.parse(script)
@@ -58,7 +58,7 @@ def numbers_in(script: str) -> set[float]:
 
 
 def terms_of(name: str) -> list[Object]:
-    """Return the node selector's expressions that one of an example's nodes must meet."""
+    """Return the terms of an example's node selector."""
     required = pod_of(name)["affinity"]["nodeAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]
@@ -80,7 +80,7 @@ JOBS: Final = sorted(
 def test_a_job_tries_three_times_more_and_is_gone_an_hour_after_its_end(name: str) -> None:
     spec = workload(name)["spec"]
 
-    # Spot nodes go at any time, so that one tries more often.
+    # Spot nodes may vanish at any time, so that example retries more often.
     assert spec["backoffLimit"] == (10 if name == "gpu-spot" else 3)
     assert spec["ttlSecondsAfterFinished"] == 3600
     assert pod_of(name)["restartPolicy"] == "Never"

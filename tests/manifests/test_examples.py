@@ -1,4 +1,4 @@
-"""Each example is placed where it says, by the real kube-scheduler with the real extender."""
+"""Placement of each example by the real kube-scheduler with the real extender."""
 
 import contextlib
 import re
@@ -65,7 +65,7 @@ EXPECTED: Final = {
     "share-tensorflow": SHARED,
     "smoke": WHOLE | {"tainted"},
 }
-"""Nodes that an example may be on, by the example's name."""
+"""Allowed nodes of an example, by name of the example."""
 
 LABELS: Final = {
     "v100": {"node.kubernetes.io/instance-type": "p3.8xlarge"},
@@ -76,7 +76,8 @@ LABELS: Final = {
 TAINTS: Final = {
     "tainted": {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
     "spot": {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"},
-    # Whole GPUs and shares have one name there: whoever does not rename keeps them apart himself.
+    # Whole and shared GPUs have the same resource name there: without renaming, administrators must
+    # separate them.
     "plain": {"key": "example.com/shares", "value": "true", "effect": "PreferNoSchedule"},
     "single": {"key": "example.com/mig", "value": "true", "effect": "PreferNoSchedule"},
 }
@@ -96,7 +97,7 @@ def template(item: Object) -> Object:
 
 
 def add_fleet(world: World) -> None:
-    """Add a node of every kind that an example asks for."""
+    """Add a node of every kind that an example requests."""
     world.add("v100", 4, V100)
     world.add("a100-40", 8, A100_40GB)
     world.add("a100-80", 8, A100_80GB)
@@ -124,7 +125,7 @@ async def mark_nodes(world: World, prefix: str) -> None:
 
 
 async def placements(world: World, prefix: str) -> dict[str, set[str]]:
-    """Return on which nodes the pods of each example are; "" for a pod that waits."""
+    """Return the nodes of each example's pods; "" for a waiting pod."""
     found: dict[str, set[str]] = {}
     for pod in await world.client.list_pods():
         name = pod["metadata"]["labels"]["app.kubernetes.io/name"]
@@ -134,7 +135,7 @@ async def placements(world: World, prefix: str) -> dict[str, set[str]]:
 
 
 async def all_placed(world: World, prefix: str, names: set[str]) -> dict[str, set[str]]:
-    """Wait until every pod of some examples is on a node, and return where."""
+    """Wait until every pod of these examples is bound, and return their nodes."""
 
     async def placed() -> dict[str, set[str]] | None:
         found = await placements(world, prefix)
@@ -197,7 +198,7 @@ async def test_each_example_is_placed_where_it_says(world: World) -> None:
 
 
 async def scale_over_shares(world: World, prefix: str) -> None:
-    """Scale the Deployment to as many shares as are left, and find each card within its memory."""
+    """Scale the Deployment to the remaining shares, and check that no card exceeds its memory."""
     name = "deployment-over-shares"
     await world.services.plane.kubectl("scale", "deployment", name, "--replicas=8")
 
@@ -211,12 +212,12 @@ async def scale_over_shares(world: World, prefix: str) -> None:
 
     nodes = await wait_for(all_bound, "eight replicas are placed")
     assert set(nodes) <= SHARED
-    assert len(set(nodes)) == 2  # spread over both kinds of shares, not heaped on one node
+    assert len(set(nodes)) == 2  # spread over both kinds of shares
 
 
 @pytest.mark.e2e
 async def test_preferred_affinity_decides_among_equal_nodes(world: World) -> None:
-    # By name alone the other one would be our first choice.
+    # By name alone the other node would be the first choice.
     world.add("a-h100", 4, H100)
     world.add("b-a100", 4, A100_40GB)
     await world.start()
@@ -263,7 +264,7 @@ def test_every_annotation_of_an_example_is_one_that_idlegpu_knows() -> None:
 
 
 def told_command(path: Path) -> tuple[str, str]:
-    """Return namespace and file of the command by which a file says that it is created."""
+    """Return namespace and file of the command in a file's comment that creates it."""
     (words,) = re.findall(r"#   kubectl -n (\S+) create -f (\S+)", path.read_text())
     namespace, file = words
     return namespace, file
@@ -277,7 +278,7 @@ async def test_settings_of_others_are_taken_by_the_command_that_stands_in_them(
     (item,) = objects(path)
     namespace, file = told_command(path)
     item["metadata"]["namespace"] = namespace
-    with contextlib.suppress(ApiError):  # there already
+    with contextlib.suppress(ApiError):  # it exists already
         await installation.admin.create(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         )

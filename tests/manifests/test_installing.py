@@ -1,4 +1,4 @@
-"""Every variant is taken by a real API server, and can be removed again."""
+"""Install and remove every variant on a real API server."""
 
 from pathlib import Path
 

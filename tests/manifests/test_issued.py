@@ -1,4 +1,4 @@
-"""The real kube-scheduler asks the extender with certificates that the Job has not made."""
+"""The real kube-scheduler calls the extender with certificates that the Job did not issue."""
 
 import asyncio
 import contextlib
@@ -35,23 +35,23 @@ PROTOCOLS: Final = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
 
 
 async def as_cert_manager(installation: Installation) -> None:
-    """Do what cert-manager does with the objects that were applied."""
+    """Create the Secrets that cert-manager would create from the applied objects."""
     await create(installation, secrets_of_cert_manager(installation.items))
 
 
 async def by_cert_manager(folder: Path, installation: Installation) -> None:
-    """Have cert-manager issue what the objects that were applied ask for."""
+    """Let the real cert-manager issue certificates for the applied objects."""
     async with issuing(folder, installation):
         pass
 
 
 async def with_ones_own_ca(installation: Installation) -> None:
-    """Bring certificates of an organization's CA, as the guide asks for them."""
+    """Install certificates of an organization's CA, as the guide requires them."""
     await create(installation, secrets_of_ones_own(ONES_OWN))
 
 
 async def as_the_guide_says(folder: Path, installation: Installation) -> None:
-    """Make certificates with our program, and the Secrets with the guide's commands."""
+    """Issue certificates with idlegpu's program, and create the Secrets by the guide's commands."""
     made = folder / "certs"
     assert await asyncio.to_thread(make_certificates, [f"--folder={made}"]) == 0
     guide = (ROOT / "docs" / "install.md").read_text()
@@ -85,11 +85,11 @@ async def test_who_trusts_cert_managers_old_ca_knows_what_the_renewed_one_issues
 
 
 async def renew(installation: Installation, name: str) -> None:
-    """Have a Certificate issued anew, as `cmctl renew` does, and wait until it is."""
+    """Renew a Certificate as `cmctl renew` does, and wait until it is issued."""
     path = f"{CERT_MANAGER_PATH}/certificates/{name}"
 
     async def settled() -> Object | None:
-        """Return its status once the last issuance is over: the Secret is there before that."""
+        """Return its status once the last issuance is over; the Secret exists before."""
         now: Object = (await installation.admin.request("GET", path))["status"]
         return None if "Issuing" in {each["type"] for each in now["conditions"]} else now
 
@@ -108,10 +108,10 @@ async def renew(installation: Installation, name: str) -> None:
 def shake_hands(
     folder: Path, extender: Mapping[str, bytes], scheduler: Mapping[str, bytes]
 ) -> None:
-    """Have kube-scheduler come to the extender, both with what a Secret holds.
+    """Perform a TLS handshake of kube-scheduler with the extender, by the contents of two Secrets.
 
     Raises:
-        ssl.SSLError: one does not know the other.
+        ssl.SSLError: one side does not trust the other.
     """
     server, client = (ssl.SSLContext(protocol) for protocol in PROTOCOLS)
     server.verify_mode = ssl.CERT_REQUIRED

@@ -1,7 +1,7 @@
-"""Every question of dashboard and alerts has an answer in a real Prometheus, and a true one.
+"""Every query of dashboard and alerts has a correct result in a real Prometheus.
 
-It scrapes two extenders that run as their manifests say, a real agent and the fleet's exporters;
-kube-scheduler asks the extenders. Nothing is put into a metric by hand.
+It scrapes two extenders that run as in their manifests, a real agent and the fleet's exporters;
+kube-scheduler calls the extenders. No metric is set by the test.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.manifests.watched import Watched, everything_watched
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
 
 INTERVAL: Final = "2m"
-"""Longer than a test: what happened in it has not been forgotten."""
+"""Longer than a test, so that ranges include all of its events."""
 
 NO_SERIES_YET: Final = {
     "idlegpu_agent_xid_errors_total": "the first XID error of its kind makes the series",
@@ -42,7 +42,7 @@ NO_SERIES_YET: Final = {
     "idlegpu_gpu_hours_total": "no pod holds GPUs",
     "idlegpu_unplaced_": "no pod waits",
 }
-"""Metrics whose queries are rightly empty while nothing has happened yet."""
+"""Metrics whose queries are correctly empty before the first event."""
 
 STILL: Final = {
     "idlegpu_assumed_pods": "lasts milliseconds: hardly a scrape falls between choice and binding",
@@ -60,12 +60,12 @@ STILL: Final = {
     "idlegpu_placement_regret": "likewise",
     "idlegpu_signal_disagreements": "takes a scrape while a GPU's sensors contradict each other",
 }
-"""Metrics that may stay 0 here, and why; their series are there all the same."""
+"""Metrics that may stay 0 here, with the reason; their series exist."""
 
 
 @pytest.fixture(scope="module")
 def services(control_plane: ControlPlane) -> Iterator[Services]:
-    """Everything, run as the manifests say."""
+    """Yield all processes, configured as in the manifests."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         setup = runner.run(set_up(control_plane, Way.DEFAULT))
         running = Services(control_plane, setup)
@@ -90,7 +90,7 @@ async def watched(world: World, tmp_path: Path) -> AsyncIterator[Watched]:
 
 
 def every_query() -> dict[str, str]:
-    """Return what panels and alerts ask, by a name; of alerts what they compare."""
+    """Return the queries of panels and alerts by name; for alerts the compared expression."""
     queries = {query: query for query in panel_queries(INTERVAL)}
     for alert in alerts():
         expression = alert["expr"].replace("[5m]", f"[{INTERVAL}]")
@@ -113,7 +113,7 @@ async def test_each_query_has_a_true_answer_before_and_after_the_first_pods(
     async def all_numbers() -> bool:
         return not await without_number(watched, queries)
 
-    with suppress(TimeoutError):  # what is missing says more
+    with suppress(TimeoutError):  # a missing result says more
         # The pods that hold GPUs are counted once a minute.
         await wait_for(all_numbers, "every query gives a number", deadline_seconds=120)
     assert await without_number(watched, queries) == set()
@@ -127,13 +127,13 @@ async def test_each_query_has_a_true_answer_before_and_after_the_first_pods(
 
 
 async def without_number(watched: Watched, queries: dict[str, str]) -> set[str]:
-    """Return the queries without a result that is a number: quantiles of nothing are none."""
+    """Return the queries without a numeric result: quantiles of no values are NaN."""
     found = await watched.answers(queries)
     return {name for name, values in found.items() if all(map(math.isnan, values))}
 
 
 async def unmoved(watched: Watched) -> set[str]:
-    """Return the metrics that are asked for and were never anything but 0."""
+    """Return the queried metrics that were always 0."""
     queries = {
         name: f'max(max_over_time({{__name__=~"{name}(_count)?"}}[10m])) != 0'
         for name in asked_metrics()
@@ -143,7 +143,7 @@ async def unmoved(watched: Watched) -> set[str]:
 
 
 async def have_work_done(watched: Watched) -> None:
-    """Have kube-scheduler ask about pods: some are placed, one no node suits, one asks badly."""
+    """Place pods: some are bound, one fits no node, one has an invalid annotation."""
     world = watched.world
     worded = pod("badly-worded", annotations={"idlegpu.io/strategy": "sideways"})
     await world.place_all([pod("first"), pod("second"), worded])
@@ -154,7 +154,7 @@ async def have_work_done(watched: Watched) -> None:
 
 
 async def bind_unasked(world: World) -> None:
-    """Have a pod bound as a scheduler does that does not ask us."""
+    """Bind a pod as a scheduler without extenders does."""
     unasked = pod("unasked", schedulerName="another")
     await world.client.create(unasked)
     binding = {
@@ -167,7 +167,7 @@ async def bind_unasked(world: World) -> None:
 
 
 async def have_trouble(watched: Watched) -> None:
-    """Have happen what administrators want to be told."""
+    """Cause the faults that the alerts report."""
     services = watched.world.services
     watched.let_xid_happen()
     watched.let_call_hang()
@@ -178,11 +178,11 @@ async def have_trouble(watched: Watched) -> None:
         NodeSpec(name="w-unregistered", model=H100, cards=1, address="10.20.9.9")
     )
     services.prometheus.set_targets(sorted(watched.world.fleet.nodes))
-    # Somebody who speaks no TLS, to the port of the webhooks.
+    # A client without TLS on the port of the webhooks.
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError):
             await session.get(f"http://{urlsplit(services.extender.webhooks).netloc}/filter")
-    # An agent whose token is no good.
+    # An agent with an invalid token.
     stranger = next(name for name in watched.world.fleet.nodes if name != watched.node)
     watched.tokens.file(stranger).write_text("nonsense")
     async with run_agents(
@@ -193,7 +193,7 @@ async def have_trouble(watched: Watched) -> None:
         reports=watched.tokens.reporting(),
     ):
         await moved(watched, 'idlegpu_source_failures_total{source="agents"}')
-    # A setting that waits for a restart, and then a file that cannot be used.
+    # A setting that waits for a restart, and then an invalid file.
     fewer = merged(watched.settings, {"max_connections": 999})
     services.extender.write(fewer)
     await moved(watched, "idlegpu_settings_restart_needed")
@@ -202,7 +202,7 @@ async def have_trouble(watched: Watched) -> None:
 
 
 async def moved(watched: Watched, metric: str) -> None:
-    """Wait until Prometheus has seen a metric that is not 0."""
+    """Wait until Prometheus has a nonzero value of a metric."""
 
     async def is_seen() -> bool:
         return bool((await watched.answers({"it": f"max({metric}) > 0"}))["it"])

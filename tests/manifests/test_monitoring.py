@@ -1,4 +1,4 @@
-"""Alerts and dashboard as files; what they find in running programs is in test_monitored."""
+"""Files of alerts and dashboard; test_monitored.py runs them against real programs."""
 
 import json
 import re
@@ -34,11 +34,11 @@ FIRST_EVENTS: Final = {
         'idlegpu_agent_hung_calls_total{node="gpu-7",call="nvmlInit",TARGET}'
     ),
 }
-"""Alerts of counters that appear with their first event, and such a series."""
+"""Alerts on counters that appear with their first event, and such a series."""
 
 
 def promtool(*arguments: str) -> str:
-    """Run the real promtool, and return what it says."""
+    """Run the real promtool, and return its output."""
     done = subprocess.run(
         [str(binary("promtool")), *arguments],
         capture_output=True,
@@ -79,7 +79,7 @@ def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
     name: str, up: str, count: int, tmp_path: Path
 ) -> None:
     (alert,) = [each for each in alerts() if each["alert"] == name]
-    # It appears after half an hour with its first event, and nothing more happens.
+    # It appears after half an hour with its first event, and stays constant.
     values = "_x30 1x60"
     series = [
         {"series": FIRST_EVENTS[name].replace("TARGET", TARGET), "values": values},
@@ -124,7 +124,7 @@ LASTING: Final = {
         "0+60x400",
     ),
 }
-"""Alerts about states that last, and the values of such a series minute by minute."""
+"""Alerts on lasting states, and the values of such a series minute by minute."""
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_jobs_are_named_as_alerts_expect_and_each_pod_is_scraped_once() -> None:
 
     assert service["metadata"]["labels"][service_monitor["jobLabel"]] == EXTENDER_JOB
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert dropped in endpoint["relabelings"]  # else `namespace` would be the extender's own
+    assert dropped in endpoint["relabelings"]  # otherwise `namespace` would be the extender's own
     assert pod["metadata"]["labels"][pod_monitor["jobLabel"]] == AGENT_JOB
     assert pod_monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""The pods that the manifests make: what they are allowed, and where they run."""
+"""Pods of the manifests: their permissions, and the nodes on which they run."""
 
 import copy
 from collections.abc import Callable
@@ -45,7 +45,7 @@ GPU_NODES: Final = {
     "aks": {"kubernetes.azure.com/accelerator": "nvidia"},
     "aks-older": {"accelerator": "nvidia"},
 }
-"""Labels that say that a node has NVIDIA GPUs, by who gives them."""
+"""Labels of nodes with NVIDIA GPUs, by their origin."""
 
 OTHER_NODES: Final = {
     "plain": {},
@@ -177,7 +177,7 @@ def test_the_agent_reads_two_folders_of_its_node_and_writes_none() -> None:
 
 
 async def pods_by_node(installation: Installation, namespace: str, name: str) -> dict[str, int]:
-    """Count the pods of one workload by node; "" for those that wait."""
+    """Count the pods of one workload by node; "" for waiting pods."""
     counts: dict[str, int] = {}
     for pod in await installation.admin.list_pods(namespace):
         if pod["metadata"]["labels"]["app.kubernetes.io/name"] == name:
@@ -186,7 +186,7 @@ async def pods_by_node(installation: Installation, namespace: str, name: str) ->
     return counts
 
 
-@pytest.mark.usefixtures("controllers", "kubelets")  # make the DaemonSet's pods, and end them
+@pytest.mark.usefixtures("controllers", "kubelets")  # creates and deletes the DaemonSet's pods
 async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
     installation: Installation, start_scheduler: StartScheduler
 ) -> None:
@@ -213,7 +213,7 @@ async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
         path = f"/apis/apps/v1/namespaces/{AGENT_NAMESPACE}/daemonsets/idlegpu-agent"
         status = (await installation.admin.request("GET", path))["status"]
         count: int = status["desiredNumberScheduled"]
-        return count  # 0 until the controller has seen its own pods
+        return count  # 0 until the controller has its own pods in its cache
 
     assert await wait_for(wanted, "the DaemonSet counts its nodes") == len(GPU_NODES)
 
@@ -234,7 +234,7 @@ async def _runs_nowhere(installation: Installation) -> bool | None:
     return not await pods_by_node(installation, AGENT_NAMESPACE, "idlegpu-agent") or None
 
 
-@pytest.mark.usefixtures("controllers", "kubelets")  # make the Deployment's pods, and run them
+@pytest.mark.usefixtures("controllers", "kubelets")  # create and run the Deployment's pods
 async def test_replicas_are_spread_and_a_rollout_never_leaves_fewer(
     installation: Installation, start_scheduler: StartScheduler
 ) -> None:

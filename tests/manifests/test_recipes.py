@@ -1,7 +1,7 @@
-"""The recipes of docs/install run as they are written, as far as one machine allows.
+"""Commands of docs/install, run as written as far as one machine allows.
 
-Real are the API server, kube-controller-manager, kube-scheduler (it reads the configuration that a
-recipe writes), kubectl, helm, `idlegpu` and the certificate Job's program. There are no kubelets
+API server, kube-controller-manager, kube-scheduler (it reads the configuration that a recipe
+writes), kubectl, helm, `idlegpu` and the certificate Job's program are real. There are no kubelets
 and no images, so commands that wait for pods or change a host are only logged.
 """
 
@@ -31,7 +31,7 @@ BLOCK: Final = re.compile(r"^( *)```sh\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 HOST_PATH: Final = re.compile(r"(?<![\w./#-])/(?=(etc|usr|var)/)")
 FOREIGN_RANGE: Final = re.compile(r"\b10\.\d+\.\d+\.\d+\b")
 ADDRESS: Final = "10.96.0.77"
-"""In the service range of the API server here, unlike those of some recipes."""
+"""Address in the service range of this API server, unlike those of some recipes."""
 FOLDERS: Final = (
     "etc/kubernetes",
     "etc/rancher/k3s",
@@ -61,14 +61,15 @@ case "$*" in
 *) exec {kubectl} "$@" ;;
 esac
 """
-# What would restart kube-scheduler: the real one ends once it has written what it read.
+# In place of kube-scheduler's restart: the real program ends after it has written its parsed
+# configuration.
 SCHEDULER: Final = """
 for file in $(find {root} -name kube-scheduler.yaml); do
     timeout 60 {scheduler} --config "$file" --write-config-to {root}/accepted.yaml >&2
     [ -s {root}/accepted.yaml ]
 done
 """
-# Any status other than "wrong usage" will do: no extender answers.
+# Any exit status except "wrong usage" is accepted, because no extender answers.
 IDLEGPU: Final = """
 status=0
 {python} -m extender.cli "$@" >{root}/idlegpu.out 2>&1 || status=$?
@@ -78,7 +79,7 @@ cat {root}/idlegpu.out
 
 
 def commands(page: Path) -> list[str]:
-    """Return the blocks of a page's commands, in order."""
+    """Return the code blocks of a page with commands, in order."""
     return [
         re.sub(f"^{indent}", "", block, flags=re.MULTILINE)
         for indent, block in BLOCK.findall(page.read_text(encoding="utf-8"))
@@ -86,7 +87,7 @@ def commands(page: Path) -> list[str]:
 
 
 class Host:
-    """A folder that stands for a machine's root, with programs of which some only log."""
+    """Folder in place of a machine's root, with programs of which some only log."""
 
     def __init__(self, root: Path, release: Release) -> None:
         self.root = root
@@ -130,7 +131,7 @@ class Host:
         """Run commands in the checkout, with paths of a host below this folder.
 
         Raises:
-            AssertionError: a command fails; the message is all that they printed.
+            AssertionError: a command failed; the message is the output.
         """
         script = HOST_PATH.sub(f"{self.root}/", script)
         script = FOREIGN_RANGE.sub(ADDRESS, script)
@@ -156,7 +157,7 @@ async def is_gone(release: Release) -> bool:
 
 
 def assert_read(host: Host) -> None:
-    """Check that servers are configured to read what was written for them."""
+    """Check that servers are configured to read the written files."""
     for name in ("k3s", "rke2"):
         folder = host.root / "etc" / "rancher" / name
         config = yaml.safe_load((folder / "config.yaml.d" / "idlegpu.yaml").read_text())

@@ -1,4 +1,4 @@
-"""What docs/install.md says of removing idlegpu leaves nothing of it, on a real API server."""
+"""The commands of docs/install.md for removing idlegpu leave no object, on a real API server."""
 
 import json
 import re
@@ -34,7 +34,7 @@ INTO_NAMESPACES: Final[Values] = {
 
 
 def made_by_programs() -> Iterable[Object]:
-    """Return all that extender, Job and second scheduler create themselves."""
+    """Return all objects that extender, Job and second scheduler create themselves."""
     own, of_agents = EXTENDER_NAMESPACE, AGENT_NAMESPACE
     storage = {"storageClassName": "idlegpu.io-no-storage"}
     for version, kind, namespace, name, more in (
@@ -51,7 +51,7 @@ def made_by_programs() -> Iterable[Object]:
 
 
 async def annotated(release: Release) -> list[str]:
-    """Return the nodes on which an annotation of ours is."""
+    """Return the nodes with an annotation of idlegpu."""
     nodes = (await release.admin.request("GET", "/api/v1/nodes"))["items"]
     return [
         each["metadata"]["name"]
@@ -61,7 +61,7 @@ async def annotated(release: Release) -> list[str]:
 
 
 async def is_empty(release: Release) -> None:
-    """Wait until nothing of ours is there."""
+    """Wait until no object of idlegpu is left."""
 
     async def nothing_is_left() -> bool:
         return await release.left() == []
@@ -87,7 +87,7 @@ async def test_what_stays_after_an_uninstallation_goes_with_the_guides_commands(
     await release.helm("uninstall", RELEASE)
 
     async def only_that_stays() -> bool:
-        """Beside the namespaces, and what every namespace has of itself."""
+        """Return whether only namespaces are left, with the objects that every namespace has."""
         left = [name.partition("/")[2] for name in await release.left()]
         return {name for name in left if name.startswith("idlegpu-")} == {*names, AGENT_NAMESPACE}
 

@@ -1,4 +1,4 @@
-"""The scripts fill in registry, addresses and versions, and refuse a placeholder that is left."""
+"""Scripts that fill in registry, addresses and versions, and refuse a remaining placeholder."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ CONTROL_PLANE: Final = SCHEDULER_CONFIG / "control-plane.sh"
 ADDRESS: Final = "10.96.0.77"
 SIDE: Final = "kube-scheduler"
 VARIABLES: Final = ("IDLEGPU_", "NVIDIA_")
-"""Before the names of variables of containers, which are no placeholders."""
+"""Prefixes of environment variables of containers, which are not placeholders."""
 
 
 def objects(done: subprocess.CompletedProcess[str]) -> list[Object]:
@@ -214,7 +214,7 @@ async def test_a_control_plane_node_gets_configuration_and_renewed_certificates(
 
 
 async def doctor(installation: Installation, *files: Path) -> Object:
-    """Return what `idlegpu doctor` reports of the cluster and of files."""
+    """Return the report of `idlegpu doctor` about the cluster and files."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "extender.cli", "doctor", "-o", "json",
         "--kubeconfig", str(installation.plane.kubeconfig()), *map(str, files),

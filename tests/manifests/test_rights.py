@@ -1,4 +1,4 @@
-"""Every service account can do what it needs, and nothing else."""
+"""Rights of every service account: those that it needs, and no others."""
 
 import contextlib
 import time
@@ -123,7 +123,7 @@ async def test_the_extender_can_do_what_it_needs(installation: Installation) -> 
     leases = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
     capacities = f"/apis/{STORAGE}/v1/namespaces/{EXTENDER_NAMESPACE}/csistoragecapacities"
     events = f"/apis/{EVENTS}/v1/namespaces/default/events"
-    with contextlib.suppress(ApiError):  # of an extender that ran before
+    with contextlib.suppress(ApiError):  # from an extender that ran before
         await installation.admin.request("DELETE", f"{leases}/idlegpu-wake")
     async with await installation.client(*EXTENDER) as client:
         await wait_authorized(client, "list", "nodes")
@@ -230,7 +230,7 @@ async def test_waking_pods_adds_the_right_to_change_their_gate_and_annotation_al
         await patch(client, f"{pods}/gated", {**woken, "spec": {"schedulingGates": gates[1:]}})
     left = await installation.admin.get(pod("gated"))
     assert left["spec"]["schedulingGates"] == gates[1:]
-    for name, change in others:  # nothing is wrong with them but who sent them
+    for name, change in others:  # valid objects, but from a wrong user
         await patch(installation.admin, f"{pods}/{name}", change)
     await patch(installation.admin, f"{pods}/plain", {"metadata": {"finalizers": None}})
 

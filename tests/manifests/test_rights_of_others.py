@@ -1,4 +1,4 @@
-"""The second scheduler and the Jobs of certificates may do what they need, and nothing else."""
+"""Rights of the second scheduler and of the certificates' Jobs: only those that they need."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
@@ -42,9 +42,9 @@ def config_map(name: str) -> Object:
 
 
 async def gone(installation: Installation, paths: Iterable[str]) -> None:
-    """Delete what a test made, or what an earlier one left."""
+    """Delete objects of this or an earlier test."""
     for path in paths:
-        with contextlib.suppress(ApiError):  # not there
+        with contextlib.suppress(ApiError):  # it does not exist
             await installation.admin.request("DELETE", path)
 
 
@@ -53,7 +53,7 @@ async def gone(installation: Installation, paths: Iterable[str]) -> None:
 
 @pytest_asyncio.fixture
 async def scheduler(installation: Installation) -> AsyncIterator[ApiClient]:
-    """The second scheduler's account, once its rights are in force."""
+    """Yield a client of the second scheduler's account, once its rights are in force."""
     await installation.apply(MANIFESTS)
     await installation.apply(SECOND_SCHEDULER)
     where = {"group": COORDINATION, "namespace": EXTENDER_NAMESPACE}
@@ -130,7 +130,7 @@ async def test_its_manifests_pass_a_dry_run(installation: Installation) -> None:
     await installation.dry_run(SECOND_SCHEDULER)
 
 
-# --- who makes certificates -----------------------------------------------------------------------
+# --- certificates ---------------------------------------------------------------------------------
 
 
 async def test_who_makes_certificates_can_keep_them_and_touches_no_others(

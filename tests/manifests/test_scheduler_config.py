@@ -1,4 +1,4 @@
-"""Each kube-scheduler configuration, as it is shipped, in the real kube-scheduler."""
+"""Each shipped kube-scheduler configuration in the real kube-scheduler."""
 
 import json
 from collections import Counter
@@ -53,7 +53,7 @@ STATIC_POD = {
         "volumes": [{"hostPath": {"path": "/etc/kubernetes/scheduler.conf"}, "name": "kubeconfig"}],
     },
 }
-"""What kubeadm writes to /etc/kubernetes/manifests, as far as the patch looks at it."""
+"""Excerpt of kubeadm's file in /etc/kubernetes/manifests, with the fields that the patch uses."""
 
 MIG_PROFILES = {
     "A30": "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb",
@@ -71,8 +71,8 @@ MIG_PROFILES = {
     "RTX PRO 6000 Blackwell": "1g.24gb 1g.24gb+me 1g.24gb+gfx 1g.24gb+me.all 1g.24gb-me 2g.48gb "
     "2g.48gb+gfx 2g.48gb+me.all 2g.48gb-me 4g.96gb 4g.96gb+gfx",
 }
-"""By NVIDIA's MIG user guide (Supported MIG Profiles), the GPU operator's release notes and its
-default-mig-parted-config; of GB300 by NVIDIA's k8s-test-infra (profiles of nvml-mock)."""
+"""From NVIDIA's MIG user guide (Supported MIG Profiles), the GPU operator's release notes and its
+default-mig-parted-config; GB300 from NVIDIA's k8s-test-infra (profiles of nvml-mock)."""
 
 
 def extender_of(path: Path) -> Object:
@@ -82,7 +82,7 @@ def extender_of(path: Path) -> Object:
 
 @pytest_asyncio.fixture
 async def second_scheduler(installation: Installation) -> AsyncIterator[StubExtender]:
-    """The second scheduler as its manifest says, but for addresses, asking a stub."""
+    """Run the second scheduler as in its manifest, with a stub as extender."""
     await installation.apply(MANIFESTS)
     items = await installation.apply(SECOND_SCHEDULER)
     async with await installation.client(EXTENDER_NAMESPACE, SECOND) as client:
@@ -116,7 +116,7 @@ async def second_process(
     config = yaml.safe_load(file)
     config["clientConnection"] = {"kubeconfig": str(kubeconfig)}
     (extender,) = config["extenders"]
-    extender["urlPrefix"] = extender_url  # a stub's, without TLS: test_tls.py has the real thing
+    extender["urlPrefix"] = extender_url  # a stub without TLS: test_tls.py tests TLS
     del extender["enableHTTPS"], extender["tlsConfig"]
     folder = installation.plane.folder
     (folder / "second.config").write_text(json.dumps(config))
@@ -191,7 +191,7 @@ async def test_the_first_places_mig_pods_as_the_extender_says(
 ) -> None:
     profile = "nvidia.com/mig-1g.18gb"
     async with StubExtender(best="b") as stub:
-        # One that came later might be unknown yet when the first pod is placed.
+        # A later node might be unknown when the first pod is placed.
         await installation.admin.create_all([node(name, {profile: 2}) for name in "abc"])
         await start_scheduler(scheduler_config(stub.url))
         for name in (SECOND, "default-scheduler"):

@@ -1,4 +1,4 @@
-"""The shipped extender and kube-scheduler: certificates made as the Job does, TLS both ways."""
+"""The shipped extender and kube-scheduler with the Job's certificates: mutual TLS."""
 
 import asyncio
 from base64 import b64decode
@@ -30,7 +30,7 @@ SIDE = "kube-scheduler"
 SERVICE_PATH: Final = "/api/v1/namespaces/idlegpu/services/idlegpu-extender"
 
 RENEWALS: Final = 3
-"""Certificates are replaced so often at least while pods are placed."""
+"""Smallest number of renewals while pods are placed."""
 
 
 @pytest_asyncio.fixture
@@ -41,12 +41,12 @@ async def shipped(installation: Installation, tmp_path: Path) -> AsyncIterator[R
 
 
 def asking(shipped: RunningExtender, certificates: Path) -> Object:
-    """Return the shipped configuration, but for addresses and where certificates are."""
+    """Return the shipped configuration, except for addresses and paths of certificates."""
     return scheduler_config(shipped.webhooks, certificates=certificates)
 
 
 def insisting(shipped: RunningExtender) -> Object:
-    """Return the same, but by it a pod waits where a question is not answered."""
+    """Return the same configuration, but with an extender that is not ignorable."""
     config = asking(shipped, shipped.mounted / SIDE)
     (extender,) = config["extenders"]
     extender["ignorable"] = False
@@ -54,19 +54,19 @@ def insisting(shipped: RunningExtender) -> Object:
 
 
 async def place(shipped: RunningExtender, *names: str) -> None:
-    """Have pods placed, one after another."""
+    """Place pods, one after another."""
     for each in map(pod, names):
         await shipped.installation.admin.create(each)
         await shipped.installation.admin.wait_bound(each)
 
 
 async def took_over(shipped: RunningExtender, times: int) -> bool:
-    """Tell whether the extender has taken over new certificates so often."""
+    """Return whether the extender has reloaded certificates at least `times` times."""
     return shipped.process.log.read_text().count("using new certificates") >= times
 
 
 async def decided(shipped: RunningExtender) -> set[str]:
-    """Return the names of pods that it has decided about."""
+    """Return the names of pods for which it has decided."""
     answer = await shipped.server.get("/v1/decisions")
     return {each["pod"].partition("/")[2] for each in answer["decisions"]}
 
@@ -101,7 +101,7 @@ async def test_kube_scheduler_asks_by_the_configuration_that_the_script_writes(
     written = (folder / "kube-scheduler.yaml").read_text()
     assert f"urlPrefix: {address}\n" in written
 
-    # No kube-proxy leads to the Service here; everything else is as it was written.
+    # No kube-proxy serves the Service here; the rest of the configuration is unchanged.
     await start_scheduler(yaml.safe_load(written.replace(address, shipped.webhooks)))
     await shipped.installation.admin.create_all([node(name) for name in "ab"])
     await place(shipped, "asked")
@@ -122,14 +122,14 @@ async def test_agents_find_the_cas_in_their_namespace(shipped: RunningExtender) 
 
 
 async def authority(shipped: RunningExtender) -> Files:
-    """Return the CA that the Job made."""
+    """Return the CA that the Job created."""
     path = f"/api/v1/namespaces/idlegpu/secrets/{CA_SECRET}"
     held = await shipped.installation.admin.request("GET", path)
     return {name: b64decode(held["data"][name]) for name in ("ca.crt", "ca.key")}
 
 
 async def misconfigured(how: str, shipped: RunningExtender, folder: Path) -> Object:
-    """Return a configuration by which kube-scheduler is not let in."""
+    """Return a configuration with which the extender refuses kube-scheduler."""
     shown = folder / SIDE
     if how == "expired-certificate":
         issue(folder, days_ago=366, files=await authority(shipped))
@@ -165,7 +165,7 @@ async def test_whoever_is_not_let_in_places_without_us(
     refused = {
         labels["reason"] for labels, count in failures if labels["port"] == "webhooks" and count > 0
     }
-    # The last one has a handshake, and is then refused for its name.
+    # The last one passes the handshake, and is then refused for its name.
     assert refused == (set() if how == "another side's" else {how})
 
 
@@ -174,7 +174,7 @@ async def test_no_pod_is_left_waiting_while_certificates_are_renewed_under_load(
 ) -> None:
     await shipped.installation.admin.create_all([node(name) for name in "abcde"])
     scheduler = await start_scheduler(insisting(shipped))
-    logged = len(scheduler.log.read_text())  # by others of its name
+    logged = len(scheduler.log.read_text())  # through other instances of the counter
     pods = [f"pod-{number}" for number in range(40)]
 
     placing = asyncio.create_task(place(shipped, *pods))
@@ -188,7 +188,7 @@ async def test_no_pod_is_left_waiting_while_certificates_are_renewed_under_load(
     assert await decided(shipped) == set(pods)
     answered = await counted(shipped, "idlegpu_requests_total")
     assert {labels["outcome"] for labels, count in answered if count > 0} == {"answered"}
-    # What did not reach it, or its answer: an error of Go names the verb and the address.
+    # Failed requests or answers: Go's error contains the verb and the address.
     assert "/filter" not in scheduler.log.read_text()[logged:]
 
 
@@ -203,14 +203,14 @@ async def test_both_sides_go_on_when_a_new_ca_is_brought_in_by_a_bundle_and_a_re
     await wait_for(partial(took_over, shipped, 1), "the extender trusts both")
     await place(shipped, "with-a-bundle")
     await scheduler.stop()
-    await scheduler.start()  # it reads its CA once: now it knows both
+    await scheduler.start()  # it reads its CA once: now it trusts both
     await shipped.make_certificates("--switch-ca")
     await wait_for(partial(took_over, shipped, 2), "the extender shows the new CA's certificate")
     await place(shipped, "switched")
     assert await decided(shipped) == {"before", "with-a-bundle", "switched"}
     await shipped.make_certificates("--drop-ca")
     await wait_for(partial(took_over, shipped, 3), "the extender trusts the new CA alone")
-    # All connections anew: kube-scheduler has read its certificate, unlike its CA, by itself.
+    # All connections are new: kube-scheduler reloads its certificate, unlike its CA, by itself.
     await shipped.process.stop()
     await shipped.process.start()
     await place(shipped, "dropped")

@@ -1,4 +1,4 @@
-"""What alerts and dashboard look at: extenders, an agent, exporters, and who scrapes them."""
+"""Programs with metrics for alerts and dashboard: extenders, an agent, exporters, Prometheus."""
 
 import asyncio
 import shutil
@@ -31,20 +31,20 @@ from tests.manifests.scraping import ask
 
 FATAL_XID: Final = 48
 FOREIGN_PID: Final = 7
-"""Of a process outside Kubernetes."""
+"""PID of a process outside Kubernetes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """All that is scraped, and who scrapes it.
+    """Scraped programs, and their Prometheus.
 
     Attributes:
-        world: nodes, pods and their exporters; its extender is the first of two replicas.
-        second: the other replica.
-        node: where the real agent is.
-        backend: the driver's library of that agent.
-        settings: of the first replica.
-        tokens: of agents.
+        world: nodes, pods and exporters; its extender is the first of two replicas.
+        second: second replica.
+        node: node of the real agent.
+        backend: scripted driver of that agent.
+        settings: settings of the first replica.
+        tokens: issuer of agents' tokens.
     """
 
     world: World
@@ -56,11 +56,11 @@ class Watched:
 
     @property
     def prometheus_url(self) -> str:
-        """Where Prometheus is asked."""
+        """Base URL of Prometheus."""
         return self.world.services.prometheus.url
 
     async def answers(self, queries: Mapping[str, str]) -> dict[str, list[float]]:
-        """Return the values that each of some queries gives now, by the query's name."""
+        """Return the current result values of queries, by name of the query."""
         async with aiohttp.ClientSession() as session:
             return {
                 name: [
@@ -71,7 +71,7 @@ class Watched:
             }
 
     async def wait_scraped(self) -> None:
-        """Wait until every target has been scraped twice since it came up."""
+        """Wait until every target has been scraped twice since its start."""
 
         async def are_scraped() -> bool:
             jobs = {
@@ -85,22 +85,23 @@ class Watched:
         await wait_for(are_scraped, "extenders and agent are scraped")
 
     def let_xid_happen(self) -> None:
-        """Have the driver tell of an XID error of the agent's first GPU."""
+        """Let the driver report an XID error of the agent's first GPU."""
         uuid = self.backend.cards[0].uuid
         self.backend.happen(XidEvent(uuid=uuid, gpu_instance_id=None, xid=FATAL_XID))
 
     def let_call_hang(self) -> None:
-        """Have a call of the driver for the agent's second GPU not return."""
+        """Let a driver call for the agent's second GPU hang."""
         self.backend.hangs.add((Call.POWER, self.backend.cards[1].uuid))
 
 
 @asynccontextmanager
 async def everything_watched(world: World, folder: Path) -> AsyncIterator[Watched]:
-    """Run it all while the context is open: real programs, with invented GPUs below them.
+    """Run all programs while the context is open: real ones, with simulated GPUs.
 
     Args:
-        world: with its nodes; the agent is on one more. Its services run as manifests say.
-        folder: an empty one.
+        world: world with its nodes, to which the agent's node is added; its services run as in the
+            manifests.
+        folder: empty folder.
     """
     services = world.services
     second = services.replica("second-extender")
@@ -140,7 +141,7 @@ async def everything_watched(world: World, folder: Path) -> AsyncIterator[Watche
 
 
 def _backend(world: World, node: str) -> ScriptedBackend:
-    """Return a driver's library that sees a node's GPUs: one in use, an old one, an idle one."""
+    """Return a scripted driver with a node's GPUs: one in use, an old one, an idle one."""
     uuids = [card.uuid for card in world.fleet.node(node).cards]
     new = ScriptedCard(uuids[0], gpm={**IDLE_GPM, Signal.GRAPHICS_ACTIVE: 0.6})
     new.set(Call.MEMORY, MEMORY_USED=5.0 * GIB)
@@ -154,7 +155,7 @@ def _backend(world: World, node: str) -> ScriptedBackend:
 async def _agent(
     tokens: Tokens, node: str, backend: ScriptedBackend, folder: Path
 ) -> AsyncIterator[str]:
-    """Run the real agent over a library and a kubelet; yield host and port of its metrics."""
+    """Run the real agent with a scripted driver; yield host and port of its metrics."""
     machine = FakeMachine(folder)
     machine.run(FOREIGN_PID)
     sockets = Path(tempfile.mkdtemp())  # a socket's path must be short

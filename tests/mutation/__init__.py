@@ -1,1 +1,1 @@
-"""How mutants are made and tried."""
+"""Creation and testing of mutants."""

@@ -1,4 +1,4 @@
-"""List the small changes that may be made in a file, and make one of them."""
+"""Possible mutations of a file, and their application."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SHOWN: Final = 80
-"""So many characters of a line are shown before a change, and as many after it."""
+"""Number of characters of a line that are shown before and after a change."""
 
 COMPARED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -45,12 +45,12 @@ class Mutant:
     """One change of one file.
 
     Attributes:
-        path: of the file, from the root.
-        line: first line of what is changed, in the file.
-        plain_line: the same line where the file is written by `ast.unparse`.
-        before: the line that is changed, as `ast.unparse` writes it.
-        after: what it becomes.
-        text: the whole file.
+        path: path of the file, relative to the root.
+        line: number of the first changed line in the file.
+        plain_line: number of the same line in the output of `ast.unparse`.
+        before: the original line in the output of `ast.unparse`.
+        after: the changed line.
+        text: the whole changed file.
     """
 
     path: str
@@ -62,16 +62,16 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Name the change, wherever in the file it moves."""
+        """Key of the change, independent of its line number."""
         return f"{self.path}: {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a file may be changed, and how.
+    """Place in a file, and a possible change there.
 
     Attributes:
-        path: of the file, from the root.
+        path: path of the file, relative to the root.
         place: number of the node in `ast.walk`.
         change: number of the change in `_changes`.
     """
@@ -82,12 +82,12 @@ class Site:
 
 
 def plain(text: str) -> str:
-    """Write code without comments, in Python's own layout: one statement a line."""
+    """Return code as `ast.unparse` writes it: without comments, one statement per line."""
     return ast.unparse(ast.parse(text))
 
 
 def sites_of(path: str, text: str) -> Iterator[Site]:
-    """Yield all that may be changed in a file."""
+    """Yield all possible changes of a file."""
     tree = ast.parse(text)
     passed_over = {id(node) for root in _passed_over(tree) for node in ast.walk(root)}
     for place, node in enumerate(ast.walk(tree)):
@@ -96,7 +96,7 @@ def sites_of(path: str, text: str) -> Iterator[Site]:
 
 
 def _passed_over(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield what no test should have to notice: types, decorators, log lines, messages."""
+    """Yield nodes that no test needs to cover: types, decorators, log lines, messages."""
     for node in ast.walk(tree):
         for name in ("annotation", "returns"):
             if getattr(node, name, None) is not None:
@@ -106,7 +106,7 @@ def _passed_over(tree: ast.Module) -> Iterator[ast.AST]:
             yield node
         if isinstance(node, ast.Raise) or _is_log(node) or _is_alias(node):
             yield node
-    # How large a limit is was chosen by measuring.
+    # The sizes of limits were chosen by measurements.
     yield from (statement for statement in tree.body if _is_limit(statement))
 
 
@@ -154,7 +154,7 @@ def _is_def(node: ast.AST) -> bool:
 
 
 def _line(text: str, original: str, plain_line: int) -> int:
-    """Return the line of a file whose statement is in another line in Python's own layout."""
+    """Return the line in the file of the statement at a line of the output of `ast.unparse`."""
     pairs = zip(ast.walk(ast.parse(text)), ast.walk(ast.parse(original)), strict=True)
     return next(
         (
@@ -167,7 +167,7 @@ def _line(text: str, original: str, plain_line: int) -> int:
 
 
 def _about(text: str, other: str) -> str:
-    """Return what of a line is about its difference from another one."""
+    """Return the part of a line around its difference from another one."""
     pairs = enumerate(zip(text, other, strict=False))
     at = next((at for at, (one, another) in pairs if one != another), 0)
     start = max(len(text) - len(text.lstrip()), at - SHOWN)
@@ -175,7 +175,7 @@ def _about(text: str, other: str) -> str:
 
 
 def _changes(node: ast.AST) -> list[Callable[[], None]]:  # noqa: C901, PLR0912, PLR0915 - a case each
-    """Return what may be changed in a node, in place."""
+    """Return functions that change a node in place, one for each possible change."""
     found: list[Callable[[], None]] = []
 
     def to(name: str, value: object) -> None:
@@ -235,7 +235,7 @@ def _passed(body: list[ast.stmt], at: int) -> Callable[[], None]:
 
 
 def _is_of_types(node: ast.BinOp) -> bool:
-    """Whether it is a union of types, as far as it shows: `X | None`, `int | str`."""
+    """Return whether an operation is a union of types, by its syntax: `X | None`, `int | str`."""
     names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
     none = any(isinstance(one, ast.Constant) and one.value is None for one in ast.walk(node))
     return none or bool(names & {"int", "float", "str", "bytes", "bool", "dict", "list", "tuple"})

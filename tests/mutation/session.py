@@ -1,8 +1,8 @@
-"""Try mutants in one pytest session: a forked process a mutant, in which only functions change.
+"""Mutation tests in one pytest session: each mutant in a forked process.
 
-The tests are imported and collected once. A mutant whose change lies within a function replaces
-the code of that function in a process of its own, which costs some milliseconds. What runs while a
-module is imported cannot be changed like this: such mutants are left to a new pytest.
+The tests are imported and collected once. A mutant that changes a function replaces the function's
+code in a forked process, which costs some milliseconds. Code that runs at import cannot be changed
+like this: such mutants need a new pytest.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ LIMIT_FACTOR: Final = 10.0
 SHORTEST_LIMIT_SECONDS: Final = 10.0
 LEARN_LIMIT_SECONDS: Final = 1800.0
 IDLE_SECONDS: Final = 60.0
-"""What waits longer for nothing hangs, and that is noticed."""
+"""Time without CPU use after which a test counts as hanging."""
 
 
 @dataclass(slots=True)
 class Learned:
-    """What one run of all tests without a change showed.
+    """Results of one run of all tests without a change.
 
     Attributes:
-        seconds: CPU time of each test that passed, by its id.
-        failed: tests that failed; they judge no mutant.
+        seconds: CPU time of each passed test, by its ID.
+        failed: failed tests, which are not used for mutants.
         tests_of: tests that ran a line, by file and line.
     """
 
@@ -54,7 +54,7 @@ class Learned:
         return self._usable(self.tests_of.get(mutant.path, {}).get(mutant.plain_line, ()))
 
     def of_file(self, mutant: Mutant) -> set[str]:
-        """Return the tests that run any function of the file; all where none does."""
+        """Return the tests that run any function of the file; all tests if none does."""
         lines = self.tests_of.get(mutant.path, {}).values()
         return self._usable(test for tests in lines for test in tests) or set(self.seconds)
 
@@ -62,12 +62,12 @@ class Learned:
         return {test for test in tests if test in self.seconds and test not in self.failed}
 
     def order(self, tests: Iterable[str], mutant: Mutant, seconds: float) -> list[str]:
-        """Order tests by file: those named for the mutant's first, then the cheapest.
+        """Order tests by file: first those named after the mutant's file, then the cheapest.
 
         Args:
-            tests: what to order.
-            mutant: what they judge.
-            seconds: CPU time that may be spent; dearer files are left out, the first never is.
+            tests: tests to order.
+            mutant: mutant to test.
+            seconds: CPU time limit; files beyond it are left out, except the first.
         """
         own = f"test_{Path(mutant.path).stem}"
         files: dict[str, list[str]] = defaultdict(list)
@@ -84,11 +84,11 @@ class Learned:
 
 
 class FunctionKey(NamedTuple):
-    """Which function of a file it is.
+    """Identity of a function in a file.
 
     Attributes:
         name: qualified name.
-        line: its first.
+        line: number of its first line.
     """
 
     name: str
@@ -96,7 +96,7 @@ class FunctionKey(NamedTuple):
 
 
 def functions_in(code: CodeType) -> dict[FunctionKey, list[CodeType]]:
-    """Return the code of all functions by their keys, which comprehensions of a line share."""
+    """Return the code of all functions by key; comprehensions of a line share a key."""
     found: dict[FunctionKey, list[CodeType]] = defaultdict(list)
     waiting = [code]
     while waiting:
@@ -112,7 +112,7 @@ def _is_function(code: CodeType) -> bool:
 
 
 def at_import(code: CodeType) -> CodeType:
-    """Return what runs while a module is imported: its code and its classes', no function's."""
+    """Return the code that runs at import: of the module and its classes, without functions."""
     consts = tuple(
         ("function" if _is_function(one) else at_import(one)) if isinstance(one, CodeType) else one
         for one in code.co_consts
@@ -126,7 +126,7 @@ def compiled(text: str, file: str) -> CodeType:
 
 
 def changes_of(original: str, changed: str, file: str) -> dict[FunctionKey, list[CodeType]]:
-    """Return the new code of the functions that differ; nothing where what is imported does."""
+    """Return the new code of the functions that differ; {} if code that runs at import differs."""
     old, new = compiled(original, file), compiled(changed, file)
     if at_import(old) != at_import(new):
         return {}
@@ -136,11 +136,11 @@ def changes_of(original: str, changed: str, file: str) -> dict[FunctionKey, list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a mutant.
+    """Result of a mutant.
 
     Attributes:
-        verdict: `import` says that it has to be tried by a new pytest.
-        test: which noticed it.
+        verdict: result; `import` if it needs a new pytest.
+        test: test that detected it.
     """
 
     verdict: Verdict
@@ -148,15 +148,15 @@ class Outcome:
 
 
 class TryAll:
-    """Plugin of pytest that tries mutants in place of running the tests.
+    """Pytest plugin that tests mutants in place of running the tests.
 
     Args:
         folder: root of the copied tree.
-        paths: files of the room, from the root.
-        mutants: what to try, in this order.
-        seconds: CPU time that the tests of one mutant may take.
-        until: monotonic time after which no other mutant is tried.
-        output: where progress is printed.
+        paths: files of the room, relative to the root.
+        mutants: mutants to test, in order.
+        seconds: CPU time limit for the tests of one mutant.
+        until: monotonic time after which no further mutant is tested.
+        output: stream for the progress.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class TryAll:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Learn, then try each mutant, and write down what came of them."""
+        """Run all tests once, then test each mutant, and write the results."""
         self._items = {item.nodeid: item for item in session.items}
         for one in gc.get_objects():
             if isinstance(one, FunctionType):
@@ -234,12 +234,12 @@ class TryAll:
     def _run_tests(
         self, session: pytest.Session, tests: Sequence[str], following: Sequence[str] = ()
     ) -> str:
-        """Run tests until one fails, and return its id, or nothing.
+        """Run tests until one fails; return its ID, or "".
 
         Args:
-            session: where they are collected.
-            tests: their ids.
-            following: all tests that are run one by one, where `tests` is one of these.
+            session: session with the collected tests.
+            tests: IDs of the tests.
+            following: all tests of a run in which `tests` is a single one.
         """
         order = list(following or tests)
         for test in tests:
@@ -274,7 +274,7 @@ class TryAll:
     def _changed_functions(
         self, file: str, original: str, mutant: Mutant
     ) -> list[tuple[FunctionType, CodeType]]:
-        """Return what is changed of what is imported; nothing where that is not enough."""
+        """Return the imported functions to change with their new code; [] if that is not enough."""
         found: list[tuple[FunctionType, CodeType]] = []
         for key, codes in changes_of(original, mutant.text, file).items():
             live = self._live.get((file, key), [])
@@ -308,22 +308,21 @@ class TryAll:
 
 
 def limit_seconds(learned: Learned, tests: Iterable[str]) -> float:
-    """Return how much CPU time tests may take with a mutant."""
+    """Return the CPU time limit for the tests of a mutant."""
     return SHORTEST_LIMIT_SECONDS + LIMIT_FACTOR * sum(learned.seconds[one] for one in tests)
 
 
 def in_a_fork(
     run: Callable[[], None], *, limit_seconds: float, idle_seconds: float = IDLE_SECONDS
 ) -> bool:
-    """Call a function in a process of its own; return whether it ended, and did not hang.
+    """Call a function in a forked process; return whether it ended without hanging.
 
-    A busy machine does not make it hang: what counts is its CPU time, and how long it waits without
-    any.
+    Only CPU time and time without CPU use count, so that a busy machine does not matter.
 
     Args:
-        run: what to call.
-        limit_seconds: CPU time that it may take.
-        idle_seconds: so long it may wait.
+        run: function to call.
+        limit_seconds: CPU time limit.
+        idle_seconds: limit of time without CPU use.
     """
     child = os.fork()
     if not child:
@@ -344,22 +343,22 @@ def in_a_fork(
             spent, busy_at = seconds, time.monotonic()
         has_ended = bool(os.waitpid(child, os.WNOHANG)[0])
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # and what it started
+        os.killpg(child, signal.SIGKILL)  # and its child processes
     if not has_ended:
         os.waitpid(child, 0)
     return has_ended
 
 
 def _progress_of(child: int) -> tuple[float, bool]:
-    """Return the CPU time of a process, and whether it would run now if it could."""
+    """Return the CPU time of a process, and whether it is runnable."""
     fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    ticks = sum(map(int, fields[11:15]))  # its own and its children's
+    ticks = sum(map(int, fields[11:15]))  # of the process and its children
     return ticks / os.sysconf("SC_CLK_TCK"), fields[0] in {"R", "D"}
 
 
 @contextlib.contextmanager
 def replaced(file: Path, text: str) -> Iterator[None]:
-    """Replace a file's text, and put it back as it was, so that what was compiled of it counts."""
+    """Replace a file's text, and restore it with its times, so that its bytecode stays valid."""
     original, status = file.read_text(encoding="utf-8"), file.stat()
     file.write_text(text, encoding="utf-8")
     try:

@@ -1,1 +1,1 @@
-"""Tests of the simulated fleet that demo and end-to-end tests place pods on."""
+"""Tests of the simulated fleet that the demo and the end-to-end tests use."""

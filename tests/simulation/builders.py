@@ -1,4 +1,4 @@
-"""Fleets for tests: every default is a healthy, idle node."""
+"""Fleets for tests: by default one healthy, idle node."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ NOW = 1_800_000_000.0
 
 @dataclass
 class Clock:
-    """A clock that a test sets."""
+    """Clock that a test sets."""
 
     now: float = field(default=NOW)
 
@@ -29,7 +29,7 @@ def spec(
     mig: tuple[tuple[str, ...], ...] = (),
     exporter: ExporterBuild = EXPORTER_4_5,
 ) -> NodeSpec:
-    """Describe a node; it is time-sliced where it has replicas, and node-a is 10.0.0.97."""
+    """Build a node's configuration; with replicas it is time-sliced, and node-a is 10.0.0.97."""
     return NodeSpec(
         name=name,
         model=model,

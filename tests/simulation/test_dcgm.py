@@ -1,4 +1,4 @@
-"""The exposition: the same labels, in the same order, as composed example scrapes."""
+"""Exposition of the simulated exporter: the same labels, in the same order, as example scrapes."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The model of kube-scheduler without an extender, and what becomes of its pods."""
+"""Model of kube-scheduler without an extender, and the fates of its pods."""
 
 import random
 
@@ -30,7 +30,7 @@ def test_the_scores_are_those_of_the_default_plugins() -> None:
 
 def test_a_pod_goes_where_fewest_pods_are_whatever_the_gpus_do() -> None:
     fleet = builders.fleet(builders.spec("node-a", cards=32), builders.spec("node-b", cards=32))
-    for number in range(16):  # each takes less than 0.1% of a node's CPU
+    for number in range(16):  # each pod takes less than 0.1% of a node's CPU
         fleet.place(builders.pod(f"pod-{number}"), "node-b", "nvidia.com/gpu")
     fleet.set_foreign("node-a", 0, Load(utilization=0.9))
 

@@ -1,4 +1,4 @@
-"""`make demo`, as a newcomer uses it."""
+"""`make demo`, as a new user runs it."""
 
 import asyncio
 import os

@@ -46,12 +46,12 @@ TABLES = [
 ]
 OTHERS = ["size --text llama", "doctor", "smoke gpu-h100-01 --dry-run", "run --dry-run -- x"]
 NOT_TABLES = {"replay", "completion"}
-"""Subcommands that ask no extender."""
+"""Subcommands that query no extender."""
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The extender of a demo that has played."""
+    """Yield the URL of an extender that has played the demo."""
     started, address = threading.Event(), list[str]()
     loop = asyncio.new_event_loop()
     ended = asyncio.Event()

@@ -21,12 +21,12 @@ from testkit.page.serving import browsing, looking_at
 pytestmark = [pytest.mark.page, pytest.mark.timeout(180)]
 
 WAITS = "default/patient"
-"""The demo's pod that finds no node."""
+"""The demo's pod without a node."""
 
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    """The page of an extender that has placed the demo's pods."""
+    """Yield the URL of the page of an extender that has placed the demo's pods."""
     async with run_cluster(demo_fleet()) as cluster:
         settings = Settings(
             listen="127.0.0.1:0",

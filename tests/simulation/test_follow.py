@@ -17,7 +17,7 @@ from tests.simulation.builders import NOW, fleet, pod, spec
 
 @pytest.fixture
 def control() -> SimulatedControlPlane:
-    """Return an API server whose own fleet is another than the one that follows."""
+    """Return an API server with another fleet than the one that follows it."""
     return SimulatedControlPlane(fleet=fleet(spec(cards=4)))
 
 
@@ -74,7 +74,7 @@ async def test_a_pod_that_vanished_unseen_is_released_at_the_next_list(
     ):
         task = tasks.create_task(follow_pods(api_client, following, retry_seconds=0.01))
         await holders(following, "default/a")
-        control.store.items[Kind.PODS].clear()  # no watcher is told
+        control.store.items[Kind.PODS].clear()  # without an event for the watches
         await holders(following)
         task.cancel()
 

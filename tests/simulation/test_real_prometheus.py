@@ -1,4 +1,4 @@
-"""The simulation against a real Prometheus: it can scrape us, and answers what we answer."""
+"""The simulation against a real Prometheus: it scrapes the exporter and gives equal answers."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -52,14 +52,14 @@ Answer = dict[frozenset[tuple[str, str]], float]
 
 @dataclass
 class Pair:
-    """The simulated and the real one, after a scrape of the same frozen fleet."""
+    """The simulated and the real Prometheus, after a scrape of the same frozen fleet."""
 
     simulated_url: str
     real_url: str
     session: aiohttp.ClientSession
 
     async def ask(self, base: str, query: str) -> tuple[int, Answer]:
-        """Return status, and value by labels."""
+        """Return status, and values by labels."""
         url = f"{base}/api/v1/query"
         async with self.session.get(url, params={"query": query}) as response:
             document = await response.json()
@@ -70,7 +70,7 @@ class Pair:
 
 
 def frozen_fleet() -> SimulatedFleet:
-    """Return the demo's fleet with every exporter at work and every value at rest."""
+    """Return the demo's fleet with all exporters up and all values frozen."""
     fleet = demo_fleet()
     for node in fleet.nodes.values():
         node.exporter, node.silent_since = ExporterState.UP, None

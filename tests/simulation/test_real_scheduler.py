@@ -48,4 +48,4 @@ async def test_the_real_one_binds_each_pod_to_a_node_that_the_model_scores_highe
         sizes[len(best)] += 1
         fleet.place(pod_ref(pod), node, GPU_RESOURCE)
 
-    assert min(sizes) < len(TENANTS)  # the scores differed: not every node would have done
+    assert min(sizes) < len(TENANTS)  # the scores differed: not every node was equally good

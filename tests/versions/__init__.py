@@ -1,1 +1,1 @@
-"""The main cases once more, on the oldest Kubernetes that docs/versions.md names."""
+"""The main cases on the oldest Kubernetes in docs/versions.md."""

@@ -1,4 +1,4 @@
-"""The oldest Kubernetes, in place of the newest that all other tests run with."""
+"""Control plane of the oldest supported Kubernetes."""
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
@@ -17,13 +17,13 @@ _numbers = count(1)
 
 @pytest.fixture(scope="package")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """The oldest kube-scheduler, with everything else as it always is."""
+    """Yield services with the oldest kube-scheduler."""
     with services_on(ControlPlane(tmp_path_factory.mktemp("oldest"), release=OLDEST)) as running:
         yield running
 
 
 @pytest_asyncio.fixture
 async def world(services: Services) -> AsyncIterator[World]:
-    """An empty cluster, with nodes and pods that no case had before."""
+    """Yield an empty cluster with new names of nodes and pods."""
     async with open_world(services, f"o{next(_numbers)}") as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""The main cases once more on the oldest Kubernetes, each where it is written for the newest."""
+"""The main cases on the oldest Kubernetes, imported from their own modules."""
 
 import contextlib
 from pathlib import Path
@@ -61,7 +61,7 @@ async def test_a_waiting_pod_is_woken_without_a_right_on_nodes(world: World) -> 
 
 @pytest.fixture(params=[*VARIANTS, COMPONENTS], ids=lambda folder: folder.name)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Each variant; and all components at once."""
+    """Return the folder of each variant, and of an overlay with all components."""
     if request.param != COMPONENTS:
         return Path(request.param)
     return with_components(tmp_path, EVERY_COMPONENT)
@@ -92,10 +92,10 @@ def examples() -> list[Object]:
 
 async def test_the_examples_are_taken_with_every_field(world: World, services: Services) -> None:
     options = ("--server-side", "--dry-run=server", "--validate=strict")
-    # What is in a namespace is judged only once that is there.
+    # The API server validates namespaced objects only if the namespace exists.
     for name in {item["metadata"].get("namespace", "default") for item in examples()}:
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        with contextlib.suppress(ApiError):  # there already
+        with contextlib.suppress(ApiError):  # it exists already
             await world.client.create(namespace)
 
     taken = await services.plane.kubectl("apply", *options, "-R", "-f", str(EXAMPLES))

@@ -274,7 +274,7 @@ def test_the_newest_ended_leases_and_all_running_ones_are_kept() -> None:
 
 
 class Workers(RuleBasedStateMachine):
-    """Workers start, crash and restart in any order, with random device loads."""
+    """Workers that start, crash and restart in any order, with random device loads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -51,9 +51,7 @@ class Terminal:
         os.write(self._descriptor, keys.encode())
 
     def read_until(self, words: str, *, since: int = 0, seconds: float = WAIT_SECONDS) -> str:
-        """Read until these words appear in the output after an offset; return the output from
-        there.
-        """
+        """Read until these words appear after an offset; return the output from there."""
         until = time.monotonic() + seconds
         while words not in (text := CONTROL.sub(b"", self.raw[since:]).decode(errors="replace")):
             left = until - time.monotonic()

@@ -50,9 +50,7 @@ def need(
     placed: Mapping[str, int] | None = None,
     **more: Any,
 ) -> GroupNeed:
-    """Return the needs of a group of equal pods; the first letters of a node's name are its rack
-    and zone.
-    """
+    """Return a group's needs; the first letters of a node's name are its rack and zone."""
     names = sorted(nodes)
     topology = Topology.of(
         {"x/rack": [name[:2] for name in names], "x/zone": [name[0] for name in names]}

@@ -47,14 +47,14 @@ def action(found: HealthColumns) -> HealthAction:
 
 
 XIDS = {
-    # Application level and information in NVIDIA's catalog: "restart app" or "ignore".
+    # Of one engine or application, or only information: "restart app" or "ignore" in the catalog.
     IGNORE: {
         *(0, 8, 11, 13, 14, 25, 31, 32, *range(37, 42), *range(43, 46), 60, *range(66, 73)),
         *(75, 76, 77, 80, *range(82, 87), 88, 89, 93, *range(96, 109), 121, *range(126, 136)),
         *(137, 139, 141, 152, 153, 157, 160, 161),
     },
     PENALTY: {63, 92, 94, 168},
-    # "Reset GPU", "contact support" and "restart VM" in the catalog, 54 (no power), 62 and 64.
+    # "Reset GPU", "contact support" or "restart VM" in NVIDIA's catalog; 54 (no power), 62 and 64.
     EXCLUDE: {
         *(46, 48, 54, 62, 64, 78, 95, 109, 110, 119, 120, 136, 140, 142, 143, 151, 154, 155),
         *(156, 158, 167, 171, 172),

@@ -223,9 +223,7 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
 def test_what_was_worked_out_for_other_requests_makes_no_difference(
     nodes: dict[str, Node], data: st.DataObject
 ) -> None:
-    """A different memory request shares the cached results of a batch; other settings and counts do
-    not.
-    """
+    """Another memory request shares a batch's cached results; other settings and counts do not."""
     requests = data.draw(st.lists(fleet.requests(), min_size=2, max_size=6, unique=True))
     policies = [
         Policy(),

@@ -32,7 +32,7 @@ CHANGES = ("bind", "end", "read", "show", "add", "remove", "widen", "fail", "pla
 
 
 def change(world: World, what: str, number: int, pods: list[PodRecord]) -> None:
-    """Apply one change."""
+    """Apply the change that `what` names."""
     node = f"node-{number % 4}"
     known = node in world.fleet.nodes
     if what == "bind" and known:

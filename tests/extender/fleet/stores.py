@@ -21,7 +21,7 @@ INSTANCE = replace(CARD, gpu_instance_id="7", mig_profile="1g.10gb")
 def readings(
     *devices: DeviceInfo, at: float = NOW, measured_at: float | None = None, **values: float
 ) -> Readings:
-    """Return one answer; every device is idle by default."""
+    """Return one answer with readings; every device is idle by default."""
     count = len(devices)
     said = {"GRAPHICS_ACTIVE": 0.0, "MEMORY_USED": 0.0, "MEMORY_FREE": 80 * GIB, **values}
     return Readings(

@@ -56,7 +56,7 @@ def contents_of(snapshot: Snapshot) -> dict[str, object]:
 
 
 def made(policy: Policy) -> World:
-    """Return a world of whole and of shared devices."""
+    """Return a world with whole and with shared devices."""
     world = World(policy)
     for number in range(2):
         world.add_node(f"node-{number}", 2)
@@ -76,7 +76,7 @@ CHANGE = st.tuples(
 def test_an_adopted_policy_gives_the_same_state_as_one_from_the_start(
     policy: Policy, before: list[tuple[str, int]], meanwhile: Iterable[tuple[str, int]]
 ) -> None:
-    """Until the last step the former policy stays in force."""
+    """The former policy is in force until the last step."""
     worlds = [made(DEFAULT), made(DEFAULT), made(policy)]
     pods: list[list[PodRecord]] = [[], [], []]
 

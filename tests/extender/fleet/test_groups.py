@@ -1,4 +1,4 @@
-"""The pods of a group, as the fleet knows them, and what they mean for the choice of a node."""
+"""Pods of a group in the fleet, and their effect on the choice of a node."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ GROUP = PodGroup("JobSet", "ns", "train")
 
 
 def world(racks: dict[str, str], cards: int = 2, **node: Any) -> World:
-    """Return a world of idle nodes, each in a rack."""
+    """Return a world of idle nodes with rack labels."""
     made = World()
     for name, rack in racks.items():
         made.add_node(name, cards, other_labels={RACK: rack} if rack else {}, **node)
@@ -34,7 +34,7 @@ def asked(size: int | None = None, **changes: Any) -> GpuRequest:
 
 
 def waiting(made: World, *names: str, **changes: Any) -> None:
-    """Let the watch show pods of the group that have no node yet."""
+    """Report pods of the group that are not bound yet, as the watch would."""
     for name in names:
         made.add_waiting(name, "ns", **{"resources": {GPU: 1}, "group": GROUP, **changes})
 
@@ -55,7 +55,7 @@ def test_a_group_counts_its_pods_bound_assumed_and_waiting() -> None:
     assert found.size == 4
     assert sum(found.placed.values()) == 2
     assert found.rest == 2
-    assert found.total is None  # no pod says the size
+    assert found.total is None  # no pod states the size
 
 
 def test_a_size_that_the_pod_says_counts_pods_that_do_not_exist_yet() -> None:
@@ -76,7 +76,7 @@ def test_a_group_larger_than_it_has_to_be_needs_its_smallest_pods_only() -> None
 
     assert found is not None
     assert found.size == 3
-    assert found.total == 3  # this pod's one and the smallest other
+    assert found.total == 3  # this pod's node and the smallest other one
     assert not found.is_uniform
 
 

@@ -1,4 +1,4 @@
-"""Test idle and busy by the recent window, order by the hour, and power as a hint only."""
+"""Test idle and busy by the recent window, ranking by the hour, and power only as a hint."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_load_before_the_last_minutes_does_not_decide_between_idle_and_busy(
 
     peak = world.estimated(world.card(), "peak")
 
-    # The oldest part has partly expired: between five sixths of the time and all of it count.
+    # The oldest part has partly expired: it counts for between five sixths and all of its time.
     most = int(minutes * 2) + 1
     means = [float(np.mean(recent[-count:])) for count in range(int(most * 5 / 6) - 2, most + 1)]
     assert max(recent[-1], min(means)) - 1e-6 <= peak <= max(recent[-1], *means) + 1e-6

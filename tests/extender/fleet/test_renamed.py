@@ -23,7 +23,7 @@ def offer(made: World, allocatable: dict[str, int], capacity: dict[str, int] | N
 
 
 def use(made: World, *cards: int, **changes: Any) -> None:
-    """Add a pod to each of some cards, with readings that show its use for long."""
+    """Bind a pod to each of these cards, with readings that show its use for a long time."""
     for card in cards:
         made.bind(f"p{card}", on=[made.card(index=card)], **changes)
         made.card(index=card).values.update(BUSY)

@@ -1,4 +1,4 @@
-"""Where GPUs sit in their nodes, from agents' reports and labels to the decision."""
+"""Positions of GPUs in their nodes, from agents' reports and labels to the decision."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ SINGLE = {POLICY_LABEL: "single-numa-node"}
 
 
 def place(world: World, node: str, index: int, **changes: object) -> Place:
-    """Return the place of a card; NVLink joins all cards of the last node alone."""
+    """Return the position of a card; NVLink joins all cards of the last node only."""
     uuids = [world.card(node, at).info.uuid for at in range(4)]
     peers = [uuid for uuid in uuids if uuid != uuids[index]] if node == "c-joined" else []
     numa_node = index % 2 if node == "a-apart" else 0
@@ -48,7 +48,7 @@ def test_the_order_follows_what_agents_report_also_after_prometheus_has_answered
         ranked = [decision.candidates[at] for at in decision.order]
         assert ranked == ["c-joined", "b-near", "a-apart"]
         world.clock.now += 30
-        world.read()  # its devices have no place
+        world.read()  # its devices have no position
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))

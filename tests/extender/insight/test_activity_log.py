@@ -1,4 +1,4 @@
-"""How active devices were over the last while."""
+"""Mean activity of devices over a recent period."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def seen(*latest: float, freshness: tuple[float, ...] = (1.0, 1.0)) -> Telemetry
 
 
 def means(*looks: Telemetry, since: float = 0.0) -> Ratios:
-    """Look at two devices again and again; return their mean activity."""
+    """Record two devices repeatedly; return their mean activity."""
     log = ActivityLog(SPAN)
     for number, telemetry in enumerate(looks):
         log.look(telemetry, number * EVERY)

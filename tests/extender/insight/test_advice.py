@@ -1,4 +1,4 @@
-"""What the route that gives advice says of a fleet that was watched."""
+"""Route for advice about a fleet that was observed."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from testkit.world import SHARED, World
 HOUR = 3600.0
 GIB = 1 << 30
 KEPT = 0.0026
-"""The short memory keeps ratios in steps of half a percent."""
+"""Accuracy: the recent history stores ratios in steps of half a percent."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 def share(world: World, pods: int, *, replicas: int = 4, **seen: float) -> dict[str, list[Gpu]]:
-    """Have pods hold replicas of the one card of node s; return what telemetry shows of it."""
+    """Let pods hold replicas of the only card of node s; return the card's telemetry."""
     world.add_shared("s", replicas)
     names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(pods)]
     return {"s": [card(*names, **seen)]}
@@ -90,7 +90,7 @@ async def test_a_peak_in_twenty_does_not_count_and_two_do(world: World, client: 
 async def test_the_figures_are_those_of_what_was_measured_minute_by_minute(
     world: World, client: Client
 ) -> None:
-    """An hour of two tenants, no minute like another, reckoned here in another way."""
+    """An hour of two tenants with a different load each minute, computed here in another way."""
     minutes = np.random.default_rng(7)
     busy = minutes.beta(2, 5, 60).round(3)
     used_gib = minutes.uniform(8, 30, 60).round(2)
@@ -101,7 +101,7 @@ async def test_the_figures_are_those_of_what_was_measured_minute_by_minute(
 
     (found,) = (await get(client, "/v1/advice", all="true"))["cards"]
 
-    # 57 of 60 do not exceed it: activity and memory of all tenants together, peaks left out.
+    # 57 of 60 values do not exceed it: activity and memory of all tenants together, without peaks.
     p95 = {name: float(np.sort(one)[56]) for name, one in (("busy", busy), ("gib", used_gib))}
     by_activity = int(0.9 * 2 / p95["busy"])
     by_memory = int((80 - 1) * 2 / p95["gib"])
@@ -237,7 +237,7 @@ async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
 
 
 def report_memory(world: World, minutes: int, **used_gib: float) -> None:
-    """Report each minute how much of the card's memory each pod holds; it grows to its maximum."""
+    """Report each minute the card's memory that each pod holds; it grows to its maximum."""
     for minute in range(minutes):
         share = 1.0 if minute == minutes - 1 else 0.5
         reported = [

@@ -1,4 +1,4 @@
-"""Advice that rests on what Prometheus remembers, and what it is asked for that."""
+"""Advice from the past in Prometheus, and the queries for it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class PastAnswer:
 
 @dataclass
 class FakePlots:
-    """Stands in for who asks Prometheus."""
+    """Stand-in for the queries to Prometheus."""
 
     world: World
     error: str = ""
@@ -79,7 +79,7 @@ async def test_more_than_an_hour_is_asked_of_prometheus(
     assert plots.asked == [(1, 86400.0)]
     assert (answer["sources"], found["source"]) == (["prometheus"], "prometheus")
     assert (found["activity_ratio"], found["memory_bytes"]) == (0.4, 30 * GIB)
-    # Half of the day the card had other tenants.
+    # In half of the day the card had other tenants.
     assert found["looked_seconds"] == pytest.approx(12 * HOUR, abs=720)
     assert found["samples"] == pytest.approx(121, abs=2)
 
@@ -97,14 +97,14 @@ async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is
 
     answer = await get(client, "/v1/advice", over="86400")
 
-    assert len(plots.asked) == 1  # of 80 cards in two lots: who does not answer is not asked again
+    assert len(plots.asked) == 1  # 80 cards in two batches: after a failed query no other is sent
     assert (answer["sources"], answer["note"]) == (["memory"], "cannot query Prometheus: HTTP 503")
     assert answer["samples"] == 60
 
 
 @pytest.fixture
 def reported(world: World) -> FakePlots:
-    """Return who asks Prometheus about a world with a shared card in use."""
+    """Return the fake queries for a world with a shared card in use."""
     world.plots = plots = FakePlots(world)
     world.add_shared("s", 4)
     world.live({"s": [card(world.have("p", "s", resource=SHARED), busy=0.1)]}, HOUR)

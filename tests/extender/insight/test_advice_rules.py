@@ -1,4 +1,4 @@
-"""What is recommended from what was measured."""
+"""Recommendations from measurements."""
 
 import math
 
@@ -65,7 +65,7 @@ def card(
     )
 
 
-# --- how many fit -----------------------------------------------------------------------------
+# --- number of replicas ---------------------------------------------------------------------------
 
 
 @given(pods, ratios, ratios, totals)
@@ -118,7 +118,7 @@ def test_a_card_that_is_always_busy_is_never_given_more_or_as_many(
     assert fit(count, activity, 0.0, 80 * GIB).count < count
 
 
-# --- what was measured ------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 
 @given(st.lists(st.none() | ratios, min_size=1, max_size=40), st.floats(0.01, 1.0))

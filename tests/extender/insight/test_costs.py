@@ -1,4 +1,4 @@
-"""What the GPUs that pods hold cost: sums over all of them, for each who asks over their own."""
+"""Costs of the GPUs that pods hold, summed over the pods that the caller may see."""
 
 from itertools import count
 from random import Random
@@ -22,7 +22,7 @@ PRICE = 2.5
 
 @pytest.fixture
 def world() -> World:
-    """Three pods of two tenants hold a GPU each for two hours, and one of them works."""
+    """Return a world where three pods of two tenants held a GPU for two hours, and one is busy."""
     world = World()
     cards = {
         "a": [card("team/nb-0"), card("team/nb-1", busy=0.9)],

@@ -1,4 +1,4 @@
-"""Any replica answers for all: what the others decided, and what of it the caller may see."""
+"""Decisions of all replicas from any of them, redacted for the caller."""
 
 import json
 
@@ -14,7 +14,7 @@ from testkit.webhook_questions import Client, MakeClient
 
 @pytest.fixture
 async def other(aiohttp_client: MakeClient) -> Client:
-    """Another replica, that decided about pods of two tenants, later than we."""
+    """Return another replica that decided about pods of two tenants, later than this one."""
     world, decisions = replica("far")
     world.now += 60
     client = await aiohttp_client(application(world, decisions))

@@ -1,4 +1,4 @@
-"""Metrics for autoscalers: GPUs that pods wait for, idle ones by node pool."""
+"""Metrics for autoscalers: requested GPUs of waiting pods, and idle GPUs by node pool."""
 
 from dataclasses import replace
 from typing import Any

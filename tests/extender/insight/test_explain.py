@@ -1,4 +1,4 @@
-"""Why a pod went where it went; what would happen to one that is not there."""
+"""Explanations of a pod's placement, and of a hypothetical pod."""
 
 import json
 from dataclasses import replace
@@ -288,7 +288,7 @@ async def test_a_recreated_pod_does_not_get_its_predecessors_decision(
     assert (await get(client, "/v1/explain", pod="team/p"))["uid"] == "uid-p"
 
 
-# --- what would happen ----------------------------------------------------------------------------
+# --- hypothetical pods ----------------------------------------------------------------------------
 
 
 async def test_a_pod_that_is_not_there_gets_the_ranking_that_it_would_get(

@@ -1,4 +1,4 @@
-"""What an explanation says of a pod's group: its pods, and where the rest fits."""
+"""Explanation of a pod's group: its pods, and the nodes with room for the rest."""
 
 import asyncio
 import json

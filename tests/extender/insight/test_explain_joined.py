@@ -1,4 +1,4 @@
-"""An attempt whose filter one replica answered and whose prioritize another is explained whole."""
+"""Complete explanation of an attempt whose filter and prioritize two replicas answered."""
 
 import asyncio
 import json
@@ -33,10 +33,10 @@ def filtering() -> World:
 
 @pytest.fixture
 async def filters(filtering: World, aiohttp_client: MakeClient) -> Client:
-    """The replica that was asked which nodes would do."""
+    """Return the replica that answers filter."""
     client = await aiohttp_client(filtering.build_app())
     await ask(client, "filter", *CARDS)
-    # What explains an answer is kept a moment after it.
+    # The explanation of an answer is recorded a moment after it.
     while not next(iter(filtering.history)).evidence:
         await asyncio.sleep(0.005)
     return client
@@ -44,7 +44,7 @@ async def filters(filtering: World, aiohttp_client: MakeClient) -> Client:
 
 @pytest.fixture
 async def ranking(filters: Client) -> World:
-    """The replica that was asked a moment later which is best."""
+    """Return the replica that answers prioritize a moment later."""
     world = replica("ranks", Far({FAR: filters}))
     world.now += 0.1
     return world

@@ -1,4 +1,4 @@
-"""A pod bound long after its decision: the node is shown as it was at the binding."""
+"""Pod that is bound long after its decision: the explanation shows the node at the binding."""
 
 from testkit.cards import BUSY, IDLE
 from testkit.http_questions import decide, get

@@ -1,4 +1,4 @@
-"""What filter refused is explained in full beside what prioritize ranked in the same attempt."""
+"""Full explanation of nodes that filter refused, beside those that prioritize ranked."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 async def attempt(client: Client, passing: list[str], refused: list[str]) -> None:
-    """Ask as kube-scheduler does: prioritize gets what filter left."""
+    """Call filter and prioritize as kube-scheduler does."""
     for verb, nodes in (("filter", [*passing, *refused]), ("prioritize", passing)):
         question = json.dumps(names_question(*nodes, asker=pod("p")))
         assert (await client.post(f"/{verb}", data=question)).status == 200

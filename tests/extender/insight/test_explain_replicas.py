@@ -1,4 +1,4 @@
-"""Any replica explains what any of them decided, to whom may read the pod."""
+"""Any replica explains the decisions of all, for callers who may read the pod."""
 
 import pytest
 from aiohttp import web
@@ -12,7 +12,7 @@ from testkit.webhook_questions import Client, MakeClient, names_question, pod
 
 @pytest.fixture
 async def other(aiohttp_client: MakeClient) -> Client:
-    """Another replica, that decided a minute later than we."""
+    """Return another replica that decided a minute later than this one."""
     world = replica_world(name="far")
     world.now += 60
     client = await aiohttp_client(world.build_app())
@@ -142,7 +142,7 @@ async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) ->
 async def test_after_answering_a_replica_the_connection_sees_no_more_than_before(
     aiohttp_client: MakeClient,
 ) -> None:
-    # aiohttp may answer all questions of a connection in one context.
+    # aiohttp may answer all requests of a connection in one context.
     seen: list[Viewer] = []
     world = replica_world()
     explain = world.why.explain

@@ -1,4 +1,4 @@
-"""Explanations of many nodes are made and written in small steps, and say the same as at once."""
+"""Explanations of many nodes in cooperative steps, equal to those made at once."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -61,9 +61,9 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 @pytest.fixture
 async def record(world: World, client: Client) -> DecisionRecord:
-    """A decision of which many nodes are kept in full."""
+    """Return a decision with the full record of many nodes."""
     await decide(client, *CARDS, name="p")
-    await get(client, "/v1/decisions", limit="1")  # by then it is all kept
+    await get(client, "/v1/decisions", limit="1")  # by then the record is complete
     (record,) = world.history
     assert len(record.details) == NODES
     return record
@@ -85,7 +85,7 @@ def test_some_nodes_at_a_time_are_explained_as_all_at_once(record: DecisionRecor
 
 @pytest.fixture
 def explained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many nodes were put in words, each time."""
+    """Return a list that gets the number of nodes of each rendered explanation."""
     counted: list[int] = []
 
     def count(some: VerdictEvidence) -> tuple[NodeVerdict, ...]:
@@ -97,7 +97,7 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def steps_of(work: Coroutine[Any, Any, Any]) -> Iterator[None]:
-    """Yield each time that some work lets others have their turn."""
+    """Yield each time that some work yields to others."""
     while True:
         try:
             work.send(None)
@@ -120,7 +120,7 @@ async def test_no_step_explains_more_than_a_few_nodes(
             assert sum(explained[before:]) <= PIECE_NODES
             before = len(explained)
             steps += 1
-        assert steps > 2 * NODES / PIECE_NODES  # to put them in words, and to make records of them
+        assert steps > 2 * NODES / PIECE_NODES  # to render them, and to record them
 
 
 def test_a_decision_in_full_is_reported_in_steps_as_at_once(

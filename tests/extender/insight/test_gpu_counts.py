@@ -22,13 +22,13 @@ SIGHTS = {
     "dead": (0.0, 0.0, 79.0),
     "silent": (np.nan, np.nan, np.nan),
 }
-"""Activity, share of memory in use, and XID."""
+"""Activity, ratio of used memory, and XID of each state."""
 
 DEVICE = st.tuples(st.sampled_from(sorted(SIGHTS)), st.booleans())
-"""What is seen of a device, and whether a pod holds it."""
+"""State of a device, and whether a pod holds it."""
 
 CARDS = st.lists(st.one_of(DEVICE, st.lists(DEVICE, min_size=1, max_size=7)), max_size=8)
-"""The cards of a node: whole ones, or the instances of one in MIG mode."""
+"""Cards of a node: whole ones, or the instances of one in MIG mode."""
 
 
 @given(st.lists(CARDS, min_size=1, max_size=3))

@@ -1,4 +1,4 @@
-"""Which pods hold GPUs and do not use them."""
+"""Pods that hold GPUs without using them."""
 
 from datetime import UTC, datetime
 
@@ -62,7 +62,7 @@ async def test_a_pod_that_uses_none_of_its_gpus_is_listed(world: World, client: 
         pytest.param(0.0, 0.0, "no process there, almost no memory held", id="none"),
         pytest.param(1.0, 3.0, "1 process there, 3.0 GiB of memory held", id="one"),
         pytest.param(2.0, None, "2 processes there, memory unknown", id="two"),
-        # Who lists no processes has not seen that there are none.
+        # A source that lists no processes does not show that there are none.
         pytest.param(None, 0.0, "almost no memory held", id="not-listed"),
         pytest.param(None, None, "memory unknown", id="nothing-known"),
     ],
@@ -94,7 +94,7 @@ async def test_processes_that_were_listed_long_ago_are_not_reported(
     world.add(cards)
     world.hold("nb", "n", 1)
     world.live(cards, 2 * HOUR)
-    world.live({"n": [card("team/nb")]}, 10 * 60)  # by one that lists none
+    world.live({"n": [card("team/nb")]}, 10 * 60)  # by a source that lists none
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]
 

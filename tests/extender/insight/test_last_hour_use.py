@@ -1,4 +1,4 @@
-"""What the watch for idle devices takes over of what was seen before it began."""
+"""Past use of devices, which the watch for idle devices takes over at its start."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FIRST, SECOND = (DeviceKey((f"GPU-n-{index}", "")) for index in range(2))
 
 @pytest.fixture
 def world() -> World:
-    """A pod that holds two GPUs since ten hours, and a watch that begins now."""
+    """Return a world where a pod has held two GPUs for ten hours, and a watch that starts now."""
     world = World()
     world.add(CARDS)
     world.hold("nb", "n", 2, bound_at=world.now - 10 * HOUR)
@@ -29,7 +29,7 @@ async def client(world: World, aiohttp_client: MakeClient) -> Client:
 
 
 def learn(world: World, *ago: float, is_guess: bool = False, until: float = 0.0) -> None:
-    """Report to the watch how long ago each card was last used."""
+    """Report to the watch the time since each card was last used."""
     world.why.idleness.learn(
         [FIRST, SECOND][: len(ago)],
         np.array([world.now - one for one in ago]),
@@ -94,7 +94,7 @@ async def test_what_was_seen_since_counts_more(world: World, client: Client) -> 
 
 async def test_a_time_without_readings_since_counts_as_use(world: World, client: Client) -> None:
     asked_at = world.now
-    world.now += 2 * HOUR  # nothing is fresh any more
+    world.now += 2 * HOUR  # no reading is fresh any more
     world.why.idleness.look()
     learn(world, 6 * HOUR, 6 * HOUR, until=asked_at)
     world.live(CARDS, 600.0)

@@ -1,4 +1,4 @@
-"""Which pods wait, and for what."""
+"""Waiting pods, and the reasons why they wait."""
 
 from typing import Any
 

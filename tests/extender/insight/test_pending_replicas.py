@@ -18,18 +18,18 @@ REFUSED = [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]
 
 @dataclass
 class Side:
-    """One of two replicas, and who asks it."""
+    """One of two replicas, with its client."""
 
     world: World
     client: Client
 
     async def place(self, name: str, at: float) -> None:
-        """Decide about a pod: a node will do."""
+        """Decide about a pod that a node can take."""
         self.world.now = at
         await decide(self.client, "a", "b", name=name)
 
     async def refuse(self, name: str, at: float) -> None:
-        """Decide about a pod: no node will do."""
+        """Decide about a pod that no node can take."""
         self.world.now = at
         await decide(self.client, "full", name=name, require_idle="true", gpus=2)
 
@@ -40,7 +40,7 @@ class Side:
 
 @pytest.fixture
 async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
-    """Two replicas that see the same pods, and report their requests to each other."""
+    """Return two replicas that see the same pods, and report their requests to each other."""
     near, far = replica_world(name="near"), replica_world(name="far")
     near.request_log.answered.subscribe(far.request_log.take)
     far.request_log.answered.subscribe(near.request_log.take)

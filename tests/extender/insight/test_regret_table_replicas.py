@@ -35,7 +35,7 @@ def replica(
     viewer: Viewer = SEES_ALL,
     answers_peers: bool = True,
 ) -> web.Application:
-    """Return a replica that left out a pod, and has compared some."""
+    """Return a replica with these outcomes, and with a pod that it left out."""
     world = World()
     watch = RegretWatch(world.fleet, lambda: world.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(outcomes)

@@ -1,4 +1,4 @@
-"""How placements turned out, against others."""
+"""Outcomes of placements, compared with alternative nodes."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ AFTER = 3600.0
 
 
 class Watched:
-    """A small cluster whose placements are watched."""
+    """Small cluster whose placements are observed."""
 
     def __init__(self, nodes: int = 3, cards: int = 1, *, pods: int = 100) -> None:
         self.world = World()
@@ -31,7 +31,7 @@ class Watched:
         )
 
     def place(self, name: str, node: str) -> PodRecord:
-        """Have a pod decided about, and bound to a node, be it ours or not."""
+        """Decide about a pod, and bind it to a node, chosen or not."""
         self.world.place(name)
         for record in self.world.history:
             self.world.placer.detail(record)
@@ -120,7 +120,7 @@ def test_only_what_was_measured_after_the_binding_counts() -> None:
 
 
 def test_the_figures_of_an_hour_are_means_over_it_of_whatever_happened() -> None:
-    """Three nodes of two GPUs that do something else in each quarter of the hour."""
+    """Three nodes of two GPUs whose load changes each quarter of the hour."""
     part = Watched(cards=2)
     busy = {
         "node-0": [(0.0, 0.2), (0.4, 0.2), (0.0, 0.2), (0.0, 0.2)],
@@ -139,7 +139,7 @@ def test_the_figures_of_an_hour_are_means_over_it_of_whatever_happened() -> None
     assert outcome.pod.uid == pod.uid
     assert outcome.seconds == pytest.approx(AFTER, abs=60)
     assert outcome.is_known
-    # A pod of one GPU could have got either of a node's.
+    # A pod with one GPU could have got either GPU of a node.
     mean = {name: np.mean(quarters) for name, quarters in busy.items()}
     assert outcome.got == pytest.approx(np.mean([first for first, _ in busy["node-1"]]), abs=0.01)
     assert (outcome.choice, outcome.best) == ("node-0", "node-2")
@@ -168,7 +168,7 @@ def test_a_recreated_pod_is_judged_by_the_gpus_that_it_got_not_its_predecessor()
     part = Watched(cards=2)
     part.place("a", "node-1")
     part.busy("node-1", 0.8, index=1)
-    part.live(120)  # telemetry still shows where the former pod of that name was
+    part.live(120)  # telemetry still shows the devices of the former pod of that name
     part.world.card("node-1").tenants = ()
     part.world.card("node-1", 1).tenants = ("ns/a",)
     part.live(AFTER)

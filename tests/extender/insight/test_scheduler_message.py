@@ -1,4 +1,4 @@
-"""kube-scheduler's message, taken apart."""
+"""Parser of kube-scheduler's messages."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Shadow mode, the log of decisions and regret follow the settings of a running extender."""
+"""Shadow mode, decision log and regret follow the settings of a running extender."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ def small() -> World:
 
 
 def bind(world: World, shadow_mode: ShadowMode, name: str) -> None:
-    """Have a pod placed and bound on node-1."""
+    """Place a pod, and bind it to node-1."""
     world.place(name)
     for record in world.history:
         world.placer.detail(record)

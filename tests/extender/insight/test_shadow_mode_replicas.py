@@ -1,4 +1,4 @@
-"""Of several replicas one counts how a pod's placement turned out: that which answered last."""
+"""Only one of several replicas counts a pod's outcome: the one that answered last."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ NEAR, FAR = 0, 1
 
 
 class Replica(World):
-    """A replica that watches how placements turn out."""
+    """Replica that observes the outcomes of placements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,31 +70,31 @@ class Replica(World):
 
     @property
     def judged(self) -> float:
-        """How many placements it has counted."""
+        """Return the number of outcomes that it has counted."""
         return self.count("idlegpu_placement_activity_count", gpus="got")
 
     @property
     def bound(self) -> float:
-        """How many pods it has counted as bound after an answer."""
+        """Return the number of pods that it has counted as bound after an answer."""
         return sum(self.count("idlegpu_bound_pods_total", choice=it) for it in ("first", "other"))
 
 
 @dataclass
 class Pair:
-    """Two replicas over one cluster, asked by one kube-scheduler."""
+    """Two replicas on one cluster, called by one kube-scheduler."""
 
     replicas: Sequence[Replica]
     clients: Sequence[Client]
     is_cut: bool = False
 
     async def ask(self, at: int, verb: str) -> None:
-        """Ask one of them about the pod; the other receives a report, unless they are cut off."""
+        """Call one replica for the pod; the other gets a report unless they are disconnected."""
         question = names_question("node-0", "node-1", asker=pod("p"))
         assert (await self.clients[at].post(f"/{verb}", json=question)).status == 200
         self.exchange()
 
     def exchange(self) -> None:
-        """Let each report its requests to the other."""
+        """Let each replica report its requests to the other."""
         for one, other in (self.replicas, self.replicas[::-1]):
             while one.untold and not self.is_cut:
                 other.request_log.take(one.untold.pop(0))
@@ -106,7 +106,7 @@ class Pair:
             replica.now += seconds
 
     def bind(self) -> None:
-        """Let both see the pod bound."""
+        """Report the pod as bound to both."""
         self.wait(0.1)
         for replica in self.replicas:
             replica.tap.apply_pod(replace(WAITING, node="node-1", bound_at=replica.now))
@@ -118,7 +118,7 @@ class Pair:
             replica.sweep()
 
     def live(self, seconds: float = HOUR + 300.0) -> list[float]:
-        """Let time pass; return how many placements each has counted."""
+        """Let time pass; return the number of outcomes that each has counted."""
         for _ in range(int(seconds / 60)):
             self.sweep_after(60.0)
             for replica in self.replicas:
@@ -225,7 +225,7 @@ async def test_a_late_message_about_an_earlier_answer_changes_nothing(pair: Pair
         await pair.ask(at, PRIORITIZE)
         pair.wait(2.0)
     pair.bind()
-    pair.live(120.0)  # both have judged that it was asked about, and forgotten that by now
+    pair.live(120.0)  # by now both have processed its request, and dropped it
 
     pair.is_cut = False
 
@@ -239,7 +239,7 @@ async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
     await pair.ask(NEAR, FILTER)
     await pair.ask(FAR, PRIORITIZE)
     (late,) = pair.replicas[NEAR].untold
-    pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.02)]  # on its way for so long
+    pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.02)]  # delayed for so long
     pair.is_cut = False
     pair.exchange()
     pair.bind()

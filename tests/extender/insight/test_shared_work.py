@@ -1,4 +1,4 @@
-"""Work that several askers share is done once."""
+"""Work for several callers is done only once."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from extender.insight.holders import MOST_KEPT, Shared
 
 
 class Maker:
-    """Makes a result, and counts how often; time stands still unless it is moved."""
+    """Work that counts its runs; its clock only moves when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,7 +44,7 @@ async def test_what_is_old_or_was_asked_otherwise_is_made_again(maker: Maker) ->
     assert await maker.shared.get("b", maker.make) == 2
     maker.now += 5
     assert await maker.shared.get("a", maker.make) == 3
-    maker.now -= 60  # a clock that was set back says nothing of age
+    maker.now -= 60  # a clock that was set back gives no age
     assert await maker.shared.get("a", maker.make) == 4
     maker.shared.clear()
     assert await maker.shared.get("a", maker.make) == 5

@@ -1,4 +1,4 @@
-"""What similar pods used, for a caller who may know it."""
+"""Past use of similar pods, for callers who may know it."""
 
 import io
 from dataclasses import replace
@@ -20,7 +20,7 @@ def asked(image: str, namespace: str = "team") -> dict[str, Any]:
 
 @pytest.fixture
 def measured() -> World:
-    """A world in which two pods of a Deployment were measured."""
+    """Return a world with measurements of two pods of a Deployment."""
     world = World()
     world.add_node("node")
     for namespace in ("team", "hidden"):

@@ -1,4 +1,4 @@
-"""Free GPUs that their node cannot serve, and the pods that hold what is missing."""
+"""Free GPUs whose node lacks CPU or memory for them, and the pods that hold it."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def add(world: World, name: str, host: HostResources, gpus: int = 8) -> None:
 
 
 def request(world: World, node: str, **pods: HostResources) -> None:
-    """Have pods request something of a node."""
+    """Set the host resources that pods request of a node."""
     total = HostResources()
     for name, needs in pods.items():
         world.host_pods[f"team/{name}"] = PlacedPod(node, needs)

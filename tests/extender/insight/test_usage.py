@@ -1,4 +1,4 @@
-"""GPU-hours and costs of pods, also of those that have ended."""
+"""GPU-hours and costs of pods, including ended ones."""
 
 import asyncio
 from dataclasses import replace
@@ -18,7 +18,7 @@ H100 = Group("team", "Job", "H100 80GB HBM3")
 
 
 def busy_and_idle() -> World:
-    """A world with two nodes: a Job keeps two GPUs busy, a pod without an owner holds two."""
+    """Return a world where a Job keeps two GPUs busy, and a pod without an owner holds two."""
     world = World()
     for name in ("busy", "idle"):
         world.add_node(name, 2)
@@ -33,7 +33,7 @@ def busy_and_idle() -> World:
 
 
 def pass_time(world: World, record: UsageRecord, seconds: float) -> None:
-    """Let time pass, with readings and a sweep each minute."""
+    """Advance the clock, with readings and a sweep each minute."""
     for _ in range(int(seconds / SWEEP_SECONDS)):
         world.read_after(SWEEP_SECONDS)
         world.why.idleness.look()

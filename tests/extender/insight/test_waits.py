@@ -1,4 +1,4 @@
-"""Metrics for operators: who waits for what, and how long."""
+"""Metrics for operators: waiting pods by reason, and their longest wait."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a pod says of its nodes, however much it says."""
+"""Node selection of hypothetical pods, of any length."""
 
 from dataclasses import replace
 

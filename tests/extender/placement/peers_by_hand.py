@@ -1,7 +1,7 @@
-"""Replicas that judge pods, whose clocks, messages and watches a test moves by hand.
+"""Replicas whose clocks, messages and watches a test controls.
 
-Nothing waits and nothing is by chance: a message arrives when the test says so, each replica sees
-a pod when the test says so, and the real code of the replicas does the rest.
+Nothing waits and nothing is random: the test delivers each message and each watch event, and the
+replicas run the real code.
 """
 
 from collections import deque
@@ -34,13 +34,13 @@ UP_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Truth:
-    """What happens in the cluster, by the API server's clock.
+    """State of the cluster, by the API server's clock.
 
     Attributes:
         now: seconds since the epoch.
-        listed: the addresses that a look-up of the replicas' service gives.
-        asked: the pods about which kube-scheduler read an answer that it needs no other after.
-        stray: messages that their sender has given up, and where they may still arrive.
+        listed: addresses in the DNS answer for the replicas' Service.
+        asked: pods for which kube-scheduler has read its last needed answer.
+        stray: messages that their sender has given up, with their receivers; they may still arrive.
     """
 
     now: float = NOW
@@ -50,30 +50,30 @@ class Truth:
 
     @property
     def replicas(self) -> list["Replica"]:
-        """Those that run."""
+        """Running replicas."""
         return [one for one in self.listed.values() if one.is_running]
 
     def start(self, number: int, **rest: Any) -> "Replica":
-        """Start a replica at an address of its own, or in another one's place."""
+        """Start a replica at a new address, or in another one's place."""
         replica = Replica(self, number, **rest)
         self.listed[replica.address] = replica
         return replica
 
     def create(self, name: str) -> PodRecord:
-        """Create a pod; the watches are yet to show it."""
+        """Create a pod; the watches have not shown it yet."""
         return self._show(
             PodRecord(
                 uid=f"uid-{name}",
                 namespace="team",
                 name=name,
                 resources={GPU: 1},
-                scheduler_name=name,  # so no two pods are alike, and each is named
+                scheduler_name=name,  # so no two pods are alike, and each has a name
                 created_at=float(int(self.now)),  # the API server writes whole seconds
             )
         )
 
     def bind(self, pod: PodRecord) -> PodRecord:
-        """Bind a pod likewise."""
+        """Bind a pod; the watches have not shown it yet."""
         return self._show(replace(pod, node="a"))
 
     def _show(self, pod: PodRecord) -> PodRecord:
@@ -85,13 +85,13 @@ class Truth:
         self.now += seconds
 
     def arrive_astray(self) -> None:
-        """Let the oldest of the messages that were given up arrive all the same."""
+        """Deliver the oldest of the messages that were given up."""
         if self.stray:
             to, body = self.stray.pop(0)
             self.hear(to, body)
 
     def hear(self, to: Address, body: bytes) -> bytes | None:
-        """Have a message heard at an address; return the receipt, None where no one is there."""
+        """Deliver a message to an address; return the receipt, None without a replica."""
         target, message = self.listed.get(to), decode_message(body)
         if target is None or not target.is_running:
             return None
@@ -100,11 +100,11 @@ class Truth:
         return encode_receipt(target.instance, target.monotonic())
 
     def talk(self, seconds: float = 3.0, *, without: tuple["Replica", ...] = ()) -> None:
-        """Let time pass in which all replicas see all, hear each other and judge.
+        """Let time pass while replicas process the watch, exchange messages and classify pods.
 
         Args:
-            seconds: how long.
-            without: replicas that neither hear nor say anything meanwhile, nor see.
+            seconds: duration.
+            without: replicas that are cut off from messages and from the watch.
         """
         for _ in range(int(seconds * 2)):
             self.wait(0.5)
@@ -123,14 +123,14 @@ class Truth:
 
 
 class Replica:
-    """One replica: what it knows, and what is on its way from and to it.
+    """Replica with its state, and its messages in transit.
 
     Args:
-        truth: what happens.
-        number: its address; one that starts in another's place has the same.
-        life: which process at this address it is.
-        clock_ahead: by how much its monotonic clock differs from any other's.
-        wall_ahead: by how much its wall clock is ahead of the API server's.
+        truth: state of the cluster.
+        number: number in its address; a replica in another's place has the same.
+        life: number of the process at this address.
+        clock_ahead: offset of its monotonic clock.
+        wall_ahead: offset of its wall clock from the API server's.
     """
 
     def __init__(
@@ -177,10 +177,10 @@ class Replica:
     def monotonic(self) -> float:
         return self.truth.now - NOW + UP_SECONDS + self._clock_ahead
 
-    # --- what it is asked, and sees -----------------------------------------------------------
+    # --- requests and watch events ----------------------------------------------------------------
 
     def answer(self, pod: PodRecord, verb: str = PRIORITIZE, **rest: Any) -> None:
-        """Answer about a pod; kube-scheduler reads it, unless it is lost."""
+        """Answer a request for a pod; kube-scheduler reads the answer unless it is lost."""
         question = AnsweredQuestion(
             verb=verb,
             uid=pod.uid,
@@ -197,7 +197,7 @@ class Replica:
             self.answer(pod, verb)
 
     def see(self) -> None:
-        """Let its watch show what happened next."""
+        """Deliver the next watch event."""
         if self.unseen:
             self.bypassed_pods.see(self.unseen.popleft())
 
@@ -205,14 +205,14 @@ class Replica:
         while self.unseen:
             self.see()
 
-    # --- what it tells ------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     @property
     def links(self) -> dict[Address, PeerLink]:
         return self.peers._links
 
     def look_up(self) -> None:
-        """Look up the others."""
+        """Look up the addresses of the others."""
         listed = self.truth.listed
         for address in self.links.keys() - listed:
             self.peers._drop(address)
@@ -233,44 +233,44 @@ class Replica:
 
     @property
     def was_looked_up(self) -> bool:
-        """Whether all others that run have looked it up."""
+        """Return whether all other running replicas have looked up its address."""
         return self.seen_by >= set(self.truth.replicas)
 
     def sweep(self) -> None:
-        """Judge the pods of which enough is known."""
+        """Classify the pods for which enough is known."""
         self.bypassed_pods.sweep()
 
     def send(self, to: Address) -> None:
-        """Send a message, unless one is under way."""
+        """Send a message to an address unless one is in transit."""
         if to in self.links and to not in self._messages:
             self._receipts.pop(to, None)
             self._messages[to] = self.links[to].compose()
 
     def arrive(self, to: Address) -> None:
-        """Let a message arrive, if there is a replica; the receipt is on its way then."""
+        """Deliver a message if a replica is there; its receipt is then in transit."""
         if to in self._messages:
             receipt = self.truth.hear(to, self._messages[to])
             if receipt is not None:
                 self._receipts[to] = receipt
 
     def acknowledge(self, to: Address) -> None:
-        """Let the receipt arrive."""
+        """Deliver the receipt."""
         if to in self._receipts:
             del self._messages[to]
             self.links[to].settle(decode_receipt(self._receipts.pop(to)))
 
     def fail(self, to: Address) -> None:
-        """Give a message up that was not acknowledged: it may arrive later, or once more."""
+        """Give up a message without a receipt: it may still arrive later, or again."""
         if to in self._messages:
             self.truth.stray.append((to, self._messages.pop(to)))
             self._receipts.pop(to, None)
             self.links[to]._note_failure(OSError("lost"))
 
-    # --- what it finds ------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     @property
     def accused(self) -> list[str]:
-        """Names of the pods that it says were not asked about, or in vain."""
+        """Names of the pods that it counts as bound without a call or an answer."""
         groups = self.bypassed_pods.report().pods
         return [group.scheduler for group in groups if group.verdict is not BypassVerdict.ASKED]
 
@@ -280,7 +280,7 @@ class Replica:
 
 
 def meet(truth: Truth, *clocks_ahead: float) -> list[Replica]:
-    """Start replicas whose clocks differ, and let them hear each other for a while."""
+    """Start replicas with different clocks, and let them exchange messages for a while."""
     started = [
         truth.start(number, clock_ahead=ahead) for number, ahead in enumerate(clocks_ahead, 1)
     ]

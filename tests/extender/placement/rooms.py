@@ -1,4 +1,4 @@
-"""Pods that declare memory, and the room that is left for them."""
+"""Pods that declare memory, and the memory that is left for further pods."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def sliced(cards: int = 1, *, in_use: float = 0.0, replicas: int = 8) -> World:
 
 
 def use(world: World, gib: float, seconds: float = 30.0, index: int = 0) -> None:
-    """Read a card of which so much is in use."""
+    """Apply a reading of a card with this much used memory."""
     card = world.card(index=index)
     card.values.update({Signal.MEMORY_USED: gib * GIB, Signal.MEMORY_FREE: (80 - gib) * GIB})
     world.read_after(seconds)
@@ -37,12 +37,12 @@ def tenant(
 
 
 def refused(world: World, gib: float, **asked: Any) -> dict[str, int]:
-    """Return why a pod that asks for so much gets no node."""
+    """Return the rejection codes for a pod that requests this much memory."""
     return rejected(world.rank(request(memory_bytes=int(gib * GIB), **asked)))
 
 
 def room(world: World) -> float:
-    """Return the most that a pod may ask for, in GiB, to within a tenth."""
+    """Return the largest memory request that passes, in GiB, to within a tenth."""
     whole = max(gib for gib in range(81) if not refused(world, gib))
     tenths = (whole + tenth / 10 for tenth in range(10))
     return max(gib for gib in tenths if not refused(world, gib))

@@ -1,4 +1,4 @@
-"""The likely causes why pods were bound unasked, as a table; and what a bound pod got from us."""
+"""Table of likely causes of pods bound without a call, and the answers that a bound pod got."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which bound pods count as bound unasked."""
+"""Classification of bound pods as bound without a call."""
 
 from typing import Any
 
@@ -195,7 +195,7 @@ def test_invented_scheduler_names_make_no_series_without_end(part: Part) -> None
         part.bind(record)
     part.judge()
 
-    assert part.counted(scheduler="other") == 4  # one is kept for the default scheduler
+    assert part.counted(scheduler="other") == 4  # one is reserved for the default scheduler
     assert part.counted(scheduler="s0") == 1
 
 

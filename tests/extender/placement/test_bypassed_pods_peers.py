@@ -1,4 +1,4 @@
-"""No pod that a replica was asked about is accused, whatever becomes of what the others tell."""
+"""No pod that a replica answered for counts as bound without a call, however messages fail."""
 
 from random import Random
 
@@ -13,7 +13,7 @@ from extender.placement.request_log import FILTER, PRIORITIZE
 from tests.extender.placement.peers_by_hand import GRACE_SECONDS, Replica, Truth, meet
 
 SILENT_SECONDS = 10.0
-"""After so long a replica that has no address any more is taken for gone."""
+"""Time after which a replica without an address counts as gone."""
 
 ALONE = ("see_all", "look_up", "sweep")
 STEPS = (*ALONE, "send", "arrive", "acknowledge", "fail")
@@ -25,7 +25,7 @@ def truth() -> Truth:
 
 
 def results(*replicas: Replica) -> list[tuple[list[str], int]]:
-    """Return for each of them whom it accuses, and how many it does not judge."""
+    """Return each replica's accused pods, and the number of pods that it did not classify."""
     return [(one.accused, one.unjudged) for one in replicas]
 
 
@@ -43,7 +43,7 @@ def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: Truth) ->
 def test_replica_that_tells_late_is_waited_for(truth: Truth, late_seconds: float) -> None:
     near, far = meet(truth, 0.0, 0.0)
     near.send(far.address)
-    far.send(near.address)  # before it is asked, and it arrives long after
+    far.send(near.address)  # before the request, and the message arrives long after
     pod = truth.create("p")
     far.answer_all(pod)
     truth.bind(pod)
@@ -65,7 +65,7 @@ def test_replica_whose_every_message_takes_seconds_is_waited_for(truth: Truth) -
     near, far = meet(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()
-    for step in range(30):  # no message is quick any more, so none shows that others are late
+    for step in range(30):  # all messages are slow now, so none shows that others are late
         far.send(near.address)
         if step == 20:
             far.answer_all(pod)
@@ -125,7 +125,7 @@ def test_what_a_dead_replica_was_asked_accuses_no_pod(truth: Truth, *, is_replac
     pod = truth.create("p")
     truth.talk()
     far.answer_all(pod)
-    far.is_running = False  # before it could tell
+    far.is_running = False  # before it could send a message
     truth.bind(pod)
     truth.talk()
     if is_replaced:
@@ -210,7 +210,7 @@ def test_replica_that_is_asked_still_when_it_has_no_address_any_more_is_waited_f
 def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
     near, far = meet(truth, 0.0, 0.0)
     near.is_running = False
-    again = truth.start(1, life=1, clock_ahead=-1e6)  # by its clock the old marks are yet to come
+    again = truth.start(1, life=1, clock_ahead=-1e6)  # by its clock the old marks are in the future
     again.look_up()
     for _ in range(2):
         truth.wait(1.0)
@@ -220,7 +220,7 @@ def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
             again.acknowledge(to)
         far.send(near.address)
         far.arrive(near.address)
-        far.fail(near.address)  # it does not learn that another is there
+        far.fail(near.address)  # it does not learn of the other replica
     truth.wait(60.0)
     pod = truth.create("p")
     again.see_all()
@@ -241,7 +241,7 @@ def test_what_a_replica_could_not_tell_for_too_long_accuses_no_pod(truth: Truth)
     far.answer_all(pod)
     others = [truth.create(str(number)) for number in range(MAX_QUEUE)]
     for other in others:
-        far.answer(other)  # so many that it drops what it was asked first
+        far.answer(other)  # enough requests to drop the first ones
     truth.bind(pod)
     truth.talk(60.0)
 
@@ -347,7 +347,7 @@ def test_messages_that_wait_for_our_own_late_loop_prove_nothing(truth: Truth) ->
     truth.wait(0.1)
     far.answer_all(pod)
     truth.bind(pod)
-    truth.wait(30.0)  # nothing runs here
+    truth.wait(30.0)  # no replica runs here
     far.arrive(near.address)
     near.see_all()
     for _ in range(5):
@@ -366,7 +366,7 @@ def test_answers_of_two_replicas_whose_order_is_not_known_accuse_no_pod(truth: T
     near.answer(pod, "filter", choices=1)
     truth.bind(pod)
     near.see()
-    for _ in range(40):  # by the quickest of late, the refusal looks younger than it is
+    for _ in range(40):  # by the fastest of the late messages, the refusal looks younger than it is
         far.send(near.address)
         truth.wait(1.0)
         far.arrive(near.address)
@@ -377,12 +377,12 @@ def test_answers_of_two_replicas_whose_order_is_not_known_accuse_no_pod(truth: T
 
 
 class Chance:
-    """Replicas that start, die and run late; messages that take any time, and go astray.
+    """Replicas that start, crash and lag at random, with delayed and stray messages.
 
-    Each keeps its address until all others have looked it up.
+    Each replica keeps its address until all others have looked it up.
 
     Args:
-        random: decides what happens.
+        random: source of random numbers.
     """
 
     def __init__(self, random: Random) -> None:
@@ -393,7 +393,7 @@ class Chance:
         self.count = 0
 
     def step(self) -> None:
-        """Have something happen."""
+        """Let a random event happen."""
         actions = {
             self.create: 4,
             self.ask: 1,
@@ -430,7 +430,7 @@ class Chance:
         self.show()
 
     def die(self, replica: Replica) -> None:
-        """Have a replica die; another may start, there or elsewhere."""
+        """Stop a replica; another may start, at the same or another address."""
         replica.is_running = False
         if self.random.random() < 0.7:
             del self.truth.listed[replica.address]
@@ -443,7 +443,7 @@ class Chance:
         self.started.append(self.truth.start(number or life, life=life, clock_ahead=ahead))
 
     def move(self) -> None:
-        """Have one of them take some steps, each with one of the others where it takes two."""
+        """Let one replica take some steps, each with another replica if it needs two."""
         replica = self.replica()
         for step in self.random.choices(STEPS, k=4):
             if step in ALONE:
@@ -460,7 +460,7 @@ class Chance:
         self.truth.talk(self.random.choice((1.5, 3.0, 12.0)), without=without)
 
     def show(self) -> None:
-        """Let the watches show all that has happened, or not yet."""
+        """Let the watches show all events, or a part of them."""
         for replica in self.truth.replicas:
             if self.random.random() < 0.7:
                 replica.see_all()
@@ -469,7 +469,7 @@ class Chance:
         return self.random.choice(self.truth.replicas)
 
     def mend(self) -> None:
-        """Have all work that is there still."""
+        """Let all remaining replicas work without faults."""
         for address, replica in tuple(self.truth.listed.items()):
             if not replica.is_running:
                 del self.truth.listed[address]
@@ -477,7 +477,7 @@ class Chance:
 
 
 @settings(max_examples=300)
-@given(st.integers(0, 1 << 32))  # so many choices are made fast by a seed alone
+@given(st.integers(0, 1 << 32))  # a seed makes many choices faster than Hypothesis
 def test_no_pod_that_was_asked_about_is_ever_accused(seed: int) -> None:
     chance = Chance(Random(seed))
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Pods bound unasked: what waits for other replicas, and what the log says."""
+"""Pods bound without a call: waiting for other replicas' messages, and log lines."""
 
 import logging
 from typing import Any

@@ -42,7 +42,7 @@ def columns(evaluation: Evaluation, rows: list[int]) -> list[list[object]]:
 
 
 def from_scratch(snapshot: Snapshot, pool: Pool, question: EvaluationRequest) -> Evaluation:
-    """Evaluate a pool without any cache, from its rows and not from its arrays."""
+    """Evaluate a pool from its rows, without any cache and without its arrays."""
     with_tenants = partial(
         row_with_tenants, overlay=question.overlay, is_out=snapshot.telemetry.is_out
     )
@@ -91,7 +91,7 @@ class Histories(RuleBasedStateMachine):
         if node is not None and is_bound:
             self.pods.append(self.world.bind(name, node, asked.count))
 
-    @precondition(lambda self: "refresh" not in self.works)  # sources take turns
+    @precondition(lambda self: "refresh" not in self.works)  # the sources alternate
     @rule(seconds=st.sampled_from([1, 30]), busy=st.sampled_from([0.0, 0.2, 0.9]))
     def read(self, seconds: int, busy: float) -> None:
         self.world.clock.now += seconds
@@ -130,7 +130,7 @@ class Histories(RuleBasedStateMachine):
     # --- work of the cache ------------------------------------------------------------------------
 
     def work(self, name: str, begin: Callable[[], Steps[None]], count: int) -> None:
-        """Do some steps of a work, and begin it if it is not in progress."""
+        """Run some steps of a work item; start it if it is not in progress."""
         steps = self.works.setdefault(name, begin())
         for _ in range(count):
             if next(steps, self) is self:
@@ -197,7 +197,7 @@ def world() -> World:
 
 @pytest.fixture
 def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the whole pools that were evaluated."""
+    """Return a list that gets the size of each whole pool that is evaluated."""
     counted: list[int] = []
     evaluate: Callable[..., Any] = evaluate_for
 
@@ -211,7 +211,7 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def rows_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of dirty rows that were evaluated together."""
+    """Return a list that gets the numbers of dirty rows that are evaluated together."""
     counted: list[int] = []
     batch_of: Callable[..., Any] = vars(evaluation_cache)["batch_of"]
 
@@ -224,7 +224,7 @@ def rows_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def most_at_once(steps: Steps[None], counted: list[int]) -> int:
-    """Do a work; return the largest number of pools that one of its steps evaluated."""
+    """Run a work item; return the largest number of pools that one step evaluated."""
     most = 0
     for _ in steps:
         most = max(most, len(counted))
@@ -233,7 +233,7 @@ def most_at_once(steps: Steps[None], counted: list[int]) -> int:
 
 
 def expect(world: World, *counts: int) -> None:
-    """Evaluate requests of new pods for so many devices each."""
+    """Evaluate requests of new pods for these numbers of devices."""
     for count in counts:
         finish(world.placer.evaluation_cache.expect_in_steps(request(count)))
 
@@ -333,7 +333,7 @@ def test_requests_that_never_came_are_not_updated(world: World, rows_evaluated: 
 
     finish(world.placer.evaluation_cache.update_in_steps())
 
-    assert rows_evaluated == [2]  # one row for each of the two that came
+    assert rows_evaluated == [2]  # one row for each of the two new pods
 
 
 def test_a_nominated_pod_finds_the_entry_of_the_same_request(

@@ -1,4 +1,4 @@
-"""Who told what a decision rests on, and how old it was: by signal."""
+"""Source and age of each signal behind a decision."""
 
 import pytest
 
@@ -113,7 +113,7 @@ def test_a_sibling_that_is_to_blame_says_who_told_of_it(world: World) -> None:
     world.card(index=1).values[Signal.XID] = 79.0
     world.read(measured_at=world.clock.now - 10.0)
     record = decide(world)
-    world.history.note_bound(record.pod.uid, "node")  # although we refused it: it is explained then
+    world.history.note_bound(record.pod.uid, "node")  # refused nodes are explained in full
 
     first, second = devices(record)
 

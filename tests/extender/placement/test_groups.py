@@ -30,7 +30,7 @@ def asked(group: PodGroup = CORE) -> GpuRequest:
 
 
 def answer(made: World, name: str, group: PodGroup = CORE, *nodes: str) -> None:
-    """Answer both verbs for a pod, about some of the nodes."""
+    """Answer both verbs for a pod, with some of the nodes."""
     for verb in (FILTER, PRIORITIZE):
         made.placer.place(verb, pod_ref(name), asked(group), nodes or ("a", "b"))
 

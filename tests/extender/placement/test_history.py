@@ -1,4 +1,4 @@
-"""The last decisions."""
+"""History of the last decisions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is answered about a node that has just come, until its first readings are there."""
+"""Answers about a node that was just added, until its first readings."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from extender.core.steps import finish
 from testkit.builders import GIB, GPU, request
 from testkit.world import BUSY, World
 
-MANY = 50  # more than are laid out at once
+MANY = 50  # more nodes than are allocated at once
 
 
 def come(world: World, stage: str) -> None:
-    """Let a node come as far as a stage; its GPUs are not read yet."""
+    """Advance a new node to a stage; its GPUs have no readings yet."""
     if stage == "unseen":
         return
     offered = {} if stage == "without-device-plugin" else {GPU: 1}
@@ -24,7 +24,7 @@ def come(world: World, stage: str) -> None:
 
 @pytest.fixture(params=["unseen", "without-device-plugin", "unread", "one-of-many"])
 def world(request: pytest.FixtureRequest) -> World:
-    """A node with an idle GPU, one with a busy GPU, and a new one."""
+    """Return a world with an idle node, a busy one, and a new one."""
     made = World(in_steps=True)
     for name in ("idle", "busy"):
         made.add_node(name)

@@ -1,4 +1,4 @@
-"""Pods placed one after another, as kube-scheduler asks for them."""
+"""Pods that are placed one after another, in the order of kube-scheduler's calls."""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,13 +18,13 @@ TWENTY = int(20 * GIB)
 
 
 def burst(world: World, pods: int, *, bound_after: int, seconds: float = 0.05) -> Counter[str]:
-    """Place pods one after another; return how many each node got.
+    """Place pods one after another; return the number of pods of each node.
 
     Args:
         world: the cluster.
-        pods: how many.
-        bound_after: the watch shows a pod bound after so many more were placed.
-        seconds: time from pod to pod.
+        pods: number of pods.
+        bound_after: number of further pods after which the watch shows a pod as bound.
+        seconds: interval between pods.
     """
     chosen: list[str] = []
     for number in range(pods):
@@ -96,7 +96,7 @@ def test_twenty_gibibytes_never_go_where_ten_are_free() -> None:
     assert (decision.best, rejected(decision)) == ("node-1", {"node-0": Code.NO_MEMORY})
 
 
-# --- what is assumed ------------------------------------------------------------------------------
+# --- assumed pods ---------------------------------------------------------------------------------
 
 
 def on(world: World) -> dict[str, list[str]]:
@@ -265,7 +265,7 @@ def test_more_kinds_of_requests_than_are_cached_are_answered() -> None:
         assert world.rank(request(memory_bytes=size)).best == "node-0"
 
 
-# --- what is known of nodes -----------------------------------------------------------------------
+# --- nodes ----------------------------------------------------------------------------------------
 
 
 def test_a_node_where_pods_died_early_is_no_longer_first_choice_and_recovers() -> None:
@@ -314,7 +314,7 @@ def test_a_whole_gpu_that_no_pod_holds_but_somebody_uses_is_refused() -> None:
     assert rejected(world.rank()) == {"node-0": Code.FOREIGN_USE}
 
 
-# --- what is remembered ---------------------------------------------------------------------------
+# --- history --------------------------------------------------------------------------------------
 
 
 def test_a_shared_gpu_that_somebody_outside_uses_in_bursts_is_not_idle_in_a_pause() -> None:
@@ -375,7 +375,7 @@ def test_an_answer_that_was_explained_in_full_is_left_alone() -> None:
 
 
 def test_where_few_nodes_pass_some_that_were_refused_are_remembered_in_full_too() -> None:
-    """One of each reason comes before a second one."""
+    """One node for each reason comes before a second one for the same reason."""
     world = World()
     for name in ("broken-1", "broken-2", "busy-1", "busy-2", "idle"):
         world.add_node(name, 1)

@@ -1,4 +1,4 @@
-"""Which nodes are accepted once preemption has made room there."""
+"""Nodes that are accepted after preemption would make room."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def accepts(world: World, asked: GpuRequest, *victims: str, node: str = "node-0"
 
 
 def full_node(replicas: int = 1, *, is_mapped: bool = True, started: float = 300.0) -> World:
-    """Return a node whose one card pod `a` fills, as the readings show."""
+    """Return a node whose only card pod `a` fills, as the readings show."""
     world = World()
     world.is_mapped = is_mapped
     world.add_node("node-0", 1, replicas=replicas)
@@ -137,7 +137,7 @@ def test_a_victim_too_young_to_be_seen_takes_no_foreign_use_from_before_it_along
 
 
 def used_before_its_pod(world: World) -> None:
-    """Let a process outside Kubernetes use a card, and then a pod come to it."""
+    """Let a process outside Kubernetes use a card before a pod gets it."""
     world.add_node("node-0", 1)
     card = world.card("node-0")
     card.values.update({Signal.MEMORY_USED: 30 * GIB, Signal.MEMORY_FREE: 50 * GIB})

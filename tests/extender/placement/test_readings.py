@@ -1,4 +1,4 @@
-"""What holds for every score, whatever was read."""
+"""Properties of every score, for any readings."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def test_more_activity_in_any_reading_never_raises_the_score(
 ) -> None:
     at = which % len(readings)
     signal, value = readings[at]
-    if not 0 <= value <= 1:  # what is missing is not less load
+    if not 0 <= value <= 1:  # a missing value is not less load
         return
     busier = [*readings[:at], (signal, max(value, more)), *readings[at + 1 :]]
     asked = data.draw(st.builds(request, st.just(1), requires_idle=st.booleans()))
@@ -50,7 +50,7 @@ def test_more_activity_in_any_reading_never_raises_the_score(
 def score_after(
     readings: list[tuple[Signal, float]], replicas: int, asked: GpuRequest
 ) -> tuple[float, int]:
-    """Return score and code of a node whose one card was read so, one reading each 30 s."""
+    """Return score and code of a node whose only card had these readings, one each 30 s."""
     world = World()
     world.add_node("node-0", 1, replicas=replicas)
     if replicas > 1:

@@ -1,4 +1,4 @@
-"""A pod that is deleted and made anew under its name, as a StatefulSet does, is another pod."""
+"""A pod that is deleted and recreated under its name, as by a StatefulSet, is another pod."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def web(uid: str) -> PodRecord:
 
 
 def ask(part: Part, uid: str, verb: str = "filter") -> str:
-    """Let kube-scheduler ask about a pod; return our first choice."""
+    """Call the extender for a pod; return its first choice."""
     pod = PodRef(uid=uid, namespace="team", name="web-0")
     record = part.world.placer.place(verb, pod, request(), ("a", "b"))
     part.world.request_log.note(
@@ -88,7 +88,7 @@ def test_the_first_is_unasked_although_the_second_is_asked_about(part: Part) -> 
 
 def test_a_question_about_the_second_may_come_before_the_watch_shows_any_of_it(part: Part) -> None:
     part.create(web(OLD))
-    ask(part, NEW)  # kube-scheduler has seen more of the watch than we have
+    ask(part, NEW)  # kube-scheduler's watch is ahead of the extender's
     ask(part, NEW, PRIORITIZE)
     delete(part, OLD)
     part.create(web(NEW))

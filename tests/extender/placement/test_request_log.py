@@ -1,4 +1,4 @@
-"""What is remembered of questions, and how pods that other replicas place are assumed."""
+"""Log of requests, and assumed pods from other replicas' requests."""
 
 from dataclasses import replace
 from typing import Any

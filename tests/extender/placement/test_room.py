@@ -1,4 +1,4 @@
-"""What room a shared GPU has: what its tenants declared stays theirs, whatever is in use."""
+"""Room of a shared GPU: tenants keep their declared memory, whatever is in use."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from testkit.builders import GIB, pod_ref, rejected, request
 from testkit.world import World
 from tests.extender.placement.rooms import LATER, REFUSED, refused, room, sliced, tenant, use
 
-# --- what is declared -----------------------------------------------------------------------------
+# --- declared memory ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loaded", [0.0, 20.0, 60.0])
@@ -163,7 +163,7 @@ def test_no_cap_gives_an_mps_share_the_memory_that_foreign_processes_hold(
     assert room(world) == pytest.approx(expected)
 
 
-# --- what processes tell --------------------------------------------------------------------------
+# --- memory of processes --------------------------------------------------------------------------
 
 
 def test_what_an_agent_knows_to_be_foreign_is_not_what_a_pod_declared() -> None:
@@ -184,7 +184,7 @@ def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
     use(world, 30, LATER)
-    assert room(world) == pytest.approx(40)  # it may be what was declared
+    assert room(world) == pytest.approx(40)  # it may be the declared memory
 
     shares = [
         (world.card().info.key, late.uid, 0),
@@ -239,7 +239,7 @@ def test_what_processes_of_pods_do_not_explain_is_foreign() -> None:
     world = sliced()
     pod = tenant(world, "a", 10)
     use(world, 41, LATER)
-    assert room(world) == pytest.approx(39)  # it may have loaded what it declared
+    assert room(world) == pytest.approx(39)  # it may have loaded its declared memory
 
     world.fleet.note_shares("node", [(world.card().info.key, pod.uid, int(GIB))], world.clock.now)
 
@@ -287,7 +287,7 @@ def test_what_a_pod_is_not_known_to_have_held_is_not_released_by_its_end(
 ) -> None:
     world = sliced()
     pod = tenant(world, "short", declared)
-    use(world, 41, LATER)  # a process outside Kubernetes came meanwhile
+    use(world, 41, LATER)  # a process outside Kubernetes started meanwhile
 
     world.clock.now += 5
     world.end(pod)
@@ -328,7 +328,7 @@ def test_what_a_pod_that_stays_declared_stays_as_another_leaves() -> None:
 def test_after_an_end_and_a_reading_a_pod_that_stays_keeps_what_is_its_own(
     leaves: str, left: float
 ) -> None:
-    """One uses 40 GiB and declared none, one uses 20 of the 40 GiB that it declared."""
+    """One pod uses 40 GiB and declared none, the other uses 20 of its declared 40 GiB."""
     world = sliced()
     pods = {"other": tenant(world, "other")}
     use(world, 40, LATER)
@@ -436,7 +436,7 @@ def test_what_another_pod_takes_after_an_end_is_not_released_by_it() -> None:
 
 
 def most_without(world: World, *pods: PodRecord) -> int:
-    """Return the most that a pod may ask for once others are evicted for it, in GiB."""
+    """Return the largest request that passes after these pods are evicted, in GiB."""
     victims = Victims(node="node", uids=frozenset(pod.uid for pod in pods))
 
     def fits(gib: int) -> bool:

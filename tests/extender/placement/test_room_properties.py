@@ -1,4 +1,4 @@
-"""What holds of a shared GPU's room, whatever pods and foreign processes do."""
+"""Properties of a shared GPU's room, for any pods and foreign processes."""
 
 from dataclasses import dataclass, field, replace
 
@@ -21,11 +21,11 @@ def declared_of(pod: PodRecord) -> int:
 
 @dataclass
 class Card:
-    """One time-sliced card of 80 GiB as it really is, and as readings show it.
+    """Time-sliced card of 80 GiB: its real use, and its readings.
 
     Attributes:
         foreign: GiB that processes outside Kubernetes hold.
-        pods: each pod, and GiB that it holds.
+        pods: GiB that each pod holds.
     """
 
     foreign: int = 0
@@ -89,7 +89,7 @@ declared = st.sampled_from([None, 5, 20, 40])
 
 @st.composite
 def cards(draw: st.DrawFn, *, declare: st.SearchStrategy[int | None] = declared) -> Card:
-    """Draw a card with foreign processes and pods that have come, loaded and given back."""
+    """Draw a card with foreign processes, and with pods that have come, loaded and freed memory."""
     card = Card(foreign=draw(st.sampled_from([0, 0, 10, 40])))
     for number in range(draw(st.integers(1, 3))):
         asked, shares = draw(declare), draw(st.sampled_from([1, 1, 2, 3]))
@@ -142,7 +142,7 @@ def test_preemption_says_what_filter_says_once_the_victim_is_gone(
 def test_preemption_says_so_of_pods_that_declared_nothing_too(
     foreign: int, data: st.DataObject
 ) -> None:
-    """Others of them may stay, and nobody knows how much is whose: then no pod goes in vain."""
+    """The memory of other undeclared pods is unknown: preemption must not be in vain."""
     card = Card(foreign=foreign)
     asked = data.draw(st.lists(declared, min_size=1, max_size=3))
     for number, each in enumerate(asked):

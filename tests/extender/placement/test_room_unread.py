@@ -1,4 +1,4 @@
-"""What room a shared GPU has where nothing is read for long."""
+"""Room of a shared GPU without readings for a long time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Requests of new pods are evaluated before kube-scheduler asks, and changes at once."""
+"""Precomputed requests of new pods, also after changes."""
 
 import asyncio
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def world() -> World:
 
 @pytest.fixture
 def evaluated(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of devices of the requests that are evaluated for new pods."""
+    """Return a list that gets the number of devices of each request evaluated for new pods."""
     counts: list[int] = []
     expect = world.placer.evaluation_cache.expect_in_steps
 
@@ -111,7 +111,7 @@ async def test_a_change_is_evaluated_at_once_and_those_soon_after_it_together(
     task = asyncio.create_task(warm_up(world, ALLOCATED).evaluate())
     await eventually(lambda: len(looks) == 1)
 
-    slept.set()  # it has rested since the first look: the next change is looked at when it comes
+    slept.set()  # it has paused since the first pass: the next change is processed at once
     await yield_to_loop()
     slept.clear()
     world.fleet.changed.publish()

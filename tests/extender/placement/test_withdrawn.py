@@ -1,4 +1,4 @@
-"""Devices that the kubelet has withdrawn: nobody lands on them, whatever they look like."""
+"""Devices that the kubelet has withdrawn get no pods, whatever their readings are."""
 
 from typing import Any
 
@@ -12,11 +12,12 @@ from testkit.world import World, one_node
 TWENTY = int(20 * GIB)
 
 SILENT_MINUTES = (3, 20)
-"""So long its last values have grown stale; so long the device is forgotten, and stood in for."""
+"""Minutes after which its last values are stale, and after which the device is dropped and replaced
+by a placeholder."""
 
 
 def code(made: World, **asked: Any) -> Code:
-    """Return what speaks against the node for a pod that asks for one device."""
+    """Return the rejection code of the node for a pod that requests one device."""
     return Code(int(made.rank(request(**asked)).codes[0]))
 
 

@@ -1,4 +1,4 @@
-"""Long work lets others have a turn before each of its steps."""
+"""Long work yields to others before each of its steps."""
 
 from extender.core.steps import Steps
 from extender.runtime.cooperative import run_in_steps

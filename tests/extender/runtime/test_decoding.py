@@ -1,4 +1,4 @@
-"""Whatever a decoder raises on hostile content is one typed error."""
+"""Every exception of a decoder becomes one typed error."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""Whose turn it is where many want one."""
+"""Order of turns among many clients."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ from extender.runtime.fair_queue import BusyError, FairQueue
 
 
 class Many:
-    """Requests that last until they are ended; records the order of the turns."""
+    """Requests that last until they are ended; records the order of their turns."""
 
     def __init__(self, turns: FairQueue) -> None:
         self.had: list[str] = []
@@ -78,7 +78,7 @@ async def test_a_caller_with_too_many_waiting_requests_gets_an_error_and_others_
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    await many.ask_shortly("greedy")  # nothing is left of them
+    await many.ask_shortly("greedy")  # no client is left over
 
 
 async def test_a_request_that_waits_too_long_fails_and_takes_no_slot() -> None:
@@ -102,6 +102,7 @@ async def test_requests_start_at_the_rate_after_a_burst_of_one_second() -> None:
 
     await all_of(many.ask_shortly, ["a"] * 30 + ["b"])
 
-    # 21 at once; the other ten one after the other, and of these b's comes among the first two.
+    # 21 at once; the other ten one after the other, and b's requests are among the first two of
+    # these.
     assert asyncio.get_running_loop().time() - begun == pytest.approx(10 / 20)
     assert many.had.index("b") <= 22

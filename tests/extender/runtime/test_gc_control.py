@@ -16,19 +16,19 @@ from testkit.fake_kube import eventually
 
 
 class Knot:
-    """An object that only a search for cycles frees."""
+    """Object that only a search for cycles frees."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
 def make_knot() -> Callable[[], object]:
-    """Return a check whether an unreachable cycle still exists."""
+    """Create an unreachable cycle; return a function that tells whether it still exists."""
     return weakref.ref(Knot())
 
 
 def garbage(is_idle: Callable[[], bool], **limits: float) -> GcControl:
-    """Return one that is always due."""
+    """Return a control whose collections are always due."""
     values: dict[str, Any] = {
         "pause_seconds": 0.0,
         "look_seconds": 0.001,
@@ -60,7 +60,7 @@ async def test_cycles_are_freed_in_an_idle_moment_and_not_before() -> None:
 
     async with running(garbage(look)):
         knot = make_knot()
-        junk = [[number] for number in range(5000)]  # more than Python itself would wait for
+        junk = [[number] for number in range(5000)]  # more than Python's own threshold
         before = looks
         await eventually(lambda: looks > before + 5)
         assert knot() is not None

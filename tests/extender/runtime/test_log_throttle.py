@@ -1,4 +1,4 @@
-"""How often the same thing is logged, and how much at all."""
+"""Limits of repeated log lines, and of all log lines."""
 
 from extender.runtime.log_throttle import LogThrottle
 

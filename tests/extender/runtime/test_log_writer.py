@@ -1,4 +1,4 @@
-"""Log lines that are written beside the answers."""
+"""Log lines are written outside of requests."""
 
 import io
 import json
@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 10.0
 
 
 class SlowStream(io.StringIO):
-    """A stream whose reader has stopped until the test lets it continue."""
+    """Stream whose reader has stopped until the test lets it continue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class SlowStream(io.StringIO):
 
 @pytest.fixture
 def stream() -> Iterator[SlowStream]:
-    """Yield a stream that is read on at the end, whatever happens."""
+    """Yield a stream, and let its reader continue at the end."""
     slow = SlowStream()
     yield slow
     slow.reads.set()
@@ -48,7 +48,7 @@ def log_to(stream: io.StringIO) -> tuple[logging.Logger, BackgroundHandler]:
 
 
 def events(stream: io.StringIO) -> list[str]:
-    """Return the events that were written."""
+    """Return the written events."""
     return [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
 
 

@@ -44,13 +44,13 @@ def as_json(event: str = "placed pod", **extra: object) -> Line:
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """What is logged; the loggers are as before afterwards."""
+    """Yield a stream with the log, and restore the loggers at the end."""
     names = ("", "aiohttp.access", "asyncio", "kubernetes_asyncio", "urllib3", "prometheus_client")
     loggers = {name: logging.getLogger(name) for name in names}
     levels = {name: logger.level for name, logger in loggers.items()}
     root = loggers[""]
     handlers = root.handlers[:]
-    root.handlers.clear()  # or `configure` would close those of pytest
+    root.handlers.clear()  # otherwise `configure` would close those of pytest
     yield io.StringIO()
     logging.captureWarnings(capture=False)
     root.handlers[:] = handlers

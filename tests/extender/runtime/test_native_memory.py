@@ -1,4 +1,4 @@
-"""Memory is given back wherever the C library can."""
+"""Memory is returned to the system if the C library can."""
 
 import mmap
 import platform

@@ -1,4 +1,4 @@
-"""A background task that fails is started again, and no other one notices."""
+"""A background task that fails is restarted, without an effect on others."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A way to a server that may be shut: what another replica still reaches, this one does not."""
+"""Proxy to a server that a test can close, so that one replica loses access to it."""
 
 import asyncio
 import contextlib
@@ -10,13 +10,13 @@ from testkit.controlplane.process import free_port
 
 
 class Gate:
-    """Leads to a server while it is open.
+    """Proxy that forwards to a server while it is open.
 
     Args:
-        url: the server's.
+        url: URL of the server.
 
     Attributes:
-        url: the way's.
+        url: URL of the proxy.
     """
 
     def __init__(self, url: str) -> None:
@@ -27,17 +27,17 @@ class Gate:
         self._writers: set[asyncio.StreamWriter] = set()
 
     def open(self) -> None:
-        """Lead there from now on."""
+        """Forward from now on."""
         self.is_open = True
 
     def shut(self) -> None:
-        """Lead nowhere, and end what there is."""
+        """Refuse connections, and close the existing ones."""
         self.is_open = False
         for writer in self._writers:
             writer.close()
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Lead a connection there, or nowhere."""
+        """Forward or refuse a connection."""
         if not self.is_open:
             writer.close()
             return
@@ -57,7 +57,7 @@ class Gate:
 
 @asynccontextmanager
 async def gate(url: str) -> AsyncIterator[Gate]:
-    """Have a gate, shut at first."""
+    """Run a proxy, closed at first."""
     made = Gate(url)
     server = await asyncio.start_server(made.take, "127.0.0.1", made.port)
     try:

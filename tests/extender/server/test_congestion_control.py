@@ -4,14 +4,14 @@ import asyncio
 import socket
 
 import pytest
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from extender.server import listener as pacing
 from extender.server.listener import Listener, congestion_control, replace_bbr
 
 
 class Pacing(socket.socket):
-    """A socket of a machine with BBR as its default, and some or no other algorithms."""
+    """Socket of a machine with BBR as its default, and with some or no other algorithms."""
 
     def __init__(self, *known: str) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ async def test_accepted_connections_are_not_paced(monkeypatch: pytest.MonkeyPatc
 
 
 class ReportingAlgorithm(asyncio.Protocol):
-    """Reports its congestion control."""
+    """Protocol that reports its congestion control."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

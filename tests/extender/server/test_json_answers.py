@@ -41,4 +41,4 @@ async def test_a_client_that_does_not_read_is_disconnected(
     finally:
         writer.close()
     assert reported.startswith(b"HTTP/1.1 200")
-    assert not reported.endswith(b"0\r\n\r\n")  # the client does not take it for complete
+    assert not reported.endswith(b"0\r\n\r\n")  # the client regards it as incomplete

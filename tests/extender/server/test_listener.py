@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from typing_extensions import override  # in typing from Python 3.12 on
+from typing_extensions import override  # `override` is in `typing` from Python 3.12 on
 
 from extender.server import listener as module
 from extender.server.listener import (
@@ -35,7 +35,7 @@ Run = Callable[[Coroutine[object, object, None]], None]
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what it receives."""
+    """Protocol that sends back its input."""
 
     def __init__(self, on_bytes: Callable[[], None]) -> None:
         self._on_bytes = on_bytes
@@ -51,7 +51,7 @@ class Echo(asyncio.Protocol):
 
 
 class Full(Echo):
-    """A transport whose read buffer is resident in full."""
+    """Transport whose read buffer is fully resident."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -61,13 +61,13 @@ class Full(Echo):
 
 
 class Caller:
-    """A client with one connection."""
+    """Client with one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def is_answered(self) -> bool:
-        """Whether sent bytes come back."""
+        """Return whether sent bytes come back."""
         try:
             self.writer.write(b"hello")
             async with asyncio.timeout(30):
@@ -77,7 +77,7 @@ class Caller:
 
 
 class Port:
-    """A port that sends back what it receives, and its clients."""
+    """Port that sends back its input, with its clients."""
 
     def __init__(self, listener: Listener, context: ssl.SSLContext | None) -> None:
         self.listener = listener
@@ -176,7 +176,7 @@ def test_the_address_with_most_connections_loses_one_to_another_address(run: Run
             assert await (await port.call("127.0.0.3")).is_answered()
             assert await (await port.call("127.0.0.4")).is_answered()
 
-            # The newest two were closed, and none of a client that holds no more than the newcomer.
+            # The newest two were closed, and none of a client that holds no more than the new one.
             assert [await caller.is_answered() for caller in greedy] == [True, True, False, False]
             await eventually(lambda: port.listener.figures.connections == 4)
             assert port.listener.figures.refusals[ConnectionRefusal.EVICTED] == 2
@@ -284,7 +284,7 @@ def test_a_connection_with_recent_requests_outlives_idle_ones_of_its_address(
             assert await spoken.is_answered()
 
             newest = spoken
-            for _ in range(2 * most):  # all by way of one address, as behind a Service
+            for _ in range(2 * most):  # all through one address, as behind a Service
                 newest = await port.call()
                 await eventually(lambda: not port.listener.handshaking)
 
@@ -369,7 +369,7 @@ async def test_accept_is_retried_after_an_error(
         failures = [OSError(24, "Too many open files")] * 3
 
         class Refusing:
-            """A socket on which accept fails for a while."""
+            """Socket on which accept fails for a while."""
 
             def __getattr__(self, name: str) -> object:
                 return getattr(listening, name)

@@ -99,7 +99,7 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(
                 greedy.append(writer)
 
         assert await is_answered(webhooks, "127.0.0.2", client_context(folder, shows=folder))
-        kubelet = client_context(folder, shows=None)  # it asks for health
+        kubelet = client_context(folder, shows=None)  # it requests /healthz
         assert await is_answered(status, "127.0.0.3", kubelet)
         for name in ("status", "admission"):
             assert sample(metrics, "idlegpu_connections", port=name) <= 10
@@ -159,7 +159,7 @@ async def test_the_admission_port_reads_no_compressed_body(folder: Path) -> None
 
 
 class Wire(asyncio.Transport):
-    """A transport that drops what is written."""
+    """Transport that drops all output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ async def connected() -> AsyncIterator[tuple[asyncio.Protocol, Wire]]:
 
 @pytest.mark.looptime
 async def test_a_connection_is_kept_longer_than_kube_scheduler_keeps_an_idle_one() -> None:
-    """Go's client repeats no POST whose connection ended under it."""
+    """Go's client does not repeat a POST whose connection was closed during the request."""
     async with connected() as (connection, wire):
         connection.data_received(REQUEST)
         await asyncio.sleep(GO_IDLE_SECONDS)

@@ -15,7 +15,7 @@ SETTINGS = Settings(ready=Ready(wait_seconds=20))
 
 
 class Replica:
-    """A replica with sources and peers that a test sets."""
+    """Replica with sources and peers that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -77,7 +77,7 @@ def test_a_replica_is_starting_until_nodes_and_pods_are_allocated(replica: Repli
 
 
 def test_by_default_the_start_takes_no_longer_than_15_s() -> None:
-    inventory_seconds = 4.0  # of 5,000 nodes and 10,000 GPU pods, as bench.start measures it
+    inventory_seconds = 4.0  # with 5,000 nodes and 10,000 GPU pods, as bench.start measures it
 
     assert inventory_seconds + Ready().wait_seconds <= 15
 
@@ -144,7 +144,7 @@ def test_a_fault_counts_only_after_a_while(started: Replica) -> None:
     assert started.state() is ReadyState.READY
     started.now += 29.9
     assert started.state() is ReadyState.READY
-    started.errors["prometheus"] = ""  # a success between
+    started.errors["prometheus"] = ""  # a success in between
     assert started.state() is ReadyState.READY
     started.errors["prometheus"] = "timed out"
     started.now += 29.9

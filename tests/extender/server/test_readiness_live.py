@@ -120,12 +120,12 @@ async def test_a_replica_does_not_wait_for_a_peer_that_does_not_answer() -> None
 
 @dataclass(frozen=True)
 class Pair:
-    """Two replicas that know each other, each with a way of its own to the API server.
+    """Two replicas as peers, each with its own proxy to the API server.
 
     Attributes:
-        replicas: the two.
-        ways: to the API server.
-        kubelets: those that ask whether they are ready.
+        replicas: the two replicas.
+        ways: proxies to the API server.
+        kubelets: tasks that probe them like kubelets.
     """
 
     replicas: tuple[Replica, ...]

@@ -1,7 +1,6 @@
 """Test that background work yields to a request from its first byte to its answer.
 
-In virtual time, as of `loop.time()`: connections are stand-ins, and requests are handled without
-a server.
+The tests use virtual time (`loop.time()`), stand-ins for connections, and no server.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Connection:
-    """A client's connection, reduced to its requests and its end."""
+    """Stand-in for a client's connection, with its requests and its end."""
 
     def __init__(self, request_tracker: RequestTracker) -> None:
         self.connected = True
@@ -152,7 +151,7 @@ async def test_deferrable_work_waits_for_the_end_of_a_burst() -> None:
     request_tracker, half = RequestTracker(), QUIET_SECONDS / 2
 
     async def burst() -> None:
-        for _ in range(4):  # the last answer comes after seven halves
+        for _ in range(4):  # the last answer comes after seven half seconds
             await Connection(request_tracker).ask("/filter", lambda: asyncio.sleep(half))
             await asyncio.sleep(half)
 

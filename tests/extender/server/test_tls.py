@@ -54,7 +54,7 @@ async def answer(_: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def serving(folder: Path, *, port: str = "webhooks") -> AsyncIterator[str]:
-    """Serve over TLS, following the certificates; yields the base URL of a port."""
+    """Serve over TLS and reload certificates; yield the base URL of a port."""
     tls = settings_for(folder)
     settings = Settings(
         listen="127.0.0.1:0",
@@ -275,7 +275,7 @@ async def keep_until_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> 
             issue(folder, files=files)
             await are_taken_over(caplog)
             async with session.post(f"{url}/filter", data=b"{}") as response:
-                assert response.status == 200  # kube-scheduler sends a request only once
+                assert response.status == 200  # kube-scheduler does not repeat a request
                 is_kept.append(response.headers.get("Connection") != "close")
 
         with pytest.raises(aiohttp.ClientError):
@@ -300,18 +300,13 @@ async def test_a_connection_of_a_dropped_ca_is_refused_after_the_grace_period(
             writer.write(b"GET /filter HTTP/1.1\r\nHost: a\r\n\r\n")
 
             assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 403 Forbidden\r\n"
-            assert (
-                ANSWER.encode() not in await reader.read()
-            )  # until the end: the connection is closed
+            assert ANSWER.encode() not in await reader.read()  # at the end of the connection
         finally:
             writer.close()
 
 
 def another_ca(old: Files, folder: Path) -> tuple[Files, Files, ssl.SSLContext]:
-    """Return files on the way to another CA, and those without the old one; and a client of that.
-
-    The client trusts both.
-    """
+    """Return the files during and after the change to another CA, and a client that trusts both."""
     both = with_next(old, datetime.now(UTC))
     context = client_context(folder, shows=folder)
     context.load_verify_locations(cadata=trusted(both).decode())

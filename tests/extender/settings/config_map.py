@@ -1,4 +1,4 @@
-"""A settings file as the kubelet mounts it from a ConfigMap: behind two symlinks."""
+"""Settings file as the kubelet mounts it from a ConfigMap: behind two symlinks."""
 
 import itertools
 import shutil
@@ -9,11 +9,11 @@ NAME: Final = "settings.yaml"
 
 
 class ConfigMap:
-    """`settings.yaml -> ..data/settings.yaml`, `..data -> ..2026_x`, as the kubelet writes it.
+    """Mounted ConfigMap: `settings.yaml -> ..data/settings.yaml`, `..data -> ..2026_x`.
 
     Args:
-        folder: where it is mounted.
-        text: what the file holds at first.
+        folder: folder of the mount.
+        text: initial content of the file.
     """
 
     def __init__(self, folder: Path, text: str) -> None:
@@ -25,7 +25,7 @@ class ConfigMap:
 
     @property
     def path(self) -> Path:
-        """The file that is given to `--config`."""
+        """Path for `--config`."""
         return self._folder / NAME
 
     def write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A settings file that is followed, by a reloader that only notes what it is to put in force."""
+"""Settings file that a reloader follows, with recorded results."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,17 +13,17 @@ from testkit.fake_kube import eventually
 
 DEADLINE_SECONDS = 10.0
 FAR = 3600.0
-"""Seconds between two reads; a change found sooner was reported by the file system."""
+"""Seconds between two reads; the file system's notification must report a change earlier."""
 NOW = 1_800_000_000.0
 
 
 class Following:
-    """A reloader whose settings only are noted.
+    """Reloader that records the settings.
 
     Attributes:
-        adopted: what was put in force as a whole, one after the other.
-        begun: what was so at least in part last.
-        faults: so many times more taking settings over fails midway.
+        adopted: settings that came completely into force, in order.
+        begun: the last settings that came into force at least in part.
+        faults: number of further reloads that fail midway.
     """
 
     def __init__(self, path: Path, *, poll_seconds: float = FAR, **environ: str) -> None:
@@ -44,7 +44,7 @@ class Following:
         self.looks += 1
 
     async def look_again(self) -> None:
-        """Wait until the file has been looked at some more times."""
+        """Wait until the file has been read several more times."""
         enough = self.looks + 3
         await until(lambda: self.looks >= enough)
 
@@ -65,7 +65,7 @@ class Following:
 
     @property
     def counts(self) -> tuple[float, ...]:
-        """Changes that were applied, rejected, and changed nothing."""
+        """Return the numbers of applied, rejected and ineffective changes."""
         return tuple(
             self.count(outcome)
             for outcome in (ReloadOutcome.APPLIED, ReloadOutcome.REJECTED, ReloadOutcome.UNCHANGED)
@@ -73,7 +73,7 @@ class Following:
 
     @property
     def busy(self) -> float:
-        """The threshold that was adopted last."""
+        """Return the busy threshold that came into force last."""
         return self.adopted[-1].thresholds.utilization
 
 
@@ -82,7 +82,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def is_watched(directory: Path) -> bool:
-    """Return whether this process watches a directory, by inotify."""
+    """Return whether this process watches a directory by inotify."""
     sign = f" ino:{directory.stat().st_ino:x} "
     for info in Path("/proc/self/fdinfo").iterdir():
         with suppress(FileNotFoundError):
@@ -94,7 +94,7 @@ def is_watched(directory: Path) -> bool:
 
 @asynccontextmanager
 async def source_manager(part: Following, *, is_watch: bool = True) -> AsyncIterator[Following]:
-    """Follow while the context is open; the first look has been taken, and the watch begun."""
+    """Follow the file while the context is open; it was read once, and the watch has begun."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(part.reloader.run(), name="settings")
         await until(lambda: part.looks)

@@ -1,4 +1,4 @@
-"""An extender that runs over the demo's fleet, and whose settings file changes as a ConfigMap's."""
+"""Extender on the demo's fleet, whose settings file changes like a ConfigMap's."""
 
 import asyncio
 import io
@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 20.0
 
 @dataclass
 class Live:
-    """An extender whose settings file is a ConfigMap's."""
+    """Extender whose settings file is that of a ConfigMap."""
 
     cluster: SimulatedCluster
     extender: Extender
@@ -50,7 +50,7 @@ class Live:
         return None
 
     async def change(self, **changes: Any) -> None:
-        """Change settings in the file, None to take them out; wait until they are taken over."""
+        """Change settings in the file, None to remove them; wait until they are in force."""
         name = "settings_reloads_total"
         before = await self.metric(name, outcome="applied") or 0.0
         self.values = {**self.values, **changes}
@@ -84,7 +84,7 @@ class Live:
             return await answer.json()
 
     async def degraded(self, part: str, *, is_so: bool) -> str:
-        """Wait until a part is degraded, or is not; return what is said of it."""
+        """Wait until a part is degraded or recovered; return the text about it."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 degraded: dict[str, str] = (await self.get("/readyz"))["degraded"]
@@ -95,7 +95,7 @@ class Live:
 
 @asynccontextmanager
 async def live(folder: Path, **changes: Any) -> AsyncIterator[Live]:
-    """Run an extender over the demo's fleet until it is ready and not degraded."""
+    """Run an extender on the demo's fleet; yield it once it is ready and not degraded."""
     async with run_cluster(demo_fleet(), interval_seconds=0.5) as cluster:
         values = {
             "listen": "127.0.0.1:0",

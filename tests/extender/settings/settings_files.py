@@ -1,4 +1,4 @@
-"""Settings files for tests, and what is said about them."""
+"""Settings files for tests, and the problems in them."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def load(folder: Path, text: str, **environ: str) -> Settings:
 
 
 def problems(folder: Path, text: str, **environ: str) -> tuple[str, ...]:
-    """The problems that are found, without the folder's name."""
+    """Return the problems of a settings file, without the folder's name."""
     with pytest.raises(ConfigError) as caught:
         load(folder, text, **environ)
     assert str(caught.value).splitlines() == list(caught.value.problems)

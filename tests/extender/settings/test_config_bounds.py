@@ -15,7 +15,7 @@ BOUNDED = [setting for setting in all_settings().values() if setting.kind in NUM
 
 
 def as_file(setting: Setting, value: object) -> str:
-    """A settings file that sets one setting."""
+    """Return a settings file with one setting."""
     text = str(value)
     for name in reversed(setting.path):
         text = f"{{{name}: {text}}}"
@@ -23,7 +23,7 @@ def as_file(setting: Setting, value: object) -> str:
 
 
 def limits(setting: Setting) -> tuple[float, float]:
-    """The bounds as they are documented."""
+    """Return the documented bounds of a setting."""
     low, high = re.findall(r"[0-9.]+(?:[KMGT]i)?", setting.bounds)
     return float(parse_bytes(low) if "i" in low else low), float(
         parse_bytes(high) if "i" in high else high

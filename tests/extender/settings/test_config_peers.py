@@ -1,4 +1,4 @@
-"""Where other replicas are, as it may be written."""
+"""Formats of the addresses of other replicas."""
 
 from pathlib import Path
 

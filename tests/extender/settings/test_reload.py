@@ -1,4 +1,4 @@
-"""What becomes of each change of the settings file, in log, metrics and words."""
+"""Results of changes of the settings file, in log, metrics and texts."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What settles, and how, is for test_settings_file: here every change is waited for."""
+    """Wait only briefly for the file to settle; test_settings_file tests that."""
     monkeypatch.setattr(reload, "SETTLE_SECONDS", 0.02)
     monkeypatch.setattr(settings_file, "STEP_MILLISECONDS", 20)
 
@@ -168,7 +168,7 @@ async def test_pipe_is_not_read_again(tmp_path: Path) -> None:
         assert "no regular file" in part.reloader.problem
 
 
-# --- what changes, and what waits -----------------------------------------------------------------
+# --- live and pending changes ---------------------------------------------------------------------
 
 
 async def test_one_line_names_each_changed_setting_with_both_values(

@@ -1,4 +1,4 @@
-"""A running extender takes over what changes in its settings file, asked over HTTP meanwhile."""
+"""Changes of the settings file of a running extender, with requests over HTTP meanwhile."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Settings that earlier versions had: they are accepted, do nothing, and are warned about."""
+"""Settings of earlier versions: they are accepted, do nothing, and cause a warning."""
 
 import importlib
 from pathlib import Path
@@ -57,7 +57,7 @@ CONSTANTS = {
     "max_body_bytes": "extender.webhook.handlers:MAX_BODY_BYTES",
     "keepalive_seconds": "extender.server.ports:KEEPALIVE_SECONDS",
 }
-"""The constant that replaced each removed setting; the others follow another setting."""
+"""Constant that replaced each removed setting; the others follow another setting."""
 
 FOLLOWING = {
     "prometheus.round_timeout_seconds",

@@ -1,4 +1,4 @@
-"""However the settings file changes, it is found, and taken over once it is whole."""
+"""Every way to change the settings file is detected, and the complete file is applied."""
 
 import asyncio
 import os
@@ -33,11 +33,11 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-# --- how files change -----------------------------------------------------------------------------
+# --- ways to change a file ------------------------------------------------------------------------
 
 
 def replace(path: Path, text: str) -> None:
-    """As editors do: write another file, and rename it."""
+    """Replace the file as editors do: write another file, and rename it."""
     other = path.with_name(".settings.yaml.swp")
     other.write_text(text, encoding="utf-8")
     other.rename(path)
@@ -113,7 +113,7 @@ async def test_other_content_with_the_same_time_is_a_change(tmp_path: Path) -> N
 
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """Changes of the file, one of which comes before each time that it is read."""
+    """Changes of the file, one of which happens before each read."""
     left: list[Callable[[], object]] = []
     read = SettingsFile.read
 

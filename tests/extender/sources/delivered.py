@@ -1,4 +1,4 @@
-"""What a Prometheus source delivers."""
+"""Deliveries of a Prometheus source."""
 
 import asyncio
 from collections.abc import Callable

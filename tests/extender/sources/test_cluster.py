@@ -196,10 +196,10 @@ async def test_exporters_are_indexed_by_name_and_address(kube: FakeKube, tmp_pat
 
 
 class SlowFeed:
-    """Takes a millisecond for each listed object and each stored record."""
+    """Feed that takes a millisecond for each listed object and each stored record."""
 
     def __init__(self) -> None:
-        self.turns = 0  # turns of the event loop, counted by another task
+        self.turns = 0  # iterations of the event loop, counted by another task
         self.turns_at: list[int] = []
 
     def is_relevant(self, _: object) -> bool:
@@ -259,4 +259,4 @@ async def test_a_burst_yields_the_loop_to_other_tasks(
             await task
     await client.close()
 
-    assert len(set(feed.turns_at)) >= 25  # a turn every 2 ms would make 50
+    assert len(set(feed.turns_at)) >= 25  # one iteration every 2 ms would make 50

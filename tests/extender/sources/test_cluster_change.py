@@ -30,7 +30,7 @@ async def kube() -> AsyncIterator[FakeKube]:
 
 
 class Restarted:
-    """A source whose task can be stopped and started again."""
+    """Source whose task can be stopped and started again."""
 
     def __init__(self, kube: FakeKube, client: KubeClient) -> None:
         self._kube = kube
@@ -45,7 +45,7 @@ class Restarted:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        self._kube.end_watches()  # the server does not notice by itself that the client is gone
+        self._kube.end_watches()  # the server does not notice that the client is gone
         await eventually(lambda: not self._kube.watchers)
 
     def start(

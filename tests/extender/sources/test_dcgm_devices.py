@@ -60,5 +60,5 @@ def test_reading_an_answer_again_needs_little_memory() -> None:
     finally:
         tracemalloc.stop()
 
-    # New objects among the parsed ones would keep the memory of the whole answer.
+    # New objects among the parsed ones would keep the memory of the whole answer alive.
     assert peak_bytes / rows < 400

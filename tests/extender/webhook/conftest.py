@@ -1,4 +1,4 @@
-"""The fleet and the server of these tests."""
+"""Fleet and server of these tests."""
 
 import pytest
 
@@ -12,7 +12,7 @@ FOREIGN = Gpu(busy=0.0, used_gib=30.0)
 
 @pytest.fixture
 def world() -> World:
-    """Two idle nodes, a busy one, one whose GPUs are dead and one with foreign processes."""
+    """Return two idle nodes, a busy one, one with dead GPUs and one with foreign processes."""
     world = World()
     world.add(
         {

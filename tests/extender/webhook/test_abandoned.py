@@ -18,7 +18,7 @@ from testkit.world import World
 
 
 class Patience:
-    """A client that may give up during its request."""
+    """Client that may disconnect during its request."""
 
     def __init__(self) -> None:
         self.gives_up: Callable[[], None] = lambda: None
@@ -30,7 +30,7 @@ class Patience:
 
 @pytest.fixture
 async def served(world: World) -> AsyncIterator[tuple[World, int, Patience]]:
-    """A world behind a port, whose client may give up during an answer."""
+    """Yield a world behind a port, whose client may disconnect during an answer."""
     patience = Patience()
     webhooks = Webhooks(
         placer=world.placer,

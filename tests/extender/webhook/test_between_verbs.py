@@ -1,4 +1,4 @@
-"""Test prioritize after filter: the state between them counts, and the time is measured."""
+"""Test prioritize after changes since filter, and the measured time between both."""
 
 from collections.abc import Callable
 

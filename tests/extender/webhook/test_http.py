@@ -29,7 +29,7 @@ from testkit.world import World
 
 
 class BrokenPlacer(Placer):
-    """Fails at every call."""
+    """Placer that fails at every call."""
 
     @override
     def place(self, *_: object, **__: object) -> DecisionRecord:

@@ -45,7 +45,7 @@ strangers = st.lists(
 
 @dataclass(frozen=True)
 class Asked:
-    """A list of candidates, and the verdict on each by name."""
+    """List of candidates, and the verdict on each by name."""
 
     names: list[str]
     codes: dict[str, Code]

@@ -1,6 +1,4 @@
-"""The page with access checks: it asks for a token, hides it from scripts, and shows only permitted
-data.
-"""
+"""The page with access checks: token, cookie, and only permitted data."""
 
 import asyncio
 from collections.abc import AsyncIterator

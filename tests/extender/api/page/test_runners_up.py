@@ -1,6 +1,4 @@
-"""Reasons of runners-up equal those of the full explanation, from any replica, for permitted
-callers.
-"""
+"""Reasons of runners-up equal those of the full explanation, from any replica."""
 
 import pytest
 from aiohttp import web

@@ -1,1 +1,1 @@
-"""Tests of the log of decisions."""
+"""Tests of the decision log."""

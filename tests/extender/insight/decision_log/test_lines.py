@@ -1,4 +1,4 @@
-"""A log has all that its decisions rest on, in few lines."""
+"""Lines of the decision log: all inputs of the decisions, in few lines."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_the_fleet_is_stated_once_and_then_only_what_changes_of_it() -> None:
     _, fleet, *rest = logged.lines
     assert json.loads(fleet)["kind"] == "fleet"
     assert not any(b'"present"' in line for line in rest[:2])
-    assert rest[0].count(b"node-19") <= 1  # among the best, if at all
+    assert rest[0].count(b"node-19") <= 1  # among the best, if present
 
 
 def test_what_is_read_is_what_was_decided_from() -> None:

@@ -1,4 +1,4 @@
-"""The log of decisions is written by a thread of its own, bounded, and whole in every file."""
+"""Writer of the decision log: a separate thread with a bounded queue, and complete files."""
 
 import json
 import sys

@@ -1,1 +1,1 @@
-"""Tests of deciding again."""
+"""Tests of replays."""

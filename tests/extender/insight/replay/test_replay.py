@@ -1,4 +1,4 @@
-"""What is logged is decided again exactly; other settings change what they should."""
+"""Replays of a log: exact without changes, and with changed settings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +54,7 @@ def test_without_changes_every_decision_comes_out_as_it_was_logged(data: st.Data
 
 
 def live(world: World, pods: int, step: Callable[[int], None] = lambda _: None) -> LoggedWorld:
-    """Place pods one after another, half of them elsewhere than we would have, and log it."""
+    """Place pods one after another, half of them not on the extender's choice; return the log."""
     logged = LoggedWorld(world)
     for number in range(pods):
         chosen = world.place(f"pod-{number}", request(1 + number % 2))
@@ -206,5 +206,5 @@ def test_a_pod_of_a_group_goes_near_it_again(more: tuple[str, ...]) -> None:
     first, second = again(logged.log)
 
     assert first.is_exact
-    assert first.after.node == "b"  # alone it would go to a
+    assert first.after.node == "b"  # alone it would be placed on a
     assert second.is_exact

@@ -1,4 +1,4 @@
-"""A pod's last attempt is decided again from all nodes that filter was asked about."""
+"""Report of a replay: a pod's last attempt is repeated with all nodes of its filter call."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ FILTERING = replace(Policy(), load_filter=replace(Policy().load_filter, is_enabl
 
 
 class Log:
-    """A log, decision by decision."""
+    """Decision log of a test."""
 
     def __init__(self, fleet: dict[str, Node], policy: Policy) -> None:
         self.snapshot, self.policy = snapshot_of(fleet), policy
@@ -31,7 +31,7 @@ class Log:
         self.number = 0
 
     def asked(self, verb: str, *names: str, at: float = NOW, **asked: int) -> int:
-        """Log that a verb was asked about nodes, all if none are named; return how many passed."""
+        """Log a call with these nodes, all if none are named; return the number that passed."""
         made = weighed(
             self.snapshot,
             request(strategy=Strategy.SPREAD, **asked),

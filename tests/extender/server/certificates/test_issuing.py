@@ -30,7 +30,7 @@ def certificate(files: Files, name: str) -> x509.Certificate:
 
 
 def verified_names(files: Files, side: str, at: datetime = NOW) -> list[str]:
-    """Return the alternative names of a side's certificate, if the bundle vouches for it."""
+    """Return the alternative names of a side's certificate, if the CA bundle verifies it."""
     authorities = x509.load_pem_x509_certificates(trusted(files))
     verifier = PolicyBuilder().store(Store(authorities)).time(at).build_client_verifier()
     found = verifier.verify(certificate(files, f"{side}.crt"), [])
@@ -121,7 +121,7 @@ def test_switching_without_a_next_ca_says_what_to_do() -> None:
 
 
 SHORTLY_BEFORE, AFTER = NOW + timedelta(days=3620), NOW + timedelta(days=3700)
-"""The CA ends 3650 days after it was made."""
+"""Times shortly before and after the end of the CA, which lasts 3650 days."""
 
 
 def test_certificates_expire_with_their_ca_at_the_latest_and_are_not_issued_again() -> None:

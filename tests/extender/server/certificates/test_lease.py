@@ -47,7 +47,7 @@ async def test_several_runs_act_one_at_a_time(client: KubeClient, server: LeaseS
         async with hold_lease(client, "ns"):
             acting.append(number)
             asked = server.asked.count("GET")
-            if len(done) < 3:  # other runs keep trying meanwhile
+            if len(done) < 3:  # other Jobs keep trying meanwhile
                 await eventually(lambda: server.asked.count("GET") >= asked + 3)
             assert acting == [number]
             acting.remove(number)

@@ -27,7 +27,7 @@ WEBHOOKS: list[dict[str, Any]] = [
 
 @dataclass
 class Held:
-    """A MutatingWebhookConfiguration at an API server."""
+    """MutatingWebhookConfiguration at an API server."""
 
     client: KubeClient
     patches: list[dict[str, Any]] = field(default_factory=list)

@@ -289,14 +289,14 @@ async def test_forged_tokens_do_not_block_agents_of_other_addresses(
         tokens = TokenReviewer(client, settings(), clock=FLEET_CLOCK)
         forged = [token("gpu-9", expires_at=FLEET_CLOCK() + 60 + more) for more in range(300)]
         flood = [asyncio.create_task(tokens.review(one, "10.0.0.9")) for one in forged]
-        await eventually(lambda: len(reviews.asked) > 20)  # one second's worth is used up
+        await eventually(lambda: len(reviews.asked) > 20)  # one second's quota is used up
 
         before = len(reviews.asked)
         own = token("gpu-1")
         sender = await tokens.review(own, "10.0.0.1")
 
         assert sender.node == "gpu-1"
-        assert own in reviews.asked[before : before + 20]  # and not the 281st
+        assert own in reviews.asked[before : before + 20]  # not the 281st
         for task in flood:
             task.cancel()
         await asyncio.wait(flood)

@@ -246,7 +246,7 @@ def test_an_impossible_start_of_a_process_is_unknown() -> None:
 
 def test_an_extender_that_does_not_know_foreign_processes_reads_the_rest() -> None:
     class Before(msgspec.Struct, kw_only=True, tag_field="version", tag=VERSION):
-        """The fields of an update that an extender without foreign processes needs."""
+        """Fields of an update that an extender without process lists needs."""
 
         node: str
         at: float

@@ -1,4 +1,4 @@
-"""Annotations that the admission webhook proposes for pods which say nothing."""
+"""Annotations that the admission webhook proposes for pods without annotations."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ CHAT: Any = {"ownerReferences": [{"controller": True, "kind": "StatefulSet", "na
 
 
 class Always:
-    """A scheduler that is present."""
+    """Scheduler that is always present."""
 
     is_fresh = True
 
@@ -29,7 +29,7 @@ class Always:
 
 
 def measured_like(kin: Kin) -> tuple[str, list[int]] | None:
-    """Return what the StatefulSet chat of a team was measured to use."""
+    """Return the measured use of the StatefulSet chat of a team."""
     return ("team/StatefulSet chat", [9 * GIB, 5 * GIB]) if "team/StatefulSet chat" in kin else None
 
 

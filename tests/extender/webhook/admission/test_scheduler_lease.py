@@ -18,7 +18,7 @@ from testkit.reviewers import kubeconfig
 
 @dataclass
 class Held:
-    """A Lease at an API server, and the clock of its reader."""
+    """Lease at an API server, and the clock of its reader."""
 
     lease: SchedulerLease
     now: float = 1000.0

@@ -32,7 +32,7 @@ MADE = {"schedulerName": "default-scheduler"}
 
 @dataclass
 class Scheduler:
-    """Whether the scheduler is present."""
+    """Stand-in for the check whether the scheduler is present."""
 
     is_fresh: bool = True
 
@@ -47,7 +47,7 @@ class Served:
     metrics: Metrics
 
     async def admit(self, body: object) -> dict[str, Any]:
-        """Send a body and return the answer's response."""
+        """Send a body and return the `response` of the answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         answer = await self.client.post(PATH, data=BytesIO(data))
         assert answer.status == 200
@@ -58,7 +58,7 @@ class Served:
         return response
 
     async def scheduler_of(self, item: dict[str, Any]) -> str:
-        """Return the scheduler that a new pod gets, "" for the one that it has."""
+        """Return the scheduler that a new pod gets, "" if it keeps its own."""
         response = await self.admit(review(object=item))
         if "patch" not in response:
             return ""

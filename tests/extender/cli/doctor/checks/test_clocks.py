@@ -36,9 +36,7 @@ def test_the_extenders_clock_is_reported() -> None:
 
 @pytest.mark.parametrize("beat", ["2027-01-15T07:00:00Z", "2027-01-15T08:00:00Z"])
 def test_without_the_api_servers_record_the_check_has_not_passed(beat: str) -> None:
-    """kubectl omits managed fields by default: a clock that is an hour behind then looks like an
-    old heartbeat.
-    """
+    """kubectl omits managed fields: a clock an hour behind then looks like an old heartbeat."""
     nodes = (node(), node("node-2", beat=beat, noted=None))
 
     report = examine(Facts(at=NOW, nodes=nodes), CLOCKS)
