@@ -73,7 +73,7 @@ def _serve(options: Options) -> int:
     from agent.app import serve
     from agent.nvml import Nvml
     from extender.runtime import logs
-    from extender.runtime.log_choices import LogFormat, LogLevel
+    from extender.runtime.logs import LogFormat, LogLevel
 
     logs.configure(LogLevel(options.log_level), LogFormat(options.log_format))
     try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.report import MAX_NAME, MAX_PROCESSES, Device, ForeignProcess, Place, Process
-from extender.runtime.plain_text import plain_text
+from extender.runtime.terminal_escapes import plain_text
 
 _PER_DEVICE: Final = 4
 """Processes named for each device: those with the most memory."""

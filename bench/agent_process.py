@@ -19,7 +19,7 @@ from agent.backend import Call, Card, Handle, ProcessList, ProcessUse, Values
 from agent.options import Options, ReportOptions
 from extender.core.devices.readings import Signal
 from extender.runtime import logs
-from extender.runtime.log_choices import LogFormat, LogLevel
+from extender.runtime.logs import LogFormat, LogLevel
 from testkit.agent.scripted import GIB, ScriptedBackend, ScriptedCard
 
 CARDS: Final = 8

@@ -15,8 +15,7 @@ from extender.api.fleet_routes import FleetRoutes
 from extender.api.health_routes import health_routes
 from extender.api.metrics_route import export_ports, export_state, metrics_route
 from extender.api.page.routes import STREAM, PageRoutes
-from extender.effects.annotation_warnings import AnnotationWarnings
-from extender.effects.events import EventWriter
+from extender.effects.events import AnnotationWarnings, EventWriter
 from extender.effects.peers import build_peers
 from extender.effects.placement_events import PlacementEvents
 from extender.effects.waker import own_namespace

@@ -37,10 +37,9 @@ from extender.effects.wake_plan import (
     open_to,
 )
 from extender.effects.wake_pods import PodWakes
-from extender.kube.client import KubeClient, KubeError
+from extender.kube.client import KubeClient, KubeError, OnceLogger
 from extender.kube.kubeconfig import SERVICE_ACCOUNT
 from extender.kube.lease import Lease
-from extender.kube.once_logger import OnceLogger
 from extender.placement.placer import Placer
 from extender.runtime.log_throttle import LogThrottle
 from extender.settings.wake import Wake, WakeTarget

@@ -14,8 +14,7 @@ from aiohttp import web
 from extender.answers import routes
 from extender.answers.decisions import Decisions
 from extender.core.untyped import text_of
-from extender.insight.replica_answers import AnswerFormat, query_replicas
-from extender.insight.replicas import ONE, Replicas
+from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
 from extender.insight.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.runtime.cooperative import run_in_steps

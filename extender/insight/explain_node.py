@@ -65,7 +65,7 @@ class Wish:
         return {"limit": str(self.limit)} | ({"node": self.node} if self.node else {})
 
 
-class NodeDetail(StrEnum):
+class _NodeDetail(StrEnum):
     """Detail that a decision has of a node."""
 
     IN_FULL = "in-full"
@@ -100,7 +100,7 @@ def asked_node(
         return None
     at = decision.place_of(name)
     if at is None:
-        kept = NodeDetail.NOT_ASKED if is_known else NodeDetail.UNKNOWN
+        kept = _NodeDetail.NOT_ASKED if is_known else _NodeDetail.UNKNOWN
         why = _NOT_ASKED if is_known else _NO_SUCH_NODE
         if closed_by:
             why = f"kube-scheduler itself would reject it: {closed_by}"
@@ -108,7 +108,7 @@ def asked_node(
     score, rejection = float(decision.scores[at]), Code(int(decision.codes[at])).text
     report = AskedNode(
         node=name,
-        kept=NodeDetail.IN_FULL,
+        kept=_NodeDetail.IN_FULL,
         rank=None if rejection else _rank(decision, score),
         score=round(score, 7),
         rejection=rejection or None,
@@ -127,17 +127,17 @@ def in_short_or_full(report: AskedNode, in_full: Container[str], feasible: int) 
         in_full: nodes with full detail.
         feasible: number of nodes that passed.
     """
-    if report.kept not in {NodeDetail.IN_FULL, NodeDetail.IN_SHORT}:
+    if report.kept not in {_NodeDetail.IN_FULL, _NodeDetail.IN_SHORT}:
         return report
     if report.node in in_full:
-        return msgspec.structs.replace(report, kept=NodeDetail.IN_FULL, why=None, now=[])
+        return msgspec.structs.replace(report, kept=_NodeDetail.IN_FULL, why=None, now=[])
     short = f"it was refused: {report.rejection}"
     if report.rank is not None:
         short = (
             f"it passed, in place {report.rank} of {feasible} with score {report.score or 0.0:.6f}"
         )
     why = f"{short}; {_NOT_IN_FULL}"
-    return msgspec.structs.replace(report, kept=NodeDetail.IN_SHORT, why=why)
+    return msgspec.structs.replace(report, kept=_NodeDetail.IN_SHORT, why=why)
 
 
 def _rank(decision: Decision, score: float) -> int:

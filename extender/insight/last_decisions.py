@@ -13,8 +13,7 @@ from aiohttp import web
 
 from extender.core.decision.filtering import Code
 from extender.fleet.fleet import Fleet
-from extender.insight.replica_answers import AnswerFormat, query_replicas
-from extender.insight.replicas import Replicas
+from extender.insight.replicas import AnswerFormat, Replicas, query_replicas
 from extender.insight.scheduler_message import CountedReason
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.server.json_answers import CONTENT_TYPE, chunks

@@ -15,8 +15,7 @@ from typing_extensions import override
 from extender.answers import routes
 from extender.answers.regret import OutcomeAnswer, Regret, RegretMeans
 from extender.insight.regret_watch import MOST_NODES, PlacementOutcome, RegretWatch
-from extender.insight.replica_answers import AnswerFormat, query_replicas
-from extender.insight.replicas import ONE, Replicas
+from extender.insight.replicas import ONE, AnswerFormat, Replicas, query_replicas
 from extender.server.json_answers import CONTENT_TYPE, chunks, json_answer, moment
 from extender.server.query_parameters import check_parameters, read_number, refusing, serve
 from extender.server.redaction import VIEWER, of_pod, pod_name, sees

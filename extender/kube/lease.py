@@ -19,8 +19,7 @@ from http import HTTPStatus
 from typing import Final
 
 from extender.core.untyped import mapping_of, text_of
-from extender.kube.client import KubeClient, KubeError
-from extender.kube.once_logger import OnceLogger
+from extender.kube.client import KubeClient, KubeError, OnceLogger
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import queue
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from logging.handlers import QueueHandler, QueueListener
 from time import monotonic, sleep
 from typing import Final, TextIO
@@ -18,8 +19,26 @@ from typing import Final, TextIO
 import orjson
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.runtime.log_choices import LogFormat, LogLevel
 from extender.runtime.terminal_escapes import escape_json, escape_text
+
+
+class LogLevel(StrEnum):
+    """Lowest level of the lines that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """Format of the log lines."""
+
+    JSON = "json"
+    """One JSON object for each line, for machines."""
+    TEXT = "text"
+    """One line of text for people."""
+
 
 WAITING_LINES: Final = 20_000
 """Most lines that wait to be written; further lines are dropped and counted."""

@@ -27,3 +27,16 @@ def escape_json(text: str) -> str:
         '{"a": "\\u009b31m"}'
     """
     return _LEFT_BY_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_REPLACED: Final = "\ufffd"
+
+
+def plain_text(text: str, most: int) -> str:
+    r"""Return at most `most` characters of a text, without control and invisible characters.
+
+    Example:
+        >>> plain_text("python3\x1b[31m\u202e", 20)
+        'python3�[31m�'
+    """
+    return "".join(one if one.isprintable() else _REPLACED for one in text[:most])

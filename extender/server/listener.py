@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -22,7 +22,6 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.runtime import native_memory
 from extender.runtime.log_throttle import LogThrottle
-from extender.server.connection_limits import connections_to_close
 from extender.server.tls_errors import CLIENT_FAILURES, HINTS, UNLOGGED, TlsFailure, failure_of
 
 logger = logging.getLogger(__name__)
@@ -503,3 +502,23 @@ def spare_for(connections: int) -> int:
         connections: maximum number of connections of the other port.
     """
     return min(connections + RESERVED_DESCRIPTORS, descriptors() // 2)
+
+
+def connections_to_close(held: Mapping[str, int], newcomer: str) -> str | None:
+    """Return the client that holds most connections, or None if it must not lose one.
+
+    It must hold at least two more than the newcomer. Otherwise two clients would take connections
+    from each other without end.
+
+    Args:
+        held: number of connections by client.
+        newcomer: the client that opens one more.
+
+    Example:
+        >>> connections_to_close({"a": 3, "b": 1}, "b"), connections_to_close({"a": 3, "b": 2}, "b")
+        ('a', None)
+    """
+    if not held:
+        return None
+    heaviest = max(held, key=held.__getitem__)
+    return heaviest if held[heaviest] >= held.get(newcomer, 0) + 2 else None

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from extender.runtime.log_choices import LogFormat, LogLevel
+from extender.runtime.logs import LogFormat, LogLevel
 from extender.settings.section import LABEL, AnyCase, Section, ValueForm, check_label
 
 

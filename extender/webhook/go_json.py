@@ -3,10 +3,12 @@
 Errors name the path in the document, the value, and the allowed values.
 """
 
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
 
+from extender.core.request.gpu_resources import MOST_CONTAINERS
 from extender.runtime.decoding import MalformedError, decode_with
 
 _T = TypeVar("_T")
@@ -20,7 +22,7 @@ SHOWN: Final = 80
 """Bytes of a value that an error message quotes."""
 
 
-MOST_FIELDS: Final = 1000
+_MOST_FIELDS: Final = 1000
 """Limit for the fields of one object; Kubernetes objects have a few dozen."""
 
 
@@ -48,20 +50,20 @@ def fold(fields: RawObject) -> RawObject:
     Raises:
         WireError: the object has too many fields.
     """
-    if len(fields) > MOST_FIELDS:
+    if len(fields) > _MOST_FIELDS:
         raise WireError(
-            f"cannot read an object of {len(fields)} fields: must be at most {MOST_FIELDS}"
+            f"cannot read an object of {len(fields)} fields: must be at most {_MOST_FIELDS}"
         )
-    return {fold_key(key): value for key, value in fields.items()}
+    return {_fold_key(key): value for key, value in fields.items()}
 
 
-def fold_key(key: str) -> str:
+def _fold_key(key: str) -> str:
     """Return a key in the form in which Go compares keys: lower case.
 
     Go also matches the long s with s, and the Kelvin sign with k; `str.lower` covers the latter.
 
     Example:
-        >>> fold_key("NodeName\u017f")
+        >>> _fold_key("NodeName\u017f")
         'nodenames'
     """
     return key.lower().replace("\u017f", "s")
@@ -124,3 +126,60 @@ def unfit(what: str, where: str, value: msgspec.Raw | bytes, allowed: str) -> st
     elif len(start) > SHOWN:
         shown = f"{shown[:SHOWN]}..."
     return f"cannot read {what}: {where} is {shown}, must be {allowed}"
+
+
+Shape = Mapping[str, "Shape"]
+"""Known fields of an object, with the shapes of their values; {} keeps a value unchanged."""
+
+_RESOURCES: Final[Shape] = {"limits": {}, "requests": {}}
+_CONTAINERS: Final[Shape] = {"resources": _RESOURCES, "restartPolicy": {}}
+POD: Final[Shape] = {
+    "metadata": {"uid": {}, "namespace": {}, "name": {}, "annotations": {}},
+    "spec": {
+        "containers": _CONTAINERS,
+        "initContainers": _CONTAINERS,
+        "resources": _RESOURCES,
+        "overhead": {},
+        "resourceClaims": {"name": {}},
+    },
+    "status": {
+        "nominatedNodeName": {},
+        "resourceClaimStatuses": {"name": {}, "resourceClaimName": {}},
+        "extendedResourceClaimStatus": {},
+        "conditions": {"type": {}, "status": {}, "reason": {}, "message": {}},
+    },
+}
+"""Fields from which the GPU request is parsed. Annotation and resource names keep their case."""
+
+
+def restore_case(value: object, shape: Shape) -> object:
+    """Return decoded JSON in which the fields of `shape` have exactly the names of `shape`.
+
+    Raises:
+        WireError: an object has too many fields, or a list (of containers, say) too many items.
+
+    Example:
+        >>> restore_case({"Metadata": {"UID": "1", "Labels": {}}}, POD)
+        {'metadata': {'uid': '1', 'Labels': {}}}
+    """
+    if not shape:
+        return value
+    if isinstance(value, list):
+        if len(value) > MOST_CONTAINERS:
+            raise _too_many(f"a list of {len(value)} items", MOST_CONTAINERS)
+        # No field is a list of lists, so the recursion is no deeper than the shape.
+        return [restore_case(item, shape) if isinstance(item, dict) else item for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) > _MOST_FIELDS:
+        raise _too_many(f"an object of {len(value)} fields", _MOST_FIELDS)
+    names = {_fold_key(name): name for name in shape}
+    restored = {}
+    for key, field in value.items():
+        name = names.get(_fold_key(key))
+        restored[name or key] = restore_case(field, shape[name]) if name else field
+    return restored
+
+
+def _too_many(found: str, most: int) -> WireError:
+    return WireError(f"cannot read a pod with {found}: must be at most {most}")

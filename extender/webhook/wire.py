@@ -25,6 +25,7 @@ from extender.core.request.request import PodRef, parse_pod_ref
 from extender.core.untyped import mapping_of
 from extender.runtime.decoding import MalformedError, decode_with, excess_values
 from extender.webhook.go_json import (
+    POD,
     SHOWN,
     RawObject,
     WireError,
@@ -34,9 +35,9 @@ from extender.webhook.go_json import (
     is_null,
     list_of,
     object_of,
+    restore_case,
     unfit,
 )
-from extender.webhook.go_json_case import POD, restore_case
 from extender.webhook.name_list import (
     NAMES,
     split_names,

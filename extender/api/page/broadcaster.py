@@ -15,7 +15,7 @@ from extender.api.page.replica_feed import FarFeed
 from extender.fleet.pods import PodChanges
 from extender.insight.views import Json
 from extender.runtime.cooperative import YieldControl
-from extender.server.connection_limits import connections_to_close
+from extender.server.listener import connections_to_close
 from extender.server.readiness import SourceStatus
 from extender.server.redaction import SEES_ALL, VIEWER
 

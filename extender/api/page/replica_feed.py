@@ -8,8 +8,7 @@ from extender.api.page.decision_feed import MOST_AT_ONCE, MOST_OPEN
 from extender.core.untyped import text_of
 from extender.fleet.fleet import Fleet
 from extender.insight.decisions import FORM, PEERS_PATH
-from extender.insight.replica_answers import query_replicas
-from extender.insight.replicas import Replicas
+from extender.insight.replicas import Replicas, query_replicas
 from extender.insight.views import Json, veiled
 
 _FIRST: Final = 200

@@ -1,8 +1,13 @@
 """`idlegpu top`: show the busiest GPUs, live."""
 
 import contextlib
+import os
+import select
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 import click
@@ -13,7 +18,6 @@ from rich.text import Text
 from extender.answers.fleet import Gpu
 from extender.cli.commands.gpus import STATES, table
 from extender.cli.formatting import UNKNOWN, Number
-from extender.cli.keys import pressed_keys
 from extender.cli.name_completion import NODES
 from extender.cli.remote.errors import ClientError, Failure
 from extender.cli.session import Session, connected, show_table
@@ -115,3 +119,62 @@ def _head(gpus: list[Gpu]) -> Text:
         if states[state]:
             head.append(f"  {states[state]} {state}", style=STYLES[state])
     return head
+
+
+_MOST_BYTES = 64
+"""Limit of one read: a key that repeats, or pasted text."""
+
+
+@contextmanager
+def pressed_keys() -> Iterator[Callable[[float], str]]:
+    """Yield a function that waits up to a number of seconds and returns the pressed keys.
+
+    It returns "" after the wait if standard input or output is no terminal (a pager reads the keys
+    itself), or if the process runs in the background. On exit the terminal's mode is restored.
+    """
+    try:
+        import termios  # missing on Windows
+        import tty
+    except ImportError:
+        yield _wait
+        return
+    descriptor = _terminal()
+    if descriptor is None:
+        yield _wait
+        return
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)  # Ctrl-C still interrupts
+        yield lambda seconds: _read(descriptor, seconds)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _terminal() -> int | None:
+    """Return the descriptor of the terminal, or None if the process does not control it.
+
+    Setting the terminal's mode from the background would stop the process.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+        is_ours = (
+            os.isatty(descriptor)
+            and sys.stdout.isatty()
+            and os.tcgetpgrp(descriptor) == os.getpgrp()
+        )
+    except OSError:  # standard input is closed, or is no controlling terminal
+        return None
+    return descriptor if is_ours else None
+
+
+def _wait(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _read(descriptor: int, seconds: float) -> str:
+    ready, _, _ = select.select([descriptor], [], [], seconds)
+    if not ready:
+        return ""
+    # At end of file `select` always reports ready: wait here, or the loop would spin.
+    return os.read(descriptor, _MOST_BYTES).decode(errors="replace") or _wait(seconds)

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from extender.core.devices.readings import NO_INSTANCES
 from extender.core.devices.topology import Place
 from extender.core.nodes.inventory import NodeRecord
-from extender.core.nodes.reconfiguring import is_reconfiguring
 from extender.core.nodes.topology_manager import Alignment, alignment_on
 
 _WHOLE_RESOURCE = "nvidia.com/gpu"
@@ -62,7 +61,7 @@ class Expected:
         is_shared: whether the resource counts replicas.
         is_mps: whether MPS caps each replica's memory.
         is_by_claims: whether DRA serves the devices, so that no resource count includes them.
-        is_reconfiguring: whether the node's operator is changing its GPUs or their driver.
+        _is_reconfiguring: whether the node's operator is changing its GPUs or their driver.
         alignment: how the kubelet aligns devices by the node's labels, None without labels.
     """
 
@@ -123,7 +122,7 @@ def expected_devices(
             mig_profile=profile,
             is_by_claims=True,
             alignment=Alignment.NONE,  # the Topology Manager does not know devices of claims
-            is_reconfiguring=is_reconfiguring(node.labels),
+            is_reconfiguring=_is_reconfiguring(node.labels),
         )
         for profile, count in sorted(seen.items())
         if profile != NO_INSTANCES
@@ -170,7 +169,7 @@ def _expect(
         is_shared=replicas > 1 or is_shared,
         is_mps=strategy == "mps",
         alignment=alignment_on(node.labels),
-        is_reconfiguring=is_reconfiguring(node.labels),
+        is_reconfiguring=_is_reconfiguring(node.labels),
     )
 
 
@@ -245,3 +244,27 @@ def devices_behind(
         seen[profile] = seen.get(profile, 0) + 1
     profiles = _profiles_behind(node, expected.mig_profile, seen)
     return tuple(device for device in devices if resource_profile(device.mig_profile) in profiles)
+
+
+_MIG_STATE_LABEL = "nvidia.com/mig.config.state"
+_MIG_STATES_IN_CHANGE = frozenset({"pending", "rebooting"})
+"""States in which the MIG manager takes GPUs away from new pods."""
+
+_UPGRADE_STATE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
+_UPGRADE_STATES_AT_REST = frozenset({"", "upgrade-done", "upgrade-required", "uncordon-required"})
+"""States of the GPU operator's driver upgrade in which the driver works and stays. A node with
+`upgrade-required` only queues, in a large cluster for hours. A node with `uncordon-required` has
+its new driver, and is cordoned until that state ends."""
+
+
+def _is_reconfiguring(labels: Mapping[str, str]) -> bool:
+    """Return whether the node's operator is changing its GPUs or their driver.
+
+    Example:
+        >>> _is_reconfiguring({"nvidia.com/mig.config.state": "pending"})
+        True
+    """
+    return (
+        labels.get(_MIG_STATE_LABEL) in _MIG_STATES_IN_CHANGE
+        or labels.get(_UPGRADE_STATE_LABEL, "") not in _UPGRADE_STATES_AT_REST
+    )

@@ -37,7 +37,7 @@ from extender.core.devices.readings import Holders as NodeHolders
 from extender.core.devices.topology import Place
 from extender.core.nodes.topology_manager import Alignment, alignment_by
 from extender.core.policy import Foreign
-from extender.runtime.plain_text import plain_text
+from extender.runtime.terminal_escapes import plain_text
 from extender.sources.agents.refusal import AgentRefusal, RefusedError
 
 SOURCE: Final = "agent"

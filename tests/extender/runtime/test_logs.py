@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from extender.runtime.log_choices import LogFormat, LogLevel
-from extender.runtime.logs import JsonFormatter, TextFormatter, configure
+from extender.runtime.logs import JsonFormatter, LogFormat, LogLevel, TextFormatter, configure
 
 Line = dict[str, object]
 

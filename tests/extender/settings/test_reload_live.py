@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from extender.runtime import logs
-from extender.runtime.log_choices import LogFormat, LogLevel
+from extender.runtime.logs import LogFormat, LogLevel
 from extender.settings.config import Settings
 from simulation.objects import JsonObject, pod_object
 from testkit.fake_kube import eventually

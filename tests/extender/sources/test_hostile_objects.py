@@ -20,7 +20,7 @@ from extender.sources.kubernetes.claims import reduce_claim, reduce_slice
 from extender.sources.kubernetes.records import reduce_exporter, reduce_node, reduce_pod
 from extender.webhook.admission.review import ReviewError, decode_review
 from extender.webhook.admission.webhook import AdmissionWebhook
-from extender.webhook.go_json_case import POD, restore_case
+from extender.webhook.go_json import POD, restore_case
 from testkit.controlplane.objects import Object
 from testkit.hostile_objects import (
     CLAIM_OBJECT,
