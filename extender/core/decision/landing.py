@@ -249,11 +249,6 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
         row: the node's row.
         tenants: the pods to add.
         closed: slots that no tenant gets; must leave at least one slot open.
-
-    Example:
-        >>> from extender.core.nodes.snapshot import empty_row
-        >>> assume(empty_row((0, 1)), (Tenant(uid="a", count=1),)).taken
-        1
     """
     if not tenants:
         return row

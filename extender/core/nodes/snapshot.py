@@ -291,24 +291,6 @@ class Leaving:
         )
 
 
-def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> PoolRow:
-    """Return a row of whole devices that are all free.
-
-    Example:
-        >>> empty_row((0, 1)).allocatable
-        2
-    """
-    zeros = (0,) * len(slots)
-    return PoolRow(
-        slots=slots,
-        used=zeros,
-        assumed=zeros,
-        assumed_shares=zeros,
-        declared_bytes=(0.0,) * len(slots),
-        allocatable=len(slots) if allocatable is None else allocatable,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Rows of a pool as arrays: one row per node, one column per device slot.
