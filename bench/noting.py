@@ -92,6 +92,9 @@ class Notes:
     def apply_host_use(self, node: str, requested: HostResources) -> None:
         """Ignore the requested host resources of a node."""
 
+    def apply_group_size(self, key: str, size: int | None) -> None:
+        """Ignore the size of a group."""
+
 
 def build_app(notes: Notes, shortlist: int = 0) -> web.Application:
     """Build the application; filter answers the first `shortlist` nodes, all if it is 0."""

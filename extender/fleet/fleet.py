@@ -187,6 +187,10 @@ class Fleet:
             self._failures.note(record, record.failed_at or now)
             self._snapshots.mark_stale()
 
+    def apply_group_size(self, key: str, size: int | None) -> None:
+        """Apply the size that a pod group's object states, None if no object states it."""
+        self.groups.note_size(key, size)
+
     def apply_host_use(self, node: str, requested: HostResources) -> None:
         """Update the sum of CPU, memory and storage that all pods of a node request."""
         if self._allocations.note_requested(node, requested):
@@ -219,8 +223,7 @@ class Fleet:
         record = self.pods.get(uid)
         self._clocks.forget(uid)
         if record is not None and record.holds_devices:
-            # This needs the memory that the pod was seen to use, so remove the pod afterwards.
-            self._end_tenancy(record, at)
+            self._end_tenancy(record, at)  # needs the memory that the pod was seen to use
         self.groups.note(self._known.pop(uid), None)
 
     def _end_tenancy(self, record: PodRecord, at: float) -> None:

@@ -50,6 +50,7 @@ class PodGroups:
         self._pods = pods
         self._ledger = ledger
         self._uids: dict[str, set[str]] = {}
+        self._sizes: dict[str, int] = {}
         self._topologies: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], Topology]] = {}
         self._may_go: dict[tuple[str, Selection], tuple[tuple[str, ...], Flags]] = {}
 
@@ -63,6 +64,13 @@ class PodGroups:
                 self._uids.pop(key, None)
         if record is not None and record.group is not None and not record.phase.is_terminal:
             self._uids.setdefault(record.group.key, set()).add(record.uid)
+
+    def note_size(self, key: str, size: int | None) -> None:
+        """Apply the size that a group's object states, None if no object states it."""
+        if size is None:
+            self._sizes.pop(key, None)
+        else:
+            self._sizes[key] = size
 
     def note_node(self, before: NodeRecord | None, record: NodeRecord | None) -> None:
         """Drop the caches if a node's labels or taints have changed; None if it does not exist."""
@@ -130,12 +138,13 @@ class PodGroups:
             return None
         members = self._members(group.key, uid, request.resource)
         known = len(members.counts) + 1
-        size = max(group.size or 0, known)
+        stated = group.size or self._sizes.get(group.key) or group.least
+        size = max(stated or 0, known)
         if size == 1:
             return None
         counts = sorted((*members.counts, request.count))
         more = (size - known) * request.count
-        declared = group.size if request.group_policy is GroupPolicy.REQUIRE else None
+        declared = stated if request.group_policy is GroupPolicy.REQUIRE else None
         return GroupNeed(
             name=group.title,
             size=size,

@@ -40,6 +40,7 @@ class InventoryTap:
         self.apply_node = fleet.apply_node
         self.remove_node = fleet.remove_node
         self.apply_host_use = fleet.apply_host_use
+        self.apply_group_size = fleet.apply_group_size
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Replace all GPU pods."""

@@ -61,6 +61,11 @@ class ClusterSettings(Section):
         description="read variables and arguments that limit a framework's GPU memory, such as "
         "vLLM's --gpu-memory-utilization, as gpu-memory of pods without that annotation",
     )
+    group_objects: bool = Field(
+        default=False,
+        description="watch PodGroups (Kubernetes, coscheduling, Volcano) and JobSets for the sizes "
+        "of pod groups; needs the rights of the component group-sizes",
+    )
 
 
 class Events(Section):

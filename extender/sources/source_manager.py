@@ -277,6 +277,7 @@ def _reflector_settings(settings: Settings) -> ReflectorSettings:
     return ReflectorSettings(
         exporter_words=cluster.exporter_words,
         reads_limits=cluster.memory_limits,
+        reads_groups=cluster.group_objects,
         backoff_max_seconds=cluster.max_backoff_seconds,
     )
 

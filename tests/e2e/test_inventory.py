@@ -56,6 +56,9 @@ class Sink:
     def apply_host_use(self, node: str, requested: HostResources) -> None:
         self.requested[node] = requested
 
+    def apply_group_size(self, key: str, size: int | None) -> None:
+        """Ignore the size of a group."""
+
 
 @contextlib.asynccontextmanager
 async def following(plane: ControlPlane) -> AsyncIterator[tuple[ClusterSource, Sink]]:

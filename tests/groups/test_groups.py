@@ -13,6 +13,7 @@ import pytest
 from simulation.devices import Load
 from simulation.models import GIB
 from testkit.controlplane.objects import Object, node, pod
+from testkit.controlplane.shipped import MANIFESTS
 from testkit.controlplane.waiting import wait_for
 from testkit.controlplane.world import World
 from tests.groups.conftest import API
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 GROUPS: Final = f"/apis/{API}/namespaces/default/podgroups"
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
+GROUP_SIZES: Final = MANIFESTS / "components" / "group-sizes"
 RACK: Final = "topology.kubernetes.io/rack"
 GIVEN_BACK: Final = "pod group is unschedulable"
 """Message of kube-scheduler for a pod with a node whose group is incomplete."""
@@ -109,6 +111,21 @@ async def test_a_group_that_does_not_fit_takes_nothing_from_others_and_starts_on
     await world.client.create(node("added", 4))
 
     assert await world.bound(pods) == ["added"] * 4
+
+
+async def test_a_group_that_its_object_makes_too_large_for_the_cluster_says_so(
+    world: World,
+) -> None:
+    world.add("small", 2)
+    for name in ("cluster-role.yaml", "cluster-role-binding.yaml"):
+        await world.services.plane.kubectl("apply", "-f", str(GROUP_SIZES / name))
+    await world.start({"cluster": {"group_objects": True}})
+    pods = await group(world, "large", 4)
+    await world.client.create_all(pods)
+
+    told = await given_back(world, pods)
+
+    assert any("could not hold the pod's whole group" in message for message in told), told
 
 
 async def test_a_group_waits_whole_for_the_gpu_that_one_of_its_pods_is_refused(

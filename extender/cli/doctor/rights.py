@@ -65,11 +65,30 @@ def _takes_tokens(settings: Object) -> bool:
     return mapping_of(settings.get("api")).get("access") != "open"
 
 
+def _reads_groups(settings: Object) -> bool:
+    return mapping_of(settings.get("cluster")).get("group_objects") is True
+
+
 NEEDS: Final[tuple[NeededRight, ...]] = (
     NeededRight(group="", resource="nodes", verbs=("list", "watch")),
     NeededRight(group="", resource="pods", verbs=("list", "watch")),
     NeededRight(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
     NeededRight(group="resource.k8s.io", resource="resourceslices", verbs=("list", "watch")),
+    *(
+        NeededRight(
+            group=group,
+            resource=resource,
+            verbs=("list", "watch"),
+            manifest="manifests/components/group-sizes",
+            when=_reads_groups,
+        )
+        for group, resource in (
+            ("scheduling.k8s.io", "podgroups"),
+            ("scheduling.x-k8s.io", "podgroups"),
+            ("scheduling.volcano.sh", "podgroups"),
+            ("jobset.x-k8s.io", "jobsets"),
+        )
+    ),
     NeededRight(
         group="events.k8s.io", resource="events", verbs=("create", "patch"), when=_writes_events
     ),

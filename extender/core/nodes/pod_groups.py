@@ -1,7 +1,7 @@
 """Read which group a pod belongs to: pods that only work together, such as the ranks of a training.
 
-The pod's own fields, labels, annotations and controller name the group. The group's object is not
-read, so the size is known only if the pod states it.
+The pod's own fields, labels, annotations and controller name the group. Its size is known here only
+if the pod states it; objects may state it, too (`sources.kubernetes.group_sizes`).
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,18 @@ _MAX_NAME: Final = 253
 _MAX_NAMESPACE: Final = 63
 _MAX_CACHED: Final = 4096
 
-_POD_GROUP: Final = "PodGroup"
+POD_GROUP: Final = "PodGroup"
 """Kind of Kubernetes' own groups, which kube-scheduler places whole or not at all."""
+COSCHEDULING: Final = "coscheduling group"
+VOLCANO: Final = "Volcano group"
+JOB_SET: Final = "JobSet"
 
 _LWS: Final = "leaderworkerset.sigs.k8s.io/"
 _JOBSET: Final = "jobset.sigs.k8s.io/"
 _KUEUE: Final = "kueue.x-k8s.io/"
-_COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"
+_COSCHEDULING_LABEL: Final = "scheduling.x-k8s.io/pod-group"
 _OLD_COSCHEDULING: Final = "pod-group.scheduling.sigs.k8s.io"
-_VOLCANO: Final = "scheduling.k8s.io/group-name"
+_VOLCANO_NAME: Final = "scheduling.k8s.io/group-name"
 _VOLCANO_SIZE: Final = "scheduling.volcano.sh/group-min-member"
 
 _GROUP_OWNERS: Final = frozenset(
@@ -45,17 +48,19 @@ class PodGroup:
         namespace: namespace of its pods.
         name: its name, unique for its kind within the namespace.
         size: number of its pods, None if the pod does not state it.
+        least: number of its pods with GPUs that certainly exist or will, None if unknown.
     """
 
     kind: str
     namespace: str
     name: str
     size: int | None = None
+    least: int | None = None
 
     @property
     def is_reverted(self) -> bool:
         """Whether kube-scheduler reverts the placements of all pods if some find no node."""
-        return self.kind == _POD_GROUP
+        return self.kind == POD_GROUP
 
     @property
     def title(self) -> str:
@@ -83,7 +88,7 @@ def read_group(pod: Mapping[str, object]) -> PodGroup | None:
     Example:
         >>> labels = {"jobset.sigs.k8s.io/jobset-name": "train"}
         >>> read_group({"metadata": {"namespace": "ns", "labels": labels}})
-        PodGroup(kind='JobSet', namespace='ns', name='train', size=None)
+        PodGroup(kind='JobSet', namespace='ns', name='train', size=None, least=None)
     """
     metadata = mapping_of(pod.get("metadata"))
     spec = mapping_of(pod.get("spec"))
@@ -98,17 +103,18 @@ def read_group(pod: Mapping[str, object]) -> PodGroup | None:
         return None
     kind, name, size = found
     namespace = text_of(metadata.get("namespace"))
-    return _shared(kind, namespace[:_MAX_NAMESPACE], name[:_MAX_NAME], read_size(size))
+    sizes = (None, read_size(size)) if kind == JOB_SET else (read_size(size), None)
+    return _shared(kind, namespace[:_MAX_NAMESPACE], name[:_MAX_NAME], *sizes)
 
 
 def _own_group(spec: Mapping[str, object]) -> tuple[str, str, object] | None:
     """Return Kubernetes' own group: `schedulingGroup` from 1.36 on, `workloadRef` in 1.35."""
     if name := text_of(mapping_of(spec.get("schedulingGroup")).get("podGroupName")):
-        return _POD_GROUP, name, None
+        return POD_GROUP, name, None
     reference = mapping_of(spec.get("workloadRef"))
     if workload := text_of(reference.get("name")):
         parts = (workload, reference.get("podGroup"), reference.get("podGroupReplicaKey"))
-        return _POD_GROUP, "/".join(text_of(part) for part in parts if part), None
+        return POD_GROUP, "/".join(text_of(part) for part in parts if part), None
     return None
 
 
@@ -119,16 +125,17 @@ def _labelled(
     replica = text_of(labels.get(f"{_LWS}group-index"))
     if (lws := text_of(labels.get(f"{_LWS}name"))) and replica:
         return "LeaderWorkerSet", f"{lws}-{replica}", _lws_size(labels, annotations)
-    if name := text_of(labels.get(_COSCHEDULING) or labels.get(_OLD_COSCHEDULING)):
-        return "coscheduling group", name, None
+    if name := text_of(labels.get(_COSCHEDULING_LABEL) or labels.get(_OLD_COSCHEDULING)):
+        return COSCHEDULING, name, None
     if name := text_of(labels.get(f"{_OLD_COSCHEDULING}/name")):
-        return "coscheduling group", name, labels.get(f"{_OLD_COSCHEDULING}/min-available")
+        return COSCHEDULING, name, labels.get(f"{_OLD_COSCHEDULING}/min-available")
     if name := text_of(labels.get(f"{_KUEUE}pod-group-name")):
         return "Kueue group", name, annotations.get(f"{_KUEUE}pod-group-total-count")
-    if name := text_of(annotations.get(_VOLCANO)):
-        return "Volcano group", name, annotations.get(_VOLCANO_SIZE)
+    if name := text_of(annotations.get(_VOLCANO_NAME)):
+        return VOLCANO, name, annotations.get(_VOLCANO_SIZE)
     if name := text_of(labels.get(f"{_JOBSET}jobset-name")):
-        return "JobSet", name, None
+        # Every Job of the pod's own kind has a pod like it; how many is not on the pod.
+        return JOB_SET, name, labels.get(f"{_JOBSET}replicatedjob-replicas")
     if name := text_of(annotations.get(f"{_KUEUE}workload")):
         return "Kueue workload", name, None
     return None
@@ -166,6 +173,6 @@ def read_size(value: object) -> int | None:
 
 
 @lru_cache(maxsize=_MAX_CACHED)
-def _shared(kind: str, namespace: str, name: str, size: int | None) -> PodGroup:
+def _shared(kind: str, namespace: str, name: str, size: int | None, least: int | None) -> PodGroup:
     """Return a cached equal object: all pods of a group share it."""
-    return PodGroup(kind, namespace, name, size)
+    return PodGroup(kind, namespace, name, size, least)

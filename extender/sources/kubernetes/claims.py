@@ -7,16 +7,14 @@ accepted, as in `records`.
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from sys import intern
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
-
-import msgspec
+from typing import Final, NamedTuple, TypeVar
 
 from extender.core.nodes.inventory import ClaimedDevice
 from extender.core.request.gpu_resources import GPU_DRIVER
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
-from extender.sources.kubernetes.json_text import WatchChange
-from extender.sources.kubernetes.object_cache import ObjectCache, Pacer
+from extender.sources.kubernetes.object_cache import Pacer
 from extender.sources.kubernetes.object_kinds import ObjectKind
+from extender.sources.kubernetes.record_feed import RecordFeed
 
 _WITHOUT_GPUS: Final = frozenset(
     {
@@ -153,12 +151,6 @@ _CLAIM_MARK: Final = b'"reservedFor"'
 _SLICE_MARK: Final = GPU_DRIVER.encode()
 
 
-class _Identified(Protocol):
-    @property
-    def uid(self) -> str: ...
-
-
-_Record = TypeVar("_Record", bound=_Identified)
 _Value = TypeVar("_Value")
 
 
@@ -192,8 +184,8 @@ class ClaimIndex:
         self._claims_by_pool: dict[str, tuple[ClaimRecord, ...]] = {}
         self._slices: dict[str, SliceRecord] = {}
         self._slices_by_pool: dict[str, tuple[SliceRecord, ...]] = {}
-        self.claims = _Feed(_CLAIM_MARK, reduce_claim, self._set_claim, self._on_listed)
-        self.slices = _Feed(_SLICE_MARK, reduce_slice, self._set_slice, self._on_listed)
+        self.claims = RecordFeed(_CLAIM_MARK, reduce_claim, self._set_claim, self._on_listed)
+        self.slices = RecordFeed(_SLICE_MARK, reduce_slice, self._set_slice, self._on_listed)
 
     @property
     def is_complete(self) -> bool:
@@ -269,67 +261,6 @@ class ClaimIndex:
         """
         if self.is_complete and self._is_current():
             await self._notify_all(pacer)
-
-
-class _Feed(Generic[_Record]):
-    """Reduce claims or slices as they arrive.
-
-    Args:
-        mark: part of the JSON text of every relevant object.
-        reduce: returns an object's record, None if it is not relevant.
-        set_record: receives a UID and its record, None if it was removed.
-        on_listed: called after each complete list.
-    """
-
-    def __init__(
-        self,
-        mark: bytes,
-        reduce: Callable[[Mapping[str, object]], _Record | None],
-        set_record: Callable[[str, _Record | None], None],
-        on_listed: Callable[[Pacer], Awaitable[None]],
-    ) -> None:
-        self._mark = mark
-        self._reduce = reduce
-        self._on_listed = on_listed
-        self.is_listed = False
-        self._object_cache: ObjectCache[_Record] = ObjectCache(
-            apply=lambda record: set_record(record.uid, record),
-            remove=lambda uid: set_record(uid, None),
-        )
-
-    def is_relevant(self, text: msgspec.Raw) -> bool:
-        return self._mark in bytes(text)
-
-    def irrelevant_change(self, _: bytes) -> WatchChange | None:
-        return None
-
-    def begin_list(self) -> None:
-        self._object_cache.begin_list()
-
-    def add_listed(self, raw: Mapping[str, object]) -> None:
-        self._object_cache.add_listed(_uid(raw), self._reduce(raw))
-
-    def keep_unreadable(self, raw: Mapping[str, object]) -> None:
-        self._object_cache.keep_unreadable(_uid(raw))
-
-    async def end_list(self, pacer: Pacer) -> int:
-        corrections = await self._object_cache.end_list(pacer)
-        self.is_listed = True
-        await self._on_listed(pacer)
-        return corrections
-
-    def abort_list(self) -> None:
-        self._object_cache.abort_list()
-
-    def put(self, raw: Mapping[str, object]) -> None:
-        self._object_cache.put(_uid(raw), self._reduce(raw))
-
-    def drop(self, raw: Mapping[str, object]) -> None:
-        self._object_cache.drop(_uid(raw))
-
-
-def _uid(raw: Mapping[str, object]) -> str:
-    return text_of(mapping_of(raw.get("metadata")).get("uid"))
 
 
 def _add(index: dict[str, tuple[_Value, ...]], key: str, value: _Value) -> None:

@@ -24,6 +24,7 @@ from extender.kube.client import KubeClient
 from extender.runtime.cooperative import YieldControl, yield_to_loop
 from extender.runtime.supervision import keep
 from extender.sources.kubernetes.claims import CLAIMS, SLICES, ClaimIndex
+from extender.sources.kubernetes.group_sizes import GroupSizes
 from extender.sources.kubernetes.host_use import HostUse, PlacedPod, pod_key
 from extender.sources.kubernetes.json_text import PodFilter, WatchChange
 from extender.sources.kubernetes.object_cache import ObjectCache, Pacer
@@ -301,11 +302,18 @@ class ClusterSource:
             notify_all=self._pods.report_all_again,
             is_current=self._are_claims_current,
         )
+        self._group_sizes = GroupSizes(
+            sink.apply_group_size,
+            lambda: self._listed_resources,
+            is_used=reflector_settings.reads_groups,
+        )
+        self._group_objects = frozenset(kind.resource for kind, _ in self._group_sizes.feeds)
         feeds: tuple[tuple[ObjectKind, Feed], ...] = (
             (NODES, self._nodes),
             (_PODS, self._pods),
             (CLAIMS, self._claims.claims),
             (SLICES, self._claims.slices),
+            *self._group_sizes.feeds,
         )
         self._yield_control = yield_control
         self._are_claims_reconnected = asyncio.Event()
@@ -341,6 +349,9 @@ class ClusterSource:
         are_nodes_outdated = self._nodes.configure(resources)
         are_pods_outdated = self._pods.configure(resources, early_seconds, settings)
         outdated = {NODES.resource: are_nodes_outdated, _PODS.resource: are_pods_outdated}
+        if settings.reads_groups != self._group_sizes.is_used:
+            self._group_sizes.use(is_used=settings.reads_groups)
+            outdated |= dict.fromkeys(self._group_objects, True)
         for resource, reflector in self._reflectors.items():
             reflector.adopt(settings, is_outdated=outdated.get(resource, False))
         self._configured_resources = resources
@@ -354,7 +365,7 @@ class ClusterSource:
         """List and watch until cancelled."""
         await self._pods.report_withheld(Pacer(self._yield_control))
         async with asyncio.TaskGroup() as group:
-            for resource, reflector in self._reflectors.items():
+            for resource, reflector in self._used_reflectors.items():
                 group.create_task(keep(f"reflect {resource}", reflector.run), name=resource)
             group.create_task(self._report_when_reconnected(), name="report pods again")
 
@@ -392,6 +403,14 @@ class ClusterSource:
         return status.is_connected or not status.is_listed
 
     @property
+    def _used_reflectors(self) -> Mapping[str, Reflector]:
+        """The reflectors that run by the settings."""
+        if self._group_sizes.is_used:
+            return self._reflectors
+        unused = self._group_objects
+        return {name: one for name, one in self._reflectors.items() if name not in unused}
+
+    @property
     def resources(self) -> ResourceNames:
         """Names of the GPU resources whose nodes and pods are all listed."""
         return self._listed_resources
@@ -409,7 +428,7 @@ class ClusterSource:
         """Status of the list and watch of each resource; absent resources are left out."""
         return {
             resource: reflector.status
-            for resource, reflector in self._reflectors.items()
+            for resource, reflector in self._used_reflectors.items()
             if not reflector.status.is_absent
         }
 

@@ -53,6 +53,9 @@ class InventorySink(Protocol):
     def apply_host_use(self, node: str, requested: HostResources) -> None:
         """Apply the sum of the requests of all pods on a node, with or without GPUs."""
 
+    def apply_group_size(self, key: str, size: int | None) -> None:
+        """Apply the size that a pod group's object states, None if no object states it."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ReflectorStatus:

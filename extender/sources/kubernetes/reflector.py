@@ -79,6 +79,7 @@ class ReflectorSettings:
         exporter_words: pods whose name or `app` label contains one of these words are telemetry
             exporters; the default is the name in NVIDIA's charts and in GKE.
         reads_limits: read the memory limits of pods from variables and arguments.
+        reads_groups: watch the objects that state the sizes of pod groups.
     """
 
     page_size: int = 100
@@ -92,6 +93,7 @@ class ReflectorSettings:
     backoff_max_seconds: float = 30.0
     exporter_words: tuple[str, ...] = ("dcgm-exporter",)
     reads_limits: bool = False
+    reads_groups: bool = False
 
 
 class _Backoff:

@@ -113,6 +113,14 @@ def test_some_controllers_are_groups_by_themselves(
     assert (group and group.title) == expected
 
 
+def test_a_job_set_has_at_least_a_pod_for_each_job_of_the_kind() -> None:
+    name, replicas = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-replicas"
+
+    group = read_group(pod(labels={name: "train", replicas: "8"}))
+
+    assert group == PodGroup("JobSet", "ns", "train", least=8)
+
+
 def test_kubernetes_own_group_counts_before_labels_and_a_replica_before_its_queue() -> None:
     labels = {
         f"{LWS}/name": "serve",

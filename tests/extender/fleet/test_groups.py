@@ -58,6 +58,24 @@ def test_a_group_counts_its_pods_bound_assumed_and_waiting() -> None:
     assert found.total is None  # no pod states the size
 
 
+def test_a_size_from_an_object_counts_unless_the_pod_says_one() -> None:
+    made = world({"a": "1", "b": "1"})
+    waiting(made, "p-0")
+    made.fleet.apply_group_size(GROUP.key, 5)
+
+    by_object, by_pod = need(made, "p-0", asked()), need(made, "p-0", asked(3))
+    assert by_object is not None
+    assert by_pod is not None
+    assert (by_object.size, by_object.total) == (5, 5)
+    assert (by_pod.size, by_pod.total) == (3, 3)
+
+    made.fleet.apply_group_size(GROUP.key, None)
+    assert need(made, "p-0", asked()) is None
+    least = need(made, "p-0", request(group=replace(GROUP, least=4)))
+    assert least is not None
+    assert (least.size, least.total) == (4, 4)
+
+
 def test_a_size_that_the_pod_says_counts_pods_that_do_not_exist_yet() -> None:
     made = world({"a": "1", "b": "1"})
     waiting(made, "p-0")

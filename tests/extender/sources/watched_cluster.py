@@ -33,6 +33,7 @@ class Sink:
         self.calls: list[str] = []
         self.removed_at: dict[str, float] = {}
         self.requested: dict[str, HostResources] = {}
+        self.sizes: dict[str, int | None] = {}
 
     def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
         self.nodes = {record.name: record for record in records}
@@ -61,6 +62,9 @@ class Sink:
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:
         self.requested[node] = requested
+
+    def apply_group_size(self, key: str, size: int | None) -> None:
+        self.sizes[key] = size
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,121 @@
+"""Sizes of groups by the objects that describe the groups."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extender.core.request.gpu_resources import ResourceNames
+from extender.runtime.cooperative import yield_to_loop
+from extender.sources.kubernetes.group_sizes import (
+    GroupSizes,
+    gang_size,
+    job_set_size,
+    least_members,
+)
+from extender.sources.kubernetes.object_cache import Pacer
+from extender.sources.kubernetes.object_kinds import Feed
+from testkit.fake_kube import running_kube
+from tests.extender.sources.watched_cluster import watched_cluster
+
+NAMES = ResourceNames()
+GPU_POD = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
+CPU_POD: dict[str, Any] = {"spec": {"containers": [{}]}}
+COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
+
+
+def jobs(template: object, **spec: Any) -> dict[str, Any]:
+    """Return a replicated Job of a JobSet."""
+    replicas = spec.pop("replicas", None)
+    job = {"template": {"spec": {"template": template, **spec}}}
+    return job if replicas is None else job | {"replicas": replicas}
+
+
+@pytest.mark.parametrize(
+    ("replicated", "size"),
+    [
+        ([jobs(GPU_POD)], 1),
+        ([jobs(GPU_POD, replicas=4)], 4),
+        ([jobs(GPU_POD, replicas=2, parallelism=4, completions=4)], 8),
+        ([jobs(GPU_POD, parallelism=4, completions=3)], 3),
+        ([jobs(GPU_POD, parallelism=4, completions=16)], 4),
+        ([jobs(CPU_POD), jobs(GPU_POD, parallelism=2), jobs(GPU_POD, replicas=3)], 5),
+        ([jobs(CPU_POD, replicas=3)], 0),
+        ([jobs(GPU_POD, replicas=0)], 0),
+        ([jobs(GPU_POD, parallelism="four")], 0),
+        ("none", 0),
+    ],
+)
+def test_the_size_of_a_job_set_is_its_pods_with_gpus_at_one_time(
+    replicated: object, size: int
+) -> None:
+    assert job_set_size({"spec": {"replicatedJobs": replicated}}, NAMES) == size
+
+
+@pytest.mark.parametrize(
+    ("spec", "gang", "least"),
+    [
+        ({"schedulingPolicy": {"gang": {"minCount": 4}}}, 4, 0),
+        ({"schedulingPolicy": {"basic": {}}}, 0, 0),
+        ({"minMember": 3}, 0, 3),
+        ({"minMember": "3"}, 0, 0),
+        (None, 0, 0),
+    ],
+)
+def test_the_size_of_a_pod_group_is_what_it_needs_to_start(
+    spec: object, gang: int, least: int
+) -> None:
+    assert (gang_size({"spec": spec}, NAMES), least_members({"spec": spec}, NAMES)) == (gang, least)
+
+
+def feed_of(sizes: GroupSizes) -> Feed:
+    """Return the receiver of the coscheduling plugin's PodGroups."""
+    return next(feed for kind, feed in sizes.feeds if kind.path == COSCHEDULING)
+
+
+def pod_group(name: str, size: int) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}"},
+        "spec": {"minMember": size},
+    }
+
+
+async def test_sizes_are_reported_while_the_setting_wants_them() -> None:
+    reported: dict[str, int | None] = {}
+    sizes = GroupSizes(reported.__setitem__, lambda: NAMES, is_used=False)
+    feed = feed_of(sizes)
+    feed.begin_list()
+    feed.add_listed(pod_group("a", 4))
+    feed.add_listed(pod_group("none", 0))
+    await feed.end_list(Pacer(yield_to_loop))
+    assert reported == {}
+
+    sizes.use(is_used=True)
+    feed.put(pod_group("b", 2))
+    assert reported == {"team/coscheduling group a": 4, "team/coscheduling group b": 2}
+
+    feed.put(pod_group("a", 8))
+    feed.drop(pod_group("b", 2))
+    assert reported == {"team/coscheduling group a": 8, "team/coscheduling group b": None}
+
+    sizes.use(is_used=False)
+    assert reported["team/coscheduling group a"] is None
+
+
+def test_a_group_that_is_made_again_keeps_its_new_size() -> None:
+    reported: dict[str, int | None] = {}
+    sizes = GroupSizes(reported.__setitem__, lambda: NAMES, is_used=True)
+    feed = feed_of(sizes)
+    feed.put(pod_group("a", 4))
+    again = pod_group("a", 6)
+    again["metadata"]["uid"] = "another"
+
+    feed.put(again)
+    feed.drop(pod_group("a", 4))
+
+    assert reported == {"team/coscheduling group a": 6}
+
+
+async def test_no_group_object_is_watched_without_the_setting(tmp_path: Path) -> None:
+    async with running_kube() as kube, watched_cluster(kube, tmp_path) as (source, _):
+        assert not any("podgroups" in resource for resource in source.status)
