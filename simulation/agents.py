@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.options import Options, ReportOptions
-from agent.push import Pusher
+from agent.push import Pusher, UpdateBuilder
+from agent.push_digest import Digest
 from agent.reading import NodeReading
 from agent.report import Device, Foreign, Place, Process, Report, Tenant
 from agent.sampler import LatestReport
-from extender.core.devices.readings import Signal
+from extender.core.devices.readings import DeviceKey, ForeignProcess, Signal
+from extender.sources.agents.states import AgentState
 from simulation.devices import DeviceView
 from simulation.fleet import SimulatedFleet
 from simulation.models import MIB
@@ -201,6 +203,16 @@ def _device(
         else None,
         replicas=device.replicas if sees_holders else None,
     )
+
+
+def foreign_processes_of(
+    fleet: SimulatedFleet, node: str
+) -> Mapping[DeviceKey, tuple[ForeignProcess, ...]]:
+    """Return a node's foreign processes as the extender reads them from its agent's report."""
+    report, state = report_of(fleet, node), AgentState(node)
+    update = UpdateBuilder().build(report, Digest(), is_news=False, sent_at=report.at)
+    state.apply(update, report.at)
+    return state.foreign
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from rich.text import Text
 from extender.app import start
 from extender.settings.config import Prometheus, Settings
 from extender.settings.wake import Wake
+from simulation.agents import foreign_processes_of
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.counterfactual import RUNS, mean_fates, without_idlegpu
 from simulation.default_scheduler import Fate, Outcome, outcome_of
@@ -158,6 +159,8 @@ async def playing(console: Console, port: int = 0) -> AsyncIterator[str]:
             wake=Wake(enabled=False),  # the simulated kube-scheduler tries each pod once
         )
         extender = await stack.enter_async_context(start(settings))
+        for node in cluster.fleet.nodes:
+            extender.fleet.note_foreign(node, foreign_processes_of(cluster.fleet, node))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         url = extender.addresses[0]
         await Demo(cluster, url, session, console).play()

@@ -32,6 +32,7 @@ from extender.insight.explain_views import (
 from extender.insight.holders import Holders
 from extender.insight.last_active import Idleness
 from extender.insight.pending import Pending
+from extender.insight.pods import PodList
 from extender.insight.replicas import ONE, Replicas
 from extender.insight.size import SizeRoute
 from extender.insight.usage import UsageRecord
@@ -150,7 +151,7 @@ _NO_PRICES: Final = Prices()
 
 
 class ExplainRoutes:
-    """The routes /v1/pending, /v1/holders, /v1/costs and /v1/explain.
+    """The routes /v1/pending, /v1/pods, /v1/holders, /v1/costs and /v1/explain.
 
     Args:
         placer: ranks nodes, and remembers decisions.
@@ -175,6 +176,7 @@ class ExplainRoutes:
         self.idleness = Idleness(fleet, clock)
         self.pending = Pending(fleet, placer.history, clock, replicas)
         self.holders = Holders(fleet, self.idleness, clock)
+        self._pods = PodList(fleet, self.holders, self.pending, clock)
         self._costs = CostRoutes(self.holders, clock)
         self.usage = UsageRecord(fleet, self.holders, clock, metrics)
         self.set_prices(prices.entries, prices.spot_share)
@@ -186,7 +188,7 @@ class ExplainRoutes:
         """Return the routes for pending pods, holders, costs and explanations."""
         parts = (
             self.pending, self.holders, self._costs, self.explain, self._what_if, self._size,
-            self.usage,
+            self.usage, self._pods,
         )  # fmt: skip
         return [route for part in parts for route in part.routes()]
 

@@ -197,6 +197,15 @@ class Holders:
         for node in nodes:
             yield from self._on(node, seconds)
 
+    def of_pod(self, record: PodRecord) -> Holder | None:
+        """Return a pod with its devices, None if no source attributes any to it."""
+        held = [
+            row
+            for row in self._fleet.store.rows_of_node(record.node)
+            if record.key in self._fleet.tenants_of(row)
+        ]
+        return self._holder(record, held, 0.0, self._fleet.snapshot()) if held else None
+
     def _nodes_of(self, rows: Iterable[int]) -> Iterator[str]:
         """Yield the nodes of the devices that pods hold."""
         for row in rows:

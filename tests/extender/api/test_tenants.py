@@ -195,6 +195,9 @@ PARAMETERS = (
     "/v1/gpus?node=node-a",
     "/v1/best?gpus=1&limit=5",
     "/v1/pending?limit=1000",
+    "/v1/pods?sort=pod",
+    "/v1/pods?sort=memory",
+    "/v1/pods?search=hush",
 )
 """Queries that show more than a path alone."""
 
@@ -219,7 +222,7 @@ async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) ->
     by_path = {path: (await cluster.read(path, FRIEND))[1] for path in cluster.paths()}
 
     naming = {path for path, text in by_path.items() if leaks(text)}
-    paths = {"nodes", "nodes/node-a", "gpus", "decisions", "unasked", "pending"}
+    paths = {"nodes", "nodes/node-a", "gpus", "decisions", "unasked", "pending", "pods"}
     assert {f"/v1/{path}" for path in paths} <= naming
     for path in ("/v1/holders?idle_for=0", "/v1/costs?by=pod", "/v1/explain?number=1"):
         assert leaks((await cluster.read(path, FRIEND))[1]), path

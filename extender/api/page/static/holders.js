@@ -2,6 +2,7 @@
 // from the API and cover all pods, not only the listed ones.
 
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
+import { grid, num } from "./grid.js";
 import { Question } from "./question.js";
 import { RefreshTimer } from "./refresh_timer.js";
 import { go, state } from "./url.js";
@@ -59,15 +60,19 @@ export class Holders {
     this.show();
   }
 
-  /** Open the pod's longest-idle device; the node's record has the device's position. */
+  /** Open the pod's longest-idle device. */
   open({ node, devices }) {
-    const held = devices.reduce((one, other) => (other.idle_seconds > one.idle_seconds ? other : one), devices[0]);
-    const openAt = (gpu) => go({ view: "fleet", node, gpu: String(Math.max(gpu, 0)) }, true);
-    this.held.drop();
-    this.held.ask(`page/nodes/${encodeURIComponent(node)}`,
-      ({ gpus }) => openAt(gpus.findIndex((gpu) => gpu.uuid === held?.uuid && gpu.gpu_instance_id === held.gpu_instance_id)),
-      () => openAt(0)); // the node's view shows the error
+    openDevice(this.held, node, devices.reduce((one, other) => (other.idle_seconds > one.idle_seconds ? other : one), devices[0]));
   }
+}
+
+/** Open a node at one of its devices; the node's record has the device's position. */
+export function openDevice(question, node, device) {
+  const openAt = (gpu) => go({ view: "fleet", node, gpu: String(Math.max(gpu, 0)) }, true);
+  question.drop();
+  question.ask(`page/nodes/${encodeURIComponent(node)}`,
+    ({ gpus }) => openAt(gpus.findIndex((gpu) => gpu.uuid === device?.uuid && gpu.gpu_instance_id === device.gpu_instance_id)),
+    () => openAt(0)); // the node's view shows the error
 }
 
 /** Render the sums, and what they leave out. */
@@ -115,46 +120,28 @@ function sorted(list) {
 function pods({ holders: listed, is_priced: isPriced }, open) {
   const holders = sorted(listed);
   const names = ["Pod", "Owner", "Node", "GPUs idle", "Idle for", "Held", "GPU-hours", "of them idle", ...(isPriced ? COSTS : []), "Why"];
-  return table(names, holders.map((one) => one.uid), holders.map((one) => [
+  return grid(names, holders.map((one) => one.uid), holders.map((one) => [
     h("th", { scope: "row" }, one.pod, isInPart(one) ? [" ", h("span", { class: "state" }, `uses ${usedInWords(one)}`)] : null), one.owner ?? "",
     h("button", { type: "button", class: "link", onclick: () => open(one) }, one.node),
     num(idleInWords(one)), num(idleOf(one) ? `${one.is_at_least ? "≥ " : ""}${duration(one.idle_seconds)}` : "in use"), num(duration(one.held_seconds)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),
     h("td", { class: "why-cell" }, one.why, one.memory_used_bytes && !one.why.includes("memory") ? `, ${bytes(one.memory_used_bytes)} of memory held` : ""),
-  ]));
+  ]), COLUMNS);
 }
 
 function sums(by, { costs: listed, is_priced: isPriced }) {
   const costs = sorted(listed);
   const names = [by === "owner" ? "Owner" : "Namespace", "Pods", "GPUs idle", "GPU-hours", "of them idle", ...(isPriced ? COSTS : [])];
   const called = costs.map((one) => (by === "owner" ? `${one.namespace}/${one.owner ?? "no owner"}` : one.namespace));
-  return table(names, called, costs.map((one, at) => [
+  return grid(names, called, costs.map((one, at) => [
     h("th", { scope: "row" }, called[at]),
     num(count(one.pods)), num(idleInWords(one)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),
-  ]));
+  ]), COLUMNS);
 }
 
 const TENTH = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const hours = (value) => TENTH.format(value);
 const money = (amount) => (amount === null ? "" : MONEY.format(amount));
-const num = (text) => h("td", { class: "num" }, text);
 const NUMBERS = new Set(["Idle for", "Held", "GPU-hours", "of them idle", "Pods", "GPUs idle", ...COSTS]);
-
-/** Render a column's name; a click sorts by it, another click returns to the order of the API. */
-function head(name) {
-  const isOrder = state.order === name;
-  const direction = NUMBERS.has(name) ? "descending" : "ascending";
-  return h("th", { scope: "col", class: NUMBERS.has(name) ? "num" : null, "aria-sort": isOrder ? direction : null },
-    name in ORDERS ? h("button", { type: "button", class: "link", onclick: () => go({ order: isOrder ? "" : name }) }, name, isOrder ? (NUMBERS.has(name) ? " ↓" : " ↑") : null) : name);
-}
-
-/** Render a table with keyed rows; at phone width each row is a card, labelled with the column names. */
-function table(names, keys, rows) {
-  const cell = (content, at) => {
-    const one = content instanceof HTMLTableCellElement ? content : h("td", {}, content);
-    if (at) one.dataset.label = names[at];
-    return one;
-  };
-  return h("table", { class: "grid stack" }, h("thead", {}, h("tr", {}, names.map((name) => head(name)))), h("tbody", {}, rows.map((cells, at) => h("tr", { "data-key": keys[at] }, cells.map(cell)))));
-}
+const COLUMNS = { orders: new Set(Object.keys(ORDERS)), largest: NUMBERS, right: NUMBERS };

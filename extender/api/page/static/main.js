@@ -7,17 +7,18 @@ import { Detail } from "./detail.js";
 import { Decisions } from "./decisions.js";
 import { Pending } from "./pending.js";
 import { Holders } from "./holders.js";
+import { Pods } from "./pods.js";
 import { Overview } from "./overview.js";
 import { byId, clean, duration, h, show } from "./dom.js";
 import { Question, signIn, signOut } from "./question.js";
 import { go, onChange, state } from "./url.js";
 
 const OLD_SECONDS = 12;
-const VIEWS = ["fleet", "decisions", "pending", "holders"];
+const VIEWS = ["fleet", "decisions", "pending", "holders", "pods"];
 
 const fleet = new Fleet();
 const fleetView = new FleetView(fleet);
-const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders")) };
+const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders")), pods: new Pods(byId("pods")) };
 const overview = new Overview(byId("overview"));
 const detail = new Detail(byId("detail"), fleet, fleetView);
 const connection = { state: "connecting", why: "", beat: null, beatAt: 0, changes: {} };
@@ -46,7 +47,7 @@ const feed = new Feed({
 /** Numbers that grow where pods change: the first ones say nothing that a view has not asked for itself. */
 function takeChanges(event) {
   for (const [name, number] of Object.entries(event)) {
-    if (name in connection.changes && connection.changes[name] !== number) [views[name], overview].forEach((view) => view?.isChanged());
+    if (name in connection.changes && connection.changes[name] !== number) [views[name], views.pods, overview].forEach((view) => view?.isChanged());
   }
   connection.changes = event;
 }
@@ -169,7 +170,7 @@ addEventListener("keydown", (event) => {
     "/": () => { go({ view: "fleet" }); byId("search").focus(); },
     t: () => byId("theme").click(),
     "+": () => fleetView.map.step(1), "=": () => fleetView.map.step(1), "-": () => fleetView.map.step(-1), 0: () => fleetView.map.setZoom(0),
-    1: () => go({ view: "fleet" }, true), 2: () => go({ view: "decisions" }, true), 3: () => go({ view: "pending" }, true), 4: () => go({ view: "holders" }, true),
+    1: () => go({ view: "fleet" }, true), 2: () => go({ view: "decisions" }, true), 3: () => go({ view: "pending" }, true), 4: () => go({ view: "holders" }, true), 5: () => go({ view: "pods" }, true),
   };
   if (keys[event.key]) {
     event.preventDefault();

@@ -77,7 +77,7 @@ export class Pending {
 }
 
 /** Return the reason for most nodes, else the state in words. */
-function reasonOf({ state, by_us: byUs, by_scheduler: byScheduler }) {
+export function reasonOf({ state, by_us: byUs, by_scheduler: byScheduler }) {
   const all = [...byUs, ...byScheduler];
   return all.length ? all.reduce((one, other) => (other.count > one.count ? other : one)).reason.replace(/^node\(s\) (had )?/, "") : STATES[state] ?? state;
 }

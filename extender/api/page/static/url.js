@@ -3,6 +3,7 @@
 const DEFAULTS = {
   view: "fleet", q: "", group: "model", color: "activity", look: "", model: "", sort: "name",
   node: "", gpu: "", zoom: "", as: "map", theme: "", by: "pod", decision: "", idle: "3600", order: "",
+  find: "", namespace: "", pods: "", from: "",
 };
 const listeners = new Set();
 

@@ -1,0 +1,310 @@
+"""The route /v1/pods: the caller's pods with their GPUs, use and waits, one page at a time."""
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from aiohttp import web
+
+from extender.core.devices.gpu_models import model_name
+from extender.core.nodes.inventory import PodRecord
+from extender.core.nodes.snapshot import Snapshot
+from extender.fleet.fleet import Fleet
+from extender.insight.holder_sums import HeldDevice, Holder
+from extender.insight.holders import Holders
+from extender.insight.last_decisions import LastReported
+from extender.insight.pending import Pending, waits
+from extender.insight.views import Json
+from extender.server.json_answers import chunks, moment, stream_answer
+from extender.server.query_parameters import QueryError, check_parameters, read_number, refusing
+from extender.server.redaction import of_pod, pod_name, sees
+
+PATH: Final = "/v1/pods"
+DEFAULT_PODS, MAX_PODS = 100, 500
+MAX_OFFSET: Final = 1_000_000
+MAX_WORDS: Final = 200
+"""Longest search text, in characters."""
+
+PIECE_PODS: Final = 500
+"""Pods to filter or sort between two yields to the event loop."""
+PIECE_SHOWN: Final = 16
+
+STATES: Final = ("holds", "waits")
+
+_WAIT_FIELDS: Final = (
+    "state", "waiting_seconds", "nominated_node", "assumed_node", "by_scheduler", "by_us",
+)  # fmt: skip
+"""Fields of /v1/pending that a waiting pod has here, too."""
+
+Value = float | str
+Order = Callable[[PodRecord, Holder | None, Snapshot], Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """Parameters of a request.
+
+    Attributes:
+        namespace: only pods of this namespace; None for all.
+        words: words that must occur in the pod's name, owner or node; lower case.
+        state: one of `STATES`, "" for both.
+        sort: a key of the orders, "" for waiting pods first.
+        offset: number of pods to skip.
+        limit: number of pods to return.
+    """
+
+    namespace: str | None
+    words: tuple[str, ...]
+    state: str
+    sort: str
+    offset: int
+    limit: int
+
+
+class PodList:
+    """Handler of /v1/pods; lists only pods that the caller may read.
+
+    Args:
+        fleet: state of the fleet.
+        holders: finds the devices of pods.
+        pending: describes waiting pods.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, fleet: Fleet, holders: Holders, pending: Pending, clock: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._holders = holders
+        self._pending = pending
+        self._clock = clock
+        self._orders: Mapping[str, Order] = {
+            "": lambda record, *_: record.created_at if waits(record) else float("inf"),
+            "pod": lambda record, *_: record.key,
+            "owner": lambda record, *_: record.owner,
+            "node": lambda record, *_: record.node,
+            "gpus": lambda record, holder, _: -_size(record, holder),
+            "use": lambda _, holder, snapshot: -_or_least(_use(holder, snapshot)),
+            "memory": lambda record, holder, snapshot: (
+                -_or_least(self._memory(record, holder, snapshot))
+            ),
+            "idle": lambda _, holder, __: -holder.idle_seconds if holder and holder.idle else 1.0,
+            "wait": lambda record, *_: record.created_at if waits(record) else float("inf"),
+        }
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route GET /v1/pods."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        question = self._read(request)
+        found, namespaces, counts = await self._find(question)
+        page = await self._page(found, question)
+        others = LastReported()
+        if any(map(waits, page)):
+            others = await self._pending.last.fetch(namespace=question.namespace or "")
+        snapshot = self._fleet.snapshot()
+        pieces = (
+            [self._view(record, snapshot, others) for record in some]
+            for some in chunks(page, PIECE_SHOWN)
+        )
+        rest = {
+            "at": moment(self._clock()),
+            "total": len(found),
+            "offset": question.offset,
+            "holds": counts["holds"],
+            "waits": counts["waits"],
+            "namespaces": sorted(namespaces),
+            "unreachable": others.unreachable,
+        }
+        return await stream_answer(request, "pods", pieces, rest)
+
+    def _read(self, request: web.Request) -> _Question:
+        """Parse the parameters.
+
+        Raises:
+            QueryError: a parameter is invalid.
+        """
+        query = request.query
+        names = ("namespace", "search", "state", "sort", "offset", "limit")
+        check_parameters(query, frozenset(names))
+        search, state, sort = (query.get(name, "") for name in ("search", "state", "sort"))
+        if len(search) > MAX_WORDS:
+            raise QueryError("search", search, f"must have at most {MAX_WORDS} characters")
+        for name, value, allowed in (("state", state, STATES), ("sort", sort, self._orders)):
+            if value and value not in allowed:
+                listed = ", ".join(filter(None, allowed))
+                raise QueryError(name, value, f"must be one of {listed}")
+        return _Question(
+            namespace=query.get("namespace") or None,
+            words=tuple(search.lower().split()),
+            state=state,
+            sort=sort,
+            offset=read_number(query, "offset", default=0, low=0, high=MAX_OFFSET),
+            limit=read_number(query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS),
+        )
+
+    async def _find(
+        self, question: _Question
+    ) -> tuple[list[PodRecord], set[str], Mapping[str, int]]:
+        """Return the pods that match, and of all visible pods their namespaces and states."""
+        visible: dict[str, bool] = {}
+        namespaces: set[str] = set()
+        counts: Counter[str] = Counter()
+        found: list[PodRecord] = []
+        for some in chunks(tuple(self._fleet.pods.values()), PIECE_PODS):
+            for record in some:
+                state = _state(record)
+                if not state:
+                    continue
+                name = record.namespace
+                if name not in visible:
+                    visible[name] = sees(name)
+                if not visible[name]:
+                    continue
+                namespaces.add(name)
+                if _matches(record, question):
+                    counts[state] += 1
+                    if question.state in {"", state}:
+                        found.append(record)
+            await asyncio.sleep(0)
+        return found, namespaces, counts
+
+    async def _page(self, found: Sequence[PodRecord], question: _Question) -> list[PodRecord]:
+        """Sort in steps, and return the requested page."""
+        holders: dict[str, Holder] = {}
+        if question.sort in {"gpus", "use", "memory", "idle"}:
+            for few in chunks(await self._holders.find(0.0), PIECE_PODS):
+                holders.update((one.record.uid, one) for one in few)
+                await asyncio.sleep(0)
+        order, snapshot = self._orders[question.sort], self._fleet.snapshot()
+        parts = []
+        for some in chunks(found, PIECE_PODS):
+            keyed = (
+                (order(record, holders.get(record.uid), snapshot), record.key, record.uid)
+                for record in some
+            )
+            parts.append(sorted(keyed))
+            await asyncio.sleep(0)
+        merged = islice(heapq.merge(*parts), question.offset + question.limit)
+        last: list[str] = []
+        for place, entries in enumerate(chunks(merged, PIECE_PODS)):
+            skipped = max(question.offset - place * PIECE_PODS, 0)
+            last += (uid for _, _, uid in entries[skipped:])
+            await asyncio.sleep(0)
+        known = self._fleet.pods
+        return [known[uid] for uid in last if uid in known]
+
+    def _view(self, record: PodRecord, snapshot: Snapshot, others: LastReported) -> Json:
+        holder = self._holders.of_pod(record)
+        held = () if holder is None else holder.devices
+        declared = self._fleet.memory_on(record.node, record) if record.node else None
+        size = _size(record, holder)
+        is_waiting = waits(record)
+        wait = self._pending.view(record, others) if is_waiting else {}
+        return {
+            "pod": pod_name(record.namespace, record.name),
+            "uid": of_pod(record.namespace, record.uid),
+            "owner": of_pod(record.namespace, record.owner or None),
+            "state": "waits" if is_waiting else "holds",
+            "is_deleting": record.is_deleting,
+            "node": record.node or None,
+            "model": model_name(holder.model) if holder else "",
+            "resources": dict(record.resources),
+            "gpus": size,
+            "gpus_unknown": 0 if is_waiting else max(size - len(held), 0),
+            "devices": [self._device(record, one, snapshot) for one in held],
+            "utilization_ratio": _use(holder, snapshot),
+            "memory_used_bytes": self._memory(record, holder, snapshot),
+            "memory_declared_bytes": of_pod(
+                record.namespace, None if declared is None else declared * size
+            ),
+            "gpus_idle": len(holder.idle) if holder else None,
+            "idle_seconds": holder.idle_seconds if holder and holder.idle else None,
+            "is_at_least": any(one.is_at_least for one in holder.idle) if holder else False,
+            "held_seconds": holder.held_seconds if holder else None,
+            "wait": {name: wait[name] for name in _WAIT_FIELDS} if is_waiting else None,
+        }
+
+    def _device(self, record: PodRecord, device: HeldDevice, snapshot: Snapshot) -> Json:
+        return {
+            "index": device.info.index,
+            "uuid": device.info.uuid,
+            "gpu_instance_id": device.info.gpu_instance_id,
+            "mig_profile": device.info.mig_profile,
+            "shares": _shares(record, device.row, snapshot),
+            "tenants": device.tenants,
+            "utilization_ratio": _use_of(device, snapshot),
+            "memory_used_bytes": self._memory_of(record, device, snapshot),
+        }
+
+    def _memory(self, record: PodRecord, holder: Holder | None, snapshot: Snapshot) -> int | None:
+        """Return the memory that a pod uses on all its devices, None if unknown for one."""
+        devices = holder.devices if holder else ()
+        used = [self._memory_of(record, one, snapshot) for one in devices]
+        known = [one for one in used if one is not None]
+        return sum(known) if known and len(known) == len(used) else None
+
+    def _memory_of(self, record: PodRecord, device: HeldDevice, snapshot: Snapshot) -> int | None:
+        """Return the memory that a pod uses on a device: that of the device if it is alone."""
+        telemetry, row = snapshot.telemetry, device.row
+        if device.tenants > 1:
+            return self._fleet.pod_memory.last(record.uid, device.info.key)
+        if row >= len(telemetry.memory_used) or not telemetry.memory_freshness[row]:
+            return None
+        return int(telemetry.memory_used[row] * telemetry.memory_total_bytes[row])
+
+
+def _state(record: PodRecord) -> str:
+    """Return `holds` or `waits`, "" for a pod that does neither."""
+    if record.holds_devices:
+        return "holds"
+    return "waits" if waits(record) else ""
+
+
+def _matches(record: PodRecord, question: _Question) -> bool:
+    """Check a pod against namespace and words; the state is checked apart."""
+    if question.namespace not in {None, record.namespace}:
+        return False
+    if not question.words:
+        return True
+    text = f"{record.key} {record.owner} {record.node}".lower()
+    return all(word in text for word in question.words)
+
+
+def _size(record: PodRecord, holder: Holder | None) -> int:
+    """Return the number of devices of a pod; that of its requests if none is known."""
+    return holder.size if holder else sum(record.resources.values())
+
+
+def _use(holder: Holder | None, snapshot: Snapshot) -> float | None:
+    """Return the mean activity of a pod's devices over the window, None if unknown."""
+    known = [_use_of(one, snapshot) for one in (holder.devices if holder else ())]
+    ratios = [one for one in known if one is not None]
+    return sum(ratios) / len(ratios) if ratios else None
+
+
+def _use_of(device: HeldDevice, snapshot: Snapshot) -> float | None:
+    telemetry, row = snapshot.telemetry, device.row
+    if row >= len(telemetry.utilization) or not telemetry.freshness[row]:
+        return None
+    return float(telemetry.utilization[row])
+
+
+def _shares(record: PodRecord, row: int, snapshot: Snapshot) -> int:
+    """Return the number of shares that a device is divided into, 1 for a whole device."""
+    for resource in record.resources:
+        pool = snapshot.pools.get(resource)
+        at = None if pool is None else pool.row_of.get(record.node)
+        if pool is not None and at is not None and row in pool.rows[at].slots:
+            return max(pool.rows[at].replicas, 1)
+    return 1
+
+
+def _or_least(value: float | None) -> float:
+    """Return a value to sort by: unknown ones come last."""
+    return -1.0 if value is None else value
