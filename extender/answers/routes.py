@@ -12,6 +12,7 @@ from extender.answers.explanation import Explanation
 from extender.answers.fleet import Defrag, Gpus, NodeAnswer, Nodes
 from extender.answers.holding import Costs, HoldersAnswer, Size, Usage
 from extender.answers.pending import PendingAnswer
+from extender.answers.pods import Pods
 from extender.answers.regret import Regret
 from extender.answers.service import Readiness, Session
 from extender.answers.verdicts import Best
@@ -91,6 +92,20 @@ DECISION: Final = Route("GET", "/v1/decisions/{id}", DecisionAnswer)
 UNASKED: Final = Route("GET", "/v1/unasked", BypassedAnswer)
 PENDING: Final = Route(
     "GET", "/v1/pending", PendingAnswer, {**_NAMESPACE, "limit": "pods, 1 to 1000, default 200"}
+)
+PODS: Final = Route(
+    "GET",
+    "/v1/pods",
+    Pods,
+    {
+        **_NAMESPACE,
+        "search": "words that must occur in the pod's name, owner or node",
+        "state": "only pods in this state: `holds` or `waits`",
+        "sort": "`pod`, `owner` or `node`; `gpus`, `use`, `memory`, `idle` or `wait`: the largest "
+        "first. Otherwise waiting pods come first, the longest wait first, then the others by name",
+        "limit": "pods, 1 to 500, default 100",
+        "offset": "pods to skip, default 0",
+    },
 )
 HOLDERS: Final = Route(
     "GET",
@@ -186,7 +201,7 @@ METRICS: Final = Route(
 )
 
 ROUTES: Final = (
-    NODES, NODE, GPUS, BEST, DEFRAG, DECISIONS, DECISION, UNASKED, PENDING, HOLDERS, COSTS, EXPLAIN,
-    FORESEE, USAGE, SIZE, REGRET, ADVICE, SESSION, LOGIN, LOGOUT, HEALTHZ, READYZ, METRICS,
+    NODES, NODE, GPUS, BEST, DEFRAG, DECISIONS, DECISION, UNASKED, PENDING, PODS, HOLDERS, COSTS,
+    EXPLAIN, FORESEE, USAGE, SIZE, REGRET, ADVICE, SESSION, LOGIN, LOGOUT, HEALTHZ, READYZ, METRICS,
 )  # fmt: skip
 """All routes, in the order of the documentation."""

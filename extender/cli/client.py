@@ -21,6 +21,7 @@ from extender.answers.explanation import Explanation
 from extender.answers.fleet import Defrag, Gpus, NodeAnswer, Nodes
 from extender.answers.holding import Costs, HoldersAnswer, Size, Usage
 from extender.answers.pending import PendingAnswer
+from extender.answers.pods import Pods
 from extender.answers.regret import Regret
 from extender.answers.routes import Route
 from extender.answers.verdicts import Best
@@ -191,6 +192,36 @@ class Client:
     def pending(self, *, namespace: str | None = None, limit: int = 200) -> PendingAnswer:
         """Return the GPU pods that are not bound to a node yet."""
         return self._get(routes.PENDING, {"namespace": namespace, "limit": limit})
+
+    def pods(
+        self,
+        *,
+        namespace: str | None = None,
+        search: str | None = None,
+        state: str | None = None,
+        sort: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> Pods:
+        """Return a page of the GPU pods that the caller may read.
+
+        Args:
+            namespace: only pods of this namespace.
+            search: words that must occur in the pod's name, owner or node.
+            state: only pods that hold GPUs (`holds`), or that wait (`waits`).
+            sort: `pod`, `owner`, `node`, `gpus`, `use`, `memory`, `idle` or `wait`.
+            limit: largest number of pods to return.
+            offset: number of pods to skip.
+        """
+        asked = {
+            "namespace": namespace,
+            "search": search,
+            "state": state,
+            "sort": sort,
+            "limit": limit,
+            "offset": offset,
+        }
+        return self._get(routes.PODS, asked)
 
     def holders(
         self,

@@ -10,6 +10,8 @@ from typing import Final
 
 from aiohttp import web
 
+from extender.answers import routes
+from extender.answers.pods import PodDevice, Pods, PodSummary
 from extender.core.devices.gpu_models import model_name
 from extender.core.nodes.inventory import PodRecord
 from extender.core.nodes.snapshot import Snapshot
@@ -18,12 +20,10 @@ from extender.insight.holder_sums import HeldDevice, Holder
 from extender.insight.holders import Holders
 from extender.insight.last_decisions import LastReported
 from extender.insight.pending import Pending, waits
-from extender.insight.views import Json
 from extender.server.json_answers import chunks, moment, stream_answer
-from extender.server.query_parameters import QueryError, check_parameters, read_number, refusing
+from extender.server.query_parameters import QueryError, read_number, serve
 from extender.server.redaction import of_pod, pod_name, sees
 
-PATH: Final = "/v1/pods"
 DEFAULT_PODS, MAX_PODS = 100, 500
 MAX_OFFSET: Final = 1_000_000
 MAX_WORDS: Final = 200
@@ -34,11 +34,6 @@ PIECE_PODS: Final = 500
 PIECE_SHOWN: Final = 16
 
 STATES: Final = ("holds", "waits")
-
-_WAIT_FIELDS: Final = (
-    "state", "waiting_seconds", "nominated_node", "assumed_node", "by_scheduler", "by_us",
-)  # fmt: skip
-"""Fields of /v1/pending that a waiting pod has here, too."""
 
 Value = float | str
 Order = Callable[[PodRecord, Holder | None, Snapshot], Value]
@@ -98,7 +93,7 @@ class PodList:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route GET /v1/pods."""
-        return [web.get(PATH, refusing(self._answer))]
+        return [serve(routes.PODS, self._answer)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         question = self._read(request)
@@ -112,16 +107,17 @@ class PodList:
             [self._view(record, snapshot, others) for record in some]
             for some in chunks(page, PIECE_SHOWN)
         )
-        rest = {
-            "at": moment(self._clock()),
-            "total": len(found),
-            "offset": question.offset,
-            "holds": counts["holds"],
-            "waits": counts["waits"],
-            "namespaces": sorted(namespaces),
-            "unreachable": others.unreachable,
-        }
-        return await stream_answer(request, "pods", pieces, rest)
+        answer = Pods(
+            pods=[],
+            at=moment(self._clock()),
+            total=len(found),
+            offset=question.offset,
+            holds=counts["holds"],
+            waits=counts["waits"],
+            namespaces=sorted(namespaces),
+            unreachable=list(others.unreachable),
+        )
+        return await stream_answer(request, answer, "pods", pieces)
 
     def _read(self, request: web.Request) -> _Question:
         """Parse the parameters.
@@ -130,8 +126,6 @@ class PodList:
             QueryError: a parameter is invalid.
         """
         query = request.query
-        names = ("namespace", "search", "state", "sort", "offset", "limit")
-        check_parameters(query, frozenset(names))
         search, state, sort = (query.get(name, "") for name in ("search", "state", "sort"))
         if len(search) > MAX_WORDS:
             raise QueryError("search", search, f"must have at most {MAX_WORDS} characters")
@@ -199,48 +193,45 @@ class PodList:
         known = self._fleet.pods
         return [known[uid] for uid in last if uid in known]
 
-    def _view(self, record: PodRecord, snapshot: Snapshot, others: LastReported) -> Json:
+    def _view(self, record: PodRecord, snapshot: Snapshot, others: LastReported) -> PodSummary:
         holder = self._holders.of_pod(record)
         held = () if holder is None else holder.devices
         declared = self._fleet.memory_on(record.node, record) if record.node else None
         size = _size(record, holder)
-        is_waiting = waits(record)
-        wait = self._pending.view(record, others) if is_waiting else {}
-        return {
-            "pod": pod_name(record.namespace, record.name),
-            "uid": of_pod(record.namespace, record.uid),
-            "owner": of_pod(record.namespace, record.owner or None),
-            "state": "waits" if is_waiting else "holds",
-            "is_deleting": record.is_deleting,
-            "node": record.node or None,
-            "model": model_name(holder.model) if holder else "",
-            "resources": dict(record.resources),
-            "gpus": size,
-            "gpus_unknown": 0 if is_waiting else max(size - len(held), 0),
-            "devices": [self._device(record, one, snapshot) for one in held],
-            "utilization_ratio": _use(holder, snapshot),
-            "memory_used_bytes": self._memory(record, holder, snapshot),
-            "memory_declared_bytes": of_pod(
-                record.namespace, None if declared is None else declared * size
-            ),
-            "gpus_idle": len(holder.idle) if holder else None,
-            "idle_seconds": holder.idle_seconds if holder and holder.idle else None,
-            "is_at_least": any(one.is_at_least for one in holder.idle) if holder else False,
-            "held_seconds": holder.held_seconds if holder else None,
-            "wait": {name: wait[name] for name in _WAIT_FIELDS} if is_waiting else None,
-        }
+        is_waiting, hidden = waits(record), record.namespace
+        return PodSummary(
+            pod=pod_name(hidden, record.name),
+            uid=of_pod(hidden, record.uid),
+            owner=of_pod(hidden, record.owner or None),
+            state="waits" if is_waiting else "holds",
+            is_deleting=record.is_deleting,
+            node=record.node or None,
+            model=model_name(holder.model) if holder else "",
+            resources=dict(record.resources),
+            gpus=size,
+            gpus_unknown=0 if is_waiting else max(size - len(held), 0),
+            devices=[self._device(record, one, snapshot) for one in held],
+            utilization_ratio=_use(holder, snapshot),
+            memory_used_bytes=self._memory(record, holder, snapshot),
+            memory_declared_bytes=of_pod(hidden, None if declared is None else declared * size),
+            gpus_idle=len(holder.idle) if holder else None,
+            idle_seconds=holder.idle_seconds if holder and holder.idle else None,
+            is_at_least=any(one.is_at_least for one in holder.idle) if holder else False,
+            held_seconds=holder.held_seconds if holder else None,
+            wait=self._pending.view(record, others) if is_waiting else None,
+        )
 
-    def _device(self, record: PodRecord, device: HeldDevice, snapshot: Snapshot) -> Json:
-        return {
-            "index": device.info.index,
-            "uuid": device.info.uuid,
-            "gpu_instance_id": device.info.gpu_instance_id,
-            "mig_profile": device.info.mig_profile,
-            "shares": _shares(record, device.row, snapshot),
-            "tenants": device.tenants,
-            "utilization_ratio": _use_of(device, snapshot),
-            "memory_used_bytes": self._memory_of(record, device, snapshot),
-        }
+    def _device(self, record: PodRecord, device: HeldDevice, snapshot: Snapshot) -> PodDevice:
+        return PodDevice(
+            index=device.info.index,
+            uuid=device.info.uuid,
+            gpu_instance_id=device.info.gpu_instance_id,
+            mig_profile=device.info.mig_profile,
+            shares=_shares(record, device.row, snapshot),
+            tenants=device.tenants,
+            utilization_ratio=_use_of(device, snapshot),
+            memory_used_bytes=self._memory_of(record, device, snapshot),
+        )
 
     def _memory(self, record: PodRecord, holder: Holder | None, snapshot: Snapshot) -> int | None:
         """Return the memory that a pod uses on all its devices, None if unknown for one."""

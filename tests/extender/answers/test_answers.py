@@ -43,6 +43,7 @@ QUESTIONS: Final[dict[str, Route[Any]]] = {
     "/v1/decisions?brief=true": routes.DECISIONS,
     "/v1/decisions/1": routes.DECISION,
     "/v1/pending": routes.PENDING,
+    "/v1/pods": routes.PODS,
     "/v1/holders?idle_for=0": routes.HOLDERS,
     "/v1/costs": routes.COSTS,
     "/v1/costs?by=pod": routes.COSTS,

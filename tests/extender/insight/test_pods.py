@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from extender.insight import pods
-from extender.insight.pods import MAX_WORDS, PATH
+from extender.insight.pods import MAX_WORDS
 from testkit.cards import card
 from testkit.http_questions import get
 from testkit.others import SeesTeam
 from testkit.webhook_questions import Client, MakeClient
 from testkit.world import MESSAGE, World, one_node
 
+PATH = "/v1/pods"
 CARDS = {
     "n-1": [card("team/nb", used_gib=2.0), card("team/nb", used_gib=3.0), card()],
     "n-2": [card("team/train", busy=0.9, used_gib=60.0), card("blue/other", busy=0.5)],
