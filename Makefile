@@ -131,7 +131,7 @@ bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's 
 fuzz: $(VENV)/.dev ## every decoder, guided by coverage, for MINUTES=10; Linux on x86-64 alone
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 
-images: ## build the images and push them to REGISTRY=registry.example.com/team; with neither docker nor podman, write archives
+images: ## build the images and push them to REGISTRY=registry.example.com/team; without docker and podman write archives
 	@images/push.sh "$(REGISTRY)"
 
 arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator; needs apt with Debian 12

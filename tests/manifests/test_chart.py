@@ -125,13 +125,16 @@ def test_values_of_a_release_that_knew_no_proxy_still_do(tmp_path: Path) -> None
     assert_same({"apiProxy": None}, MANIFESTS, tmp_path)
 
 
-def test_the_second_scheduler_is_a_choice_of_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("components", [[], ["openshift"]], ids=["plain", "openshift"])
+def test_the_second_scheduler_is_a_choice_of_values(components: list[str], tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     overlay.mkdir()
-    folders = [os.path.relpath(path, overlay) for path in (MANIFESTS, SECOND_SCHEDULER)]
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump({"resources": folders}))
+    with_components(overlay, components)
+    kustomization = yaml.safe_load((overlay / "kustomization.yaml").read_text())
+    kustomization["resources"].append(os.path.relpath(SECOND_SCHEDULER, overlay.resolve()))
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
 
-    assert_same({"scheduler": {"enabled": True}}, overlay, tmp_path)
+    assert_same({"components": components, "scheduler": {"enabled": True}}, overlay, tmp_path)
 
 
 def test_the_second_scheduler_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
