@@ -16,7 +16,7 @@ DEFAULT = "default-scheduler"
 
 
 @dataclass
-class Ears:
+class ReceivedPeriod:
     """Period in which every message of other replicas was received."""
 
     since: float = float("-inf")
@@ -28,7 +28,7 @@ class Part:
     """Bypassed pods and binding attribution of a world whose inventory the test feeds."""
 
     settings: BypassSettings = field(default_factory=BypassSettings)
-    ears: Ears | None = None
+    received: ReceivedPeriod | None = None
 
     def __post_init__(self) -> None:
         self.world = World()
@@ -36,10 +36,10 @@ class Part:
             self.world.request_log,
             self.world.metrics,
             self.settings,
-            peers=self.ears,
+            peers=self.received,
         )
         self.binding_attribution = BindingAttribution(
-            self.world.request_log, self.world.history, self.world.metrics, peers=self.ears
+            self.world.request_log, self.world.history, self.world.metrics, peers=self.received
         )
         self.tap = InventoryTap(
             self.world.fleet, self.world.history, self.binding_attribution, self.bypassed_pods

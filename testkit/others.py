@@ -21,7 +21,7 @@ THIRD = "10.0.0.3:8888"
 class SeesTeam:
     """Viewer that may read the pods of one namespace."""
 
-    name = "somebody"
+    name = "caller"
 
     def sees(self, namespace: str) -> bool:
         return namespace == "team"
@@ -38,7 +38,7 @@ class LearnsTeam:
     """Viewer that may read the pods of one namespace, once `learn` was called."""
 
     learnt: set[str] = field(default_factory=set)
-    name: str = "somebody"
+    name: str = "caller"
 
     def sees(self, namespace: str) -> bool:
         return namespace == "team" and namespace in self.learnt

@@ -96,16 +96,16 @@ class Replica:
             "idlegpu_pods_bound_unasked_total", scheduler="default-scheduler", reason="not-asked"
         )
 
-    def hears_all(self, *, since: float, until: float) -> bool:
+    def has_received_all(self, *, since: float, until: float) -> bool:
         """Return whether all requests of every other replica in a period were received."""
         peers = self.extender.peers
         return peers is not None and peers.since <= since and peers.until >= until
 
-    async def hear_all(self) -> None:
+    async def receive_all(self) -> None:
         """Wait until the messages of every other replica are up to date."""
         began = time.monotonic()
         await eventually(
-            lambda: self.hears_all(since=time.monotonic(), until=began),
+            lambda: self.has_received_all(since=time.monotonic(), until=began),
             deadline_seconds=DEADLINE_SECONDS,
         )
 
@@ -201,5 +201,5 @@ async def running(
             await stack.enter_async_context(replicas.start(number)) for number in range(count)
         ]
         for replica in started:
-            await replica.hear_all()
+            await replica.receive_all()
         yield replicas.cluster, started

@@ -42,7 +42,7 @@ def test_lock_files_pin_every_package_by_hash_and_name_no_host() -> None:
         assert "http" not in text.replace("aiohttp", "").replace("httptools", "")
 
 
-def test_a_wheel_tells_type_checkers_that_the_client_is_typed(tmp_path: Path) -> None:
+def test_a_wheel_marks_the_client_as_typed(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     for folder in ("extender", "extender/cli"):  # the rest of the checkout would take time to copy

@@ -31,14 +31,14 @@ def commands(job: str) -> str:
 @pytest.mark.e2e
 @pytest.mark.neighbours
 def test_github_would_take_the_workflow() -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [str(binary("actionlint")), "-shellcheck=", "-pyflakes=", str(WORKFLOW)],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert (told.returncode, told.stdout + told.stderr) == (0, "")
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_actions_of_others_are_pinned_by_what_they_hold() -> None:

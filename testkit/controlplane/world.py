@@ -23,7 +23,7 @@ from testkit.controlplane.simulated import following, register_nodes
 from testkit.controlplane.waiting import DEADLINE_SECONDS, wait_for
 
 # Most of a node's CPU and memory, so that kube-scheduler without the extender prefers other nodes.
-BURDEN: Final = {"cpu": "110", "memory": "900Gi"}
+MOST_OF_HOST: Final = {"cpu": "110", "memory": "900Gi"}
 
 _marks: Final = count(1)
 
@@ -173,7 +173,7 @@ class World:
         await self.settled()
         return pods
 
-    async def burden(self, *nodes: str, requests: Mapping[str, str] = BURDEN) -> None:
+    async def fill_host(self, *nodes: str, requests: Mapping[str, str] = MOST_OF_HOST) -> None:
         """Fill nodes with pods that request much CPU and memory, or `requests`, and no GPU.
 
         Without the extender, kube-scheduler then prefers the other nodes.
@@ -189,14 +189,14 @@ class World:
         await self.client.create_priority_class(own, value)
         return own
 
-    async def heard(self, *nodes: str) -> None:
+    async def scheduler_synced(self, *nodes: str) -> None:
         """Wait until kube-scheduler's caches have the current state of these nodes.
 
         kube-scheduler has separate watches for nodes and pods: it may receive a pod before an
         earlier change of a node.
         """
         for node in nodes:
-            mark = {"test.idlegpu.io/heard": str(next(_marks))}
+            mark = {"test.idlegpu.io/mark": str(next(_marks))}
             item = {"kind": "Node", "metadata": {"name": node}}
             await self.client.patch(item, {"metadata": {"labels": mark}})
             everything = [{"operator": "Exists"}]

@@ -202,10 +202,10 @@ async def test_without_new_passes_samples_disappear_when_stale() -> None:
 
 
 async def test_verdicts_are_exported() -> None:
-    busy, sick = busy_card(), ScriptedCard("GPU-1")
-    sick.set(Call.FIELDS, ECC_DOUBLE_BIT_VOLATILE=2.0)
+    busy, broken = busy_card(), ScriptedCard("GPU-1")
+    broken.set(Call.FIELDS, ECC_DOUBLE_BIT_VOLATILE=2.0)
 
-    found = scrape(await sampled(busy, sick))
+    found = scrape(await sampled(busy, broken))
 
     idle = values(found["idlegpu_agent_device_idle"], "uuid")
     assert idle == {("GPU-0",): 0.0, ("GPU-1",): 1.0}

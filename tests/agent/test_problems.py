@@ -9,7 +9,7 @@ from agent.backend import Code, NvmlError
 from agent.problems import problem_of
 
 ROOT = Path(__file__).parents[2]
-TOLD = {".py", ".md", ".yaml", ".json", ".js", ".tpl", ".txt"}
+TEXT_SUFFIXES = {".py", ".md", ".yaml", ".json", ".js", ".tpl", ".txt"}
 
 
 def test_advice_to_reset_includes_removing_the_agent() -> None:
@@ -17,7 +17,7 @@ def test_advice_to_reset_includes_removing_the_agent() -> None:
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     advising = {}
     for path in (*paths, *ROOT.glob("*.md")):
-        if path.suffix not in TOLD:
+        if path.suffix not in TEXT_SUFFIXES:
             continue
         text = path.read_text()
         for found in re.finditer("gpu-reset", text):

@@ -282,14 +282,14 @@ OF_NVML_ALONE: Mapping[str, Fact] = {
         stress=1.0,
     ),
     "near where its clocks are held back": Fact(dcgm={}, calls={"temperature": 84}, stress=0.5),
-    "told to recover, and to what": Fact(
+    "the driver asks for a recovery action": Fact(
         dcgm={},
         xid=154,
         fields={230: 5},
         action=PENALTY,
         cause="recovery action: recover IMEX",
     ),
-    "told that nothing is left to recover": Fact(dcgm={}, xid=154, fields={230: 0}),
+    "the driver asks for no recovery action any more": Fact(dcgm={}, xid=154, fields={230: 0}),
 }
 
 

@@ -23,7 +23,7 @@ async def browser() -> AsyncIterator[Browser]:
         yield browser
 
 
-async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() -> None:
+async def test_pages_are_open_until_they_are_closed_and_report_the_bytes_read() -> None:
     async with serving(small_world()) as server:
 
         def look() -> PageTraffic:
@@ -87,6 +87,6 @@ def test_an_extender_that_is_not_there_is_said() -> None:
         pass
 
 
-def test_no_pages_ask_nobody() -> None:
+def test_no_pages_send_no_requests() -> None:
     with pages("http://127.0.0.1:1", 0) as traffic:
         assert traffic.bytes == 0

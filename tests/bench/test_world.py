@@ -107,7 +107,7 @@ def test_nodes_that_go_are_missed_and_come_back(world: World) -> None:
     follows(world)
 
 
-def test_memory_and_steps_are_told(world: World) -> None:
+def test_memory_and_steps_are_reported(world: World) -> None:
     world.steps()
     Scheduler(world).place()
 

@@ -180,7 +180,7 @@ def frames(content: bytes) -> Iterator[bytes]:
 def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
     """Return the extender's state after each message, as readings."""
     state = AgentState(NODE)
-    told = []
+    states = []
     for message in messages:
         state.is_news = False
         update = decode_update(message)
@@ -188,7 +188,7 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
         readings = readings_of([state], ForeignPolicy(), state.at)
         own = readings.own
         assert own is not None
-        told.append(
+        states.append(
             {
                 "at": state.at,
                 "is_news": bool(own.news),
@@ -210,7 +210,7 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
                 },
             }
         )
-    return [plain(one) for one in told]
+    return [plain(one) for one in states]
 
 
 def plain(value: Any) -> Any:

@@ -32,7 +32,9 @@ from tests.contract.reports import (
 )
 
 RELEASES: Final = sorted(RECORDINGS.iterdir())
-RECORD_ANEW: Final = "the programs greet otherwise now: python -m tests.contract.reports"
+RECORD_AGAIN: Final = (
+    "the programs open or close connections differently now: python -m tests.contract.reports"
+)
 
 releases = pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
 
@@ -119,11 +121,11 @@ async def test_an_agent_understands_the_last_words_of_an_extender_of_that_releas
 
     async with reporting(other_side.port, tmp_path) as running:
         # The agent notices a closed connection when it sends something.
-        def has_heard() -> bool:
+        def has_disconnected() -> bool:
             running.look()
             return any(link.refusals for link in running.pusher.links.values())
 
-        await eventually(has_heard)
+        await eventually(has_disconnected)
 
         (link,) = running.pusher.links.values()
         assert link.problem.startswith("the extender ended the connection: ")
@@ -135,4 +137,4 @@ async def test_the_recording_of_this_release_is_what_its_programs_say(tmp_path: 
 
     said = await handshake(tmp_path)
 
-    assert {name: (folder / name).read_bytes() for name in said} == said, RECORD_ANEW
+    assert {name: (folder / name).read_bytes() for name in said} == said, RECORD_AGAIN

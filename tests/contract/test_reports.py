@@ -23,7 +23,7 @@ from tests.contract.reports import (
 )
 
 RELEASES: Final = sorted(RECORDINGS.iterdir())
-RECORD_ANEW: Final = "the agent says something else now: python -m tests.contract.reports"
+RECORD_AGAIN: Final = "the agent sends other bytes now: python -m tests.contract.reports"
 
 releases = pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
 
@@ -81,5 +81,5 @@ def test_a_message_that_would_be_misunderstood_is_refused_with_both_versions() -
 def test_the_recording_of_this_release_is_what_its_agent_says() -> None:
     folder = RECORDINGS / project_version()
 
-    assert (folder / STREAM).read_bytes() == stream(), RECORD_ANEW
-    assert (folder / REPORT).read_bytes() == rest_report() + b"\n", RECORD_ANEW
+    assert (folder / STREAM).read_bytes() == stream(), RECORD_AGAIN
+    assert (folder / REPORT).read_bytes() == rest_report() + b"\n", RECORD_AGAIN

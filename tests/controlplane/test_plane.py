@@ -72,12 +72,12 @@ async def test_the_question_of_a_pod_that_is_tried_again_says_why_it_had_no_node
         await cluster.create(node("small", 1))
         large = pod("large", 2)
         await cluster.create(large)
-        told = await cluster.wait_unschedulable(large)
+        message = await cluster.wait_unschedulable(large)
         await cluster.create(node("roomy", 2))
 
         assert await cluster.wait_bound(large) == "roomy"
         question = json.loads(stub.bodies["filter"][-1])
-        assert last_refusal(question["Pod"]["status"]) == told
+        assert last_refusal(question["Pod"]["status"]) == message
 
 
 async def test_a_killed_scheduler_goes_on_once_it_is_started_again(
@@ -121,7 +121,7 @@ def shape(question: Object) -> Object:
     return pod_fields | {name: type(value).__name__ for name, value in question.items()}
 
 
-async def test_kubelets_run_pods_and_end_them_as_told(
+async def test_kubelets_run_pods_and_end_them_by_annotations(
     cluster: ApiClient, start_scheduler: StartScheduler, kubelets: ServerProcess
 ) -> None:
     del kubelets
@@ -205,7 +205,7 @@ async def test_a_server_that_ends_at_once_shows_its_last_words(tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl")
-async def test_servers_die_with_whoever_started_them(tmp_path: Path) -> None:
+async def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     start = (
         "import asyncio, pathlib, time\n"
         "from testkit.controlplane.process import ServerProcess\n"

@@ -9,7 +9,7 @@ TAKERS = 4
 EACH = 8
 
 
-def test_nobody_is_given_a_port_that_another_was_given() -> None:
+def test_no_two_callers_get_the_same_port() -> None:
     wanted = (
         "from testkit.controlplane import process\n"
         f"process.PORTS = range(19_000, 19_000 + {TAKERS * EACH * 2})\n"

@@ -57,10 +57,10 @@ async def descheduling(world: World, folder: Path) -> AsyncIterator[ServerProces
 async def nothing_to_do(process: ServerProcess) -> None:
     """Wait until it has read every node's load, and found no idle node."""
 
-    async def is_told() -> bool:
+    async def has_logged() -> bool:
         return "No node is underutilized" in process.log.read_text()
 
-    await wait_for(is_told, "the descheduler says that there is nothing to do")
+    await wait_for(has_logged, "the descheduler says that there is nothing to do")
 
 
 async def test_a_pod_of_a_busy_shared_gpu_is_moved_to_one_that_is_idle(
@@ -74,7 +74,7 @@ async def test_a_pod_of_a_busy_shared_gpu_is_moved_to_one_that_is_idle(
     quiet = world.add_shared("quiet")
     await world.register()
     await world.settled()
-    await world.heard(quiet)
+    await world.scheduler_synced(quiet)
 
     async with descheduling(world, tmp_path) as process:
         await nothing_to_do(process)
@@ -85,7 +85,7 @@ async def test_a_pod_of_a_busy_shared_gpu_is_moved_to_one_that_is_idle(
     assert (await world.decisions(moved))[0]["node"] == quiet
 
 
-async def test_nobody_is_evicted_towards_gpus_that_somebody_else_uses(
+async def test_no_pod_is_evicted_towards_gpus_with_foreign_use(
     world: World, tmp_path: Path
 ) -> None:
     busy = world.add_shared("busy")

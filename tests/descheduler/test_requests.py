@@ -47,7 +47,7 @@ async def join(world: World, name: str, cards: int, *, is_taken: bool = False) -
     if is_taken:
         for index in range(cards):
             await world.wait_state(node, index, "foreign")
-    await world.heard(node)
+    await world.scheduler_synced(node)
     return node
 
 
@@ -60,7 +60,7 @@ async def relabel(world: World, node: str, zone: str) -> None:
 async def change(world: World, node: str, spec: Object) -> None:
     """Change a node, and wait until kube-scheduler's cache has the change."""
     await world.client.patch({"kind": "Node", "metadata": {"name": node}}, {"spec": spec})
-    await world.heard(node)
+    await world.scheduler_synced(node)
 
 
 def stayed(before: Nodes, after: Nodes) -> set[str]:
@@ -111,7 +111,7 @@ async def test_emptying_nodes_comes_to_an_end_only_where_we_pack(
     nodes["fuller"] = await join(world, "fuller", 4)
     await world.tenants(nodes["fuller"], 3)
     # without the extender kube-scheduler would choose the other one
-    await world.burden(nodes[goes_to])
+    await world.fill_host(nodes[goes_to])
     emptying = policy("HighNodeUtilization", {"thresholds": HELD}, evictor={"nodeFit": True})
 
     await deschedule(world.services.plane, tmp_path, emptying)
@@ -169,8 +169,8 @@ async def test_towards_a_node_that_we_refuse_it_evicts_again_and_again_until_the
 
     for said in (TAINTED, UNTAINTED | CORDONED):
         await change(world, taken, said)
-        for told in (example("by-requests"), LEVELLING):  # with nodeFit, and without
-            await deschedule(world.services.plane, tmp_path, told)
+        for policy_ in (example("by-requests"), LEVELLING):  # with nodeFit, and without
+            await deschedule(world.services.plane, tmp_path, policy_)
             assert await replicas.nodes() == pods
 
 
@@ -179,7 +179,7 @@ async def zoned(world: World, cards: int) -> str:
     node = world.add("left", cards)
     await world.start()
     await relabel(world, node, "a")
-    await world.heard(node)
+    await world.scheduler_synced(node)
     return node
 
 
@@ -193,7 +193,7 @@ async def exclude(world: World, left: str, cards: int) -> str:
     await relabel(world, taken, "a")
     await relabel(world, left, "b")
     for node in (left, taken):
-        await world.heard(node)
+        await world.scheduler_synced(node)
     return taken
 
 

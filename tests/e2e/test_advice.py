@@ -25,13 +25,13 @@ GIB: Final = 1 << 30
 def past(uuid: str, *, percent: float, mib: float) -> list[Line]:
     """Return two hours of past samples of a card."""
 
-    def told(value: float) -> Any:  # seconds before now
+    def constant(value: float) -> Any:  # seconds before now
         return lambda ago: value if ago > LOOK_BACK_SECONDS else None
 
     labels = {"UUID": uuid}
     return [
-        Line(name="DCGM_FI_DEV_GPU_UTIL", labels=labels, value=told(percent)),
-        Line(name="DCGM_FI_DEV_FB_USED", labels=labels, value=told(mib)),
+        Line(name="DCGM_FI_DEV_GPU_UTIL", labels=labels, value=constant(percent)),
+        Line(name="DCGM_FI_DEV_FB_USED", labels=labels, value=constant(mib)),
     ]
 
 
@@ -140,7 +140,7 @@ async def test_without_a_past_nothing_is_said_of_use(world: World) -> None:
 async def test_gpus_without_cpu_are_stranded_by_the_pods_that_hold_it(world: World) -> None:
     node = world.add("filled", 8)
     await world.start(kubelets=False)
-    await world.burden(node, requests={"cpu": "110"})  # of 128, and 8 are assumed for each GPU
+    await world.fill_host(node, requests={"cpu": "110"})  # of 128, and 8 are assumed for each GPU
     command = by_url(world)
 
     async def is_found() -> dict[str, Any] | None:

@@ -60,7 +60,7 @@ async def led_by(world: World, source: str) -> None:
     async def is_so() -> bool:
         return await sources(world) == {source}
 
-    await wait_for(is_so, f"{source} tells of every GPU")
+    await wait_for(is_so, f"{source} is the source of every GPU")
 
 
 async def refusals(world: World) -> dict[str, float]:
@@ -189,7 +189,7 @@ async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path
     mine, others = world.add("mine"), world.add("others")
     async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, mine):
         await world.start(taking(tokens))
-        await world.wait_gpu(mine, 0, lambda gpu: gpu["source"] == "agent", "is told of")
+        await world.wait_gpu(mine, 0, lambda gpu: gpu["source"] == "agent", "comes from the agent")
 
         for reason, text in {
             "wrong-node": await tokens.issue(mine, name="second"),
@@ -207,7 +207,9 @@ async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path
                 await wait_for(is_refused, f"the agent is refused: {reason}")
 
         assert (await world.gpu(others))["source"] == "prometheus"
-        await world.wait_gpu(mine, 0, lambda gpu: gpu["source"] == "agent", "is still told of")
+        await world.wait_gpu(
+            mine, 0, lambda gpu: gpu["source"] == "agent", "still comes from the agent"
+        )
 
 
 async def test_a_token_that_names_its_pod_alone_is_of_the_node_that_the_pod_is_on(
@@ -224,10 +226,14 @@ async def test_a_token_that_names_its_pod_alone_is_of_the_node_that_the_pod_is_o
         await world.start(taking(tokens))
 
         async with agents_again(world, tokens, node):
-            await world.wait_gpu(node, 0, lambda gpu: gpu["source"] == "agent", "is told of")
+            await world.wait_gpu(
+                node, 0, lambda gpu: gpu["source"] == "agent", "comes from the agent"
+            )
 
 
-async def test_agents_report_over_tls_and_to_nobody_else(world: World, tmp_path: Path) -> None:
+async def test_agents_report_only_over_tls_to_the_extender_of_their_ca(
+    world: World, tmp_path: Path
+) -> None:
     node = world.add("node")
     issue(tmp_path / "own")
     issue(tmp_path / "another")
@@ -248,7 +254,9 @@ async def test_agents_report_over_tls_and_to_nobody_else(world: World, tmp_path:
 
         known = replace(REPORTS, ca_file=str(own / "ca.crt"))
         async with run_agents(world.fleet, [node], tokens.address, tokens.file, reports=known):
-            await world.wait_gpu(node, 0, lambda gpu: gpu["source"] == "agent", "is told of")
+            await world.wait_gpu(
+                node, 0, lambda gpu: gpu["source"] == "agent", "comes from the agent"
+            )
 
 
 async def has_looked(agent: SimulatedAgent) -> bool:

@@ -68,7 +68,7 @@ async def test_a_node_without_its_device_plugin_is_left_to_kube_scheduler(world:
     await world.tenants(full, 1, utilization=0.9)
     added = node("added", 0)
     await world.client.create(added)
-    await world.heard("added")
+    await world.scheduler_synced("added")
     waiting = pod("early")
     await world.client.create(waiting)
 

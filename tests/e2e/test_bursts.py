@@ -97,7 +97,7 @@ async def test_readings_take_over_from_what_was_assumed(world: World) -> None:
     await world.tenants(quiet, 2, utilization=0.0, memory="64Mi")
     await world.tenants(loud, 1, utilization=0.9, memory="64Mi")
     await world.covered(quiet, loud)
-    await world.burden(quiet)
+    await world.fill_host(quiet)
 
     # With assumed pods only, the node with fewer pods would be the better one.
     assert await world.place(pod("next")) == quiet

@@ -87,7 +87,7 @@ async def test_a_pod_is_judged_by_the_gpus_that_claims_leave(world: World) -> No
     right = world.add("right", 2, exporter=WITHOUT_PODS)
     await world.start(kubelets=False)
     await serve_by_dra(world, left, right)
-    await world.burden(right)  # without the extender kube-scheduler prefers the other one
+    await world.fill_host(right)  # without the extender kube-scheduler prefers the other one
 
     by_claim = await claim(world, "by-claim", left, 1)
     assert await world.place(by_claim) == left

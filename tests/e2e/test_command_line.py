@@ -67,7 +67,7 @@ async def exposed(world: World) -> AsyncIterator[None]:
         SERVICE,
         0,
         namespace=NAMESPACE,
-        schedulerName="nobody",
+        schedulerName="none",
         serviceAccountName=SERVICE,
         securityContext={"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
     )
@@ -124,7 +124,7 @@ async def test_the_commands_show_what_is_so(world: World) -> None:
     assert top.out.splitlines()[3].startswith(f"{busy}::")
 
 
-async def test_a_bound_pod_is_explained_and_told_of_in_one_event(world: World) -> None:
+async def test_a_bound_pod_is_explained_and_reported_in_one_event(world: World) -> None:
     idle, busy, item = await placed(world)
 
     explained = await by_url(world)("explain", "default/mine")
@@ -163,7 +163,9 @@ async def test_a_pod_that_waits_says_what_for(world: World) -> None:
     assert found["default/large"]["by_us"] == []
 
 
-async def test_what_kube_schedulers_own_filters_refused_is_told_pod_by_pod(world: World) -> None:
+async def test_what_kube_schedulers_own_filters_refused_is_reported_pod_by_pod(
+    world: World,
+) -> None:
     world.add("open", 2)
     tainted = world.add("tainted", 2)
     await world.start()
@@ -190,17 +192,17 @@ async def test_what_kube_schedulers_own_filters_refused_is_told_pod_by_pod(world
 
     pods = (await idlegpu("pending", "-o", "json")).json["pods"]
 
-    told = {one["pod"].partition("/")[2]: one for one in pods}
-    assert told.keys() == wanted.keys()
+    by_pod = {one["pod"].partition("/")[2]: one for one in pods}
+    assert by_pod.keys() == wanted.keys()
     for name, reason in wanted.items():
-        counted = {one["reason"]: one["count"] for one in told[name]["by_scheduler"]}
+        counted = {one["reason"]: one["count"] for one in by_pod[name]["by_scheduler"]}
         (taint,) = (text for text in counted if text != reason)
         assert counted == {reason: 1, taint: 1}
         assert taint.startswith("node(s) had untolerated taint")
-        assert told[name]["by_us"] == []
+        assert by_pod[name]["by_us"] == []
 
 
-async def test_what_we_refuse_is_told_apart_from_what_kube_scheduler_does(world: World) -> None:
+async def test_our_refusals_are_distinguished_from_those_of_kube_scheduler(world: World) -> None:
     free = world.add("free", 2)
     world.add("other", 1)
     await world.start()
@@ -315,7 +317,7 @@ def _manifest(world: World) -> Any:
     return file
 
 
-async def test_who_may_not_use_the_proxy_is_told(world: World) -> None:
+async def test_a_user_who_may_not_use_the_proxy_gets_an_error(world: World) -> None:
     await placed(world)
     idlegpu = by_proxy(world, SCHEDULER)
 

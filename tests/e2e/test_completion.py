@@ -31,14 +31,16 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "completions"),
     [
         pytest.param(["hol"], [f"holders\t{COMMANDS['holders']}", ":4"], id="subcommand"),
         pytest.param(["nodes", "-o", "w"], ["wide", ":4"], id="value"),
         pytest.param(["explain", "-f", ""], [":0"], id="files"),
     ],
 )
-def test_kubectl_completes_our_subcommands(path: str, typed: list[str], told: list[str]) -> None:
+def test_kubectl_completes_our_subcommands(
+    path: str, typed: list[str], completions: list[str]
+) -> None:
     done = subprocess.run(
         [binary("kubectl"), "__complete", "idlegpu", *typed],
         env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -48,4 +50,4 @@ def test_kubectl_completes_our_subcommands(path: str, typed: list[str], told: li
         timeout=60,
     )
 
-    assert done.stdout.splitlines() == told
+    assert done.stdout.splitlines() == completions

@@ -23,7 +23,7 @@ async def test_a_pod_never_lands_where_its_memory_does_not_fit(world: World) -> 
     await world.tenants(tight, 1, memory="12Gi")
     await world.tenants(roomy, 1, utilization=0.9)
     await world.covered(tight, roomy)
-    await world.burden(roomy)
+    await world.fill_host(roomy)
 
     # Idle and with fewer requests, the node with little memory would otherwise be the better one.
     little = {"idlegpu.io/gpu-memory": "2Gi"}
@@ -64,7 +64,7 @@ async def test_a_gpu_that_others_use_is_refused_and_kubectl_says_so(world: World
     await world.start()
     for node in taken:
         await world.wait_state(node, 1, "foreign")
-    await world.burden(clean)
+    await world.fill_host(clean)
 
     assert await world.place(pod("first")) == clean
 
@@ -83,7 +83,7 @@ async def test_a_node_with_a_gpu_fallen_off_the_bus_is_refused(world: World) -> 
     world.fleet.kill_device(dead, 0, Loss.XID_79)
     await world.start()
     await world.wait_state(dead, 1, "unhealthy")
-    await world.burden(healthy)
+    await world.fill_host(healthy)
 
     assert await world.place(pod("first")) == healthy
 
@@ -100,7 +100,7 @@ async def test_a_node_whose_gpu_vanished_from_telemetry_comes_last(world: World)
     lost, healthy = world.add("lost"), world.add("healthy")
     world.fleet.kill_device(lost, 0, Loss.VANISHED)
     await world.start()
-    await world.burden(healthy)
+    await world.fill_host(healthy)
 
     assert await world.place_all([pod("first"), pod("second")]) == [healthy] * 2
     assert await world.place(pod("third")) == lost
@@ -131,7 +131,7 @@ async def test_a_mig_pod_goes_where_instances_of_its_profile_are_idle(world: Wor
 async def test_a_node_where_pods_die_at_once_is_no_longer_first_choice(world: World) -> None:
     cursed, other = world.add("cursed", cards=5), world.add("other", cards=8)
     await world.start()
-    await world.burden(other)
+    await world.fill_host(other)
     first = pod("first")
     assert await world.place(first) == cursed
     await world.end(first)
@@ -180,7 +180,7 @@ async def idle_and_lively(world: World) -> tuple[str, str]:
 
 async def test_a_job_that_dies_anywhere_pushes_no_other_pod_to_a_busier_card(world: World) -> None:
     idle, lively = await idle_and_lively(world)
-    await world.burden(idle)
+    await world.fill_host(idle)
 
     await die(world, of_job("train-1", idle), of_job("train-2", idle))
     first = pod("first")
@@ -223,7 +223,7 @@ async def test_one_pod_that_fails_by_a_device_sends_the_next_elsewhere(
     world: World, status: Object
 ) -> None:
     idle, lively = await idle_and_lively(world)
-    await world.burden(lively)
+    await world.fill_host(lively)
     victim = pod("victim")
     assert await world.place(victim) == idle
     uid = (await world.running(victim))["metadata"]["uid"]

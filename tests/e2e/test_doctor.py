@@ -118,9 +118,9 @@ async def beat(plane: ControlPlane, name: str, at: datetime) -> None:
         "status": "True",
         "lastHeartbeatTime": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-    told = json.dumps({"status": {"conditions": [ready]}})
+    patch_body = json.dumps({"status": {"conditions": [ready]}})
     patch = ("patch", "node", name, "--subresource=status", "--field-manager=kubelet")
-    await plane.kubectl(*patch, "--type=strategic", "-p", told)
+    await plane.kubectl(*patch, "--type=strategic", "-p", patch_body)
 
 
 def _remembering() -> dict[str, Any]:
@@ -244,10 +244,10 @@ async def test_pods_that_are_bound_without_us_are_found(world: World) -> None:
         done = await idlegpu.run("doctor", "-o", "json")
         return shown(done.json).get("IG001", "")
 
-    told = await wait_for(is_found, "the doctor finds that nobody asks")
+    evidence = await wait_for(is_found, "the doctor finds pods bound without a call")
 
     scheduler = world.services.setup.scheduler_name
-    assert f"1 pods of {scheduler} that request nvidia.com/gpu: not-asked" in told
+    assert f"1 pods of {scheduler} that request nvidia.com/gpu: not-asked" in evidence
 
 
 async def test_what_may_not_be_read_has_not_passed(world: World) -> None:

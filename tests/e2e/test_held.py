@@ -113,7 +113,7 @@ async def forgotten(world: World, node: str) -> None:
 async def test_others_keep_off_the_gpus_of_pods_that_are_held(world: World) -> None:
     left, right = world.add_shared("left"), world.add_shared("right")
     await world.start({"assumed": {"tentative_seconds": 600}})
-    await world.burden(right)  # without the extender kube-scheduler prefers the other one
+    await world.fill_host(right)  # without the extender kube-scheduler prefers the other one
     pods = group(left)
     async with holding(world) as binder:
         await world.client.create_all(pods)
@@ -131,7 +131,7 @@ async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(
 ) -> None:
     left, right = world.add_shared("left"), world.add_shared("right")
     await world.start({"assumed": {"tentative_seconds": 1}})
-    await world.burden(right)
+    await world.fill_host(right)
     pods = group(left)
     async with holding(world) as binder:
         await world.client.create_all(pods)
@@ -144,7 +144,7 @@ async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(
         assert await world.bound(pods) == [left, left]
 
 
-async def test_a_whole_gpu_that_is_held_goes_to_nobody_else_although_it_counts_no_longer(
+async def test_a_whole_gpu_that_is_held_goes_to_no_other_pod_although_it_counts_no_longer(
     world: World,
 ) -> None:
     only = world.add("only", 1)

@@ -19,7 +19,7 @@ async def quiet_and_busy(
     await world.start(extender=extender)
     await world.tenants(quiet, 2, utilization=0.05)
     await world.tenants(busy, 2, utilization=0.45)
-    await world.burden(quiet)
+    await world.fill_host(quiet)
     return quiet, busy
 
 
@@ -86,7 +86,7 @@ async def test_the_preferred_model_comes_first(world: World) -> None:
     middle = world.add("middle", model=A100_40GB)
     new = world.add("new", model=H100)
     await world.start()
-    await world.burden(old, middle)
+    await world.fill_host(old, middle)
 
     def choosy(name: str, models: str) -> Object:
         return pod(name, annotations={"idlegpu.io/prefer-models": models})
@@ -100,7 +100,7 @@ async def test_packing_keeps_whole_nodes_free(world: World) -> None:
     started, empty = world.add("started", cards=8), world.add("empty", cards=8)
     await world.start()
     await world.tenants(started, 5, utilization=0.9)
-    await world.burden(started)
+    await world.fill_host(started)
     packing = [
         pod(f"packing-{number}", annotations={"idlegpu.io/strategy": "pack"}) for number in range(3)
     ]

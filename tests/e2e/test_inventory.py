@@ -205,7 +205,7 @@ async def test_an_event_is_shown_with_its_pod_and_repeats_are_a_series(
 
 
 @pytest.mark.usefixtures("cluster")
-async def test_an_api_server_that_cannot_be_verified_is_told(
+async def test_an_api_server_that_cannot_be_verified_is_reported(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     config = json.loads(control_plane.kubeconfig().read_text())

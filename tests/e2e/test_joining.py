@@ -84,11 +84,11 @@ async def test_a_node_that_joins_gets_the_waiting_pod_once_it_can_take_it_and_no
     waiting = await refused(world)
     added = f"added-{steps[0]}-{steps[-1]}"
     await world.client.create(node(added, 0, taints=JOINING))
-    await world.heard(added)
+    await world.scheduler_synced(added)
 
     for step in steps[:-1]:
         await change(world, added, step)
-        await world.heard(added)
+        await world.scheduler_synced(added)
         assert await world.count_bound([waiting]) == 0
         assert added not in await nodes_asked_about(world, waiting)
 
@@ -102,7 +102,7 @@ async def test_a_node_that_goes_is_not_asked_about_however_idle_it_is(world: Wor
     await world.start()
     await world.tenants(busy, 2, utilization=0.45)
     await world.client.patch(node(going), {"spec": {"taints": GOING}})
-    await world.heard(going)
+    await world.scheduler_synced(going)
     stock = pod("stock-beside-going")
 
     assert await world.place(stock) == busy

@@ -12,7 +12,7 @@ import pytest
 from simulation.devices import Load
 from simulation.models import A100_40GB, GIB, H100
 from testkit.controlplane.objects import GPU, Object, pod
-from testkit.controlplane.world import BURDEN, World
+from testkit.controlplane.world import MOST_OF_HOST, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -40,7 +40,7 @@ async def label(world: World, labels: dict[str, dict[str, str]]) -> None:
     for node, given in labels.items():
         item = {"kind": "Node", "metadata": {"name": node}}
         await world.client.patch(item, {"metadata": {"labels": given}})
-    await world.heard(*labels)
+    await world.scheduler_synced(*labels)
 
 
 async def avoid(world: World, *nodes: str) -> None:
@@ -49,7 +49,7 @@ async def avoid(world: World, *nodes: str) -> None:
         item = {"kind": "Node", "metadata": {"name": node}}
         taints = [{"key": "test.idlegpu.io/avoid", "effect": "PreferNoSchedule"}]
         await world.client.patch(item, {"spec": {"taints": taints}})
-    await world.heard(*nodes)
+    await world.scheduler_synced(*nodes)
 
 
 def zones_of(nodes: Iterable[str], zones: dict[str, dict[str, str]]) -> dict[str, int]:
@@ -153,7 +153,7 @@ async def test_idle_against_busy_never_loses_to_all_wishes_together(
     if cards > 1 or kind == "shared":
         assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == idle
     await avoid(world, idle)
-    await world.burden(idle)
+    await world.fill_host(idle)
 
     assert await world.place(drawn_elsewhere("drawn")) == idle
 
@@ -214,7 +214,7 @@ async def test_one_gpu_of_fit_outweighs_least_allocated(world: World, cards: int
 @pytest.mark.parametrize(
     ("burden", "asked"),
     [
-        pytest.param(BURDEN, {"cpu": "16"}, id="cpu"),
+        pytest.param(MOST_OF_HOST, {"cpu": "16"}, id="cpu"),
         pytest.param(
             {"ephemeral-storage": "900Gi"}, {"ephemeral-storage": "90Gi"}, id="ephemeral-storage"
         ),
@@ -225,7 +225,7 @@ async def test_gpus_that_their_node_cannot_serve_are_no_room(
 ) -> None:
     short, roomy = world.add("z-short", 8), world.add("a-roomy", 4)
     await world.start()
-    await world.burden(short, requests=burden)  # leaves room for one such pod
+    await world.fill_host(short, requests=burden)  # leaves room for one such pod
     item = pod("hungry")
     item["spec"]["containers"][0]["resources"]["requests"] = {**asked, GPU: "1"}
 

@@ -49,7 +49,7 @@ async def test_prometheus_killed_in_a_burst_costs_no_pod_and_hides_no_bad_node(
     await world.start({"freshness": {"max_age_seconds": 5}})
     await world.wait_state(dead, 0, "unhealthy")
     await world.wait_state(taken, 7, "foreign")
-    await world.burden(*good)
+    await world.fill_host(*good)
     prometheus = world.services.prometheus.process
 
     async def kill_prometheus() -> None:
@@ -71,7 +71,7 @@ async def test_pods_are_bound_without_an_extender_that_may_be_ignored(world: Wor
     quiet, busy = world.add_shared("quiet"), world.add_shared("busy")
     await world.start()
     await world.tenants(busy, 1, utilization=0.9)
-    await world.burden(quiet)
+    await world.fill_host(quiet)
     extender = world.services.extender.process
 
     extender.kill()
@@ -88,7 +88,7 @@ async def test_pods_wait_for_an_extender_that_may_not_be_ignored(world: World) -
     quiet, busy = world.add_shared("quiet"), world.add_shared("busy")
     await world.start(extender={"ignorable": False})
     await world.tenants(busy, 1, utilization=0.9)
-    await world.burden(quiet)
+    await world.fill_host(quiet)
     extender = world.services.extender.process
     extender.kill()
     patient = pod("patient")
@@ -149,7 +149,7 @@ async def test_the_extender_catches_up_after_a_restart_of_the_api_server(world: 
     quiet = world.add_shared("quiet")
     await world.register()
     await world.settled()
-    await world.heard(quiet)
-    await world.burden(quiet)
+    await world.scheduler_synced(quiet)
+    await world.fill_host(quiet)
 
     assert await world.place(pod("next")) == quiet

@@ -11,7 +11,7 @@ from testkit.controlplane.world import World
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
-async def test_nobody_is_evicted_for_load(world: World) -> None:
+async def test_no_pod_is_evicted_for_load(world: World) -> None:
     full, busy = world.add_shared("full"), world.add_shared("busy")
     await world.start()
     tenants = await world.tenants(full, 4, utilization=0.2)
@@ -57,7 +57,7 @@ async def test_a_pod_that_requires_idle_preempts_where_pods_hold_all_whole_gpus(
     assert kept[0]["metadata"]["name"] in left
 
 
-async def test_a_pod_that_requires_idle_evicts_nobody_beside_a_free_gpu_in_foreign_use(
+async def test_a_pod_that_requires_idle_evicts_no_pod_beside_a_free_gpu_in_foreign_use(
     world: World,
 ) -> None:
     half, foreign = world.add("half"), world.add("foreign")

@@ -92,11 +92,11 @@ async def agent_of(
 async def start(world: World, tokens: Tokens) -> None:
     """Run extender and kube-scheduler with agents as the only source."""
     services = world.services
-    told: Object = {
+    settings: Object = {
         "prometheus": {"url": ""},
         "agents": {**tokens.settings, "hold_seconds": 25, "silence_seconds": 35},
     }
-    await services.extender.ensure(merged(SETTINGS, told))
+    await services.extender.ensure(merged(SETTINGS, settings))
     await services.ensure_scheduler(
         {
             **services.scheduler_config(),
@@ -224,7 +224,9 @@ async def test_what_a_pod_uses_of_the_real_gpu_that_it_holds_is_not_foreign(
             enter(pid)
             busy_after = await waited_for(world, real, lambda gpu: gpu["state"] == "busy")
             with load(0.0, HELD_GIB):
-                foreign = await wait_for(partial(foreign_use, agent), "others' use is told apart")
+                foreign = await wait_for(
+                    partial(foreign_use, agent), "foreign use is distinguished"
+                )
             gpu = await first_gpu(world, real)
 
     say(f"its pod was known after {held_after:.2f} s, its use after {busy_after:.2f} s: {foreign}")

@@ -40,7 +40,7 @@ async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path:
     await world.start(SPREAD, kubelets=False)
     await world.tenants(busy, 6, utilization=0.9, memory="60Gi")
     world.fleet.kill_device(dead, 0, Loss.XID_79)
-    await world.burden(idle, dead)
+    await world.fill_host(idle, dead)
     await world.settled()
     await world.wait_state(dead, 1, "unhealthy")
     active = pod("active")
@@ -79,11 +79,11 @@ async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path:
 async def wait_bound(world: World, item: Object, node: str) -> None:
     """Wait until the extender knows that a pod was bound, and not to its choice."""
 
-    async def is_told() -> bool:
+    async def is_recorded() -> bool:
         newest = max(await world.decisions(item), key=lambda one: int(one["number"]))
         return newest["bound_node"] == node and newest["is_followed"] is False
 
-    await wait_for(is_told, "the decision tells that it was not followed")
+    await wait_for(is_recorded, "the decision records the other node")
 
 
 async def test_a_pod_that_we_would_have_wait_is_placed(world: World) -> None:

@@ -53,14 +53,14 @@ async def test_where_our_best_nodes_are_ruled_out_the_pod_gets_the_next(world: W
 
     # By affinity, by CPU, then by a taint: each filter removes more of the best nodes.
     assert await world.place(anywhere_but("picky", best)) == good
-    await world.burden(best)
+    await world.fill_host(best)
     assert await world.place(hungry("hungry")) == good
     for node in (best, good):
         taints = [{"key": "reserved", "effect": "NoSchedule"}]
         await world.client.patch(
             {"kind": "Node", "metadata": {"name": node}}, {"spec": {"taints": taints}}
         )
-    await world.heard(best, good)
+    await world.scheduler_synced(best, good)
     assert await world.place(pod("stock")) == last
     assert await world.place(tolerant("tolerant")) == best
 
@@ -120,7 +120,7 @@ async def test_where_none_passes_each_node_is_counted_with_its_reason(world: Wor
         {"kind": "Node", "metadata": {"name": tainted}},
         {"spec": {"taints": [{"key": "reserved", "effect": "NoSchedule"}]}},
     )
-    await world.heard(tainted)
+    await world.scheduler_synced(tainted)
     big = pod("big", annotations={"idlegpu.io/gpu-memory": "100Gi"})
     await world.client.create(big)
 

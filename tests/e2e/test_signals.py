@@ -53,7 +53,7 @@ async def test_use_from_outside_of_a_shared_gpu_is_load_and_refuses_nothing(worl
     world.fleet.set_foreign(taken, 0, Load(utilization=0.85, memory_bytes=10 * GIB))
     await world.start()
     await world.wait_gpu(taken, 0, lambda gpu: OUTSIDE in gpu["why"], "is known to be used")
-    await world.burden(calm)
+    await world.fill_host(calm)
 
     assert await world.place(pod("first")) == calm
 
@@ -115,7 +115,7 @@ async def test_without_labels_of_pods_the_gpus_that_are_not_in_use_are_free(worl
             half, index, lambda gpu: (gpu["memory_used_ratio"] or 0) > 0.4, "is loaded"
         )
     await passed(world, 3)
-    await world.burden(half)
+    await world.fill_host(half)
 
     assert await world.place(pod("one")) == half
     assert await world.place(pod("other")) == half
@@ -146,6 +146,6 @@ async def test_tenants_that_still_load_are_no_idler_than_one_at_work(world: Worl
     await world.tenants(works, 1, utilization=0.2, memory="10Mi")
     await world.covered(works)
     await passed(world, 5)
-    await world.burden(works)
+    await world.fill_host(works)
 
     assert await world.place(pod("asks")) == works

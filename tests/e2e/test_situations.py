@@ -96,7 +96,7 @@ def among(world: World, name: str, *nodes: str, gpus: int = 1, **more: Any) -> O
     return pod(name, gpus, affinity=affinity, **more)
 
 
-async def tell(world: World, item: Object, phase: str, state: Object) -> None:
+async def set_status(world: World, item: Object, phase: str, state: Object) -> None:
     """Set the phase and container state of a pod, as its kubelet would."""
     statuses = [
         {
@@ -114,7 +114,7 @@ async def tell(world: World, item: Object, phase: str, state: Object) -> None:
 
 
 async def test_the_image_decides_among_equal_nodes(world: World) -> None:
-    await world.heard(of(world, "b-pulled"))
+    await world.scheduler_synced(of(world, "b-pulled"))
     asks = among(world, "image", "a-plain", "b-pulled")
     asks["spec"]["containers"][0]["image"] = LARGE_IMAGE
 
@@ -157,12 +157,12 @@ async def test_a_start_in_the_past_of_a_nodes_clock_has_its_warm_up_all_the_same
     now = world.fleet.clock()
     for node, at in (("young", now), ("past", now - HOUR)):
         (tenant,) = await world.tenants(of(world, node), 1)
-        await tell(world, tenant, "Running", {"running": {"startedAt": timestamp(at)}})
-    told_at = world.fleet.clock()
+        await set_status(world, tenant, "Running", {"running": {"startedAt": timestamp(at)}})
+    set_at = world.fleet.clock()
 
     async def is_read() -> bool:
         gpus = [await world.gpu(of(world, node)) for node in ("young", "past")]
-        return all(world.fleet.clock() - gpu["age_seconds"] > told_at + 1 for gpu in gpus)
+        return all(world.fleet.clock() - gpu["age_seconds"] > set_at + 1 for gpu in gpus)
 
     await wait_for(is_read, "readings are newer than the starts")
 
@@ -172,11 +172,11 @@ async def test_a_start_in_the_past_of_a_nodes_clock_has_its_warm_up_all_the_same
 async def test_an_end_in_the_future_of_a_nodes_clock_frees_its_gpu_now(world: World) -> None:
     (busy,) = await world.tenants(of(world, "end"), 1, utilization=0.9, memory="60Gi")
     started = timestamp(world.fleet.clock())
-    await tell(world, busy, "Running", {"running": {"startedAt": started}})
+    await set_status(world, busy, "Running", {"running": {"startedAt": started}})
     await world.wait_state(of(world, "end"), 0, "busy")
 
     ended = {"startedAt": started, "finishedAt": timestamp(world.fleet.clock() + HOUR)}
-    await tell(world, busy, "Succeeded", {"terminated": {"exitCode": 0, **ended}})
+    await set_status(world, busy, "Succeeded", {"terminated": {"exitCode": 0, **ended}})
 
     asks = among(world, "after-its-end", "end", annotations=IDLE_ALONE)
     assert await world.place(asks) == of(world, "end")
@@ -190,7 +190,7 @@ async def test_nodes_are_known_by_whatever_name_their_exporters_call_them(world:
     assert await world.place_all(asks) == [of(world, node) for node in NAMED]
 
 
-async def test_gkes_labels_alone_tell_that_gpus_are_shared(world: World) -> None:
+async def test_gkes_labels_alone_show_that_gpus_are_shared(world: World) -> None:
     gke = of(world, "gke")
 
     def asking(name: str, memory: str) -> Object:
@@ -209,7 +209,7 @@ async def test_a_node_stays_readable_where_an_init_container_asked_for_more(worl
     item = pod("prepared", nodeName=init, initContainers=more)
     await world.client.create(item)
     started = {"running": {"startedAt": timestamp(world.fleet.clock() - HOUR)}}
-    await tell(world, item, "Running", started)
+    await set_status(world, item, "Running", started)
     await world.wait_gpu(init, 0, lambda gpu: gpu["tenants"], "shows its pod")
 
     asks = among(world, "beside", "init", gpus=2, annotations=IDLE_ALONE)
@@ -224,10 +224,10 @@ async def test_a_failure_with_an_xid_at_that_time_counts_at_once(world: World) -
     await world.client.create(fails)
     now = world.fleet.clock()
     world.fleet.set_xid(faulty, 0, 74)  # which alone is no fault for one GPU
-    await tell(world, fails, "Running", {"running": {"startedAt": timestamp(now)}})
+    await set_status(world, fails, "Running", {"running": {"startedAt": timestamp(now)}})
 
     ended = {"startedAt": timestamp(now), "finishedAt": timestamp(now + 1), "exitCode": 1}
-    await tell(world, fails, "Failed", {"terminated": ended})
+    await set_status(world, fails, "Failed", {"terminated": ended})
 
     async def is_counted() -> bool:
         answer = await world.services.extender.get("/v1/best", {"limit": "100"})

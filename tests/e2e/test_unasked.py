@@ -82,13 +82,13 @@ class Watched:
             written = [line for line in log if MESSAGE.encode() in line]
         return [orjson.loads(line) for line in written]
 
-    async def told(self) -> list[Object]:
+    async def wait_lines(self) -> list[Object]:
         """Wait for such log lines and return them: they are written some time after the event."""
 
-        async def is_told() -> bool:
+        async def are_written() -> bool:
             return bool(self.lines())
 
-        await wait_for(is_told, "the log tells of pods bound unasked")
+        await wait_for(are_written, "the log has pods bound without a call")
         return self.lines()
 
 
@@ -116,7 +116,7 @@ async def test_kube_scheduler_without_an_extender_entry_is_noticed(
 
     assert await watched.counted() == {"not-asked": 3, "answer-lost": 0, "not-scored": 0}
     assert report["likely_causes"][0]["field"] == "extenders"
-    (line,) = await watched.told()
+    (line,) = await watched.wait_lines()
     assert line["level"].lower() == "warning"
     assert line["scheduler"] == world.services.setup.scheduler_name
     assert "has no entry for us under extenders" in line["likely_causes"][0]
@@ -142,7 +142,7 @@ async def test_resource_that_managed_resources_lacks_is_named(
     assert (await watched.counted())["not-asked"] == 3
     (cause,) = report["likely_causes"]
     assert (cause["field"], cause["pods"]) == ("managedResources", 3)
-    (line,) = await watched.told()
+    (line,) = await watched.wait_lines()
     assert line["resources"] == ["nvidia.com/gpu"]
     assert line["likely_causes"][0].startswith("managedResources: ")
     assert "request nvidia.com/gpu:" in line["likely_causes"][0]
@@ -214,13 +214,13 @@ async def test_with_the_shipped_configuration_a_burst_counts_nothing(
 
 
 @asynccontextmanager
-async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[list[Watched]]:
+async def two_replicas(world: World, *, are_peers: bool = True) -> AsyncIterator[list[Watched]]:
     """Run two extenders, and a kube-scheduler that calls the second for every other pod."""
     services = world.services
     other = services.replica("e2e-second-extender")
     servers = [services.extender, other]
     addresses = [urlsplit(server.webhooks).netloc for server in servers]
-    settings = {"peers": {"addresses": addresses}} if are_told else {}
+    settings = {"peers": {"addresses": addresses}} if are_peers else {}
     watched = [Watched(server) for server in servers]
     port = free_port()
     certificates = services.setup.certificates
@@ -233,7 +233,9 @@ async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[
             patient = {"urlPrefix": url, "httpTimeout": "30s"}
             await world.start(settings, kubelets=False, extender=patient)
             await other.ensure(services.extender.settings)
-            await wait_for(lambda: hear_each_other(servers), "the replicas hear each other")
+            await wait_for(
+                lambda: have_exchanged_messages(servers), "the replicas exchange messages"
+            )
             for each in watched:
                 # requests are attributed from now on, whatever the API server does
                 await each.chosen()
@@ -242,7 +244,7 @@ async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[
             await other.process.stop()
 
 
-async def hear_each_other(servers: list[ExtenderServer]) -> bool:
+async def have_exchanged_messages(servers: list[ExtenderServer]) -> bool:
     """Return whether each replica has received a message of the other."""
     answering = []
     for server in servers:

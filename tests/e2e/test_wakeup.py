@@ -54,10 +54,10 @@ def lines(server: ExtenderServer, start: int, event: str) -> list[Object]:
 async def woke(server: ExtenderServer, start: int) -> int:
     """Wait until an extender has logged that it woke pods; return how often it did."""
 
-    async def is_told() -> int:
+    async def has_woken() -> int:
         return len(lines(server, start, "woke waiting pods"))
 
-    return await wait_for(is_told, "the log tells that waiting pods were woken")
+    return await wait_for(has_woken, "the log has a wake of waiting pods")
 
 
 def log_length(server: ExtenderServer) -> int:

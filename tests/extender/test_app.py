@@ -37,8 +37,8 @@ async def until_degraded(part: Running, *words: str) -> JsonObject:
     """Wait until /readyz reports these words, or none, as degraded; return its answer."""
 
     def is_so(body: JsonObject) -> bool:
-        told = str(body["degraded"]) if body["degraded"] else ""
-        return all(word in told for word in words) and bool(told) == bool(words)
+        degraded = str(body["degraded"]) if body["degraded"] else ""
+        return all(word in degraded for word in words) and bool(degraded) == bool(words)
 
     return await until(part, "/readyz", is_so)
 

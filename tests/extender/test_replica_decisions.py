@@ -23,12 +23,12 @@ async def test_any_replica_shows_the_decisions_of_the_others() -> None:
         for name, replica in (("a", first), ("b", second)):
             await replica.choose(cluster.control.create_pod(pod_object(name)))
 
-        told = await read(third, "/v1/decisions?brief=true")
+        shown = await read(third, "/v1/decisions?brief=true")
         (found,) = (await read(third, "/v1/decisions?pod=default/a"))["decisions"]
         one = await read(second, f"/v1/decisions/{found['id']}")
 
-    assert [each["pod"] for each in told["decisions"]] == ["default/b", "default/a"]
-    assert told["unreachable"] == []
+    assert [each["pod"] for each in shown["decisions"]] == ["default/b", "default/a"]
+    assert shown["unreachable"] == []
     assert one == found
     assert one["explained"]
 
@@ -36,7 +36,7 @@ async def test_any_replica_shows_the_decisions_of_the_others() -> None:
 async def test_a_replica_that_is_gone_is_named_and_the_others_are_shown() -> None:
     async with described(2) as replicas, replicas.start(0) as stays:
         async with replicas.start(1) as goes:
-            await stays.hear_all()
+            await stays.receive_all()
             await goes.choose(replicas.cluster.control.create_pod(pod_object("theirs")))
             await stays.choose(replicas.cluster.control.create_pod(pod_object("ours")))
             both = await read(stays, "/v1/decisions?brief=true")
@@ -53,13 +53,13 @@ async def test_over_tls_only_replicas_may_read(tmp_path: Path) -> None:
     async with running(2, tls=tmp_path) as (cluster, (one, other)):
         await one.choose(cluster.control.create_pod(pod_object("a")))
 
-        told = await read(other, "/v1/decisions")
+        shown = await read(other, "/v1/decisions")
         # kube-scheduler's certificate is valid for the webhooks, but not for the replicas' routes.
         async with one.session.get(f"{one.url}/v1/peers/decisions") as answer:
             refused = answer.status
 
-    assert [each["pod"] for each in told["decisions"]] == ["default/a"]
-    assert told["unreachable"] == []
+    assert [each["pod"] for each in shown["decisions"]] == ["default/a"]
+    assert shown["unreachable"] == []
     assert refused == 403
 
 

@@ -34,19 +34,20 @@ async def until_judged(*replicas: Replica, count: int = 1) -> None:
     await eventually(are_judged, deadline_seconds=DEADLINE_SECONDS)
 
 
-async def until_heard_for(seconds: float, *replicas: Replica) -> None:
+async def until_received_for(seconds: float, *replicas: Replica) -> None:
     """Wait until each replica has received the others' requests for a period.
 
     Before that, a request for a pod that is created now may be unknown.
     """
 
-    def have_heard() -> bool:
+    def have_received() -> bool:
         now = time.monotonic()
         return all(
-            replica.hears_all(since=now - seconds, until=now - seconds) for replica in replicas
+            replica.has_received_all(since=now - seconds, until=now - seconds)
+            for replica in replicas
         )
 
-    await eventually(have_heard, deadline_seconds=DEADLINE_SECONDS)
+    await eventually(have_received, deadline_seconds=DEADLINE_SECONDS)
 
 
 async def test_pod_placed_by_one_replica_counts_at_all_others() -> None:
@@ -77,7 +78,7 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(2) as (cluster, replicas):
-        await until_heard_for(WATCH_SECONDS, *replicas)
+        await until_received_for(WATCH_SECONDS, *replicas)
         cluster.control.create_pod(pod_object("silent"))
         one, _ = replicas
         for each in replicas:  # a replica that never saw it waiting does not classify it
@@ -90,11 +91,11 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
 
         assert [replica.bypassed_count for replica in replicas] == [1, 1]
         async with one.session.get(f"{one.url}/v1/unasked") as answer:
-            told = await answer.json()
-    assert [(it["example"], it["verdict"]) for it in told["bound"]] == [
+            body = await answer.json()
+    assert [(it["example"], it["verdict"]) for it in body["bound"]] == [
         ("default/silent", "not-asked")
     ]
-    assert told["likely_causes"][0]["field"] == "extenders"
+    assert body["likely_causes"][0]["field"] == "extenders"
     assert "pods bound without our answer" in caplog.messages
 
 
@@ -146,11 +147,11 @@ async def test_a_replica_that_ends_sends_its_last_requests(monkeypatch: pytest.M
 async def test_a_restarted_replica_receives_all_again_and_counts_from_then_on() -> None:
     async with described(2) as replicas, replicas.start(0) as first:
         async with replicas.start(1):
-            await first.hear_all()
+            await first.receive_all()
         ended_at = time.monotonic()
         async with replicas.start(1) as second:
-            await first.hear_all()
-            assert not first.hears_all(since=ended_at, until=ended_at)
+            await first.receive_all()
+            assert not first.has_received_all(since=ended_at, until=ended_at)
             pod = replicas.cluster.control.create_pod(pod_object("a"))
             node = await first.choose(pod)
             await second.until_assumed(pod, node)
@@ -183,7 +184,7 @@ async def test_replica_that_hangs_delays_no_answer(monkeypatch: pytest.MonkeyPat
                     await first.ask(pod)
             assert not given_up.is_set()  # all were answered while one message was under way
             now = time.monotonic()
-            assert not first.hears_all(since=now, until=now - 1)
+            assert not first.has_received_all(since=now, until=now - 1)
         await runner.cleanup()
 
 
@@ -192,7 +193,7 @@ async def test_replicas_are_found_by_the_name_of_their_service() -> None:
         port = replicas.addresses[1].rpartition(":")[2]
         found = replicas.peers(service=f"localhost:{port}")
         async with replicas.start(0, found) as first:
-            await first.hear_all()
+            await first.receive_all()
             pod = replicas.cluster.control.create_pod(pod_object("a"))
             node = await first.choose(pod)
 
@@ -217,7 +218,7 @@ async def test_a_name_without_addresses_is_logged_once_and_nothing_counts_as_kno
             await eventually(lambda: lookups >= 5, deadline_seconds=DEADLINE_SECONDS)
 
             assert caplog.messages.count("cannot look up the replicas") == 1
-            assert not first.hears_all(since=time.monotonic(), until=0.0)
+            assert not first.has_received_all(since=time.monotonic(), until=0.0)
 
 
 async def test_own_message_is_answered_and_not_taken() -> None:
@@ -227,9 +228,9 @@ async def test_own_message_is_answered_and_not_taken() -> None:
         asked = {"verb": "filter", "uid": "u", "age_seconds": 0.0}
         message = {"version": 1, "instance": own, "asked": [asked]}
         async with first.session.post(f"{first.url}{PATH}", json=message, headers=PROOF) as answer:
-            told = await answer.json()
+            body = await answer.json()
 
-        assert (answer.status, told["instance"]) == (200, own)
+        assert (answer.status, body["instance"]) == (200, own)
         assert len(first.extender.request_log) == 0
 
 
@@ -246,10 +247,10 @@ async def test_bad_message_is_answered_with_what_is_wrong(body: bytes, words: st
         async with first.session.post(
             f"{first.url}{PATH}", data=BytesIO(body), headers=PROOF
         ) as answer:
-            told = await answer.json()
+            reply = await answer.json()
 
         assert answer.status == 400
-        assert words in told["error"]
+        assert words in reply["error"]
         refused = first.count(
             "idlegpu_peer_messages_total", direction="received", outcome="refused"
         )

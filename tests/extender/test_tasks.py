@@ -65,7 +65,7 @@ def fail(task: asyncio.Task[object]) -> bool:
         innermost, awaited = awaited, deeper
         if getattr(innermost, "__name__", "") in {"__aexit__", "_run_once"}:
             return False  # waits for its own tasks, and fails with them
-    waited = task._fut_waiter  # type: ignore[attr-defined] # asyncio tells nobody
+    waited = task._fut_waiter  # type: ignore[attr-defined] # not in asyncio's public API
     if waited is None or isinstance(waited, asyncio.Task) or waited.done():
         return False
     waited.set_exception(InjectedError())
@@ -106,8 +106,8 @@ async def test_whichever_task_fails_the_extender_answers_on(
     own = asyncio.all_tasks()
     failed: Counter[str] = Counter()
     faults = supervision.FAULTS.total()
-    each_anew = aiohttp.TCPConnector(force_close=True)  # a connection's task may have failed
-    session = aiohttp.ClientSession(connector=each_anew, timeout=aiohttp.ClientTimeout(30))
+    unpooled = aiohttp.TCPConnector(force_close=True)  # a connection's task may have failed
+    session = aiohttp.ClientSession(connector=unpooled, timeout=aiohttp.ClientTimeout(30))
     async with running_kube() as kube, session:
         kube.put("nodes", node("n"))
         file = settings_file(tmp_path, kube)

@@ -145,7 +145,7 @@ def peers() -> Target:
         except PeerError:
             return False
         if math.isnan(peers.since) or math.isnan(peers.until):
-            raise FaultError("it is not known since when all is told")
+            raise FaultError("the start of complete messages is unknown")
         return True
 
     return target

@@ -82,7 +82,7 @@ async def test_a_group_is_asked_about_once_it_is_whole_and_spread_as_a_burst_is(
     await world.start()
     *first, last = await group(world, "whole", 6)
     await world.client.create_all(first)
-    await world.heard(nodes[0])  # and of the earlier pods
+    await world.scheduler_synced(nodes[0])  # and of the earlier pods
     assert [await world.decisions(item) for item in first] == [[]] * 5
 
     await world.client.create(last)
@@ -98,9 +98,9 @@ async def test_a_group_that_does_not_fit_takes_nothing_from_others_and_starts_on
     pods = await group(world, "large", 4)
     await world.client.create_all(pods)
 
-    told = await given_back(world, pods)
+    messages = await given_back(world, pods)
 
-    refused, untried, *passed = told
+    refused, untried, *passed = messages
     assert "Insufficient nvidia.com/gpu" in refused
     assert "minCount (4) cannot be satisfied" in untried
     assert all(GIVEN_BACK in text for text in passed)
@@ -186,7 +186,7 @@ async def test_a_group_goes_to_the_rack_that_has_room_for_all_of_it(world: World
     for rack, nodes in (("a", small), ("b", large)):
         for name in nodes:
             await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
-    await world.heard(nodes[-1])
+    await world.scheduler_synced(nodes[-1])
     pods = await group(world, "near", 4)
     await world.client.create_all(pods)
 
@@ -201,7 +201,7 @@ async def test_a_group_that_is_tried_on_each_rack_counts_where_it_goes_and_nowhe
     for rack, nodes in racks.items():
         for name in nodes:
             await world.client.patch(node(name), {"metadata": {"labels": {RACK: rack}}})
-    await world.heard(nodes[-1])
+    await world.scheduler_synced(nodes[-1])
     topology = {"topology": [{"key": RACK}]}
     pods = await group(world, "bound", 3, topology=topology)
     await world.client.create_all(pods)

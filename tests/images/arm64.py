@@ -27,7 +27,7 @@ EMULATOR_PACKAGE: Final = "qemu-user-static"
 EMULATORS: Final = ("qemu-aarch64-static", "qemu-aarch64")
 TIMEOUT_SECONDS: Final = 600
 WRAPPER: Final = """#!/bin/sh
-# Python of arm64. It is told this file's name for its own, so that what it starts is emulated, too.
+# Python of arm64. It gets this file's name as its own, so that child processes are emulated, too.
 here=$(cd "$(dirname "$0")" && pwd)
 root=${here%/usr/bin}
 exec "$root/../emulator" -L "$root" -0 "$0" "$here/python3.11" "$@"
@@ -177,9 +177,11 @@ def _make(folder: Path, apt: _Apt) -> None:
     python = Machine(folder=folder).python
     python.write_text(WRAPPER)
     python.chmod(0o755)
-    told = _call([str(python), "-c", "import platform; print(platform.machine())"])
-    if told.stdout.strip() != "aarch64":
-        raise FetchError(f"the emulator does not run Python of arm64: {told.stdout}{told.stderr}")
+    called = _call([str(python), "-c", "import platform; print(platform.machine())"])
+    if called.stdout.strip() != "aarch64":
+        raise FetchError(
+            f"the emulator does not run Python of arm64: {called.stdout}{called.stderr}"
+        )
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -15,7 +15,9 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
 
 
-def test_without_apt_it_is_told_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_apt_the_message_names_the_missing_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert arm64.main() == 1
     assert "apt-get: not on this machine" in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ import pytest
 from tests.images.dockerfile import IMAGES, INSTALLED, ROOT, stages, texts
 
 OURS: Final = ("extender", "agent")
-LOCK_ANEW: Final = "images/lock.sh writes the images' lock files anew"
+LOCK_AGAIN: Final = "images/lock.sh writes the images' lock files again"
 FOR_PEOPLE: Final = ("extender.cli",)
 """Not in the image: the command line for people."""
 EXTENDER_ALONE: Final = {"aiohttp", "cryptography", "kubernetes-asyncio", "uvloop", "watchfiles"}
@@ -62,7 +62,7 @@ def test_an_image_starts_from_a_python_that_cannot_change(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", OURS)
-def test_an_image_runs_as_nobody_and_adds_to_python_what_was_built(program: str) -> None:
+def test_an_image_runs_without_root_and_adds_to_python_what_was_built(program: str) -> None:
     _, final = stages(program)
 
     assert texts(final, "USER") == ["65532:65532"]
@@ -76,7 +76,7 @@ def test_an_image_holds_the_packages_that_its_program_imports(program: str) -> N
     lines = (IMAGES / f"{program}.in").read_text().splitlines()
     named = {line for line in lines if not line.startswith("#")}
 
-    assert named == imported(program), f"name them in images/{program}.in; {LOCK_ANEW}"
+    assert named == imported(program), f"name them in images/{program}.in; {LOCK_AGAIN}"
 
 
 @pytest.mark.parametrize("program", OURS)
@@ -84,7 +84,7 @@ def test_an_image_holds_the_versions_that_the_tests_run_with(program: str) -> No
     locked = versions(IMAGES / f"{program}.txt")
     tested = versions(ROOT / "requirements.txt")
 
-    assert locked == {name: tested.get(name) for name in locked}, LOCK_ANEW
+    assert locked == {name: tested.get(name) for name in locked}, LOCK_AGAIN
     text = (IMAGES / f"{program}.txt").read_text()
     assert text.count("--hash=sha256:") >= len(locked) > 20
     assert "://" not in text

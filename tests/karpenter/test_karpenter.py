@@ -28,16 +28,16 @@ async def is_added(world: World, node: str) -> bool:
     return names == [node]
 
 
-async def told(world: World, item: Object, text: str) -> None:
+async def wait_event(world: World, item: Object, text: str) -> None:
     """Wait until an event of a pod has this text."""
 
-    async def is_told() -> bool:
+    async def has_come() -> bool:
         return any(text in event["message"] for event in await world.client.events(item))
 
-    await wait_for(is_told, f"an event says {text!r}")
+    await wait_for(has_come, f"an event says {text!r}")
 
 
-async def test_it_believes_that_a_node_which_we_refuse_still_fits_and_adds_none(
+async def test_it_counts_a_node_that_we_refuse_as_fitting_and_adds_none(
     world: World,
 ) -> None:
     taken = world.add("taken", 1)
@@ -50,7 +50,7 @@ async def test_it_believes_that_a_node_which_we_refuse_still_fits_and_adds_none(
         waiting
     )
 
-    await told(world, waiting, f"Pod should schedule on: node/{taken}")
+    await wait_event(world, waiting, f"Pod should schedule on: node/{taken}")
 
     assert await claims(world) == []
 

@@ -44,7 +44,7 @@ async def issuing(folder: Path, installation: Installation) -> AsyncIterator[Non
         yield
     finally:
         await program.stop()  # otherwise it would recreate objects that are deleted after the test
-        # Nobody here deletes what belongs to Certificates that go; the next ones' has its names.
+        # No controller deletes the dependents of Certificates, whose names the next ones reuse.
         await installation.admin.request("DELETE", f"{CERT_MANAGER_PATH}/certificaterequests")
 
 

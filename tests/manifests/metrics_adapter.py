@@ -85,7 +85,7 @@ def application(rules: list[Object], prometheus_url: str) -> web.Application:
             }
         )
 
-    async def tell(request: web.Request) -> web.Response:
+    async def answer_metric(request: web.Request) -> web.Response:
         name = request.match_info["metric"]
         if name not in known:
             raise web.HTTPNotFound
@@ -117,7 +117,7 @@ def application(rules: list[Object], prometheus_url: str) -> web.Application:
 
     app = web.Application()
     app.router.add_get(f"/apis/{VERSION}", discover)
-    app.router.add_get(f"/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}", tell)
+    app.router.add_get(f"/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}", answer_metric)
     return app
 
 

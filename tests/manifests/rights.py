@@ -12,15 +12,15 @@ async def everybody(installation: Installation, namespace: str) -> frozenset[tup
     account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": {"name": "nobody", "namespace": namespace},
+        "metadata": {"name": "no-rights", "namespace": namespace},
     }
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     await installation.admin.request("POST", path, account)
     try:
-        async with await installation.client(namespace, "nobody") as client:
+        async with await installation.client(namespace, "no-rights") as client:
             return await rights(client, namespace)
     finally:
-        await installation.admin.request("DELETE", f"{path}/nobody")
+        await installation.admin.request("DELETE", f"{path}/no-rights")
 
 
 def lease(name: str) -> Object:

@@ -262,7 +262,7 @@ async def test_pods_are_created_all_the_same_while_the_extender_is_down(
 
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-async def test_a_new_ca_is_told_to_the_api_server_before_a_certificate_of_it_is_shown(
+async def test_a_new_ca_is_in_the_webhook_before_a_certificate_of_it_is_shown(
     admitting: Admitting,
 ) -> None:
     ca_file = admitting.extender.mounted / "extender" / "ca.crt"
@@ -310,13 +310,13 @@ async def test_the_api_server_asks_who_cert_managers_cainjector_has_it_trust(
     await installation.apply(OVERLAYS / "admission-cert-manager")
 
     async def certify(installation: Installation) -> None:
-        async def is_told() -> bool:
+        async def is_set() -> bool:
             webhook = await webhook_of(installation.admin)
             made = (await issued(installation))[SECRETS["extender"]]
             return base64.b64decode(webhook["clientConfig"].get("caBundle", "")) == made["ca.crt"]
 
         async with issuing(tmp_path, installation):
-            await wait_for(is_told, "the API server is told of the CA")
+            await wait_for(is_set, "the webhook has the CA")
 
     async with in_force(installation, tmp_path, certify) as admitting:
         assert await admitting.scheduler_of(gpu_pod()) == SCHEDULER
@@ -353,7 +353,7 @@ async def test_the_webhook_adds_the_right_to_look_at_one_lease_and_no_other(
 
 @pytest.mark.parametrize("name", ["admission", "admission-cert-manager"])
 @pytest.mark.e2e
-def test_the_api_server_is_told_an_address_that_is_served_with_a_name_that_is_certified(
+def test_the_webhooks_address_is_served_and_its_name_is_certified(
     name: str,
 ) -> None:
     items = built(OVERLAYS / name)
@@ -365,13 +365,13 @@ def test_the_api_server_is_told_an_address_that_is_served_with_a_name_that_is_ce
     environ = {entry["name"]: str(entry.get("value", "")) for entry in container["env"]}
     settings = load_settings(Path("settings.yaml"), environ, content)
 
-    told = webhook["clientConfig"]["service"]
-    assert (told["namespace"], told["name"]) == (EXTENDER_NAMESPACE, service["metadata"]["name"])
-    (port,) = [each for each in service["spec"]["ports"] if each["port"] == told["port"]]
+    named = webhook["clientConfig"]["service"]
+    assert (named["namespace"], named["name"]) == (EXTENDER_NAMESPACE, service["metadata"]["name"])
+    (port,) = [each for each in service["spec"]["ports"] if each["port"] == named["port"]]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert settings.admission.address[1] == ports[port["targetPort"]]
     assert settings.admission.files(settings.tls)[0] == Path("/etc/idlegpu-tls/tls.crt")
-    certified = f"{told['name']}.{told['namespace']}.svc"
+    certified = f"{named['name']}.{named['namespace']}.svc"
     if name == "admission":
         job = find(items, "Job", "idlegpu-certs")
         (maker,) = job["spec"]["template"]["spec"]["containers"]

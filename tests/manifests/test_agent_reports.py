@@ -48,7 +48,7 @@ def variables(folder: Path, kind: str, name: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "folder", [MANIFESTS, *sorted(OVERLAYS.iterdir())], ids=lambda folder: folder.name
 )
-def test_agents_report_where_somebody_keeps_the_ca_that_they_trust(folder: Path) -> None:
+def test_agents_report_where_a_config_map_has_the_ca_that_they_trust(folder: Path) -> None:
     items = built(folder)
     writers = {
         (item["metadata"]["namespace"], subject["name"])
@@ -57,16 +57,16 @@ def test_agents_report_where_somebody_keeps_the_ca_that_they_trust(folder: Path)
         for subject in item["subjects"]
     }
 
-    is_told = LISTEN in variables(folder, "Deployment", "idlegpu-extender")
-    tell = [
+    listens = LISTEN in variables(folder, "Deployment", "idlegpu-extender")
+    reports = [
         REPORTS_TO in variables(folder, "DaemonSet", item["metadata"]["name"])
         for item in items
         if item["kind"] == "DaemonSet"
     ]
 
     has_ca = (AGENT_NAMESPACE, "idlegpu-certs") in writers
-    assert is_told == has_ca
-    assert tell == [has_ca] * len(tell)
+    assert listens == has_ca
+    assert reports == [has_ca] * len(reports)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,21 +137,21 @@ async def reporting(
         yield Reporting(extender=extender, reports=reports, tokens=tokens, address=address)
 
 
-async def test_agents_tell_the_extender_of_their_gpus(reporting: Reporting) -> None:
-    async def all_tell() -> bool:
+async def test_agents_report_their_gpus_to_the_extender(reporting: Reporting) -> None:
+    async def all_report() -> bool:
         gpus = (await reporting.extender.server.get("/v1/gpus"))["gpus"]
-        told = {(gpu["node"], gpu["source"]) for gpu in gpus}
-        return told == {(name, "agent") for name in NAMES}
+        sources = {(gpu["node"], gpu["source"]) for gpu in gpus}
+        return sources == {(name, "agent") for name in NAMES}
 
     async with run_agents(
         two_nodes(), NAMES, reporting.address, reporting.tokens.file, reports=reporting.reports
     ):
-        await wait_for(all_tell, "what is known of each node's GPUs is what its agent tells")
+        await wait_for(all_report, "each node's GPUs come from its agent")
 
         assert await reporting.metrics("idlegpu_agent_refusals_total") == {}
 
 
-async def test_nobody_else_tells_it(reporting: Reporting) -> None:
+async def test_no_other_account_may_report(reporting: Reporting) -> None:
     stranger = await reporting.tokens.issue(NAMES[0], account="other")
     reporting.tokens.file(NAMES[0]).write_text(stranger)
 

@@ -31,7 +31,7 @@ async def test_an_account_without_rights_sees_gpus_and_no_pod_by_name(read: Read
     assert nodes["nodes"][0]["resources"]["nvidia.com/gpu"]["held"] == 2
 
 
-async def test_without_a_token_health_and_metrics_alone_are_told(read: Read) -> None:
+async def test_without_a_token_only_health_and_metrics_are_answered(read: Read) -> None:
     for path in ("/v1/nodes", "/v1/gpus", "/v1/decisions", "/v1/unasked", "/v1/session"):
         status, answer = await read.extender.read(path)
 
@@ -75,7 +75,7 @@ async def test_a_browser_keeps_the_token_as_a_cookie_and_sees_what_its_owner_may
         async with session.post("/v1/session", json={"token": token}) as answer:
             assert answer.status == 204
         async with session.get("/v1/session") as answer:
-            told = await answer.json()
+            body = await answer.json()
         async with session.get("/v1/nodes/a") as answer:
             assert (await answer.json())["pods"] == ["blue/p", "another pod"]
         async with session.delete("/v1/session") as answer:
@@ -83,7 +83,7 @@ async def test_a_browser_keeps_the_token_as_a_cookie_and_sees_what_its_owner_may
         async with session.get("/v1/nodes/a") as answer:
             assert answer.status == 401
 
-    assert told == {
+    assert body == {
         "user": f"system:serviceaccount:{BLUE}:{READER}",
         "sees_all": False,
         "namespaces": [BLUE],

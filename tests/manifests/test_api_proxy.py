@@ -128,7 +128,7 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
         "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": "test-proxy"},
         "subjects": [{"kind": "ServiceAccount", "name": PROXY_USER, "namespace": BLUE}],
     }
-    standing_in: Object = {
+    stand_in: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": SERVICE, **here},
@@ -177,7 +177,7 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
         }
         rbac = f"/apis/{RBAC}/v1/namespaces/{EXTENDER_NAMESPACE}"
         made = {
-            f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/pods": standing_in,
+            f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/pods": stand_in,
             f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/endpoints": endpoints,
             f"/apis/discovery.k8s.io/v1/namespaces/{EXTENDER_NAMESPACE}/endpointslices": a_slice,
             f"{rbac}/roles": role,
@@ -186,7 +186,7 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
         for path, item in made.items():
             await admin.request("POST", path, item)
         addresses = {"podIP": way.address, "podIPs": [{"ip": way.address}], "phase": "Running"}
-        await admin.patch(standing_in, {"status": addresses}, "status")
+        await admin.patch(stand_in, {"status": addresses}, "status")
         try:
             async with await read.installation.client(BLUE, PROXY_USER) as client:
                 await wait_authorized(
@@ -194,8 +194,8 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
                 )
 
             async def is_there() -> bool:
-                status, told = await through_proxy(read, PROXY_USER, "/readyz")
-                assert status in {200, 503}, told
+                status, body = await through_proxy(read, PROXY_USER, "/readyz")
+                assert status in {200, 503}, body
                 return status == 200
 
             await wait_for(is_there, "the API server knows where the Service leads")
@@ -237,22 +237,22 @@ async def test_where_the_api_servers_address_is_named_the_right_to_the_proxy_dec
         reading(installation, tmp_path, {"IDLEGPU_API_PROXIES": way.address}) as read,
         proxied(read, way),
     ):
-        status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a")
+        status, body = await through_proxy(read, PROXY_USER, "/v1/nodes/a")
 
-        assert (status, told["pods"]) == (200, ["blue/p", "red/p"])  # it may read no pod
+        assert (status, body["pods"]) == (200, ["blue/p", "red/p"])  # it may read no pod
         (headers,) = way.seen
         assert "Authorization" not in headers, "the API server keeps its users' tokens to itself"
 
-        status, told = await through_proxy(read, CLUSTER_READER, "/v1/nodes/a")
-        assert (status, told["reason"]) == (403, "Forbidden")  # independent of its rights for pods
+        status, body = await through_proxy(read, CLUSTER_READER, "/v1/nodes/a")
+        assert (status, body["reason"]) == (403, "Forbidden")  # independent of its rights for pods
         assert len(way.seen) == 1, "nothing of it came to the extender"
         status, _ = await read.extender.read("/v1/nodes/a")
         assert status == 401  # from another address than the API server's
 
         # A caller that also sends a token sees what the token's owner may see.
         own = {HEADER: await read.token(READER)}
-        _, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a", own)
-        assert told["pods"] == ["blue/p", "another pod"]
+        _, body = await through_proxy(read, PROXY_USER, "/v1/nodes/a", own)
+        assert body["pods"] == ["blue/p", "another pod"]
         status, _ = await through_proxy(read, PROXY_USER, "/v1/nodes", {HEADER: "forged"})
         assert status == 401
 
@@ -296,15 +296,15 @@ async def test_unless_its_address_is_named_the_proxy_opens_nothing_by_itself(
     installation: Installation, tmp_path: Path, way: Way
 ) -> None:
     async with reading(installation, tmp_path) as read, proxied(read, way):
-        status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a")
+        status, body = await through_proxy(read, PROXY_USER, "/v1/nodes/a")
 
         assert status == 401
-        assert "kubectl create token" in told["error"]
+        assert "kubectl create token" in body["error"]
         assert "Authorization" not in way.seen[-1]
         token = await read.token(READER)
         for headers in ({HEADER: token}, {"Cookie": f"{COOKIE}={token}"}):
-            status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a", headers)
-            assert (status, told["pods"]) == (200, ["blue/p", "another pod"])
+            status, body = await through_proxy(read, PROXY_USER, "/v1/nodes/a", headers)
+            assert (status, body["pods"]) == (200, ["blue/p", "another pod"])
         # The Authorization header is for the API server, which does not know this token.
         usual = {"Authorization": f"Bearer {token}"}
         status, _ = await through_proxy(read, PROXY_USER, "/v1/nodes/a", usual)

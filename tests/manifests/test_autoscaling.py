@@ -175,8 +175,8 @@ async def scaled_to(world: ClusterWorld, replicas: int) -> None:
         nonlocal last
         last = (await world.client.request("GET", address_of(item))).get("status", {})
         # Without a value, before the first scrape, its status has no metric.
-        told = [one.get("external", {}) for one in last.get("currentMetrics") or ()]
-        found = [one.get("current", {}).get("averageValue") for one in told]
+        external = [one.get("external", {}) for one in last.get("currentMetrics") or ()]
+        found = [one.get("current", {}).get("averageValue") for one in external]
         wanted = last.get("desiredReplicas")
         # The GPUs that pods wait for plus one node, divided by the GPUs of a placeholder.
         return found == ["8"] and wanted == replicas == len(await placeholders(world))
@@ -265,7 +265,7 @@ async def test_the_query_gives_the_gpus_that_pods_wait_for_once_for_all_replicas
     assert (replicas_for(every), replicas_for(h100)) == (2 + 1, 1 + 1)
 
 
-async def test_one_node_is_kept_warm_while_nobody_waits(tmp_path: Path) -> None:
+async def test_one_node_is_kept_warm_while_no_pod_waits(tmp_path: Path) -> None:
     async with serving(extender_of()) as extender, aiohttp.ClientSession() as session:
         process, url = prometheus(tmp_path, {EXTENDER_JOB: extender})
         await process.start()

@@ -67,14 +67,14 @@ def secrets_of_cert_managers_objects() -> Secrets:
     return secrets_of_cert_manager(cert_manager_objects())
 
 
-def secrets_that_somebody_brings() -> Secrets:
+def secrets_of_an_own_ca() -> Secrets:
     return secrets_of_ones_own(ONES_OWN)
 
 
 WAYS: Final[Mapping[str, Callable[[], Secrets]]] = {
     "program": secrets_of_our_program,
     "cert-manager": secrets_of_cert_managers_objects,
-    "existing-secrets": secrets_that_somebody_brings,
+    "existing-secrets": secrets_of_an_own_ca,
 }
 
 
@@ -129,8 +129,8 @@ def test_pods_mount_the_secrets_where_their_settings_look(secrets: Secrets) -> N
 
     assert secrets.keys() == {EXTENDER, SCHEDULER}
     assert all(data.keys() == KEYS for data in secrets.values())
-    told = {settings.cert_file, settings.key_file, settings.client_ca_file}
-    assert told == {extender / key for key in KEYS}
+    configured = {settings.cert_file, settings.key_file, settings.client_ca_file}
+    assert configured == {extender / key for key in KEYS}
     asked = tls_of("second-scheduler/kube-scheduler.yaml")
     assert {Path(asked[name]) for name in ("certFile", "keyFile", "caFile")} == {
         scheduler / key for key in KEYS
@@ -264,18 +264,20 @@ async def test_kube_scheduler_is_let_in_and_trusts_who_answers(
     assert await post(extender, tmp_path, "/filter", shows=SCHEDULER, file=file) == 200
 
 
-async def test_a_replica_is_let_in_where_replicas_tell_each_other_and_nowhere_else(
+async def test_a_replica_is_let_in_where_replicas_exchange_messages_and_nowhere_else(
     extender: Extender, tmp_path: Path
 ) -> None:
     file = SCHEDULER_FILES[0]
-    told = "/v1/peers/asked"
+    route = "/v1/peers/asked"
 
     assert await post(extender, tmp_path, "/filter", shows=EXTENDER, file=file) == 403
-    assert await post(extender, tmp_path, told, shows=SCHEDULER, file=file) == 403
+    assert await post(extender, tmp_path, route, shows=SCHEDULER, file=file) == 403
     # The name is right, but the message is invalid.
-    assert await post(extender, tmp_path, told, shows=EXTENDER, file=file) == 400
+    assert await post(extender, tmp_path, route, shows=EXTENDER, file=file) == 400
 
 
-async def test_nobody_is_let_in_without_a_certificate(extender: Extender, tmp_path: Path) -> None:
+async def test_no_client_is_let_in_without_a_certificate(
+    extender: Extender, tmp_path: Path
+) -> None:
     with pytest.raises(aiohttp.ClientError):
         await post(extender, tmp_path, "/filter", shows=None, file=SCHEDULER_FILES[0])

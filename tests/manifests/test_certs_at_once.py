@@ -80,8 +80,8 @@ class Jobs:
             certificate = x509.load_pem_x509_certificate(held[name]["tls.crt"])
             certificate.verify_directly_issued_by(issuer)
             assert held[name]["ca.crt"] == bundle
-        told = await self.installation.admin.request("GET", CA_PATH)
-        assert told["data"]["ca.crt"].encode() == bundle
+        published = await self.installation.admin.request("GET", CA_PATH)
+        assert published["data"]["ca.crt"].encode() == bundle
         return held
 
 

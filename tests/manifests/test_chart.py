@@ -117,7 +117,7 @@ def test_each_variant_is_a_choice_of_values(overlay: Path, tmp_path: Path) -> No
     assert_same({"components": components, "agent": {"enabled": has_agent}}, overlay, tmp_path)
 
 
-def test_without_agents_nobody_waits_for_their_reports(tmp_path: Path) -> None:
+def test_without_agents_the_extender_does_not_wait_for_reports(tmp_path: Path) -> None:
     assert_same({"agent": {"enabled": False}}, OVERLAYS / "without-agent", tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_the_second_scheduler_is_left_out_unless_it_is_asked_for(tmp_path: Path)
     assert not [item for item in rendered({}, tmp_path) if SCHEDULER in str(item["metadata"])]
 
 
-def test_the_second_schedulers_values_change_it_and_start_it_anew(tmp_path: Path) -> None:
+def test_the_second_schedulers_values_change_it_and_restart_it(tmp_path: Path) -> None:
     chosen = {
         "enabled": True,
         "replicas": 3,
@@ -289,7 +289,7 @@ def test_settings_go_over_those_that_are_shipped(tmp_path: Path) -> None:
     assert settings == before.model_copy(update=changed)
 
 
-def test_agents_which_read_their_settings_once_start_anew_with_other_ones(tmp_path: Path) -> None:
+def test_agents_which_read_their_settings_once_restart_with_other_ones(tmp_path: Path) -> None:
     def template(settings: Values) -> Object:
         daemon_set = find(
             rendered({"agent": {"settings": settings}}, tmp_path), "DaemonSet", "idlegpu-agent"
@@ -396,7 +396,7 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         pytest.param({"extender": {"replica": 2}}, "replica", id="unknown-value"),
         pytest.param({"extender": {"replicas": 0}}, "replicas", id="no-replica"),
@@ -425,8 +425,10 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_values_that_cannot_be_meant_are_refused(values: Values, told: str, tmp_path: Path) -> None:
-    with pytest.raises(HelmError, match=told):
+def test_values_that_cannot_be_meant_are_refused(
+    values: Values, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HelmError, match=message):
         rendered(values, tmp_path)
 
 

@@ -223,7 +223,7 @@ def test_no_tenant_may_name_a_priority_of_ours_and_each_workload_may_name_the_sy
 
 def test_the_threat_model_has_a_row_for_each_port() -> None:
     text = (MANIFESTS.parent / "SECURITY.md").read_text()
-    told = set(re.findall(r"^\| (\d+), ", text, re.MULTILINE))
+    documented = set(re.findall(r"^\| (\d+), ", text, re.MULTILINE))
     ports = {
         port
         for path in MANIFESTS.rglob("*.yaml")
@@ -231,7 +231,7 @@ def test_the_threat_model_has_a_row_for_each_port() -> None:
         for port in re.findall(r"containerPort: (\d+)", path.read_text())
     }
 
-    assert told == ports
+    assert documented == ports
 
 
 def pod_specs(item: Object) -> list[Object]:

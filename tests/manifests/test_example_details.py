@@ -133,7 +133,7 @@ def test_a_preference_has_weights_and_the_first_model_weighs_more() -> None:
     assert ("A100" in first, "V100" in second) == (True, True)
 
 
-def test_a_preferred_model_is_told_to_idlegpu_itself() -> None:
+def test_a_preferred_model_is_named_in_idlegpus_own_annotation() -> None:
     annotations = workload("gpu-by-model")["spec"]["template"]["metadata"]["annotations"]
 
     assert annotations["idlegpu.io/prefer-models"].split(",")[0].strip().startswith("A100")

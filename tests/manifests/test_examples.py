@@ -263,7 +263,7 @@ def test_every_annotation_of_an_example_is_one_that_idlegpu_knows() -> None:
     assert {name for name in used if f"`{name}`" not in readme} == set()
 
 
-def told_command(path: Path) -> tuple[str, str]:
+def create_command(path: Path) -> tuple[str, str]:
     """Return namespace and file of the command in a file's comment that creates it."""
     (words,) = re.findall(r"#   kubectl -n (\S+) create -f (\S+)", path.read_text())
     namespace, file = words
@@ -276,7 +276,7 @@ async def test_settings_of_others_are_taken_by_the_command_that_stands_in_them(
     installation: Installation, path: Path
 ) -> None:
     (item,) = objects(path)
-    namespace, file = told_command(path)
+    namespace, file = create_command(path)
     item["metadata"]["namespace"] = namespace
     with contextlib.suppress(ApiError):  # it exists already
         await installation.admin.create(

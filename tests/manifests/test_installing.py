@@ -82,7 +82,7 @@ async def test_the_api_server_refuses_a_placeholder(installation: Installation) 
             await installation.plane.kubectl("apply", "--dry-run=server", "-k", str(folder))
 
 
-def test_every_component_is_in_some_variant_or_told_how_to_use() -> None:
+def test_every_component_is_in_some_variant_or_says_how_to_use_it() -> None:
     guide = (MANIFESTS.parent / "docs" / "install.md").read_text()
 
     assert [name for name in EVERY_COMPONENT if f"`{name}`" not in guide] == []
@@ -92,7 +92,7 @@ def test_every_component_is_in_some_variant_or_told_how_to_use() -> None:
 @pytest.mark.parametrize(
     "folder", [*VARIANTS, SECOND_SCHEDULER], ids=lambda folder: folder.name or "manifests"
 )
-def test_no_right_waits_for_an_account_that_somebody_else_creates(folder: Path) -> None:
+def test_no_right_waits_for_an_account_that_another_party_creates(folder: Path) -> None:
     items = built(folder)
     accounts = {
         ("ServiceAccount", item["metadata"]["namespace"], item["metadata"]["name"])

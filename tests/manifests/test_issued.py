@@ -94,8 +94,13 @@ async def renew(installation: Installation, name: str) -> None:
         return None if "Issuing" in {each["type"] for each in now["conditions"]} else now
 
     status = await wait_for(settled, f"cert-manager is done with {name}")
-    told = {"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "test"}
-    conditions = {"status": {"conditions": [*status["conditions"], told]}}
+    condition = {
+        "type": "Issuing",
+        "status": "True",
+        "reason": "ManuallyTriggered",
+        "message": "test",
+    }
+    conditions = {"status": {"conditions": [*status["conditions"], condition]}}
     await installation.admin.request("PATCH", f"{path}/status", conditions, content_type=MERGE)
 
     async def is_renewed() -> bool:

@@ -150,10 +150,10 @@ async def have_work_done(watched: Watched) -> None:
     too_large = pod("too-large", annotations={"idlegpu.io/gpu-memory": "500Gi"})
     await world.client.create(too_large)
     await world.decided(too_large, more_than=0)
-    await bind_unasked(world)
+    await bind_without_a_call(world)
 
 
-async def bind_unasked(world: World) -> None:
+async def bind_without_a_call(world: World) -> None:
     """Bind a pod as a scheduler without extenders does."""
     unasked = pod("unasked", schedulerName="another")
     await world.client.create(unasked)
@@ -172,7 +172,7 @@ async def have_trouble(watched: Watched) -> None:
     watched.let_xid_happen()
     watched.let_call_hang()
     # GPUs on a node that has no CPU left.
-    await watched.world.burden(watched.node, requests={"cpu": "126"})
+    await watched.world.fill_host(watched.node, requests={"cpu": "126"})
     # An exporter on a node that the cluster does not have.
     watched.world.fleet.add(
         NodeSpec(name="w-unregistered", model=H100, cards=1, address="10.20.9.9")

@@ -75,7 +75,7 @@ TARGET: Final = 'job="any",instance="10.0.0.7:9400"'
         pytest.param("_x30 1x60", 0, id="scraped-from-then-on"),
     ],
 )
-def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
+def test_the_first_event_of_its_kind_alerts_and_an_old_one_no_longer(
     name: str, up: str, count: int, tmp_path: Path
 ) -> None:
     (alert,) = [each for each in alerts() if each["alert"] == name]
@@ -87,7 +87,7 @@ def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
     ]
     at = {"appeared": "37m", "later": "60m"}
 
-    def told(moment: str, alerts: int) -> Object:
+    def alerting(moment: str, alerts: int) -> Object:
         expression = f"count({alert['expr']}) or vector(0)"
         sample = {"labels": "{}", "value": alerts}
         return {"expr": expression, "eval_time": moment, "exp_samples": [sample]}
@@ -100,9 +100,9 @@ def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
                 "interval": "1m",
                 "input_series": series,
                 "promql_expr_test": [
-                    told("20m", 0),
-                    told(at["appeared"], count),
-                    told(at["later"], 0),
+                    alerting("20m", 0),
+                    alerting(at["appeared"], count),
+                    alerting(at["later"], 0),
                 ],
             }
         ],

@@ -173,7 +173,7 @@ async def test_who_makes_certificates_can_keep_them_and_touches_no_others(
         await gone(installation, (*own, *others))
 
 
-async def test_with_admission_it_may_tell_one_webhook_its_ca_besides(
+async def test_with_admission_it_may_also_set_the_ca_of_one_webhook(
     installation: Installation,
 ) -> None:
     items = await installation.apply(OVERLAYS / "admission")

@@ -111,14 +111,14 @@ async def test_kube_scheduler_asks_by_the_configuration_that_the_script_writes(
 
 async def test_agents_find_the_cas_in_their_namespace(shipped: RunningExtender) -> None:
     admin = shipped.installation.admin
-    told = [(await admin.request("GET", CA_PATH))["data"]]
+    published = [(await admin.request("GET", CA_PATH))["data"]]
 
     await shipped.make_certificates("--next-ca")
 
-    told.append((await admin.request("GET", CA_PATH))["data"])
+    published.append((await admin.request("GET", CA_PATH))["data"])
     served = (shipped.mounted / "extender" / "ca.crt").read_text()
-    assert [one["ca.crt"].count("BEGIN CERTIFICATE") for one in told] == [1, 2]
-    assert told[1] == {"ca.crt": served}
+    assert [one["ca.crt"].count("BEGIN CERTIFICATE") for one in published] == [1, 2]
+    assert published[1] == {"ca.crt": served}
 
 
 async def authority(shipped: RunningExtender) -> Files:
@@ -152,7 +152,7 @@ async def misconfigured(how: str, shipped: RunningExtender, folder: Path) -> Obj
 @pytest.mark.parametrize(
     "how", ["unknown-ca", "no-certificate", "expired-certificate", "plain-http", "another side's"]
 )
-async def test_whoever_is_not_let_in_places_without_us(
+async def test_a_scheduler_that_is_not_let_in_places_without_us(
     shipped: RunningExtender, start_scheduler: StartScheduler, tmp_path: Path, how: str
 ) -> None:
     await start_scheduler(await misconfigured(how, shipped, tmp_path / "wrong"))

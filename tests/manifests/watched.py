@@ -135,7 +135,7 @@ async def everything_watched(world: World, folder: Path) -> AsyncIterator[Watche
             settings=services.extender.settings,
             tokens=tokens,
         )
-        await world.wait_gpu(node, 0, lambda gpu: gpu["source"] == "agent", "is told of")
+        await world.wait_gpu(node, 0, lambda gpu: gpu["source"] == "agent", "comes from the agent")
         await watched.wait_scraped()
         yield watched
 

@@ -27,7 +27,7 @@ from tests.e2e.test_idleness import (
 )
 from tests.e2e.test_preemption import (
     test_a_preemptor_evicts_where_gpus_can_work,
-    test_nobody_is_evicted_for_load,
+    test_no_pod_is_evicted_for_load,
 )
 from tests.e2e.waking import make_idle, refused, start
 from tests.manifests.variants import EVERY_COMPONENT, VARIANTS
@@ -39,7 +39,7 @@ __all__ = [
     "test_a_pod_that_requires_idle_gpus_waits_for_them",
     "test_a_preemptor_evicts_where_gpus_can_work",
     "test_an_idle_node_beats_a_busy_one",
-    "test_nobody_is_evicted_for_load",
+    "test_no_pod_is_evicted_for_load",
     "test_whole_nodes_on_the_wire_lead_to_the_same_node",
 ]
 

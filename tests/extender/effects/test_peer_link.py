@@ -53,7 +53,7 @@ class Replica:
         self.marks += not body
         return web.Response(status=status, body=body or encode_receipt(self.instance, self.marks))
 
-    def told(self) -> list[list[str]]:
+    def received(self) -> list[list[str]]:
         return [[asked.uid for asked in message.asked] for message in self.messages]
 
 
@@ -90,7 +90,7 @@ async def test_records_are_sent_once(replica: Replica, link: PeerLink) -> None:
     await link.send()
     await link.send()
 
-    assert replica.told() == [["a"], []]
+    assert replica.received() == [["a"], []]
     assert [message.instance for message in replica.messages] == [OWN, OWN]
     assert replica.outcomes == ["taken", "taken"]
 
@@ -102,8 +102,8 @@ async def test_replica_gets_its_last_mark_back_and_who_gave_it(
         replica.now += 7.0
         await link.send()
 
-    told = [(message.to, message.mark) for message in replica.messages]
-    assert told == [("", None), ("them", 1.0), ("them", 2.0)]
+    marks = [(message.to, message.mark) for message in replica.messages]
+    assert marks == [("", None), ("them", 1.0), ("them", 2.0)]
     assert {message.gap_at for message in replica.messages} == {1000.0}
 
 
@@ -126,7 +126,7 @@ async def test_records_of_a_failed_message_are_sent_again(
     await link.send()
     await link.send()
 
-    assert replica.told() == [["a"], ["a"], ["b"]]
+    assert replica.received() == [["a"], ["a"], ["b"]]
     assert (is_answering, link.is_answering) == (False, True)
     assert {message.gap_at for message in replica.messages} == {1000.0}
     assert [message.mark for message in replica.messages] == [None, None, 1.0]
@@ -142,7 +142,7 @@ async def test_refused_records_are_not_sent_again_and_leave_a_gap(
     await link.send()
     await link.send()
 
-    assert replica.told() == [["a"], []]
+    assert replica.received() == [["a"], []]
     assert [message.gap_at for message in replica.messages] == [1000.0, 1010.0]
 
 
@@ -167,7 +167,7 @@ async def test_the_own_address_receives_no_more_messages(replica: Replica, link:
     await link.send()
 
     assert link.is_self
-    assert replica.told() == [[], []]
+    assert replica.received() == [[], []]
 
 
 async def test_burst_goes_in_several_messages_and_none_says_more_than_it_holds(
@@ -179,7 +179,7 @@ async def test_burst_goes_in_several_messages_and_none_says_more_than_it_holds(
     await link.send()
     await link.send()
 
-    assert [len(told) for told in replica.told()] == [0, MAX_QUESTIONS, 2]
+    assert [len(uids) for uids in replica.received()] == [0, MAX_QUESTIONS, 2]
     assert [message.mark for message in replica.messages] == [None, None, 2.0]
 
 
@@ -205,7 +205,7 @@ async def test_question_that_no_replica_would_take_is_left_out(
     link.add(question("a"))
     await link.send()
 
-    assert replica.told() == [["a"]]
+    assert replica.received() == [["a"]]
     assert replica.messages[0].gap_at == 1005.0
 
 
@@ -213,7 +213,7 @@ class Timed(PeerLink):
     """Link whose messages are delivered at once; records the times and requests of messages."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[float, list[str]]] = []
+        self.delivered: list[tuple[float, list[str]]] = []
         self._now = asyncio.get_running_loop().time
         super().__init__(
             ("127.0.0.1", 1),
@@ -226,7 +226,7 @@ class Timed(PeerLink):
 
     @override
     async def _exchange(self, body: bytes) -> Receipt:
-        self.told.append((self._now(), [asked.uid for asked in decode_message(body).asked]))
+        self.delivered.append((self._now(), [asked.uid for asked in decode_message(body).asked]))
         return decode_receipt(encode_receipt("them", self._now()))
 
 
@@ -242,8 +242,8 @@ async def test_a_record_is_sent_at_once_and_a_heartbeat_after_each_silence() -> 
 
     silence = HEARTBEAT_SECONDS + INTERVAL_SECONDS
     asked_at = HEARTBEAT_SECONDS / 2
-    assert [uids for _, uids in link.told] == [[], ["a"], [], []]
-    assert [at for at, _ in link.told] == pytest.approx(
+    assert [uids for _, uids in link.delivered] == [[], ["a"], [], []]
+    assert [at for at, _ in link.delivered] == pytest.approx(
         [0.0, asked_at, asked_at + silence, asked_at + 2 * silence]
     )
 

@@ -19,7 +19,7 @@ from extender.settings import peers as settings
 from testkit.fake_kube import eventually
 from testkit.webhook_questions import MakeClient
 
-Tell = Callable[[str, Collection[str] | None], Awaitable[None]]
+Report = Callable[[str, Collection[str] | None], Awaitable[None]]
 
 
 @dataclass
@@ -35,7 +35,7 @@ def clock() -> Clock:
     return Clock()
 
 
-async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Tell]:
+async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Report]:
     """Return a receiver of messages, and a function that sends it a replica's faults."""
     peers = Peers(
         settings.PeersSettings(),
@@ -48,7 +48,7 @@ async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Tell]
     app.add_routes(peers.routes())
     client = await make_client(app)
 
-    async def tell(instance: str, faults: Collection[str] | None) -> None:
+    async def report(instance: str, faults: Collection[str] | None) -> None:
         body = encode_message(
             instance,
             [],
@@ -60,14 +60,14 @@ async def listening(make_client: MakeClient, clock: Clock) -> tuple[Peers, Tell]
         )
         assert (await client.post(PATH, data=body)).status == 200
 
-    return peers, tell
+    return peers, report
 
 
 async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_messages(
     aiohttp_client: MakeClient, clock: Clock
 ) -> None:
-    peers, tell = await listening(aiohttp_client, clock)
-    await tell("them", ["prometheus"])
+    peers, report = await listening(aiohttp_client, clock)
+    await report("them", ["prometheus"])
 
     assert SILENT_SECONDS > 3 * HEARTBEAT_SECONDS
     clock.now += SILENT_SECONDS - 0.1
@@ -80,20 +80,20 @@ async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_message
 async def test_a_replica_that_sends_again_counts_by_its_last_message(
     aiohttp_client: MakeClient, clock: Clock
 ) -> None:
-    peers, tell = await listening(aiohttp_client, clock)
-    await tell("them", ["prometheus"])
+    peers, report = await listening(aiohttp_client, clock)
+    await report("them", ["prometheus"])
     clock.now += 100.0
 
-    await tell("them", [])
+    await report("them", [])
 
     assert peers.peer_faults() == [frozenset()]
 
 
 async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, clock: Clock) -> None:
-    peers, tell = await listening(aiohttp_client, clock)
+    peers, report = await listening(aiohttp_client, clock)
 
-    await tell("starting", None)
-    await tell("us", [])
+    await report("starting", None)
+    await report("us", [])
 
     assert peers.peer_faults() == []
 
@@ -119,15 +119,15 @@ async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(
         clock.now += 1.0
 
 
-async def test_after_a_failure_every_replica_is_told_again(
+async def test_after_a_failure_every_replica_gets_a_message_again(
     aiohttp_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(module, "RESOLVE_SECONDS", 1.0)
-    told: list[bytes] = []
+    bodies: list[bytes] = []
 
     async def take(request: web.Request) -> web.Response:
-        told.append(await request.read())
+        bodies.append(await request.read())
         return web.Response(body=encode_receipt("them", 1.0))
 
     app = web.Application()
@@ -139,16 +139,16 @@ async def test_after_a_failure_every_replica_is_told_again(
 
     async def fail() -> set[Address]:
         peers._addresses = look_up  # type: ignore[method-assign] # once
-        told.clear()
+        bodies.clear()
         raise UnicodeError("label empty or too long")
 
     running = asyncio.create_task(keep("peers", peers.run))
-    await eventually(lambda: told)
+    await eventually(lambda: bodies)
     failures = supervision.FAULTS["peers"]
     peers._addresses = fail  # type: ignore[method-assign] # as of a name that is none
     await eventually(lambda: supervision.FAULTS["peers"] > failures)
-    told.clear()  # also the messages at the end
+    bodies.clear()  # also the messages at the end
 
-    await eventually(lambda: told)
+    await eventually(lambda: bodies)
     running.cancel()
     await asyncio.wait([running])

@@ -91,10 +91,10 @@ async def test_where_kube_scheduler_chose_otherwise_it_says_so(placed: World) ->
     assert first is not None
     other = "node-8" if first.decision.best == "node-7" else "node-7"
 
-    told = describe(bind(placed, other))
+    text = describe(bind(placed, other))
 
-    assert told.startswith(f"GPU placement: {other}, 2 of ")
-    assert told.endswith(f"idlegpu's first choice was {first.decision.best}")
+    assert text.startswith(f"GPU placement: {other}, 2 of ")
+    assert text.endswith(f"idlegpu's first choice was {first.decision.best}")
 
 
 async def test_the_event_shows_the_readings_of_the_decision() -> None:
@@ -141,11 +141,11 @@ async def test_a_node_of_which_nothing_is_known_says_so() -> None:
     )
 
 
-def tapped(world: World, told: list[DecisionRecord]) -> InventoryTap:
+def tapped(world: World, decisions: list[DecisionRecord]) -> InventoryTap:
     bypassed_pods = BypassedPods(world.request_log, Metrics(), BypassSettings())
     binding_attribution = BindingAttribution(world.request_log, world.history, world.metrics)
     return InventoryTap(
-        world.fleet, world.history, binding_attribution, bypassed_pods, on_bound=told.append
+        world.fleet, world.history, binding_attribution, bypassed_pods, on_bound=decisions.append
     )
 
 
@@ -161,12 +161,12 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
     for number in range(others):
         question = json.dumps(names_question("node-7", asker=pod(f"other-{number}"))).encode()
         await world.webhooks().filter(question)
-    told: list[DecisionRecord] = []
+    decisions: list[DecisionRecord] = []
     bound = PodRecord(
         uid="uid-p", namespace="team", name="p", node=other, resources={GPU: 2}, bound_at=world.now
     )
-    tapped(world, told).apply_pod(bound)
-    (decided,) = told
+    tapped(world, decisions).apply_pod(bound)
+    (decided,) = decisions
     assert decided is record
     return decided
 
@@ -203,7 +203,7 @@ async def test_without_a_record_no_event_is_written(placed: World) -> None:
 
 
 @asynccontextmanager
-async def telling(
+async def writing(
     client: KubeClient, settings: EventSettings, *, is_on: bool = True
 ) -> AsyncIterator[tuple[PlacementEvents, EventWriter]]:
     events = EventWriter(client, instance="extender-0", settings=settings)
@@ -223,7 +223,7 @@ async def test_one_event_is_written_at_the_binding(
 ) -> None:
     await decide(placed, "node-7", "node-8", verb="filter")
     await decide(placed, "node-7", "node-8")
-    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+    async with writing(client, EventSettings(per_second=1000)) as (placements, events):
         bypassed_pods = BypassedPods(placed.request_log, Metrics(), BypassSettings())
         binding_attribution = BindingAttribution(
             placed.request_log, placed.history, placed.metrics, on_own=(placements.note,)
@@ -248,7 +248,7 @@ async def test_a_placement_that_cannot_be_described_is_counted(
 ) -> None:
     await decide(placed, "node-7")
     record = replace(bind(placed, "node-7"), evidence=())
-    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+    async with writing(client, EventSettings(per_second=1000)) as (placements, events):
         placements.note(record)
         await eventually(lambda: events.counts.dropped)
 
@@ -258,7 +258,7 @@ async def test_a_placement_that_cannot_be_described_is_counted(
 async def test_filter_causes_an_event_only_if_it_left_one_node(
     placed: World, kube: FakeKube, client: KubeClient
 ) -> None:
-    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+    async with writing(client, EventSettings(per_second=1000)) as (placements, events):
         await decide(placed, "node-7", "node-8", verb="filter")
         placements.note(bind(placed, "node-7"))
         await decide(placed, "node-8", verb="filter")
@@ -271,7 +271,7 @@ async def test_filter_causes_an_event_only_if_it_left_one_node(
 async def test_turned_off_nothing_is_written(
     placed: World, kube: FakeKube, client: KubeClient
 ) -> None:
-    async with telling(client, EventSettings(per_second=1000), is_on=False) as (placements, events):
+    async with writing(client, EventSettings(per_second=1000), is_on=False) as (placements, events):
         await decide(placed, "node-7")
         placements.note(bind(placed, "node-7"))
         events.warn_annotation(POD, PROBLEM)
@@ -282,13 +282,13 @@ async def test_turned_off_nothing_is_written(
 
 def note_posts(events: EventWriter, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
     """Return a growing list of the times and pods of posted Events."""
-    told: list[tuple[float, str]] = []
+    posts: list[tuple[float, str]] = []
 
     def post(pod: PodRef, *_: object) -> None:
-        told.append((asyncio.get_running_loop().time(), pod.name))
+        posts.append((asyncio.get_running_loop().time(), pod.name))
 
     monkeypatch.setattr(events, "post", post)
-    return told
+    return posts
 
 
 @asynccontextmanager
@@ -314,11 +314,11 @@ async def test_a_burst_of_bindings_gives_events_for_the_newest_and_counts_the_re
     for pod_ in pods:
         placements.note(replace(record, pod=pod_))
     assert events.counts.dropped == 100
-    told = note_posts(events, monkeypatch)
+    posts = note_posts(events, monkeypatch)
     async with running(placements):
         await asyncio.sleep(600.0)
 
-    assert [name for _, name in told] == [pod_.name for pod_ in pods[-MAX_WAITING:]]
+    assert [name for _, name in posts] == [pod_.name for pod_ in pods[-MAX_WAITING:]]
 
 
 async def at_once() -> None:
@@ -333,15 +333,15 @@ async def test_placement_events_are_written_at_the_rate_of_events(
     placements = PlacementEvents(events, lambda: True, at_once)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
-    told = note_posts(events, monkeypatch)
+    posts = note_posts(events, monkeypatch)
     for name in "abc":
         placements.note(replace(record, pod=replace(record.pod, name=name)))
 
     async with running(placements):
         await asyncio.sleep(60.0)
 
-    first = told[0][0]
-    assert [(at - first, name) for at, name in told] == [(0.0, "a"), (0.5, "b"), (1.0, "c")]
+    first = posts[0][0]
+    assert [(at - first, name) for at, name in posts] == [(0.0, "a"), (0.5, "b"), (1.0, "c")]
 
 
 @pytest.mark.looptime
@@ -356,16 +356,16 @@ async def test_during_a_burst_no_event_is_written(
     events = EventWriter(Recorder(), instance="extender-0")
     placements = PlacementEvents(events, lambda: True, calm)
     await decide(placed, "node-7")
-    told = note_posts(events, monkeypatch)
+    posts = note_posts(events, monkeypatch)
     placements.note(bind(placed, "node-7"))
 
     async with running(placements):
         await asyncio.sleep(60.0)
-        assert told == []
+        assert posts == []
         is_over.set()
         await asyncio.sleep(60.0)
 
-    assert [name for _, name in told] == ["p"]
+    assert [name for _, name in posts] == ["p"]
 
 
 async def test_while_many_events_wait_none_is_noted_and_each_is_counted(placed: World) -> None:

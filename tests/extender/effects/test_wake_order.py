@@ -23,10 +23,10 @@ from tests.extender.effects.waking import (
     Clock,
     Recorder,
     count_ranks,
-    told,
     turn_idle,
     waits,
     waker,
+    wakes,
 )
 
 EACH = EAGER.model_copy(update={"target": WakeTarget.POD})
@@ -98,7 +98,7 @@ async def test_pods_that_fit_nowhere_keep_none_waiting_where_all_are_woken_at_on
 
     await look(waking, count // MAX_NEEDS + 1)
 
-    assert told(kube) == ["1 waiting pod may fit: ns/fits on y"]
+    assert wakes(kube) == ["1 waiting pod may fit: ns/fits on y"]
 
 
 @pytest.mark.parametrize("looks", range(4))

@@ -283,4 +283,4 @@ def test_room_must_be_there_for_every_resource() -> None:
     asked = request(resources=((GPU, 1), ("nvidia.com/mig-1g.5gb", 1)))
 
     assert room(world, asked) == ("both",)
-    assert room(world, GpuRequest(resource="nvidia.com/unheard-of", count=1)) == ()
+    assert room(world, GpuRequest(resource="nvidia.com/unknown", count=1)) == ()

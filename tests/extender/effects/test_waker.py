@@ -20,10 +20,10 @@ from tests.extender.effects.waking import (
     OBJECTS,
     Recorder,
     running,
-    told,
     turn_idle,
     waits,
     waker,
+    wakes,
 )
 
 
@@ -42,7 +42,7 @@ async def test_a_waiting_pod_is_woken_once_a_gpu_is_idle(
     assert (method, path) == ("PATCH", f"{OBJECTS}/idlegpu-state")
     assert kube.write_types == ["application/merge-patch+json"]
     assert set(body) == {"metadata"}
-    assert told(kube) == ["1 waiting pod may fit: ns/p on y"]
+    assert wakes(kube) == ["1 waiting pod may fit: ns/p on y"]
     assert (waking.counts.waiting, waking.counts.wakes) == (1, 1)
 
 
@@ -59,7 +59,7 @@ async def test_the_object_is_created_where_it_is_missing(
     assert (method, path) == ("POST", OBJECTS)
     assert (body["kind"], body["metadata"]["name"]) == ("CSIStorageCapacity", "idlegpu-state")
     assert body["storageClassName"] == "idlegpu.io-no-storage"
-    assert told(kube) == ["1 waiting pod may fit: ns/p on x"] * 2
+    assert wakes(kube) == ["1 waiting pod may fit: ns/p on x"] * 2
 
 
 async def test_the_node_is_annotated_where_the_setting_says_so(world: World) -> None:
@@ -110,7 +110,7 @@ async def test_a_new_node_is_a_reason_once_its_readings_show_it_idle(
     world.add_cards("new", 1)
     world.read_after(10.0)
     await waking.look()
-    assert told(kube) == ["1 waiting pod may fit: ns/p on new"]
+    assert wakes(kube) == ["1 waiting pod may fit: ns/p on new"]
 
 
 async def test_a_full_node_is_no_reason_to_wake(
@@ -157,7 +157,7 @@ async def test_a_node_that_the_pod_may_not_go_to_is_no_reason_to_wake(
     world.fleet.apply_node(replace(world.fleet.nodes["x"], other_labels=SSD))
     turn_idle(world, "x")
     await waking.look()
-    assert told(kube) == ["1 waiting pod may fit: ns/p on x"]
+    assert wakes(kube) == ["1 waiting pod may fit: ns/p on x"]
 
 
 async def test_pods_that_ask_for_the_same_are_woken_each_for_nodes_of_its_own(
@@ -172,7 +172,7 @@ async def test_pods_that_ask_for_the_same_are_woken_each_for_nodes_of_its_own(
 
     await waker(client, world).look()
 
-    assert told(kube) == ["2 waiting pods may fit: ns/for-x on x, ns/for-y on y"]
+    assert wakes(kube) == ["2 waiting pods may fit: ns/for-x on x, ns/for-y on y"]
 
 
 async def test_our_own_refusal_counts_until_kube_scheduler_says_why_the_pod_waits(
@@ -187,7 +187,7 @@ async def test_our_own_refusal_counts_until_kube_scheduler_says_why_the_pod_wait
     assert waking.counts.waiting == 1
     turn_idle(world, "x")
     await waking.look()
-    assert told(kube) == ["1 waiting pod may fit: ns/p on x"]
+    assert wakes(kube) == ["1 waiting pod may fit: ns/p on x"]
 
     # for lack of CPU, according to its message
     world.fleet.apply_pod(replace(fresh, is_unscheduled=True))

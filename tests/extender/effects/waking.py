@@ -107,7 +107,7 @@ def waker(
     )
 
 
-def told(kube: FakeKube) -> list[str]:
+def wakes(kube: FakeKube) -> list[str]:
     """Return the written annotations, without their times."""
     texts = [body["metadata"]["annotations"]["idlegpu.io/state"] for _, _, body in kube.writes]
     return [text.rpartition("; ")[0] for text in texts]

@@ -17,7 +17,7 @@ from extender.settings.config import Settings
 from extender.settings.peers import BypassSettings
 from testkit.builders import GPU
 from testkit.cards import IDLE
-from testkit.judging import Ears
+from testkit.judging import ReceivedPeriod
 from testkit.webhook_questions import Client, MakeClient, names_question, pod
 from testkit.world import World
 
@@ -42,15 +42,15 @@ class Replica(World):
             RequestTracker(),
         )
         self.request_log.answered.subscribe(self.untold.append)
-        self.ears = Ears(until=self.now)
+        self.received = ReceivedPeriod(until=self.now)
         self.bypassed_pods = BypassedPods(
-            self.request_log, self.metrics, BypassSettings(), peers=self.ears, grace_seconds=1.0
+            self.request_log, self.metrics, BypassSettings(), peers=self.received, grace_seconds=1.0
         )
         self.binding_attribution = BindingAttribution(
             self.request_log,
             self.history,
             self.metrics,
-            peers=self.ears,
+            peers=self.received,
             on_own=(self.own.append, self.shadow_mode.note_own),
         )
         self.tap = InventoryTap(
@@ -99,7 +99,7 @@ class Pair:
             while one.untold and not self.is_cut:
                 other.request_log.take(one.untold.pop(0))
             if not self.is_cut:
-                other.ears.until = other.now
+                other.received.until = other.now
 
     def wait(self, seconds: float) -> None:
         for replica in self.replicas:
@@ -212,7 +212,7 @@ async def test_a_replica_that_is_gone_with_what_it_knew_leaves_the_pod_out(pair:
     await pair.ask(NEAR, FILTER)
     await pair.ask(NEAR, PRIORITIZE)
     pair.bind()
-    pair.replicas[NEAR].ears.since = pair.replicas[NEAR].now
+    pair.replicas[NEAR].received.since = pair.replicas[NEAR].now
 
     assert pair.live() == [0, 0]
     assert pair.bound == [0, 0]

@@ -88,9 +88,9 @@ class Truth:
         """Deliver the oldest of the messages that were given up."""
         if self.stray:
             to, body = self.stray.pop(0)
-            self.hear(to, body)
+            self.deliver(to, body)
 
-    def hear(self, to: Address, body: bytes) -> bytes | None:
+    def deliver(self, to: Address, body: bytes) -> bytes | None:
         """Deliver a message to an address; return the receipt, None without a replica."""
         target, message = self.listed.get(to), decode_message(body)
         if target is None or not target.is_running:
@@ -249,7 +249,7 @@ class Replica:
     def arrive(self, to: Address) -> None:
         """Deliver a message if a replica is there; its receipt is then in transit."""
         if to in self._messages:
-            receipt = self.truth.hear(to, self._messages[to])
+            receipt = self.truth.deliver(to, self._messages[to])
             if receipt is not None:
                 self._receipts[to] = receipt
 

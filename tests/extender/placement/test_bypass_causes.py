@@ -49,12 +49,12 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> By
         pytest.param(
             evidence(MISSED, silence=None),
             [(CauseKind.NO_EXTENDER, "extenders", 3)],
-            id="nobody-ever-asked",
+            id="no-scheduler-ever-asked",
         ),
         pytest.param(
             evidence(MISSED, silence=SILENCE_SECONDS + 1),
             [(CauseKind.NO_EXTENDER, "extenders", 3)],
-            id="nobody-asks-any-more",
+            id="no-scheduler-asks-any-more",
         ),
         pytest.param(
             evidence(MISSED, silence=None, wrong_paths=("/idlegpu/filter",)),

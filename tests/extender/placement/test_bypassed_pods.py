@@ -17,7 +17,7 @@ def part() -> Part:
     return Part()
 
 
-def test_pod_that_nobody_was_asked_about_is_counted(part: Part) -> None:
+def test_pod_that_no_replica_was_asked_about_is_counted(part: Part) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -35,7 +35,7 @@ def test_it_is_counted_once_however_often_it_changes(part: Part) -> None:
     assert part.counted() == 1
 
 
-def test_it_is_not_counted_before_the_others_had_time_to_tell(part: Part) -> None:
+def test_it_is_not_counted_before_the_others_had_time_to_report(part: Part) -> None:
     part.create(part.pod())
     part.bind(part.pod())
     part.bypassed_pods.sweep()
@@ -130,7 +130,7 @@ def test_pods_that_were_there_before_us_are_not_accused(part: Part) -> None:
     assert part.counted() == 0
 
 
-def test_pod_that_is_bound_when_all_are_listed_anew_is_judged(part: Part) -> None:
+def test_pod_that_is_bound_when_all_are_listed_again_is_judged(part: Part) -> None:
     part.create(part.pod())
     part.create(part.pod("gone"))
     part.ask("gone")
@@ -235,7 +235,7 @@ def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgott
     assert (part.counted(), part.unjudged) == (1, 0)
 
 
-def test_answer_that_nobody_read_is_counted_as_lost(part: Part) -> None:
+def test_answer_that_no_client_read_is_counted_as_lost(part: Part) -> None:
     part.create(part.pod())
     part.ask(is_lost=True)
     part.world.request_log.note_answer(2.5, is_lost=True)

@@ -40,7 +40,7 @@ def test_pod_that_no_replica_was_asked_about_is_accused_by_each(truth: Truth) ->
 
 
 @pytest.mark.parametrize("late_seconds", [0.5, 5.0, MAX_WAIT_SECONDS - 1.0])
-def test_replica_that_tells_late_is_waited_for(truth: Truth, late_seconds: float) -> None:
+def test_replica_that_reports_late_is_waited_for(truth: Truth, late_seconds: float) -> None:
     near, far = meet(truth, 0.0, 0.0)
     near.send(far.address)
     far.send(near.address)  # before the request, and the message arrives long after
@@ -155,7 +155,7 @@ def test_after_a_replica_is_gone_the_others_judge_new_pods(
     assert results(near) == [(["p"], 0)]
 
 
-def test_what_a_replica_was_asked_before_we_heard_of_it_accuses_no_pod(truth: Truth) -> None:
+def test_what_a_replica_was_asked_before_its_first_message_accuses_no_pod(truth: Truth) -> None:
     (near,) = meet(truth, 0.0)
     pod = truth.create("p")
     truth.talk()
@@ -167,7 +167,7 @@ def test_what_a_replica_was_asked_before_we_heard_of_it_accuses_no_pod(truth: Tr
     assert results(near) == [([], 1)]
 
 
-def test_replica_that_is_gone_before_it_told_anything_accuses_no_pod(truth: Truth) -> None:
+def test_replica_that_is_gone_before_its_first_message_accuses_no_pod(truth: Truth) -> None:
     (near,) = meet(truth, 0.0)
     far = truth.start(2)
     truth.talk(without=(far,))
@@ -234,7 +234,7 @@ def test_receipt_of_another_life_is_no_mark_of_this_one(truth: Truth) -> None:
     assert results(again) == [([], 0)]
 
 
-def test_what_a_replica_could_not_tell_for_too_long_accuses_no_pod(truth: Truth) -> None:
+def test_what_a_replica_could_not_report_for_too_long_accuses_no_pod(truth: Truth) -> None:
     near, far = meet(truth, 0.0, 0.0)
     pod = truth.create("p")
     near.see_all()

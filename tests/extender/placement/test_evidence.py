@@ -28,7 +28,7 @@ def devices(record: DecisionRecord) -> tuple[DeviceVerdict, ...]:
     return verdict.devices
 
 
-def test_activity_and_memory_each_name_who_told_them_and_when(world: World) -> None:
+def test_activity_and_memory_each_name_their_source_and_age(world: World) -> None:
     agents = Agents(world)
     world.read(measured_at=world.clock.now - 40.0)
     agents.report(age=2.0, MEMORY_USED=NAN, MEMORY_FREE=NAN)
@@ -43,7 +43,7 @@ def test_activity_and_memory_each_name_who_told_them_and_when(world: World) -> N
 
 
 @pytest.mark.parametrize(
-    ("told", "signal"),
+    ("values", "signal"),
     [
         pytest.param({}, "graphics_active_ratio", id="the-first-of-those-that-say-the-same"),
         pytest.param({"SM_ACTIVE": 0.3}, "sm_active_ratio", id="the-busiest"),
@@ -54,20 +54,20 @@ def test_activity_and_memory_each_name_who_told_them_and_when(world: World) -> N
     ],
 )
 def test_the_signal_that_counted_as_activity_is_named(
-    world: World, told: dict[str, float], signal: str
+    world: World, values: dict[str, float], signal: str
 ) -> None:
-    world.read(**told)
+    world.read(**values)
 
     (first, _) = devices(decide(world))
 
     assert first.signals["utilization"] == ReportedSignal("prometheus", 0.0, signal)
     counted = {"POWER": (560.0 - 210.0) / 490.0}.get(
-        Signal(signal).name, told.get(Signal(signal).name, 0.0)
+        Signal(signal).name, values.get(Signal(signal).name, 0.0)
     )
     assert first.utilization_ratio == pytest.approx(counted)
 
 
-def test_heat_and_throttling_are_told_with_source_and_age(world: World) -> None:
+def test_heat_and_throttling_have_source_and_age(world: World) -> None:
     world.read(
         measured_at=world.clock.now - 5.0,
         TEMPERATURE=71.0,
@@ -86,7 +86,7 @@ def test_heat_and_throttling_are_told_with_source_and_age(world: World) -> None:
     )
 
 
-def test_heat_that_nobody_tells_is_unknown(world: World) -> None:
+def test_heat_without_a_source_is_unknown(world: World) -> None:
     world.read()
 
     (first, _) = devices(decide(world))
@@ -95,7 +95,7 @@ def test_heat_that_nobody_tells_is_unknown(world: World) -> None:
     assert "temperature" not in first.signals
 
 
-def test_what_speaks_against_a_devices_health_names_who_told_it_and_when(world: World) -> None:
+def test_what_speaks_against_a_devices_health_has_source_and_age(world: World) -> None:
     agents = Agents(world)
     world.card().values[Signal.ROW_REMAP_PENDING] = 1.0
     world.read(measured_at=world.clock.now - 40.0)
@@ -109,7 +109,7 @@ def test_what_speaks_against_a_devices_health_names_who_told_it_and_when(world: 
     assert "health" not in second.signals
 
 
-def test_a_sibling_that_is_to_blame_says_who_told_of_it(world: World) -> None:
+def test_a_sibling_that_is_to_blame_has_a_source(world: World) -> None:
     world.card(index=1).values[Signal.XID] = 79.0
     world.read(measured_at=world.clock.now - 10.0)
     record = decide(world)
@@ -131,7 +131,7 @@ def test_what_no_reading_shows_has_no_source(world: World) -> None:
     assert set(first.signals) == {"utilization", "memory"}
 
 
-def test_it_is_told_as_it_was_when_the_decision_was_made(world: World) -> None:
+def test_it_is_shown_as_it_was_when_the_decision_was_made(world: World) -> None:
     world.read()
     record = decide(world)
     world.clock.now += 30.0
@@ -142,5 +142,5 @@ def test_it_is_told_as_it_was_when_the_decision_was_made(world: World) -> None:
     assert first.signals["memory"] == ReportedSignal("prometheus", 0.0)
 
 
-def test_of_a_device_that_nobody_measured_nobody_is_named(world: World) -> None:
+def test_a_device_without_measurements_has_no_source(world: World) -> None:
     assert [device.signals for device in devices(decide(world))] == [{}, {}]

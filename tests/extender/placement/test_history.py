@@ -22,7 +22,7 @@ from extender.placement.history import (
 )
 from testkit.builders import GPU, NOW, ask, decide_on, node, pod_ref, request, snapshot_of
 
-NOBODY = ReportedSignals(times=(), origins=(), names=())
+NO_SIGNALS = ReportedSignals(times=(), origins=(), names=())
 
 
 def evidence(name: str) -> PlacedEvidence:
@@ -39,9 +39,9 @@ def evidence(name: str) -> PlacedEvidence:
             values=np.zeros((0, 1), dtype=np.float32),
             limit_watts=np.full(1, np.nan, dtype=np.float32),
             rest_watts=np.full(1, np.nan, dtype=np.float32),
-            memory=NOBODY,
-            heat=NOBODY,
-            clocks=NOBODY,
+            memory=NO_SIGNALS,
+            heat=NO_SIGNALS,
+            clocks=NO_SIGNALS,
         ),
         health={},
     )
@@ -125,7 +125,7 @@ def test_a_node_that_is_explained_already_is_not_explained_again() -> None:
     assert [detail.node for detail in record.details] == ["node-a"]
 
 
-def test_a_pod_that_was_never_asked_about_is_nobody() -> None:
+def test_a_pod_that_was_never_asked_about_has_no_record() -> None:
     assert DecisionHistory(10).note_bound("uid-a", "node-a") is None
 
 
@@ -159,8 +159,8 @@ def test_old_decisions_let_go_of_their_snapshots() -> None:
     assert [record.gather is None for record in records] == [True] * 5 + [False] * EXPLAINABLE
     history.note_bound("uid-0", "node-z")
     assert records[0].bound_node == "node-z"
-    told = [(detail.node, detail.is_late) for detail in records[0].details]
-    assert told == [("node-a", False), ("node-z", True)]
+    found = [(detail.node, detail.is_late) for detail in records[0].details]
+    assert found == [("node-a", False), ("node-z", True)]
 
 
 def test_decisions_let_go_of_their_snapshots_after_a_while() -> None:

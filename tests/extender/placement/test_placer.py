@@ -50,7 +50,7 @@ def test_a_burst_spreads_evenly_over_equal_nodes_while_metrics_are_frozen(
 
 
 @pytest.mark.parametrize("bound_after", [0, 32], ids=["at-once", "never"])
-def test_a_burst_spreads_evenly_where_nothing_tells_who_holds_what(bound_after: int) -> None:
+def test_a_burst_spreads_evenly_without_known_holders(bound_after: int) -> None:
     world = World()
     world.is_mapped = False
     for index in range(4):
@@ -183,7 +183,7 @@ def said(message: str) -> PodRecord:
     return pending(is_unscheduled=True, message=message)
 
 
-def test_a_pod_that_is_tried_again_and_reported_unschedulable_anew_counts_no_more() -> None:
+def test_a_pod_that_is_tried_again_and_reported_unschedulable_again_counts_no_more() -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(said("0/2 nodes are available: 2 too few GPUs"))
     world.place("a", request(last_refusal="0/2 nodes are available: 2 too few GPUs"))
@@ -194,7 +194,7 @@ def test_a_pod_that_is_tried_again_and_reported_unschedulable_anew_counts_no_mor
 
 
 @pytest.mark.parametrize("known", [pending(), said("at first")])
-def test_what_the_watch_tells_late_of_the_attempt_before_does_not_count(known: PodRecord) -> None:
+def test_a_late_event_of_the_attempt_before_does_not_count(known: PodRecord) -> None:
     world = time_sliced(2)
     world.fleet.apply_pod(known)
     node = world.place("a", request(last_refusal="the time before"))
@@ -301,7 +301,7 @@ def test_stale_telemetry_is_never_idle_to_a_pod_that_requires_it() -> None:
     assert rejected(world.rank()) == {}
 
 
-def test_a_whole_gpu_that_no_pod_holds_but_somebody_uses_is_refused() -> None:
+def test_a_whole_gpu_that_no_pod_holds_with_foreign_use_is_refused() -> None:
     world = World()
     world.add_node("node-0")
     world.add_node("node-1")
@@ -317,7 +317,7 @@ def test_a_whole_gpu_that_no_pod_holds_but_somebody_uses_is_refused() -> None:
 # --- history --------------------------------------------------------------------------------------
 
 
-def test_a_shared_gpu_that_somebody_outside_uses_in_bursts_is_not_idle_in_a_pause() -> None:
+def test_a_shared_gpu_with_foreign_use_in_bursts_is_not_idle_in_a_pause() -> None:
     world = time_sliced(1, replicas=4)
     card = world.card("node-0")
     card.values.update({Signal.MEMORY_USED: 10 * GIB, Signal.MEMORY_FREE: 70 * GIB})
@@ -355,7 +355,7 @@ def test_an_answer_is_explained_as_it_was_and_not_as_it_would_be_now() -> None:
     assert record.details[0].devices[0].state == "idle"
 
 
-def test_nodes_and_resources_that_nobody_knows_are_not_explained() -> None:
+def test_unknown_nodes_and_resources_are_not_explained() -> None:
     world = time_sliced(1)
     unknown = replace(request(), resource="b", resources=(("b", 1),))
 

@@ -100,8 +100,8 @@ def test_what_preemption_cannot_mend_is_no_candidate() -> None:
 def test_a_victim_or_a_node_that_we_do_not_know_is_no_reason_to_refuse() -> None:
     world = full_node()
 
-    assert accepts(world, request(), "nobody")
-    assert accepts(world, request(memory_bytes=TWENTY), "a", "nobody")
+    assert accepts(world, request(), "unknown")
+    assert accepts(world, request(memory_bytes=TWENTY), "a", "unknown")
     assert accepts(world, request(), "a", node="node-9")
     assert accepts(world, replace(request(), resource="b", resources=(("b", 1),)), "a")
 
@@ -309,7 +309,7 @@ def test_the_load_filter_passes_the_least_loaded_of_busy_nodes() -> None:
     assert set(rejected(world.rank())) == {"node-0", "node-2"}
 
 
-def test_where_nothing_is_known_to_be_idle_a_pod_that_requires_it_evicts_nobody() -> None:
+def test_where_nothing_is_known_to_be_idle_a_pod_that_requires_it_evicts_no_pod() -> None:
     world = full_node()
     elsewhere = request(requires_idle=True, resources=((GPU, 1), ("b", 1)))
 

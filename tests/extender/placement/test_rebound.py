@@ -57,7 +57,7 @@ def followed(part: Part, choice: str) -> float:
 
 
 @pytest.mark.parametrize("is_bound", [False, True], ids=["while it waits", "once it is bound"])
-def test_the_second_is_unasked_although_the_first_was_asked_about(
+def test_the_second_is_bound_without_a_call_although_the_first_was_asked_about(
     part: Part, is_bound: bool
 ) -> None:
     part.create(web(OLD))
@@ -73,7 +73,7 @@ def test_the_second_is_unasked_although_the_first_was_asked_about(
     assert part.counted() == 1
 
 
-def test_the_first_is_unasked_although_the_second_is_asked_about(part: Part) -> None:
+def test_the_first_is_bound_without_a_call_although_the_second_is_asked_about(part: Part) -> None:
     part.create(web(OLD))
     bind(part, OLD, "a")
     delete(part, OLD)
@@ -99,7 +99,7 @@ def test_a_question_about_the_second_may_come_before_the_watch_shows_any_of_it(p
     assert part.unjudged == 0
 
 
-def test_a_complete_list_that_shows_the_second_bound_accuses_nobody(part: Part) -> None:
+def test_a_complete_list_that_shows_the_second_bound_accuses_no_pod(part: Part) -> None:
     part.create(web(OLD))
     part.tap.replace_pods([replace(web(NEW), node="a")])
     part.judge()
@@ -163,7 +163,7 @@ def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: Par
     assert assumed(part) == {}
 
 
-def test_what_another_replica_tells_late_of_the_first_counts_nowhere(part: Part) -> None:
+def test_what_another_replica_reports_late_of_the_first_counts_nowhere(part: Part) -> None:
     part.create(web(OLD))
     delete(part, OLD)
     part.world.request_log.take(

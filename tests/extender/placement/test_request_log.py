@@ -66,7 +66,7 @@ def test_what_no_node_offers_counts_nowhere(world: World) -> None:
     assert world.fleet.ledger.get("other") is None
 
 
-def test_it_expires_as_if_it_had_been_told_at_once(world: World) -> None:
+def test_it_expires_as_if_it_had_been_reported_at_once(world: World) -> None:
     tentative_seconds = world.policy.assumed.tentative_seconds
 
     world.request_log.take(question(world, age=10.0))
@@ -76,7 +76,7 @@ def test_it_expires_as_if_it_had_been_told_at_once(world: World) -> None:
     assert known.expires_at == world.now + tentative_seconds - 10.0
 
 
-def test_what_is_told_too_late_counts_nowhere(world: World) -> None:
+def test_what_is_reported_too_late_counts_nowhere(world: World) -> None:
     world.request_log.take(question(world, age=world.policy.assumed.tentative_seconds))
 
     assert assumed_on(world) == ""
@@ -158,15 +158,15 @@ def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_cho
     assert assumed_on(world) == "b"
 
 
-def test_own_questions_are_told_and_others_are_not(world: World) -> None:
-    told: list[str] = []
-    world.request_log.answered.subscribe(lambda it: told.append(it.uid))
+def test_own_questions_are_reported_and_others_are_not(world: World) -> None:
+    reported: list[str] = []
+    world.request_log.answered.subscribe(lambda it: reported.append(it.uid))
 
     world.request_log.note(question(world, uid="own"))
     world.request_log.take(question(world, uid="others"))
     world.request_log.note(question(world, uid=""))
 
-    assert told == ["own"]
+    assert reported == ["own"]
 
 
 def test_questions_of_others_count_as_asked(world: World) -> None:
@@ -233,7 +233,7 @@ def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: Worl
     assert request_log.verdict("0") is BypassVerdict.NOT_ASKED
 
 
-def test_incidents_count_until_nothing_was_heard_of_them_for_long(world: World) -> None:
+def test_incidents_count_until_a_long_time_without_any(world: World) -> None:
     assert world.request_log.incidents == (0, 0, 0.0)
     world.request_log.note_answer(0.5, is_lost=True)
     world.request_log.note_answer(9.0, is_lost=False)

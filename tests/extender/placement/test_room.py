@@ -118,7 +118,7 @@ def test_what_grows_while_a_pod_without_a_declaration_starts_is_its_own() -> Non
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_pods_that_nobody_shows_count_where_they_would_be_put(is_mapped: bool) -> None:
+def test_pods_that_no_source_shows_count_where_they_would_be_put(is_mapped: bool) -> None:
     world = sliced(2)
     world.is_mapped = is_mapped
     for name in "ab":
@@ -196,7 +196,7 @@ def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
     assert room(world) == pytest.approx(10)
 
 
-def test_what_an_agent_tells_of_processes_is_of_the_reading_that_follows() -> None:
+def test_what_an_agent_reports_of_processes_is_of_the_reading_that_follows() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
     use(world, 0, LATER)
@@ -222,7 +222,7 @@ def test_a_pod_with_several_shares_of_a_card_declared_as_much_of_each() -> None:
     assert room(world) == pytest.approx(40)
 
 
-def test_processes_that_are_not_all_tell_nothing() -> None:
+def test_an_incomplete_list_of_processes_shows_nothing() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
     use(world, 30, LATER)

@@ -31,7 +31,7 @@ def half_withdrawn(minutes: int = 1, *, is_shown: bool = True, **values: float) 
     return made
 
 
-def test_a_broken_shared_card_that_is_withdrawn_refuses_nobody_the_other_one() -> None:
+def test_a_broken_shared_card_that_is_withdrawn_refuses_no_pod_the_other_one() -> None:
     made = half_withdrawn()
     made.card(index=1).values[Signal.XID] = 48.0
     made.read_after(60.0)

@@ -23,7 +23,7 @@ class Knot:
 
 
 def make_knot() -> Callable[[], object]:
-    """Create an unreachable cycle; return a function that tells whether it still exists."""
+    """Create an unreachable cycle; return a check whether it still exists."""
     return weakref.ref(Knot())
 
 

@@ -161,7 +161,7 @@ async def pair(replicas: Replicas) -> AsyncIterator[Pair]:
             changes: dict[str, Any] = {"kubeconfig": kubeconfig, "ready": PATIENT, "cluster": QUICK}
             started.append(await stack.enter_async_context(replicas.start(number, **changes)))
         for replica in started:
-            await replica.hear_all()
+            await replica.receive_all()
         async with asyncio.TaskGroup() as group:
             kubelets = [group.create_task(probe(replica)) for replica in started]
             yield Pair(tuple(started), tuple(ways), tuple(kubelets))

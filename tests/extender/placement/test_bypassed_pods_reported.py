@@ -11,7 +11,7 @@ from extender.placement.bypassed_pods import (
     WATCH_SECONDS,
 )
 from testkit.builders import GPU
-from testkit.judging import DEFAULT, Ears, Part
+from testkit.judging import DEFAULT, Part, ReceivedPeriod
 
 MESSAGE = "pods bound without our answer"
 
@@ -22,21 +22,21 @@ def part() -> Part:
 
 
 def test_replica_that_is_silent_puts_the_verdict_off() -> None:
-    part = Part(ears=(ears := Ears()))
-    ears.until = part.world.now
+    part = Part(received=(received := ReceivedPeriod()))
+    received.until = part.world.now
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
     before = part.counted()
-    ears.until = float("inf")
+    received.until = float("inf")
     part.judge()
 
     assert (before, part.counted(), part.unjudged) == (0, 1, 0)
 
 
 def test_replica_that_stays_silent_leaves_the_pod_unjudged() -> None:
-    part = Part(ears=(ears := Ears()))
-    ears.until = part.world.now
+    part = Part(received=(received := ReceivedPeriod()))
+    received.until = part.world.now
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -46,10 +46,10 @@ def test_replica_that_stays_silent_leaves_the_pod_unjudged() -> None:
     assert (part.counted(), part.unjudged) == (0, 1)
 
 
-def test_replica_that_was_not_heard_before_the_binding_leaves_the_pod_unjudged() -> None:
-    part = Part(ears=(ears := Ears()))
+def test_replica_without_a_message_before_the_binding_leaves_the_pod_unjudged() -> None:
+    part = Part(received=(received := ReceivedPeriod()))
     part.create(part.pod())
-    ears.since = part.world.now
+    received.since = part.world.now
     part.bind(part.pod())
     part.judge()
     part.world.now += MAX_WAIT_SECONDS
@@ -58,9 +58,9 @@ def test_replica_that_was_not_heard_before_the_binding_leaves_the_pod_unjudged()
     assert (part.counted(), part.unjudged) == (0, 1)
 
 
-def test_replica_must_be_heard_from_before_our_own_watch_shows_the_pod() -> None:
-    part = Part(ears=(ears := Ears()))
-    ears.since = part.world.now - WATCH_SECONDS / 2
+def test_a_message_of_the_replica_must_come_before_our_own_watch_shows_the_pod() -> None:
+    part = Part(received=(received := ReceivedPeriod()))
+    received.since = part.world.now - WATCH_SECONDS / 2
     part.create(part.pod())
     part.bind(part.pod())
     part.judge()
@@ -82,8 +82,8 @@ def test_pod_whose_question_may_be_forgotten_is_not_accused(part: Part) -> None:
 
 
 def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
-    part = Part(ears=(ears := Ears()))
-    ears.until = part.world.now
+    part = Part(received=(received := ReceivedPeriod()))
+    received.until = part.world.now
     part.create(part.pod())
     part.ask()
     part.bind(part.pod())

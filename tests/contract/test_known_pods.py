@@ -23,7 +23,7 @@ NODES = sorted(QUESTION["NodeNames"])
 ROLL = NodeIndex(NODES, {})
 
 
-def told(pod: dict[str, Any] | None = None) -> PodRecord:
+def known(pod: dict[str, Any] | None = None) -> PodRecord:
     record = reduce_pod(pod or QUESTION["Pod"], ResourceNames(), early_seconds=60)
     assert record is not None
     return record
@@ -38,8 +38,8 @@ def written(pod: dict[str, Any]) -> bytes:
     return json.dumps(QUESTION | {"Pod": pod}, separators=(",", ":")).encode()
 
 
-def test_kube_schedulers_question_is_about_the_pod_that_was_told_of() -> None:
-    record = told()
+def test_kube_schedulers_question_uses_the_record_of_the_pod() -> None:
+    record = known()
 
     question = decode(BODY, record)
 
@@ -53,25 +53,25 @@ def test_a_generated_name_is_passed_over() -> None:
         "metadata": {"name": metadata["name"], "generateName": "trainer-"} | metadata
     }
 
-    assert decode(written(pod), told()).pod == told()
+    assert decode(written(pod), known()).pod == known()
 
 
 def test_another_version_of_the_pod_is_read() -> None:
-    pod = decode(BODY, replace(told(), version="207")).pod
+    pod = decode(BODY, replace(known(), version="207")).pod
 
     assert pod == QUESTION["Pod"]
 
 
 def test_another_pod_is_read() -> None:
-    assert decode(BODY, replace(told(), uid="another")).pod == QUESTION["Pod"]
+    assert decode(BODY, replace(known(), uid="another")).pod == QUESTION["Pod"]
 
 
 def test_a_pod_of_which_not_all_is_kept_is_read() -> None:
     pod = json.loads(BODY)["Pod"]
     pod["metadata"]["annotations"]["idlegpu.io/prefer-models"] = "H100," * 1000
 
-    assert told(pod).version == ""
-    assert decode(written(pod), told(pod)).pod == pod
+    assert known(pod).version == ""
+    assert decode(written(pod), known(pod)).pod == pod
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_pod_of_which_not_all_is_kept_is_read() -> None:
 )
 def test_a_question_that_go_would_not_write_so_is_read(body: bytes) -> None:
     assert body != BODY
-    assert not isinstance(decode(body, told()).pod, PodRecord)
+    assert not isinstance(decode(body, known()).pod, PodRecord)
 
 
 @pytest.fixture
@@ -111,21 +111,19 @@ async def answers(client: Client) -> list[Any]:
 
 async def test_it_is_answered_alike(client: Client, world: World) -> None:
     read = await answers(client)
-    world.fleet.apply_pod(told())
+    world.fleet.apply_pod(known())
 
     assert await answers(client) == read
-    decided = world.placer.history.last_of(told().uid)
+    decided = world.placer.history.last_of(known().uid)
     assert decided is not None
     assert decided.pod.key == "default/trainer"
     assert decided.request.memory_bytes == 20 << 30
 
 
-async def test_an_annotation_that_cannot_be_used_is_told_of_all_the_same(
-    client: Client, world: World
-) -> None:
+async def test_an_invalid_annotation_is_reported_all_the_same(client: Client, world: World) -> None:
     pod = json.loads(BODY)["Pod"]
     pod["metadata"]["annotations"] = {"idlegpu.io/gpu-memory": "20"}
-    world.fleet.apply_pod(told(pod))
+    world.fleet.apply_pod(known(pod))
 
     response = await client.post("/filter", data=written(pod))
 
