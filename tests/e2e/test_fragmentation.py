@@ -13,11 +13,11 @@ from tests.e2e.console import by_url
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 USUAL: Final = 12
-"""Pods with the usual request: enough for it to count."""
+"""Number of pods with the usual request, enough for the extender to learn it."""
 
 
 def asking(name: str, cpu: int, **spec: object) -> Object:
-    """Return a pod that asks for one GPU and some CPUs."""
+    """Build a pod that requests one GPU and some CPUs."""
     made = pod(name, **spec)
     resources = {"limits": {GPU: "1"}, "requests": {"cpu": str(cpu)}}
     made["spec"]["containers"][0]["resources"] = resources
@@ -30,8 +30,8 @@ async def test_a_pod_goes_where_it_leaves_gpus_that_usual_pods_can_use(
     tight, roomy = world.add("a-tight", 2), world.add("b-roomy", 4)
     others = world.add("c-others", USUAL)
     await world.start()
-    await world.burden(tight, requests={"cpu": "98"})  # of 128: 30 are left
-    await world.heard(tight)
+    await world.fill_host(tight, requests={"cpu": "98"})  # of 128: 30 are left
+    await world.scheduler_synced(tight)
     large = asking("large", 25)
     file = tmp_path / "large.json"
     file.write_text(json.dumps(large))

@@ -123,9 +123,9 @@ async def test_a_group_that_its_object_makes_too_large_for_the_cluster_says_so(
     pods = await group(world, "large", 4)
     await world.client.create_all(pods)
 
-    told = await given_back(world, pods)
+    messages = await given_back(world, pods)
 
-    assert any("could not hold the pod's whole group" in message for message in told), told
+    assert any("could not hold the pod's whole group" in message for message in messages), messages
 
 
 async def test_a_group_waits_whole_for_the_gpu_that_one_of_its_pods_is_refused(
