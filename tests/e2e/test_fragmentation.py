@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -16,7 +16,7 @@ USUAL: Final = 12
 """Number of pods with the usual request, enough for the extender to learn it."""
 
 
-def asking(name: str, cpu: int, **spec: object) -> Object:
+def asking(name: str, cpu: int, **spec: Any) -> Object:
     """Build a pod that requests one GPU and some CPUs."""
     made = pod(name, **spec)
     resources = {"limits": {GPU: "1"}, "requests": {"cpu": str(cpu)}}
