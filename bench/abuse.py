@@ -442,8 +442,9 @@ def main() -> int:
         bounds=bounds(rows),
         notes=[
             __doc__.strip(),
-            f"{nodes} nodes, {seconds:g} s a row. The abuser computes on the same cores: a trivial "
-            "server asked at the same time shows what that alone costs.",
+            f"{nodes} nodes, {seconds:g} s a row. The abuser uses the same cores: the latency "
+            "of a trivial server, called at the "
+            "same time, shows the effect of that.",
         ],
         folder=None if options.quick or options.only else RESULTS,
     )

@@ -214,13 +214,14 @@ def main() -> int:
             Bound(what="resident memory", limit=MOST_MIB, measured=found["most_mib"], unit="MiB"),
         ],
         notes=[
-            "NVML's own time is under library_seconds, and part of what the agent takes of a core. "
-            "What is allowed was promised of a scripted driver: see agent.md. What the memory is "
-            "above that is libnvidia-ml's own."
+            "NVML's own time is in library_seconds, and part of the agent's CPU. The bounds "
+            "are for a scripted driver: see agent.md. The additional memory is "
+            "libnvidia-ml's."
             if is_real
-            else "The driver is scripted: its answers cost next to nothing, so NVML's own time "
-            "comes on top: see agent-real.md.",
-            "The agent asks a kubelet, looks up the processes of each GPU in /proc, reports to an "
+            else "The driver is scripted and uses almost no CPU; a real NVML adds its own time: "
+            "see agent-real.md.",
+            "The agent queries a kubelet, looks up the processes of each GPU in /proc, reports "
+            "to an "
             f"extender, and is scraped every {SCRAPE_SECONDS:.0f} s with DCGM's names.",
         ],
         module="agent",

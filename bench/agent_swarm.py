@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--heartbeat", type=float, default=10.0, help="seconds between two")
     parser.add_argument("--changes", type=float, default=500.0, help="a second, on all nodes")
     parser.add_argument("--audience", default="idlegpu-extender")
-    parser.add_argument("--ca", default="", help="its CA, for TLS; none: without TLS")
+    parser.add_argument("--ca", default="", help="CA file for TLS; without it plain HTTP")
     options = parser.parse_args()
     soft, hard = _files()
     if soft < options.nodes + 100:

@@ -210,7 +210,9 @@ def main() -> int:
     parser.add_argument("--heartbeat", type=float, default=10.0, help="seconds between two")
     parser.add_argument("--changes", type=float, default=500.0, help="a second, on all nodes")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each phase")
-    parser.add_argument("--pause", type=float, default=0.1, help="a pod so often, in seconds")
+    parser.add_argument(
+        "--pause", type=float, default=0.1, help="interval between pods, in seconds"
+    )
     parser.add_argument("--plain", action="store_true", help="without TLS")
     options = parser.parse_args()
     phases, spans, rests, figures = run(options)
@@ -226,7 +228,7 @@ def main() -> int:
         )
     asides = {"connect seconds", "connect cpu", "memory", "busy"}
     refused = {name: count for name, count in figures.items() if name not in asides}
-    sys.stdout.write(f"refused: {refused}, asked to come later: {figures.get('busy', 0):.0f}\n")
+    sys.stdout.write(f"refused: {refused}, refused as busy: {figures.get('busy', 0):.0f}\n")
     more = rests[1].core_percent - rests[0].core_percent
     each = 1e4 * more * rests[1].seconds / max(rests[1].reports, 1.0)
     is_met = report(
@@ -246,8 +248,8 @@ def main() -> int:
         ],
         notes=[
             __doc__.strip(),
-            f"All {options.nodes} agents connected in {figures['connect seconds']:.0f} s (the API "
-            "server is asked about 200 tokens a second), which took "
+            f"All {options.nodes} agents connected in {figures['connect seconds']:.0f} s (the "
+            "API server reviews 200 tokens a second), which took "
             f"{figures['connect cpu']:.1f} s of CPU. With them the extender holds "
             f"{figures['memory']:.0f} MiB more.",
         ],

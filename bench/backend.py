@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--no-mig", action="store_true", help="whole and shared cards alone")
     parser.add_argument("--scrape-seconds", type=float, default=15.0, help="between two scrapes")
     parser.add_argument(
-        "--refresh-seconds", type=float, default=10.0, help="between new values; 0: on demand"
+        "--refresh-seconds", type=float, default=10.0, help="interval of new values; 0: on demand"
     )
     options = parser.parse_args()
     fleet = BenchFleet(

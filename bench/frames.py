@@ -122,9 +122,9 @@ def main() -> int:
         rows = asyncio.run(measure(world.url, 8 * nodes, arguments.seconds))
     bounds = [bound for row in rows for bound in _bounds(row)]
     notes = [
-        f"{nodes * 8} GPUs on a page of 1440 by 900, drawn without a graphics card; all of them "
-        "have other readings each ten seconds. News are events of the stream that changed the map "
-        "while it moved."
+        f"{nodes * 8} GPUs on a page of 1440 by 900, drawn without a graphics card; all "
+        "readings change each ten seconds. News are "
+        "events of the stream that changed the map while it moved."
     ]
     return 0 if report("frames", "Frames of the page", rows=rows, bounds=bounds, notes=notes) else 1
 

@@ -262,7 +262,7 @@ def main() -> int:
     ]
     is_met = report(
         "head_start",
-        "Head start of the extender before kube-scheduler's question",
+        "Head start of the extender before kube-scheduler's call",
         rows=[row for one in found for row in rows(one)],
         bounds=[bound(one) for one in found],
         notes=notes,

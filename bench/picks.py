@@ -179,7 +179,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.picks", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
-    parser.add_argument("--series", type=Path, help="CSV file: judge the forecasts on it alone")
+    parser.add_argument("--series", type=Path, help="CSV file: evaluate the forecasts only on it")
     options = parser.parse_args()
     if options.series is not None:
         return judge_given(options.series, options.seeds)
@@ -223,8 +223,9 @@ def main() -> int:
         bounds=[bound, is_better],
         notes=[
             __doc__.strip(),
-            f"{len(seeds)} seeds, {len(found[OURS])} picks. What was measured is given with the "
-            "error of the difference between the two, pick by pick.",
+            f"{len(seeds)} seeds, {len(found[OURS])} picks. Bounds have the standard error of "
+            "the difference between the two, pick by "
+            "pick.",
             f"Forecasts: {FORECAST_SEEDS} seeds of each kind of series, with the error over seeds. "
             "The extender does not use them: docs/decision.md.",
             f"{time.perf_counter() - began:.0f} s in all.",

@@ -69,8 +69,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.rounds", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=19, help="the first one is left out")
-    parser.add_argument("--pods", type=int, default=50, help="that come and go from round to round")
+    parser.add_argument(
+        "--rounds", type=int, default=19, help="number of rounds; the first one does not count"
+    )
+    parser.add_argument(
+        "--pods",
+        type=int,
+        default=50,
+        help="number of pods that are created and deleted in each round",
+    )
     options = parser.parse_args()
     spec = FleetSpec(nodes=options.nodes, gpu_pods=options.gpu_pods)
     gc.disable()

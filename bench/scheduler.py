@@ -52,11 +52,12 @@ PROMISED_NODES: Final = 5000
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 COLUMNS: Final = (
-    "Finding a node is kube-scheduler's own mean time for it, calls to the extender included; "
-    "filter and prioritize are the extender's own mean time for an answer. CPU of the extender has "
-    "its worker's in it, which asks Prometheus whether pods come or not. First choice taken is the "
-    "share of pods that kube-scheduler bound to the extender's first choice. Rates and times "
-    "are medians over the runs."
+    "Finding a node is kube-scheduler's own mean time for it, including calls to "
+    "the extender; filter and prioritize are the extender's own mean time for an "
+    "answer. CPU of the extender includes its worker, which queries Prometheus even "
+    "without pods. First choice taken is the share of pods that kube-scheduler "
+    "bound to the extender's first choice. Rates and times are medians over the "
+    "runs."
 )
 TOOLS: Final = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl")
 
@@ -175,12 +176,13 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument(
         "--unasked",
         action="store_true",
-        help="let the extender run without being asked where it would not run: what asking costs",
+        help="keep the extender running, but not called, in the runs without it: the cost of "
+        "the calls alone",
     )
     built.add_argument(
         "--trivial",
         action="store_true",
-        help="ask the trivial handler as well: what an extender costs that decides nothing",
+        help="also run with the trivial handler: the cost of an extender that decides nothing",
     )
     built.add_argument("--dry", action="store_true", help="print the table, write no files")
     return built

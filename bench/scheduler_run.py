@@ -154,7 +154,7 @@ class Bench:
             async def has_adopted() -> bool:
                 return (await self._seen())[ADOPTED] > adopted
 
-            await wait_for(has_adopted, "the extender goes by its settings")
+            await wait_for(has_adopted, "the extender has applied its settings")
 
         async def knows_all() -> bool:
             seen = await self._seen()
@@ -248,7 +248,7 @@ def check_asked(answered: int, pods: int) -> None:
     """
     if answered < pods:
         raise RuntimeError(
-            f"the extender has answered about {answered} of {pods} pods in time: the rest was "
+            f"the extender answered in time for {answered} of {pods} pods: the rest was "
             "placed without it, so the run says nothing: use a quieter machine"
         )
 

@@ -170,7 +170,7 @@ def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
         "an event reports a placement": writes("POST events"),
         JUDGED: is_judged,
         "settings are taken over": is_reloaded,
-        "it says that it is ready": lambda: bool(world.get_status("/readyz")[0] == HTTPStatus.OK),
+        "/readyz answers 200": lambda: bool(world.get_status("/readyz")[0] == HTTPStatus.OK),
     }
     stopped = []
     for what, check in checks.items():
@@ -256,7 +256,7 @@ def main() -> int:
     parser.add_argument("--gpu-pods", type=int, default=10_000)
     parser.add_argument("--all-pods", type=int, default=30_000)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--name", default="soak", help="of the files that the result is kept in")
+    parser.add_argument("--name", default="soak", help="base name of the result's files")
     options = parser.parse_args()
     spec = FleetSpec(
         nodes=options.nodes,

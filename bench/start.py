@@ -147,7 +147,7 @@ def _ask_until_decided(
             return asked, decided_seconds, is_complete
         asked += 1
         time.sleep(ASKING_SECONDS)
-    raise BenchError(f"no answer has left a node out within {DECIDED_SECONDS:g} s")
+    raise BenchError(f"no answer refused a node within {DECIDED_SECONDS:g} s")
 
 
 def main() -> int:
@@ -156,7 +156,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpu-pods", type=int, default=10_000)
     parser.add_argument("--all-pods", type=int, default=150_000, help="of the second cluster")
-    parser.add_argument("--runs", type=int, default=2, help="starts on each cluster; all must do")
+    parser.add_argument("--runs", type=int, default=2, help="number of starts on each cluster")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     bounds = []

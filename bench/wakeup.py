@@ -397,7 +397,7 @@ def main() -> int:
         "--waiting",
         type=int,
         nargs="+",
-        help="pods that wait, by each way; each count is measured by itself (default: "
+        help="numbers of waiting pods, each measured separately by each way (default: "
         f"{', '.join(map(str, COUNTS))}, gated {', '.join(map(str, GATED_COUNTS))})",
     )
     parser.add_argument("--freed", type=int, default=30, help="GPUs that are freed")
@@ -435,8 +435,8 @@ def main() -> int:
         bounds=bounds(found, bindings_wake=not options.oldest),
         notes=[
             f"Kubernetes {version}; a GPU was freed each {options.period:g} s. The load average "
-            f"was {before:.1f} before and {os.getloadavg()[0]:.1f} at the end: times are the "
-            "longer the more else ran on the machine, questions are not.",
+            f"was {before:.1f} before and {os.getloadavg()[0]:.1f} at the end: other load on "
+            "the machine makes times longer, but not the number of calls.",
             (__doc__ or "").partition("\n\n")[2].strip(),
         ],
         folder=None if options.dry else RESULTS,

@@ -116,7 +116,7 @@ class World:
         changed.replace(self.config)
         wait_until(
             lambda: self.metrics().get(SETTLED, 0.0) > before,
-            "the extender has taken over other settings",
+            "the extender has applied other settings",
             SETTLE_SECONDS,
         )
 

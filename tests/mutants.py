@@ -351,9 +351,9 @@ def rendered(results: Mapping[str, Any]) -> str:
     measured = [results[room] for room in ROOMS if room in results]
     parts = [
         "# Mutants by room",
-        "At least 90 % of a room's mutants that do not behave as the original have to be killed by"
-        " its own tests. Each row is a random sample; what holds for all of the room's mutants lies"
-        " in the last column's interval.",
+        "A room's own tests must kill at least 90 % of its non-equivalent mutants. Each "
+        "row is a random sample; the last column is the confidence interval for all of "
+        "the room's mutants.",
         table([one["row"] for one in measured]),
         f"Not measured: {', '.join(room for room in ROOMS if room not in results) or 'none'}.",
     ]

@@ -74,7 +74,7 @@ def fetched() -> Machine:
     """
     machine = _cached()
     if not machine.folder.exists():
-        raise FetchError("nothing here runs programs of arm64: `make arm64` fetches what does")
+        raise FetchError("this machine cannot run arm64 programs: `make arm64` fetches an emulator")
     return machine
 
 
