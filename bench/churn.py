@@ -30,7 +30,7 @@ from bench.virtual_cluster import GIB, START, Shape, VirtualCluster
 from extender.core.decision.decision import Evaluate
 from extender.core.devices.readings import Signal
 from extender.core.policy import Policy, Strategy
-from simulation.default_scheduler import balanced, least_allocated
+from simulation.default_scheduler import least_allocated
 
 SEEDS: Final = 3
 SIZES: Final = (1, 2, 4, 8)
@@ -45,7 +45,8 @@ LOADS: Final = ((32, 0.50), (32, 0.70), (32, 0.85), (30, 0.60), (30, 0.75))
 
 CPU_SHARE: Final = 12 / 128
 MEMORY_SHARE: Final = 96 / 1024
-"""Memory that a job requests with each GPU, as a share of a node's memory."""
+"""Memory that a job requests with each GPU, as a share of a node's memory. The shares are equal, so
+NodeResourcesBalancedAllocation prefers no node."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -145,8 +146,7 @@ class ByScore(Placement):
 
 def most_allocated(cpu: Floats, memory: Floats) -> Floats:
     """Return the scores of NodeResourcesFit with the strategy MostAllocated."""
-    fit = (np.floor(100 * cpu) + np.floor(100 * memory)) // 2
-    return np.asarray(fit + balanced(cpu, memory))
+    return np.asarray((np.floor(100 * cpu) + np.floor(100 * memory)) // 2)
 
 
 class ByExtender(Placement):

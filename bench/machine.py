@@ -154,7 +154,7 @@ def report(
             f"# {title}",
             f"{at}, `{command}`, on {machine}.",
             table(rows),
-            "\n".join(f"- {bound}" for bound in bounds),
+            *(["\n".join(f"- {bound}" for bound in bounds)] if bounds else []),
             *notes,
         ]
     )

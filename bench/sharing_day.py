@@ -69,6 +69,7 @@ class Day:
         slots: pod by device and replica, `NO_POD` for a free replica.
         progress: seconds of work that each pod has done.
         tries: number of starts of each pod.
+        started: step of the last start of each pod.
         utilization: utilization of each device, 0 to 1.
         memory_bytes: used memory of each device.
         foreign_bytes: part of it that processes outside Kubernetes use.
@@ -85,8 +86,7 @@ class Day:
     utilization: Floats = field(init=False)
     memory_bytes: Floats = field(init=False)
     foreign_bytes: Floats = field(init=False)
-    _device: Ints = field(init=False)
-    _started: Ints = field(init=False)
+    started: Ints = field(init=False)
     _ended: Floats = field(init=False)
     _waited: Floats = field(init=False)
     _ooms: int = 0
@@ -96,8 +96,7 @@ class Day:
         self.slots = np.full((devices, self.shape.replicas), NO_POD, dtype=np.intp)
         self.progress, self._waited = np.zeros(count), np.zeros(count)
         self._ended = np.full(count, np.nan)
-        self._device = np.full(count, NO_POD, dtype=np.intp)
-        self.tries, self._started = np.zeros(count, dtype=np.intp), np.zeros(count, dtype=np.intp)
+        self.tries, self.started = np.zeros(count, dtype=np.intp), np.zeros(count, dtype=np.intp)
         self.utilization, self.memory_bytes = np.zeros(devices), np.zeros(devices)
         self.foreign_bytes = np.zeros(devices)
 
@@ -122,7 +121,7 @@ class Day:
         returning: list[tuple[float, int]] = []
         coming = 0
         for self.at in range(STEPS):
-            for pod in self._step(placement):
+            for pod in self.pass_step(placement):
                 first, most = BACK_OFF_SECONDS
                 pause = min(first * 2.0 ** (int(self.tries[pod]) - 1), most)
                 returning.append((self.seconds + pause, pod))
@@ -132,8 +131,8 @@ class Day:
             while coming < len(self.pods) and self.pods.arrives[coming] <= self.seconds:
                 waiting.append(coming)
                 coming += 1
-            waiting = [pod for pod in waiting if not self._place(placement, pod)]
-            self._waited[waiting] += STEP_SECONDS
+            waiting = [pod for pod in waiting if not self.place(placement, pod)]
+            self.note_waiting(waiting)
         return self._outcome()
 
     def _outcome(self) -> Outcome:
@@ -146,21 +145,31 @@ class Day:
             ooms=self._ooms,
         )
 
-    def _place(self, placement: Placement, pod: int) -> bool:
+    def note_waiting(self, waiting: Sequence[int]) -> None:
+        """Count the step for the pods that found no node in it."""
+        self._waited[waiting] += STEP_SECONDS
+
+    def place(self, placement: Placement, pod: int) -> bool:
         """Place a pod if it finds a node; return whether it did."""
-        free = self.shape.cards * self.shape.replicas - self.used_by_node()
-        nodes = np.flatnonzero(free > 0).tolist()
+        nodes = self.nodes_for(pod)
         node = placement.choose(self, pod, nodes) if nodes else None
         if node is None:
             return False
-        device = self._pick(node)
-        slot = int(np.flatnonzero(self.slots[device] == NO_POD)[0])
-        self.slots[device, slot] = pod
-        self._device[pod], self._started[pod] = device, self.at
+        for device in self.hand_out(pod, node).tolist():
+            slot = int(np.flatnonzero(self.slots[device] == NO_POD)[0])
+            self.slots[device, slot] = pod
+        self.started[pod] = self.at
         self.progress[pod] = 0.0
         self.tries[pod] += 1
         placement.start(self, pod, node)
         return True
+
+    def nodes_for(self, pod: int) -> list[int]:
+        """Return the nodes where kube-scheduler finds room for a pod."""
+        del pod  # all ask for one replica
+        free = self.shape.cards * self.shape.replicas - self.used_by_node()
+        nodes: list[int] = np.flatnonzero(free > 0).tolist()
+        return nodes
 
     def used_by_node(self) -> Ints:
         """Return the number of used replicas of each node."""
@@ -173,22 +182,27 @@ class Day:
         used = self.used[first : first + self.shape.cards]
         return first + np.flatnonzero(used == used.min())
 
-    def _pick(self, node: int) -> int:
-        return int(self.ties.choice(self.landing(node)))
+    def hand_out(self, pod: int, node: int) -> Ints:
+        """Return the devices that a pod gets on a node."""
+        del pod  # all ask for one replica
+        return np.array([self.ties.choice(self.landing(node))])
 
-    def _step(self, placement: Placement) -> list[int]:
-        """Advance by one step; return the pods that ended for lack of memory."""
+    def pass_step(self, placement: Placement) -> list[int]:
+        """Advance by one step; return the pods that failed."""
         held = self.slots != NO_POD
         pods = np.where(held, self.slots, 0)
         busy = np.where(held, self.pods.utilization(pods, self.progress[pods]), 0.0)
         foreign = self.foreign.utilization[self.at]
         speed = _speeds(busy, foreign)
-        running = pods[held]
-        self.progress[running] += STEP_SECONDS * speed[held]
+        # A pod with several devices is as fast as the slowest of them.
+        slowest = np.full(len(self.pods), np.inf)
+        np.minimum.at(slowest, pods[held], speed[held])
+        running = np.array(list(dict.fromkeys(pods[held].tolist())), dtype=np.intp)
+        self.progress[running] += STEP_SECONDS * slowest[running]
         self.utilization = np.minimum(busy.sum(axis=1) + foreign, 1.0)
         for pod in running[self.progress[running] >= self.pods.alone[running]].tolist():
             self._ended[pod] = self.seconds
-            self._leave(placement, pod, is_failed=False)
+            self.leave(placement, pod, is_failed=False)
         return self._end_where_full(placement)
 
     def _end_where_full(self, placement: Placement) -> list[int]:
@@ -212,16 +226,16 @@ class Day:
                 return ended
             for device in full.tolist():
                 on_it = self.slots[device][held[device]]
-                pod = int(max(on_it, key=lambda pod: (self._started[pod], pod)))
+                pod = int(max(on_it, key=lambda pod: (self.started[pod], pod)))
                 self._ooms += 1
-                self._leave(placement, pod, is_failed=True)
-                self.progress[pod] = 0.0
+                self.leave(placement, pod, is_failed=True)
                 ended.append(pod)
 
-    def _leave(self, placement: Placement, pod: int, *, is_failed: bool) -> None:
-        device = int(self._device[pod])
-        self.slots[device][self.slots[device] == pod] = NO_POD
-        self._device[pod] = NO_POD
+    def leave(self, placement: Placement, pod: int, *, is_failed: bool) -> None:
+        """Free the devices of a pod that has ended; one that failed will start again."""
+        self.slots[self.slots == pod] = NO_POD
+        if is_failed:
+            self.progress[pod] = 0.0
         placement.end(self, pod, is_failed=is_failed)
 
 

@@ -1,5 +1,6 @@
 """Pods and load outside Kubernetes for a day of shared GPUs, drawn from traces."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erf, sqrt
 from typing import Final
@@ -130,10 +131,30 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
         seed: seed of the draws; also selects the period of the trace.
     """
     draws = np.random.default_rng([seed, 1])
-    traced = _stretch(seed, draws, regime.load)
+    traced = stretch(seed, draws, regime.load)
+    return pods_of(
+        traced, draws, is_training_alone=regime.is_training_alone, is_tight=regime.is_tight
+    )
+
+
+def pods_of(
+    traced: TracedPods,
+    draws: np.random.Generator,
+    *,
+    is_training_alone: bool = False,
+    is_tight: bool = False,
+) -> Pods:
+    """Draw load and memory of pods of the trace, in the time of the day.
+
+    Args:
+        traced: the pods.
+        draws: random numbers.
+        is_training_alone: no pod serves.
+        is_tight: cards are small, and serving pods hold less.
+    """
     count = len(traced.created)
     owners = _owners(traced)
-    is_serving = traced.is_serving & (not regime.is_training_alone)
+    is_serving = traced.is_serving & (not is_training_alone)
     works = _in_steps(np.clip(traced.ran, STEP_SECONDS, DAY_SECONDS))
 
     def alike(of_shape: float, of_owner: float) -> Floats:
@@ -150,7 +171,7 @@ def draw_pods(regime: Regime, seed: int) -> Pods:
     fullness, business, level = alike(0.45, 0.45), alike(0.25, 0.5), alike(0.25, 0.5)
     training = TRAINING_GIB[0] + TRAINING_GIB[1] * np.interp(fullness, percent, filled)
     serving = SERVING_GIB[0] + (SERVING_GIB[1] - SERVING_GIB[0]) * fullness
-    serving *= TIGHT_SERVING if regime.is_tight else 1.0
+    serving *= TIGHT_SERVING if is_tight else 1.0
     lengths = np.where(is_serving, np.ceil(works / STEP_SECONDS).astype(np.intp) + 1, 1)
     constant = np.interp(business, percent, busy)
     series = [
@@ -183,12 +204,19 @@ def _in_steps(seconds: Floats) -> Floats:
     return steps
 
 
-def _stretch(seed: int, draws: np.random.Generator, load: float) -> TracedPods:
-    """Return the one-GPU pods of a period of the trace, compressed to one day."""
+def stretch(seed: int, draws: np.random.Generator, load: float, most_gpus: int = 1) -> TracedPods:
+    """Return the pods of a period of the trace, compressed to one day.
+
+    Args:
+        seed: selects the period.
+        draws: random numbers; they select the pods.
+        load: share of the pods that are kept.
+        most_gpus: largest number of GPUs of a pod.
+    """
     traced = openb_pods()
     begins = DAY_SECONDS * (FIRST_DAY + DAYS_APART * (seed % WINDOWS))
     created = (traced.created - begins) / COMPRESSION
-    kept = (created >= 0) & (created < DAY_SECONDS) & (traced.gpus == 1)
+    kept = (created >= 0) & (created < DAY_SECONDS) & (traced.gpus <= most_gpus)
     kept &= draws.random(len(created)) < load
     chosen = traced.only(kept)
     return TracedPods(
@@ -245,14 +273,24 @@ class ForeignLoad:
 
 def draw_foreign(regime: Regime, seed: int) -> ForeignLoad:
     """Draw the foreign load of a day: intermittent on every device of every second node."""
-    draws = np.random.default_rng([seed, 2])
     shape = regime.shape
+    odd = [device for device in range(shape.devices) if device // shape.cards % 2]
+    return foreign_on(odd if regime.has_foreign else [], shape.devices, seed)
+
+
+def foreign_on(used: Sequence[int], devices: int, seed: int) -> ForeignLoad:
+    """Draw the foreign load of a day on some devices: used and unused for an hour each (means).
+
+    Args:
+        used: the devices.
+        devices: number of all devices.
+        seed: seed of the draws.
+    """
+    draws = np.random.default_rng([seed, 2])
     # One hour longer than the day, so that a late pod's next hour exists.
     steps = STEPS + int(FOREIGN_SECONDS / STEP_SECONDS)
-    utilization, memory = np.zeros((steps, shape.devices)), np.zeros((steps, shape.devices))
-    for device in range(shape.devices) if regime.has_foreign else ():
-        if device // shape.cards % 2 == 0:
-            continue
+    utilization, memory = np.zeros((steps, devices)), np.zeros((steps, devices))
+    for device in used:
         at, is_on = 0, bool(draws.random() < 0.5)
         while at < steps:
             until = at + 1 + int(draws.exponential(FOREIGN_SECONDS) / STEP_SECONDS)

@@ -56,6 +56,15 @@ def openb_pods() -> TracedPods:
     )
 
 
+def openb_requests() -> tuple[Ints, Ints, Ints]:
+    """Return what pods of each shape ask for: millicores, MiB of memory, thousandths of a GPU."""
+    columns = _columns("openb_requests.csv")
+    millicores, memory, share = (
+        columns[name].astype(np.intp) for name in ("cpu_milli", "memory_mib", "gpu_milli")
+    )
+    return millicores, memory, share
+
+
 def acme_quantiles() -> tuple[Floats, Floats]:
     """Return utilization and used framebuffer as ratios, at each percentile of all samples."""
     columns = _columns("acme_quantiles.csv")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from extender.core.decision.decision import Evaluate, decide
 from extender.core.devices.readings import DeviceInfo, Readings, Signal
+from extender.core.nodes.host_resources import HostResources
 from extender.core.nodes.inventory import NodeRecord, PodPhase, PodRecord
 from extender.core.nodes.pod_owners import Kin
 from extender.core.policy import Policy
@@ -36,12 +37,16 @@ class Shape:
         cards: number of cards of each node.
         replicas: replicas of each card; 1 for whole cards.
         memory_bytes: memory of each card.
+        resource: resource name of the cards or their replicas.
+        host: CPU and memory of each node; None if they never run out.
     """
 
     nodes: int
     cards: int = 8
     replicas: int = 1
     memory_bytes: float = 80 * GIB
+    resource: str = GPU
+    host: HostResources | None = None
 
     @property
     def devices(self) -> int:
@@ -56,24 +61,32 @@ class VirtualCluster:
         shape: composition of the cluster.
         policy: the settings of the decision.
         evaluate: replacement of the extender's evaluation; None for the original.
+        also: shapes of further nodes, which follow the others.
     """
 
-    def __init__(self, shape: Shape, policy: Policy, evaluate: Evaluate | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        policy: Policy,
+        evaluate: Evaluate | None = None,
+        also: Sequence[Shape] = (),
+    ) -> None:
         self.shape = shape
         self._evaluate = evaluate
         self.now = START
         self.fleet = Fleet(policy, self._clock)
         self.placer = Placer(self.fleet, DecisionHistory(1, self._clock), self._clock)
-        self.names = tuple(f"node-{number:03}" for number in range(shape.nodes))
+        shapes = [each for each in (shape, *also) for _ in range(each.nodes)]
+        self.names = tuple(f"node-{number:03}" for number in range(len(shapes)))
         self.infos = tuple(
             DeviceInfo(node=name, uuid=f"GPU-{name}-{index}", index=index)
-            for name in self.names
-            for index in range(shape.cards)
+            for name, each in zip(self.names, shapes, strict=True)
+            for index in range(each.cards)
         )
         self._pods: dict[str, PodRecord] = {}
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-        for name in self.names:
-            self.fleet.apply_node(_node(name, shape))
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+        for name, each in zip(self.names, shapes, strict=True):
+            self.fleet.apply_node(_node(name, each))
 
     def _clock(self) -> float:
         return self.now
@@ -126,7 +139,7 @@ class VirtualCluster:
             decision = decide(
                 snapshot, request, names, policy, overlays={}, evaluate=self._evaluate
             )
-        return None if decision.best is None else self._numbers[decision.best]
+        return None if decision.best is None else self.numbers[decision.best]
 
     def bind(
         self, name: str, node: int, *, count: int = 1, owner: str = "", likeness: Kin = ()
@@ -144,18 +157,24 @@ class VirtualCluster:
             uid=f"uid-{name}",
             namespace=NAMESPACE,
             name=name,
-            node=self.names[node],
             resources={GPU: count},
-            phase=PodPhase.RUNNING,
-            bound_at=self.now,
-            started_at=self.now,
             owner=owner,
             likeness=likeness,
         )
-        self._pods[name] = record
-        waiting = replace(record, node="", phase=PodPhase.PENDING, bound_at=None, started_at=None)
-        self.fleet.apply_pod(waiting)
         self.fleet.apply_pod(record)
+        self.bind_known(record, node)
+
+    def bind_known(self, record: PodRecord, node: int) -> None:
+        """Let the watch show that a pod which it showed waiting runs on a node."""
+        bound = replace(
+            record,
+            node=self.names[node],
+            phase=PodPhase.RUNNING,
+            bound_at=self.now,
+            started_at=self.now,
+        )
+        self._pods[record.name] = bound
+        self.fleet.apply_pod(bound)
 
     def end(self, name: str, *, is_failed: bool = False) -> None:
         """Report a pod as ended and deleted, as the watch would.
@@ -177,7 +196,7 @@ class VirtualCluster:
 
 
 def _node(name: str, shape: Shape) -> NodeRecord:
-    offered = {GPU: shape.cards * shape.replicas}
+    offered = {shape.resource: shape.cards * shape.replicas}
     labels = {
         "nvidia.com/gpu.memory": str(int(shape.memory_bytes) >> 20),
         "nvidia.com/gpu.count": str(shape.cards),
@@ -185,4 +204,6 @@ def _node(name: str, shape: Shape) -> NodeRecord:
     if shape.replicas > 1:
         labels["nvidia.com/gpu.replicas"] = str(shape.replicas)
         labels["nvidia.com/gpu.sharing-strategy"] = "time-slicing"
-    return NodeRecord(name=name, allocatable=offered, capacity=offered, labels=labels)
+    return NodeRecord(
+        name=name, allocatable=offered, capacity=offered, labels=labels, host=shape.host
+    )

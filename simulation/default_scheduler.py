@@ -26,6 +26,10 @@ _UNSET_SHARES = (0.1 / 128, (200 * MIB) / (1056762036 << 10))
 each simulated node has."""
 
 
+_JUST = 1e-9
+"""Added before rounding down: kube-scheduler divides whole numbers."""
+
+
 class Fate(StrEnum):
     """What becomes of a scheduled pod on its GPUs."""
 
@@ -51,22 +55,37 @@ class Outcome:
     reason: str
 
 
-def least_allocated(cpu: Shares, memory: Shares) -> Shares:
+def default_scores(
+    cpu: Shares, memory: Shares, cpu_before: Shares, memory_before: Shares
+) -> Shares:
     """Return the sum of NodeResourcesFit's and NodeResourcesBalancedAllocation's default scores.
 
-    The other default plugins score all nodes alike for a pod that has neither owner nor affinity,
-    and whose image no node has.
+    The other default plugins score all nodes alike for a pod that has neither affinity nor a
+    Service, ReplicaSet or StatefulSet, and whose image no node has.
 
     Args:
         cpu: requested share of each node's CPU, the pod included, 0 to 1.
         memory: requested share of each node's memory, the pod included.
+        cpu_before: requested share of each node's CPU without the pod.
+        memory_before: requested share of each node's memory without the pod.
     """
-    fit = (np.floor(100 * (1 - cpu)) + np.floor(100 * (1 - memory))) // 2
-    return np.asarray(fit + balanced(cpu, memory))
+    gain = _balance(cpu, memory) - _balance(cpu_before, memory_before)
+    balanced = 50 + np.trunc(
+        (50 + gain) / 2
+    )  # of Kubernetes 1.37; earlier: the balance with the pod
+    return np.asarray(least_allocated(cpu, memory) + balanced)
 
 
-def balanced(cpu: Shares, memory: Shares) -> Shares:
-    """Return the scores of NodeResourcesBalancedAllocation, from the same shares."""
+def least_allocated(cpu: Shares, memory: Shares) -> Shares:
+    """Return NodeResourcesFit's default scores, from the shares with the pod.
+
+    They order nodes as the default scores do where pods ask for as large a share of a node's CPU as
+    of its memory. For pods that ask for neither, NodeResourcesBalancedAllocation is skipped.
+    """
+    return (np.floor(100 * (1 - cpu) + _JUST) + np.floor(100 * (1 - memory) + _JUST)) // 2
+
+
+def _balance(cpu: Shares, memory: Shares) -> Shares:
     return np.asarray(np.floor(100 * (1 - np.abs(cpu - memory) / 2)))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulation.counterfactual import mean_fates, without_idlegpu
-from simulation.default_scheduler import DefaultScheduler, Fate, least_allocated
+from simulation.default_scheduler import DefaultScheduler, Fate, default_scores, least_allocated
 from simulation.demo_fleet import demo_fleet
 from simulation.demo_scenes import PODS
 from simulation.devices import Load
@@ -22,10 +22,13 @@ def _schedule(fleet: SimulatedFleet, name: str = "new", gpus: int = 1) -> tuple[
 
 
 def test_the_scores_are_those_of_the_default_plugins() -> None:
-    cpu, memory = np.array([0.25, 0.5]), np.array([0.25, 0.1])
+    cpu, memory = np.array([0.25, 0.5, 0.07]), np.array([0.25, 0.1, 0.07])
+    before = np.array([0.25, 0.0, 0.0]), np.array([0.05, 0.0, 0.0])
 
-    # NodeResourcesFit gives 75 and 70, NodeResourcesBalancedAllocation 100 and 80.
-    assert least_allocated(cpu, memory).tolist() == [175, 150]
+    # NodeResourcesFit gives 75, 70 and 93. The balance with and without the pod is 100 and 90, 80
+    # and 100, 100 and 100.
+    assert least_allocated(cpu, memory).tolist() == [75, 70, 93]
+    assert default_scores(cpu, memory, *before).tolist() == [75 + 80, 70 + 65, 93 + 75]
 
 
 def test_a_pod_goes_where_fewest_pods_are_whatever_the_gpus_do() -> None:

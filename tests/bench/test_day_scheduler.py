@@ -1,0 +1,123 @@
+"""The day's model of kube-scheduler's scores, against the real kube-scheduler on its questions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from bench.day_placements import KubeScheduler, pod_object, points
+from bench.day_pods import CARDS, HOST, SHARED, SHARED_GPU
+from bench.day_run import FleetDay
+from bench.sharing_day import Day
+from bench.virtual_cluster import GPU
+from testkit.controlplane.client import ApiClient
+from testkit.controlplane.fixtures import StartScheduler
+from testkit.controlplane.objects import IMAGE, Object, node
+from testkit.controlplane.scheduler import scheduler_config
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+EVERY: Final = 53
+SAMPLE: Final = 24
+QUESTION: Final = "question"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question of the day.
+
+    Attributes:
+        pod: the pod's resources, as its object states them.
+        asked: by node, millicores and bytes of memory that other pods ask for, and used GPUs.
+        best: nodes with the highest score of the model.
+        resource: the GPU resource.
+    """
+
+    pod: dict[str, Any]
+    asked: dict[int, tuple[int, int, int]]
+    best: tuple[int, ...]
+    resource: str
+
+
+class Sampling(KubeScheduler):
+    """Chooses by the model, and keeps some of the questions whose answer is not any node."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.sample: list[Question] = []
+        self._count = 0
+
+    @override
+    def choose(self, day: Day, pod: int, nodes: Sequence[int]) -> int | None:
+        assert isinstance(day, FleetDay)
+        scores = points(day, pod, nodes)
+        best = tuple(at for at, score in zip(nodes, scores, strict=True) if score == scores.max())
+        self._count += len(best) < len(nodes)
+        if len(best) < len(nodes) and self._count % EVERY == 0 and len(self.sample) < SAMPLE:
+            used = day.used_by_node()
+            raw = pod_object(day, pod, "any")
+            self.sample.append(
+                Question(
+                    pod=raw["spec"]["containers"][0]["resources"],
+                    asked={
+                        at: (int(day.millicores[at]), int(day.host_bytes[at]), int(used[at]))
+                        for at in nodes
+                    },
+                    best=best,
+                    resource=GPU if day.asks.is_whole[pod] else SHARED_GPU,
+                )
+            )
+        return super().choose(day, pod, nodes)
+
+
+def described(number: int, question: Question) -> tuple[list[Object], list[Object], Object]:
+    """Return the nodes of a question, one pod on each for all that run there, and its own pod."""
+    label = {QUESTION: str(number)}
+    offered = CARDS * (1 if question.resource == GPU else SHARED.replicas)
+    nodes, pods = [], []
+    for at, (millicores, memory, used) in question.asked.items():
+        name = f"question-{number}-{at}"
+        item: Any = node(name, {question.resource: offered}, labels=label)
+        host = {"cpu": f"{HOST.millicores}m", "memory": str(HOST.memory_bytes)}
+        item["status"]["capacity"] |= host
+        nodes.append(item)
+        if used:
+            gpus = {question.resource: str(used)}
+            host = {"cpu": f"{millicores}m", "memory": str(memory)}
+            resources = {"limits": gpus, "requests": host | gpus}
+            pods.append(_pod(f"there-{number}-{at}", resources, nodeName=name))
+    return nodes, pods, _pod(f"asks-{number}", question.pod, nodeSelector=label)
+
+
+def _pod(name: str, resources: Object, **spec: object) -> Object:
+    container = {"name": "main", "image": IMAGE, "resources": resources}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **spec},
+    }
+
+
+async def test_the_real_one_answers_questions_of_the_day_as_the_model_does(
+    cluster: ApiClient, start_scheduler: StartScheduler
+) -> None:
+    sampling = Sampling(1)
+    FleetDay(1).run(sampling)
+    items = [described(number, question) for number, question in enumerate(sampling.sample)]
+    await cluster.create_all(node for nodes, _, _ in items for node in nodes)
+    await cluster.create_all(pod for _, pods, _ in items for pod in pods)
+    await start_scheduler(scheduler_config())
+
+    differs = {}
+    for number, ((_, _, pod), question) in enumerate(zip(items, sampling.sample, strict=True)):
+        await cluster.create(pod)
+        chosen = int((await cluster.wait_bound(pod)).rpartition("-")[2])
+        if chosen not in question.best:
+            differs[number] = (chosen, question)
+
+    assert len(items) == SAMPLE
+    assert {question.resource for question in sampling.sample} == {GPU, SHARED_GPU}
+    assert differs == {}
